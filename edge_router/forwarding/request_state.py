@@ -151,7 +151,7 @@ class StreamRecovery:
 
 class RequestState:
     def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
-        self.request = request  # as the next site gets it
+        self.request = request  # the request for the next site
         self.started_at = started_at
         self.log = DeliveryLog()
         self.tries = SiteTries()

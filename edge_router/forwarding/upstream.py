@@ -80,7 +80,7 @@ class SitePace(Protocol):
 
 
 class AttemptLimits(NamedTuple):
-    first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
+    first_byte_s: float  # timeout of the first byte; an answer that is generated before it is sent has the network's own time limit
     stall_s: float  # silence after which the stream moves to another site, if it can
     is_continuation: bool  # the stream was started by another site
 

@@ -33,7 +33,7 @@ class SiteFinetunes:
         self.orders = orders
         self._backends = backends
         self._places = places
-        self._told: dict[str, FinetuneList] = {}  # by site
+        self._told: dict[str, FinetuneList] = {}  # published lists, by site
         self._holders: dict[tuple[str, str], set[str]] = {}  # sites by owner and name, and by owner and id
         self.is_empty = True  # no site has any
         self._carrying = asyncio.Lock()

@@ -43,7 +43,7 @@ class FunctionUsage:
         self._meters: MeterFile | None = None
         self._ended: dict[
             str, tuple[int, UsageRecord]
-        ] = {}  # by id, with their meters; a record's site is here the ledger that it was handed to
+        ] = {}  # records by id, with their meters; `site` is here the ledger to which a record was handed
         self._asked_s: dict[str, float] = {}  # by ledger
         self._cpu: dict[str, MeterSlot] = {}  # by function
         self._opened_s = clock()

@@ -45,11 +45,11 @@ class IsolateUsage(NamedTuple):
     """The present usage of an isolate."""
 
     idle_cpu_s: float = 0.0  # since it had a request
-    request_cpu_s: float = 0.0  # of the request that has used most
+    request_cpu_s: float = 0.0  # CPU time of the request that has used most
     sockets_cpu_s: float = 0.0  # of open WebSockets, beyond their share
     memory_mib: int = 0
     silent_s: float = 0.0  # for so long its event loop has not answered
-    background_s: float = 0.0  # of work behind responses, while no request is open
+    background_s: float = 0.0  # CPU time of work after responses, while no request is open
 
 
 class LimitRule(NamedTuple):

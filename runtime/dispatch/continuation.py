@@ -59,8 +59,6 @@ class Continuations:
         """Open a sequence's scope, through all its hosts.
 
         Leaving it aborts the sequence on its present host, unless it has ended. `data_sites` may see it besides this site.
-
-        Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may see it, beside this one.
         """
         sequence = ContinuedSequence(self, submit, data_sites)
         try:

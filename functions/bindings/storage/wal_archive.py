@@ -159,7 +159,7 @@ class WalArchive(WalHistory):
         self._segment_bytes = segment_bytes
         self._lock: int | None = None
         self._number = 0
-        self._last = Commit(0, b"")  # of the live WAL, that is noted
+        self._last = Commit(0, b"")  # the last recorded commit of the live WAL
         self._since_base = 0  # bytes of segments
 
     def attach(self, connection: Connection) -> None:
@@ -228,7 +228,7 @@ class WalArchive(WalHistory):
                 if before >= offset:
                     return  # it was noted before the process started
                 if before and int(before_s) == int(now_s):
-                    size -= TIMES.size  # of the commits of a second the last one
+                    size -= TIMES.size  # only the last commit of a second is recorded
             file.seek(size)
             file.truncate()
             file.write(TIMES.pack(now_s, offset))

@@ -36,7 +36,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
 )
 
 AGAIN_S = 0.002
-COPIED_MIB = 3  # of the pages shared with the site's zygote, those that a zygote has written to
+COPIED_MIB = 3  # MiB of shared pages that a zygote has written to, and so copied
 FORK_TIMEOUT_S = 10.0  # for a process to be there
 FORK_CPU_S = 0.05  # CPU time that a fork, and the report of a death, may cost a zygote; 0.01 measured
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
@@ -107,9 +107,9 @@ class ZygoteConnection:
         self._children: dict[int, ChildProcess] = {}
         self._unverified: set[int] = set()  # children whose start is handled again, once their parent is known
         self._next_id = 0
-        self.num_settled = 0  # of the commands
+        self.num_settled = 0  # commands with a result
         self.num_forks = 0  # allowed forks
-        self._listener = -1  # of the forks
+        self._listener = -1  # listener for fork requests
         self._num_denied = 0
         self.is_confined = self.is_imported = False
         self.closed = False
