@@ -28,7 +28,7 @@ class SequenceImage(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Tokens without a rotary position: an image takes as many as it has rows or columns, whichever are more."""
+        """Tokens without a rotary position: the image takes one per row or column, whichever are more."""
         length = self.end - self.start
         return length - max(self.columns, length // self.columns) if self.columns else 0
 
