@@ -15,7 +15,7 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 _BANDWIDTH = Target(0.8, "read")
 _EPS = 1e-5
 
-# Runs of each sequence's tokens, and whether its state lies in a block, or is that before a first token. A block may be read and written.
+# Runs of each sequence's tokens, and whether its state is in a block, or that before a first token. A block may be read and written.
 Runs = tuple[tuple[tuple[int, ...], bool], ...]
 _ONE: Runs = (((1,), True),)
 _DECODES: Runs = (((1,), True),) * 3
@@ -198,7 +198,7 @@ def _conv_cost(arguments: Arguments) -> Cost:
 
 
 def _delta_cost(arguments: Arguments) -> Cost:
-    """Count three multiply-adds for each number of a state and token: what is seen, the correction, and what is read."""
+    """Count three multiply-adds for each number of a state and token: recall, correction and output."""
     qkv, states = arguments["qkv"], arguments["states"]
     given = size(qkv, arguments["steps"], arguments["decays"])
     out = qkv.shape[0] * states.shape[1] * states.shape[3] * qkv.element_size()
@@ -206,7 +206,7 @@ def _delta_cost(arguments: Arguments) -> Cost:
 
 
 def _ssd_cost(arguments: Arguments) -> Cost:
-    """Count two multiply-adds for each number of a state and token: what is added, and what is read."""
+    """Count two multiply-adds for each number of a state and token: addition and output."""
     xbc, states = arguments["xbc"], arguments["states"]
     out = xbc.shape[0] * states.shape[1] * states.shape[3] * xbc.element_size()
     return Cost(size(xbc, arguments["steps"]) + out + _state_bytes(arguments), 4 * xbc.shape[0] * states[0].numel())
