@@ -22,7 +22,10 @@ class ImageRows(NamedTuple):
     """The tokens of a step that represent images."""
 
     rows: torch.Tensor  # [tokens] int64, among the step's
-    embeddings: torch.Tensor  # [tokens, hidden]
+    # [tokens, hidden], or several times as wide: further columns are added after the first layers; None on a later stage
+    embeddings: torch.Tensor | None
+    # [2, tokens] int64, each one's row and column in its image, if it is rotated by them
+    places: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

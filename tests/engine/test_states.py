@@ -1,4 +1,4 @@
-"""Models that keep a state beside their cache: what a hit saves, what a context takes, and what is refused by name."""
+"""Models that keep a state beside their cache: savings of a hit, memory of a context, and refusals by name."""
 
 from pathlib import Path
 
