@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -97,8 +97,8 @@ def _checkpoint(directory: Path, kind: str, changes: Mapping[str, Any]) -> Path:
     import torch
     import transformers
 
-    config = getattr(transformers, kind)(**_SIZES, **changes)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    config, kinds = getattr(transformers, kind)(**_SIZES, **changes), cast(Any, transformers.AutoModelForCausalLM)
+    kinds.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
     return directory
 
 
