@@ -1,4 +1,4 @@
-"""Weights in 12 bits are used where they were measured to be faster, of one row and of no number of rows slower; what was measured is kept."""
+"""Weights in 12 bits are used if measured to be faster for one row and slower for no number of rows; the measurement is stored."""
 
 import json
 from pathlib import Path
