@@ -44,13 +44,13 @@ class Gauges:
         return not any([await self.value(name) for name in GAUGES])
 
 
-async def sent(url: str, body: dict[str, Any]) -> asyncio.StreamWriter:
+async def sent(url: str, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     place = urlsplit(url)
-    _, writer = await asyncio.open_connection(place.hostname, place.port)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
     raw = json.dumps(body).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}\r\n\r\n"
     writer.write(head.encode() + raw)
-    return writer
+    return reader, writer
 
 
 PHASES: dict[str, dict[str, Any]] = {
@@ -67,13 +67,13 @@ async def test_clients_that_all_leave_at_once_leave_nothing_behind(site: Process
         gauges = Gauges(client)
         before = (await client.post(CHAT, json=question)).json()["choices"]
         await eventually(gauges.are_zero)
-        writers = [await sent(site.url, {**asked(f"Number {i}"), **PHASES[phase]}) for i in range(CLIENTS)]
+        connections = [await sent(site.url, {**asked(f"Number {i}"), **PHASES[phase]}) for i in range(CLIENTS)]
 
         async def are_at_work() -> bool:
             return await gauges.value("vllm:num_requests_running") > 0
 
         await eventually(are_at_work)
-        for writer in writers:
+        for _, writer in connections:
             writer.transport.abort()
         await eventually(gauges.are_zero)
         assert (await client.post(CHAT, json=question)).json()["choices"] == before

@@ -14,28 +14,28 @@ from tests.runtime.conftest import Site, SiteMaker
 
 pytestmark = pytest.mark.process
 
-CLIENTS = 150
+CLIENTS = 60
 PATH = "/ai/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}
 NEVER_S = 3600.0
 
 
-async def connected(site: Site) -> asyncio.StreamWriter:
+async def connected(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Return a connection on which a request has been sent."""
     place = urlsplit(site.url)
-    _, writer = await asyncio.open_connection(place.hostname, place.port)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
     body = json.dumps(HELLO).encode()
     head = f"POST {PATH} HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
-    return writer
+    return reader, writer
 
 
 async def storm(site: Site) -> None:
     """Let clients come, and leave when all of them are at work."""
     before = len(asyncio.all_tasks())
-    writers = [await connected(site) for _ in range(CLIENTS)]
+    connections = [await connected(site) for _ in range(CLIENTS)]
     await eventually(lambda: site.admission.inflight == CLIENTS)
-    for writer in writers:
+    for _, writer in connections:
         writer.transport.abort()
     await site.is_idle()
     await eventually(lambda: len(asyncio.all_tasks()) <= before)

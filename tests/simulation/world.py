@@ -191,6 +191,7 @@ class Heard:
     finish: str | None = None
     is_done: bool = False
     error: str | None = None  # the word of an error that was sent
+    why: str = ""  # its sentence
     cut: str | None = None  # how the connection ended before the answer did
     has_left: bool = False  # the client, before the end
     ended_at: float | None = None
@@ -282,7 +283,7 @@ async def _hear_stream(heard: Heard, answer: aiohttp.ClientResponse) -> None:
 
 def _take(heard: Heard, fields: dict[str, Any]) -> None:
     if "error" in fields:
-        heard.error = fields["error"]["code"]
+        heard.error, heard.why = fields["error"]["code"], fields["error"]["message"]
         return
     for choice in fields["choices"]:
         heard.text += choice["delta"].get("content") or ""
@@ -291,7 +292,7 @@ def _take(heard: Heard, fields: dict[str, Any]) -> None:
 
 def _hear_whole(heard: Heard, fields: dict[str, Any]) -> None:
     if "error" in fields:
-        heard.error = fields["error"]["code"]
+        heard.error, heard.why = fields["error"]["code"], fields["error"]["message"]
         return
     (choice,) = fields["choices"]
     heard.text, heard.finish, heard.is_done = choice["message"]["content"], choice["finish_reason"], True
