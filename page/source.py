@@ -21,7 +21,7 @@ class TimeHistogram(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct, frozen=True):
     """Counters since the process's start, and two gauges: running, waiting."""
 
-    requests: dict[str, int]  # that have ended, by outcome: `ok`, or an error's word
+    requests: dict[str, int]  # ended requests by outcome: `ok`, or an error's word
     tokens: int  # of answers, those of open streams included
     prompt_tokens: int
     cached_tokens: int  # of these, found in a prefix cache
@@ -106,8 +106,9 @@ class Source(Protocol):
 class FunctionsSource(Protocol):
     """The functions that a page shows."""
 
-    def versions(self) -> bytes:
-        """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
+    def versions(self, *, is_admin: bool) -> bytes:
+        """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic.
+        Admins also get its `account` and `secret_names`."""
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
         """Return JSON: the kept `invocations` of a function, and the sites that are `unread`.

@@ -1,4 +1,4 @@
-"""SiteClocks: the difference of each site's clock from this router's, so that sites accept its signatures."""
+"""SiteClocks: each site's clock relative to this router's, so that sites accept its signatures."""
 
 import logging
 import time
@@ -28,10 +28,10 @@ class SiteClocks:
         `refusal` and `told` are the answer's headers. One of the two clocks was set since the last probe."""
         told_s = told_clock(told, secret, site, request_id) if refusal == "clock" and secret else None
         if told_s is not None:
-            self.is_told(site, told_s)
+            self.record(site, told_s)
         return told_s is not None
 
-    def is_told(self, site: str, time_s: float) -> None:
+    def record(self, site: str, time_s: float) -> None:
         """Record a site's own time. A wrong clock is logged once."""
         ahead_s = time_s - self._clock()
         self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # a stamp is of whole seconds

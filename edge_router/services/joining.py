@@ -1,4 +1,6 @@
-"""Routes with which a machine joins as a site: it shows a token, and gets a certificate, the network's secret and an entry in the router's file.
+"""Routes with which a machine joins as a site.
+
+It shows a token, and gets a certificate, the network's secret and an entry in the router's file.
 
 A token is valid once. The site is first written to the router's file, which the router then reads again.
 """
@@ -20,7 +22,7 @@ from pilotlight.edge_router.telemetry.status_routes import limited_body
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.joining.authority import Authority, AuthorityError
 from pilotlight.sites.joining.network_file import add_site
-from pilotlight.sites.joining.tokens import TokenError, Tokens
+from pilotlight.sites.joining.tokens import TokenError, Tokens, join_line
 from pilotlight.sites.network import load_network
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
@@ -34,6 +36,7 @@ log = logging.getLogger("pilotlight.joining")
 
 
 class _Network(NamedTuple):
+    folder: Path
     file: Path
     authority: Authority
     tokens: Tokens
@@ -41,7 +44,10 @@ class _Network(NamedTuple):
 
 class JoinRoutes:
     def __init__(self, router: EdgeRouter, file: Path | None) -> None:
-        """`file`: where the network was read. Raises ConfigError for a network's folder that cannot be used."""
+        """Open the folder of `file`, the router's configuration.
+
+        Raises ConfigError if the folder cannot be used.
+        """
         self._router = router
         self._joining = asyncio.Lock()
         self._network: _Network | None = None
@@ -52,7 +58,7 @@ class JoinRoutes:
                     f"machines that join need the network's secret: set hop.secret_file, or {HOP_SECRET_ENV}"
                 )
             try:
-                self._network = _Network(file, Authority(Path(folder)), Tokens(Path(folder)))
+                self._network = _Network(Path(folder), file, Authority(Path(folder)), Tokens(Path(folder)))
             except AuthorityError as error:
                 raise ConfigError(f"join.directory: {error}") from None
 
@@ -61,8 +67,26 @@ class JoinRoutes:
             return []
         return [Route(AUTHORITY_PATH, self.face, methods=["GET"]), Route(JOIN_PATH, self.join, methods=["POST"])]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether machines may join this network."""
+        return self._network is not None
+
+    async def line(self, minutes: float) -> str:
+        """Return a command by which one machine joins, once. Raises ApiError."""
+        assert self._network is not None
+        folder, port, fingerprint = (
+            self._network.folder,
+            self._router.network.listen.port,
+            self._network.authority.fingerprint,
+        )
+        try:
+            return await asyncio.to_thread(join_line, folder, port, minutes, fingerprint)
+        except OSError as error:
+            raise ApiError("internal_error", f"{folder} cannot be used: {error.strerror}") from None
+
     async def face(self, request: Request) -> Response:
-        """Return the authority's certificate, which a machine compares with its token, and the router's location."""
+        """Return the authority's certificate, for the machine to compare with its token, and the location."""
         assert self._network is not None
         place = self._router.network.place
         told = NetworkFace(self._network.authority.pem.decode(), Place(place.city, place.latitude, place.longitude))
@@ -80,7 +104,7 @@ class JoinRoutes:
         host = _host_of(asked.url)
         async with self._joining:
             joined = await asyncio.to_thread(self._join, self._network, asked, host)
-            self._router.become(load_network(self._network.file))
+            self._router.reload(load_network(self._network.file))
             self._router.tell_workers()
         log.info("site %s at %s has joined", asked.name, asked.url)
         return Response(msgspec.json.encode(joined), media_type=JSON)
