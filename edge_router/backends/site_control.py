@@ -78,8 +78,8 @@ class SiteControl:
             hop = Hop(method, path, request_id, site)
             named[HOP] = await aside_if_large(body, sign_hop, self.secret, self._clocks.now_s(site), hop, body)
         async with self._session.request(method, self._urls[site] + path, data=BytesIO(body), headers=named) as answer:
-            refusal, told_clock = answer.headers.get(REFUSAL, ""), answer.headers.get(CLOCK, "")
-            if refusal and self._clocks.learns(refusal, told_clock, self.secret, site, request_id):
+            refusal, clock = answer.headers.get(REFUSAL, ""), answer.headers.get(CLOCK, "")
+            if refusal and self._clocks.learns(refusal, clock, self.secret, site, request_id):
                 return None
             told = bytearray()
             while len(told) < most_bytes and (part := await answer.content.read(1 << 20)):
