@@ -58,5 +58,17 @@ async def test_a_site_with_another_clock_serves_and_the_log_says_by_how_much(
     )
 
 
+@pytest.mark.process
+async def test_a_clock_that_is_set_between_two_probes_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOP_SECRET_ENV, SECRET)
+    async with sites("ams1") as [site]:
+        site.secret = SECRET
+        async with router([site], probe_interval_s=3600.0) as client:
+            for ahead_s in (180.0, -3600.0):
+                site.clock_ahead_s = ahead_s
+                async with client.chat() as answer:
+                    assert answer.status == 200
+
+
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if "clock is" in record.message]
