@@ -1,4 +1,4 @@
-"""llama.cpp's server on a GGUF file, with its own defaults, for scenarios that ask it what they ask a site of ours."""
+"""llama.cpp's server for a GGUF file, with its defaults, for scenarios with requests to a site of ours."""
 
 import http.client
 import json

@@ -1,9 +1,11 @@
-"""What is left of 2,000 requests whose clients leave within a second? `make bench-abort-storm` runs it: python -m load_tests.scenarios.abort_storm.
+"""The remains of 2,000 requests whose clients leave within a second. `make bench-abort-storm` runs it.
+
+python -m load_tests.scenarios.abort_storm
 
 A router and one site, with one engine host, and with hosts that compute prompts or answers. In each phase of a request all clients close their
 connections: while most wait for a place, while prompts are computed, while their blocks move to another host, while tokens come, and while grammars
-restrict the tokens. From the last leave on it is measured how long requests, permits, sequences, KV blocks and connections are still counted, and
-how much slower the same small work is in the first seconds than it was before the storm.
+restrict the tokens. From the last leave on it is measured how long requests, permits, sequences, KV blocks and connections are still counted, and how
+much slower the same small work is in the first seconds than it was before the storm.
 
 Published (sglang#28651): after an abort storm a fleet with separate prefill and decode hosts failed 89 % of its requests for more than an hour.
 """
@@ -40,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}  # fmt: skip
-# What must be zero when nobody asks for anything, by where it is counted
+# Metrics that must be zero without requests, by where they are counted
 SITE_GAUGES = {
     "permits": r"^pilotlight_inflight_requests(?:\{.*\})? (\S+)$",
     "reserved tokens": r"^pilotlight_reserved_tokens(?:\{.*\})? (\S+)$",
@@ -164,7 +166,7 @@ async def _until(read: Callable[[], Any], condition: Callable[[Any], bool], with
 
 
 class _Gauges:
-    """What router and site count of requests that are under way."""
+    """The counts of open requests at router and site."""
 
     def __init__(self, network: LocalNetwork) -> None:
         (self._site,) = network.site_urls.values()

@@ -1,9 +1,11 @@
-"""What do clients notice when three engine hosts are killed, one after the other? `make bench-cascade`: python -m load_tests.scenarios.cascade.
+"""The effect on clients of three engine hosts' deaths, one after the other: `make bench-cascade`.
+
+python -m load_tests.scenarios.cascade
 
 24 clients ask without a pause, each time a new prompt of some 2,000 tokens for an answer of 20. After a calm time three engine hosts are killed 60 s
-apart, and in another run 2 s apart: those of one site, of three sites, of a site whose hosts compute prompts or answers, and of one whose ranks
-share a model. Answers that were open at a kill, and a sample of the others, are asked for again when all is quiet: each text must be the same.
-A standby is kept as at any site with memory for one.
+apart, and in another run 2 s apart: those of one site, of three sites, of a site whose hosts compute prompts or answers, and of one whose ranks share
+a model. Answers that were open at a kill, and a sample of the others, are asked for again when all is quiet: each text must be the same. A standby is
+kept as at any site with memory for one.
 
 Published for three kills 60 s apart (NVIDIA, 13 August 2026): 409 failed requests and 150 s without an answer, or 17 failed with a second engine for
 each that waits in 6.2 GB of its GPU. There a cluster of GPUs served a large model; here a small model runs on a CPU, so that counts can be compared
@@ -101,7 +103,10 @@ def measured(setting: dict[str, Any], gap_s: float, options: argparse.Namespace)
 
 
 def summary(asked: Sequence[Asked], calm: Sequence[Asked], kills: Sequence[float]) -> dict[str, Any]:
-    """Return counts, and seconds: `dark_s` is the longest time from the first kill on in which no client got a token."""
+    """Return counts, and seconds.
+
+    `dark_s` is the longest time from the first kill on in which no client got a token.
+    """
     arrivals = sorted(each.sent_s + at_s for each in asked for at_s in each.times.arrivals_s)
     late = [at_s for at_s in arrivals if at_s >= kills[0]]
     dark_s = max((after - before for before, after in zip([kills[0], *late], late, strict=False)), default=None)
@@ -174,7 +179,10 @@ def question(draw: random.Random) -> dict[str, Any]:
 
 
 def _engine_host(network: LocalNetwork, number: int, killed: set[int]) -> int:
-    """Return the process of the next engine host, site after site. The successor of a killed one is waited for."""
+    """Return the process of the next engine host, site after site.
+
+    Waits for the successor of a killed one.
+    """
     names = sorted(network.site_urls)
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""Two faults at once, drawn by a seed: `make bench-fault-pairs` runs it: python -m load_tests.scenarios.fault_pairs --pairs 200 --seed 1.
+"""Two faults at once, drawn by a seed: `make bench-fault-pairs` runs it.
+
+python -m load_tests.scenarios.fault_pairs --pairs 200 --seed 1
 
 The faults are those of load_tests/scenarios/faults.py that can meet: each strikes by itself, the second up to 3 s after the first, under 18 streams.
 What a pair may cost is what its two faults may cost together; a stream never ends with other tokens as if it were whole. Each pair is a line in a
@@ -34,7 +36,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="pairs whose names hold this text")
-    parser.add_argument("--state", type=Path, default=Path(".fault-pairs"), help="folder of what was found")
+    parser.add_argument("--state", type=Path, default=Path(".fault-pairs"), help="folder of the results")
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
     in_own_namespace(MODULE, sys.argv[1:])

@@ -1,4 +1,6 @@
-"""Does this engine compute what llama.cpp computes from the same GGUF file? Perplexity of a text, and greedy tokens of 64 prompts.
+"""Agreement of this engine with llama.cpp on the same GGUF file.
+
+Perplexity of a text, and greedy tokens of 64 prompts:
 
     python -m load_tests.scenarios.gguf_agreement FILE.gguf ... --peers .peers       some minutes a file (make peers)
 
@@ -134,7 +136,7 @@ class Comparison(NamedTuple):
         return {"pilotlight": math.exp(sum(losses) / len(losses)), "llama.cpp": float(found[1]), "tokens": len(losses)}
 
     def _losses(self, chunk: Sequence[int]) -> list[float]:
-        """Return the negative logprobs of the tokens behind the middle one."""
+        """Return the negative logprobs of the tokens after the middle one."""
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, prompt_logprobs=True)
         found = [each for output in _run(self.engine, chunk, sampling) for each in output.prompt_logprobs or ()]
         assert len(found) == len(chunk) - 1

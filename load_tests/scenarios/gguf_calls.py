@@ -1,4 +1,6 @@
-"""How often are a real model's tool calls and JSON valid, with and without constraints, here and at llama.cpp's server?
+"""The share of valid tool calls and JSON of a real model, with and without constraints.
+
+Here and at llama.cpp's server:
 
     python -m load_tests.scenarios.gguf_calls FILE.gguf ... --peers .peers --prompts 200       (make peers)
 
@@ -132,7 +134,7 @@ def _by_peer(program: Path, file: Path, options: argparse.Namespace) -> Body:
 
 
 def _outcomes(ask: Ask, prompts: int) -> Body:
-    """Return by the way of asking how many answers were valid, and what was wrong with the others."""
+    """Return, for each way of asking, how many answers were valid, and the errors of the others."""
     found: dict[str, Counter[str]] = {}
     for case in cases(prompts):
         status, answer = ask(case.body)

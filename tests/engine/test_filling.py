@@ -199,7 +199,7 @@ def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not pages.can_copy_to_huge(), reason="there are no such pages")
 def test_what_lies_in_a_file_moves_to_huge_pages_of_its_own_under_those_who_read_it(tmp_path: Path) -> None:
-    """Whole huge pages alone: what lies before the first and behind the last stays in the file's."""
+    """Only whole huge pages move: the bytes before the first and after the last stay in the file's."""
     content = torch.randint(0, 256, (5 * HUGE_PAGE + 77,), dtype=torch.uint8)
     with (tmp_path / "file").open("w+b") as file:
         file.write(content.numpy().tobytes())

@@ -37,7 +37,7 @@ def test_ours_are_used_up_to_the_first_number_of_rows_at_which_torchs_is_faster(
 
 
 def test_a_win_by_chance_is_not_believed() -> None:
-    """On a busy machine torch seems faster now and then, and the limit is kept for ever."""
+    """Torch may seem faster on a busy machine, and the limit is kept for ever."""
     chances = iter([0.5, 2.0, 2.0, 0.5, 2.0, 2.0, 2.0, 2.0])
     assert crossover.crossover((1, 2, 4), lambda n: next(chances)) == 2
 

@@ -1,4 +1,4 @@
-"""How answers of real models are compared with llama.cpp's: where greedy answers part, and which calls and JSON are valid."""
+"""The comparison of real models' answers with llama.cpp's: where greedy answers differ, and valid calls and JSON."""
 
 import json
 from typing import Any

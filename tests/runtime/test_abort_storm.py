@@ -1,4 +1,4 @@
-"""Clients that all leave at once, in each phase of a request: nothing of theirs is held any longer, and the next client is served (I2, I6)."""
+"""Clients that all leave at once, in each phase of a request: nothing is held for them any longer, and the next client is served (I2, I6)."""
 
 import asyncio
 import json

@@ -115,7 +115,7 @@ class _Sequence:
 
 
 class EngineDouble:
-    """One engine host, as a process of its own."""
+    """A double of one engine host's process."""
 
     pid: int | None = 4242
     url: str | None = None
@@ -313,4 +313,4 @@ class DoubleLauncher:
             host.refuses, host.fails_loads = code, fails_loads
 
     def close(self) -> None:
-        """Nothing is to be removed."""
+        """Remove nothing."""

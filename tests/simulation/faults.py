@@ -1,4 +1,7 @@
-"""The faults of a schedule: each strikes a site, or the router, and ends after its time. What it cannot strike any more, it leaves alone."""
+"""The faults of a schedule: each strikes a site, or the router, and ends after its time.
+
+A fault without a target has no effect.
+"""
 
 import asyncio
 import random
@@ -105,7 +108,7 @@ async def _refuse_sequences(world: World, planned: PlannedFault) -> None:
 
 
 async def _fail_loads(world: World, planned: PlannedFault) -> None:
-    """There is no memory for the weights when the host is started again."""
+    """Leave no memory for the weights when the host is started again."""
     await _without_room(world.sites[planned.site], planned, fails_loads=True)
 
 

@@ -115,7 +115,7 @@ class Network(VirtualLoop):
         return _Server(self, address)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """The first half of a connection that a library makes from a socket of its own."""
+        """Do the first half of a connection that a library makes from its own socket."""
         self._connected[sock] = address
 
     async def create_connection(  # type: ignore[override]
@@ -149,7 +149,7 @@ class Network(VirtualLoop):
 
 class _Arrival(NamedTuple):
     at: float
-    data: bytes | None  # None: the other side sends nothing more
+    data: bytes | None  # None if the other side sends nothing more
 
 
 class VirtualTransport(asyncio.Transport):

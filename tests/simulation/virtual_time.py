@@ -53,7 +53,7 @@ class _Due(NamedTuple):
 
 
 class NothingToRunError(Exception):
-    """No callback is scheduled: what is awaited never comes."""
+    """Raised if no callback is scheduled: the awaited event never comes."""
 
 
 class BusyLoopError(Exception):
@@ -129,7 +129,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is none."""
+        """Do nothing: no executor exists."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """It is skipped when its time comes."""

@@ -213,7 +213,7 @@ class World:
     logged: list[str] = field(default_factory=list)  # exceptions that the product has caught and logged
 
     def ask(self, seed: int, kind: Kind, num_words: int) -> asyncio.Task[None]:
-        """Send a request; what comes is added to `heard`."""
+        """Send a request; its events are added to `heard`."""
         heard = Heard(seed, kind, self.network.now)
         self.heard.append(heard)
         task = self.network.start(self.clients, self._hear(heard, num_words))
