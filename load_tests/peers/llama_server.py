@@ -1,4 +1,4 @@
-"""llama.cpp's server for a GGUF file, with its defaults, for scenarios with requests to a site of ours."""
+"""llama.cpp's server for a GGUF file, with its defaults, for the same requests as a site of ours."""
 
 import http.client
 import json
