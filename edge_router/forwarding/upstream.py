@@ -39,7 +39,7 @@ from pilotlight.wire.http.client import (
     UpstreamConnection,
 )
 
-# Of a response that is no stream: it is read whole so that its loss can be made good elsewhere.
+# Limit of a response that is not a stream: it is read whole, so that another site can answer if it is lost.
 MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
 AT_WORK_SHARE = 0.1  # part of the first byte's time limit, after which a site that sends heartbeats counts as working
@@ -81,7 +81,7 @@ class SitePace(Protocol):
 
 
 class AttemptLimits(NamedTuple):
-    first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
+    first_byte_s: float  # timeout of the first byte; an answer that is generated before it is sent has the network's own time limit
     stall_s: float  # silence after which the stream moves to another site, if it can
     is_continuation: bool  # the stream was started by another site
 

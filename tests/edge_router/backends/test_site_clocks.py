@@ -28,7 +28,7 @@ def test_a_site_that_is_not_known_has_this_routers_time() -> None:
     assert SiteClocks((), lambda: 5.0).now_s("nowhere") == 5.0
 
 
-def test_only_who_has_the_secret_tells_the_time_and_only_in_answer_to_one_request() -> None:
+def test_the_time_comes_only_with_the_secret_and_only_in_answer_to_one_request() -> None:
     told = tell_clock(SECRET, 123_456.7, "ams1", "id")
     assert told_clock(told, SECRET, "ams1", "id") == 123_456.0
     for secret, site, request_id in (("another", "ams1", "id"), (SECRET, "iad1", "id"), (SECRET, "ams1", "other")):
