@@ -193,11 +193,11 @@ class ScaledImages(NamedTuple):
             width, height = int(width * scale), int(height * scale)
         rows, columns = (round(side / unit) for side in (height, width))
         if rows * columns * unit**2 > self.most_pixels:
-            scale = math.sqrt(height * width / self.most_pixels) * unit
-            rows, columns = (max(1, math.floor(side / scale)) for side in (height, width))
+            scale = math.sqrt(height * width / self.most_pixels)
+            rows, columns = (max(1, math.floor(side / scale / unit)) for side in (height, width))
         elif rows * columns * unit**2 < self.least_pixels:
-            scale = math.sqrt(self.least_pixels / (height * width)) / unit
-            rows, columns = (math.ceil(side * scale) for side in (height, width))
+            scale = math.sqrt(self.least_pixels / (height * width))
+            rows, columns = (math.ceil(side * scale / unit) for side in (height, width))
         return PatchGrid(rows * self.merge, columns * self.merge, columns * unit, rows * unit)
 
     def num_tokens(self, width: int, height: int) -> int:

@@ -26,15 +26,22 @@ _NONE: Runs = ()
 
 def state_batch(sequences: Runs) -> tuple[StateBatch, int]:
     """Return a batch, and the number of its blocks. Each sequence writes its first run where it reads."""
-    before, after, ends, block, token = [], [], [], 1, 0
+    before: list[int] = []
+    after: list[int] = []
+    ends: list[tuple[int, ...]] = []
+    block, token = 1, 0
     for lengths, has_state in sequences:
         before.append(block if has_state else NO_BLOCK)
         after += range(block, block + len(lengths))
         block += len(lengths)
         ends.append(tuple([token := token + length for length in lengths]))
     first_runs = list(accumulate(map(len, ends), initial=0))
-    numbers = [torch.tensor(x, dtype=torch.int64) for x in (before, first_runs, [*chain(*ends)], after)]
-    return StateBatch(*numbers, tuple(ends)), block + 1
+    of_runs = _integers([*chain(*ends)]), _integers(after)
+    return StateBatch(_integers(before), _integers(first_runs), *of_runs, tuple(ends)), block + 1
+
+
+def _integers(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def tokens_of(batch: StateBatch) -> Iterator[tuple[int, int, int]]:
