@@ -75,8 +75,9 @@ class D1Database(Binding):
         return self._database.history
 
     async def restore(self, bookmark: Bookmark) -> Bookmark:
-        """Make the content what it was, as one commit, for operators; return the bookmark of the content until now.
-        Raises HistoryError, BindingError."""
+        """Restore the content at a bookmark, as one commit; return the bookmark of the content before it.
+
+        For operators. Raises HistoryError, BindingError."""
         with tempfile.TemporaryDirectory(prefix="pilotlight-") as folder:
             built = Path(folder) / "database.sqlite"
             await asyncio.to_thread(self.history.build, bookmark, built)

@@ -1,7 +1,7 @@
-"""The Cache API of functions: responses in memory of this site, of each function its own, the longest unused forgotten first.
+"""The Cache API: responses of each function in this site's memory, evicted by least recent use.
 
-What is kept, and for how long, follows from the response's headers as documented for the platform: https://developers.cloudflare.com/workers/runtime-apis/cache
-and, where they say nothing, from its status: https://developers.cloudflare.com/cache/how-to/configure-cache-status-code.
+The response's headers decide whether and how long it is stored, by https://developers.cloudflare.com/workers/runtime-apis/cache. Without such headers
+its status decides: https://developers.cloudflare.com/cache/how-to/configure-cache-status-code.
 """
 
 import time

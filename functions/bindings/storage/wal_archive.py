@@ -1,11 +1,12 @@
-"""Point-in-time recovery of one SQLite file: its write-ahead log is kept before each checkpoint, so that any second of the last days can be rebuilt.
+"""Point-in-time recovery of one SQLite file, from copies of its write-ahead logs.
 
-A *base* is a copy of the file, a *segment* a whole WAL of what was committed after it. Both have numbers: segment N follows base N or segment N - 1.
-`N.times` beside them says when each commit of segment N was made. Recovery is SQLite's own: a base with a segment as its WAL is checkpointed, segment
-after segment, the last one cut off after the wanted commit. The format of a WAL: https://www.sqlite.org/fileformat2.html#the_write_ahead_log.
+A *base* is a copy of the file; a *segment* is a copy of the whole WAL, made before each checkpoint. Both are numbered: segment N follows base N or
+segment N - 1. The file `N.times` lists the time of each commit in segment N. SQLite itself does the recovery: a base with a segment as its WAL is
+checkpointed, one segment after the other; the last segment is truncated after the wanted commit. The format of a WAL:
+https://www.sqlite.org/fileformat2.html#the_write_ahead_log.
 
-One process keeps a file's history, the one that holds its lock. Where another program has checkpointed the file, a new base begins.
-Used by the thread of the file's connection.
+One process writes a file's history: the process with its lock. If another program has checkpointed the file, a new base is made. All methods run in
+the thread of the file's connection.
 """
 
 import fcntl
@@ -284,7 +285,9 @@ class WalArchive(WalHistory):
                 path.unlink(missing_ok=True)
 
     def _give_up(self, connection: Connection, error: OSError) -> None:
-        """Go on without a history until the file is opened again, with a new base then: the data itself is not in danger."""
+        """Stop writing the history until the file is opened again, when a new base is made.
+
+        The data itself is safe."""
         log.error("%s: its history is not kept until it is opened again: %s", self.path, error)
         with suppress(OSError):
             (self.folder / "stamp").unlink(missing_ok=True)

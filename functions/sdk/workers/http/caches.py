@@ -1,7 +1,7 @@
-"""`js.caches`, the Cache API: responses that the site keeps for this function, in memory, for as long as their headers allow.
+"""`js.caches`, the Cache API: responses in the memory of the site.
 
-The site decides what is kept (functions/bindings/storage/response_cache.py); here are the platform's methods and refusals, and the cache that the
-options `cf` of `fetch` fill.
+The site decides which responses are stored (functions/bindings/storage/response_cache.py); this module has the platform's methods and errors, and the
+lifetimes that the option `cf` of `fetch` sets.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class Cache(Named):
         self._name = name
 
     async def match(self, request: Any, options: Any = None, **named: Any) -> Response | None:
-        """Return the response that is kept for a request; None if there is none, or it is no GET (but for `ignore_method`)."""
+        """Return the stored response; None for a miss, or for a method other than GET without `ignore_method`."""
         asked, given = _asked(request), options_of(options, named, ("ignore_method",), "caches: match")
         if asked.method != "GET" and not given.get("ignore_method"):
             return None
@@ -60,8 +60,8 @@ class Cache(Named):
     async def _put(self, url: str, response: Body, ttl_s: float | None) -> None:
         assert isinstance(response, Response)
         whole, stream = response.taken()
-        if whole is not None and len(whole) > IN_ONE:
-            whole, stream = None, pieces(whole)
+        if len(whole or b"") > IN_ONE:
+            whole, stream = b"", pieces(whole)
         told = {"cache": self._name, "url": url, "status": response.status, "headers": response.headers.multi_items()}
         await host.channel().begin(CACHE, "put", (), {**told, "content": whole or b"", "ttl_s": ttl_s}, stream)
 
@@ -74,7 +74,9 @@ class CacheStorage:
 
 
 def kept_for_s(options: Mapping[str, Any], status: int) -> float | None:
-    """Return for how long the options `cf` of a fetch have a response kept: 0 for not at all, None for as long as its headers say."""
+    """Return the lifetime that the option `cf` of a fetch sets, in seconds.
+
+    With 0 nothing is stored; with None the response's headers decide."""
     for statuses, ttl_s in dict(options.get("cacheTtlByStatus") or {}).items():
         first, _, last = str(statuses).partition("-")
         if int(first) <= status <= int(last or first):
