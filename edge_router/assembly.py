@@ -164,7 +164,7 @@ class EdgeRouter:
         self.tell_workers()
 
     def tell_workers(self) -> None:
-        """Make the other workers, if there are any, read again what this one has changed."""
+        """Have the other workers, if any, read changed files again."""
         if self.role is not None:
             os.kill(os.getppid(), signal.SIGHUP)
 
@@ -214,7 +214,7 @@ class EdgeRouter:
 
 
 class _Store(Protocol):
-    """A store that is written after the requests that it records."""
+    """A store that is written later than the requests that it records."""
 
     async def run(self) -> None: ...
 

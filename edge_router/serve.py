@@ -55,7 +55,7 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
-RETIRE_LIMIT_S = 3600.0  # for the streams of a worker that was replaced; afterwards it drains like one that is stopped
+RETIRE_LIMIT_S = 3600.0  # for the streams of a replaced worker; afterwards it drains
 SPARE_FILES = 64  # for probes, logs, files of Python, and clients that are being refused
 
 
@@ -131,7 +131,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
 
 
 async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
-    """Wait for one of them, and cancel the others."""
+    """Wait for the first of these tasks, and cancel the others."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     await background.stop(*tasks)

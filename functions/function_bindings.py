@@ -110,7 +110,7 @@ class FunctionBindings:
             self._crons = None
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return the response of a file before the function is asked; None if the function should answer."""
+        """Return the response of a file that is served before the function; None if the function answers."""
         if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
             return None
         if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
@@ -132,7 +132,7 @@ class FunctionBindings:
 
 
 def _is_first(patterns: tuple[str, ...], path: str) -> bool:
-    """Tell whether the function is asked before its files."""
+    """Tell whether requests go to the function before its files."""
     wanted = any(fnmatchcase(path, pattern) for pattern in patterns if not pattern.startswith("!"))
     return wanted and not any(fnmatchcase(path, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
 

@@ -167,7 +167,7 @@ class ServedFunctions:
         changed.
         """
         served = name or manifest.name
-        named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
+        named = _with_version(replace(manifest, name=served), pool)  # named as in its bindings and consumers
         try:
             if pool is not None:
                 named = self._with_own_stores(named)
@@ -241,7 +241,7 @@ class ServedFunctions:
             raise Failure(str(error)) from None
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name; made where it is not there yet."""
+        """Return a queue by its name; create it if it does not exist."""
         return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
@@ -269,7 +269,7 @@ class ServedFunctions:
 
 def client_key(scope: Scope) -> str:
     """Return a value that distinguishes clients: session, credentials, or address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is believed
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is trusted
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"

@@ -45,7 +45,7 @@ class StoreTimings(NamedTuple):
 
 
 class ResponseStore:
-    """`sweep()` it from time to time; `close()` it."""
+    """Storage of responses: call `sweep()` from time to time, and `close()` at the end."""
 
     def __init__(
         self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
@@ -78,7 +78,7 @@ class ResponseStore:
         return await asyncio.shield(write.is_kept)
 
     async def begin(self, response: KeptResponse) -> None:
-        """Keep a response that is going to be made. Raises ApiError where it cannot be found afterwards."""
+        """Keep a response that is going to be made. Raises ApiError if it cannot be found afterwards."""
         name = (response.tenant, response.id)
         self._made[name] = response
         if not await self.keep(response):
@@ -88,7 +88,7 @@ class ResponseStore:
         self._has_started.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
-        """End one that is made in the background, with its last event: on the disk first, if that is possible."""
+        """End a background response with its last event, on the disk first if possible."""
         row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
         row = row._replace(events=(*response.events, event), is_started=response.is_started)
         response.is_settled = await self.keep(response, row)
@@ -129,7 +129,7 @@ class ResponseStore:
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
-        """Return all that a response was asked, as JSON with commas between. Raises ApiError."""
+        """Return the input of a response, as JSON items with commas between. Raises ApiError."""
         if (response.tenant, response.id) in self._made:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
@@ -180,7 +180,7 @@ class ResponseStore:
         await self.database.tidy(self._keeping.keep_s)
 
     async def close(self) -> None:
-        """End those that are being made."""
+        """End the responses in progress."""
         self._is_closed = True
         if self._confirming is not None:
             await background.stop(self._confirming)
@@ -205,14 +205,14 @@ class ResponseStore:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
                     log.exception("responses cannot be stored")
-                finally:  # each of them is waited for
+                finally:  # wait for each of them
                     for write in batch:
                         write.is_kept.set_result(is_kept)
         finally:
             self._writing = None
 
     async def _add(self, batch: "list[_Write]") -> bool:
-        """Write them all or none, but for those that others have ended."""
+        """Write all of them or none, except those that other processes have ended."""
         found = [write.row for write in batch]
         add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
         try:

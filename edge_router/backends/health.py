@@ -43,7 +43,7 @@ class ProbeReply(NamedTuple):
 
 
 class ProbeError(Exception):
-    """The site did not publish a usable status; the message says why."""
+    """The site did not publish a usable status; the message has the reason."""
 
 
 Fetch = Callable[[str, str], Awaitable[ProbeReply]]  # of a URL, from the site of that name
@@ -82,7 +82,7 @@ class HealthMonitor:
                 self._changed.clear()
 
     def changed(self) -> None:
-        """Probe the sites that there are now."""
+        """Probe all present sites."""
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:

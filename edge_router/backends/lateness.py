@@ -20,7 +20,7 @@ LEAST_MS = 20.0  # a smaller delay counts as punctual
 class Lateness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._late_ms = 0.0  # sum over the answers' excess beyond their tolerance; punctual ones count against it
+        self._late_ms = 0.0  # sum of the answers' excess beyond their tolerance; punctual answers reduce it
         self._latest_ms = 0.0  # the answer that was later than any other
         self._answers = 0.0
         self._at = float("-inf")
@@ -29,7 +29,7 @@ class Lateness:
         """Record the time to the first token of an answer, expected and actual."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
-        self._late_ms = max(0.0, self._late_ms + late_ms)  # time gained is no credit for later
+        self._late_ms = max(0.0, self._late_ms + late_ms)  # an early answer does not offset later ones
         self._latest_ms = max(self._latest_ms, late_ms)
         self._answers += 1
 

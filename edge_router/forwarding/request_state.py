@@ -21,8 +21,8 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import AnswerName, ContinuationError
 from pilotlight.wire.hop.usage import ResourceUse
 
-MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
-MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
+MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of a site
+MAX_MOVES = 8  # moves of one stream because of silent sites: each computes its prompt again
 SETTLED_S = 5.0  # after this long without a move the stall timeout resets to its base value
 SHARE = (
     0.2  # further tries for each request: when every site fails, the network gets 1.2 times its traffic and not 3 times
@@ -61,7 +61,7 @@ class SiteTries:
         self.excluded.add(site)
         if failure.kind == "declined" and site not in self.declined:
             self.declined.add(site)
-            self.is_paid = True  # it cost nothing, so its payment counts for the next try
+            self.is_paid = True  # the failed attempt was free, so its payment counts for the next one
             if len(self.declined) == MAX_DECLINES:
                 self.readmit_declined()
             return
@@ -77,7 +77,7 @@ class SiteTries:
         return bool(returning)
 
     def try_again(self) -> None:
-        """Allow another round over the sites, but for those that have said that they cannot."""
+        """Allow another round over the sites, except those that refused."""
         self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
 
     def begin_anew(self, lost_site: str) -> None:
@@ -119,7 +119,7 @@ class StreamRecovery:
         self.deadline = now + self.config.continue_within_s
 
     def delivered(self, now: float) -> float | None:
-        """Note a delivery to the client. Return how long it had waited if this ends a cut."""
+        """Record a delivery to the client. Return how long it had waited if this ends a cut."""
         waited_s = None
         if self.is_cut:
             waited_s = now - self.delivered_at
@@ -151,7 +151,7 @@ class StreamRecovery:
 
 class RequestState:
     def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
-        self.request = request  # as the next site gets it
+        self.request = request  # the request for the next site
         self.started_at = started_at
         self.log = DeliveryLog()
         self.tries = SiteTries()
@@ -247,8 +247,10 @@ class RequestState:
         return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
 
     def is_out_of_tries(self, now: float) -> bool:
-        """A new request has a number of tries.
-        Of a stream that was cut, all sites are asked, again and again, for a while."""
+        """Tell whether no further attempt is allowed.
+
+        A new request has a number of attempts; a cut stream may try all sites repeatedly for a while.
+        """
         if self.recovery.lost is None:
             return len(self.tries.failures) >= self._config.max_tries
         return now >= self.recovery.deadline

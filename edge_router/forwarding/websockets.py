@@ -22,7 +22,7 @@ from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.http.client import SWITCHING_PROTOCOLS
 from pilotlight.wire.http.websocket import ABNORMAL, FAILED, GOING_AWAY, RESTARTING, WebSocket, WebSocketClose
 
-MAX_MESSAGE_BYTES = 32 << 20  # of a site; a client's are bounded by its server
+MAX_MESSAGE_BYTES = 32 << 20  # limit of a site's message; the server limits a client's
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class _Handshake:
 
 
 class Tunnel:
-    """A client's WebSocket and a site's, joined. One that takes nothing for `stall_s` ends it."""
+    """A client's WebSocket connected to a site's; a side that reads nothing for `stall_s` ends it."""
 
     def __init__(self, site: str, upstream: WebSocket, receive: Receive, send: Send, stall_s: float) -> None:
         self.stopping = asyncio.Event()

@@ -122,11 +122,11 @@ class Head:
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # no client waits for its answer, and its request id is unique
         self._first = dict(reversed(headers))
-        self.key = bearer_token(self._first.get("authorization"))  # the client's; empty where it has none
+        self.key = bearer_token(self._first.get("authorization"))  # the client's; empty if it has none
         self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Note the known key that it has, once it is admitted."""
+        """Record the known key of the request, once it is admitted."""
         self.holder = holder
         # The account that is known, or else the key.
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)
@@ -173,7 +173,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     conversation: ConversationFingerprint
     client: Place | None
     request_id: str
-    forwarded_lines: bytes  # of the head; without a signature, which is made when they are sent
+    forwarded_lines: bytes  # header lines without a signature, which is added when they are sent
     answer_name: AnswerName | None = None  # the same at every site; None if the answer cannot be continued
     delivery: bytes = b""  # the part that the client already has, for a stream that is continued
     delivered_tokens: int = 0
@@ -355,7 +355,7 @@ def _signed_digest(head: Head, secret: str) -> str | None:
 
 
 def hop_secret() -> str:
-    """The network's shared secret; empty where none is set."""
+    """The network's shared secret; empty if none is set."""
     return os.environ.get(HOP_SECRET_ENV, "")
 
 

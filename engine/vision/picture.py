@@ -9,7 +9,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from pilotlight.engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, TiledImages
+from pilotlight.engine.description.image_sizes import (
+    ColorRule,
+    ImageSizes,
+    PatchedImages,
+    RowedImages,
+    ScaledImages,
+    TiledImages,
+)
 from pilotlight.engine.text.image_file import decoded
 
 
@@ -17,7 +24,7 @@ class PreparedImage(NamedTuple):
     """An image as it is encoded, piece by piece: a piece's patches see each other and no others."""
 
     pieces: list[torch.Tensor]  # patches with their numbers, [rows, columns, 3 * patch_size**2], colour by colour
-    num_tokens: int  # embeddings that come of all of them
+    num_tokens: int  # number of embeddings of all pieces
 
 
 def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
@@ -49,7 +56,7 @@ def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:
     return PreparedImage([_cut(tile, sizes.patch_size) for tile in colored], len(tiles) * sizes.tile_tokens)
 
 
-def _patches(picture: torch.Tensor, sizes: PatchedImages) -> PreparedImage:
+def _patches(picture: torch.Tensor, sizes: PatchedImages | ScaledImages | RowedImages) -> PreparedImage:
     grid = sizes.grid(picture.shape[2], picture.shape[1])
     padded = picture.new_zeros(3, grid.rows * sizes.patch_size, grid.columns * sizes.patch_size)
     padded[:, : grid.height, : grid.width] = _resized(picture, grid.width, grid.height, "bicubic")

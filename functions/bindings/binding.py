@@ -78,7 +78,7 @@ class Functions(Protocol):
         """Serve a further function under a name. Raises ManifestError."""
 
     def remove(self, name: str) -> None:
-        """Stop serving it; its open requests may finish."""
+        """Stop serving the function; its open requests may finish."""
 
 
 class MemoryBudget:
@@ -250,7 +250,7 @@ class Pieces:
     """A value as a stream, whose bytes are held until it is closed."""
 
     def __init__(self, value: bytes, held: "HeldBytes", piece_bytes: int = 64 << 10) -> None:
-        """Raises BindingError where the budget has no room for it."""
+        """Raises BindingError if the budget has no room for it."""
         held.add(len(value))
         self._value = value
         self._held = held

@@ -170,12 +170,12 @@ class IncomingExchange:
                 await close(body)
 
     async def _write(self, reply: bytes) -> None:
-        """Write a reply once there is room. Raises Failure where too many bytes wait for that already."""
+        """Write a reply once there is room. Raises Failure if too many bytes wait for that already."""
         channel = self._channel
         if not channel.room.is_set():
             channel.hold(len(reply))
             try:
-                while not channel.room.is_set():  # of those that room wakes, the first may fill it
+                while not channel.room.is_set():  # the first waiter that is woken may fill the room again
                     await channel.room.wait()
             finally:
                 channel.release(len(reply))

@@ -15,7 +15,7 @@ analytics = typer.Typer(help="Data points of Analytics Engine.", no_args_is_help
 
 @analytics.callback()
 def commands() -> None:
-    """Keep `query` as a subcommand: typer drops the name of an only command."""
+    """Make `query` a subcommand, though it is the only one."""
 
 
 @analytics.command("query")

@@ -217,7 +217,7 @@ class _Migrations:
         self.folder = self._files.folder
 
     def open(self) -> list[Path]:
-        """List the files of those that have not been applied."""
+        """List the migrations that have not been applied."""
         if not self.folder.is_dir():
             raise CliError(
                 f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OutputOption = Annotated[Path, typer.Option("--output", help="The file to write.")]
 INDEX = ".objects.jsonl"  # of an exported bucket
-ODD = ".objects"  # the folder of objects whose keys are no paths
+ODD = ".objects"  # the folder of objects whose keys are not paths
 
 r2 = typer.Typer(help="Objects of an R2 bucket, by its binding's name or its bucket_name.", no_args_is_help=True)
 
@@ -45,7 +45,7 @@ def d1_export(
     check_place(site, local, remote)
     path = State(site, directory).file_of("d1", database, "database.sqlite")
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.execute("BEGIN")  # all that is read is of one moment
+        connection.execute("BEGIN")  # a consistent snapshot
         lines = _dumped(connection, frozenset(table or ()), has_schema=not no_schema, has_data=not no_data)
         with output.open("w", encoding="utf-8") as file:
             num_lines = sum(file.write(f"{line}\n") > 0 for line in lines)
@@ -149,7 +149,7 @@ def kv_import(
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:
-    """Set all keys of a file. Those that have expired are left out."""
+    """Set all keys of a file, except expired ones."""
     try:
         entries = json.loads(contents(file))
         puts = [_put_of(entry) for entry in entries]

@@ -86,7 +86,7 @@ class State:
         return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name, "bucket_name": name})
 
     def file_of(self, kind: str, name: str, file: str) -> Path:
-        """Return a store's file. Raises CliError where there is none."""
+        """Return a store's file. Raises CliError if there is none."""
         from pilotlight.functions.bindings.place import directory_of
 
         declared = self.declared(kind, name)

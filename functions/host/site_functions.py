@@ -55,7 +55,7 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
-Trace = Callable[[str, str], AbstractContextManager[object]]  # of a function's name and its trigger
+Trace = Callable[[str, str], AbstractContextManager[object]]  # makes a span for a function's name and its trigger
 
 
 class SiteFunctions:
@@ -86,7 +86,7 @@ class SiteFunctions:
         self._trace = trace or (lambda function, trigger: nullcontext())
         self._versions: dict[
             str, list[FunctionPool]
-        ] = {}  # by function, those included that are replaced and not closed yet
+        ] = {}  # pools by function, with those that are replaced and not closed yet
         self._open_bindings = open_bindings
         self._on_cpu = on_cpu
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
@@ -155,7 +155,7 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """Make this version the one that bindings, queues and clocks use."""
+        """Make this version the one for bindings, queues and clocks."""
         before = self.names.get(function)
         if before == pool:
             return
@@ -319,7 +319,7 @@ class SiteFunctions:
 
 
 def _response_of(result: ExchangeResult) -> Response:
-    """Check a response that comes from an isolate. Raises Failure."""
+    """Check an isolate's response. Raises Failure."""
     value = result.value
     try:
         status, headers, body = value["status"], value["headers"], value.get("body", b"")

@@ -72,7 +72,7 @@ class QueueOutcome:
 
 
 class TestClock(Clock):
-    """The machine's clock, and what the test has added to it."""
+    """The machine's clock plus the seconds that the test has added."""
 
     __test__ = False  # pytest takes it for a test by its name
     look_s = LOOK_S

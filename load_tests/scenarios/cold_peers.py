@@ -1,6 +1,7 @@
-"""Other servers' starts, on our (b) clock: from the command to the first answer of one token, with the checkpoint's files in the page cache.
+"""Other servers' starts with cached files, on our clock (b).
 
-Each is found in the folder that `make peers` filled, or left out by name. Knows commands and OpenAI's chat path only.
+Measured from the command to the first answer of one token, with the checkpoint's files in the page cache. Each server is in the folder that `make
+peers` filled, or skipped and named. Knows only commands and OpenAI's chat path.
 """
 
 import http.client
@@ -9,7 +10,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,19 +20,26 @@ from load_tests.local_network import free_ports
 from load_tests.peers.gguf_file import write_gguf
 from load_tests.records import spread
 
+GGUF = ".gguf"
 _TIMEOUT_S = 600.0
 _ASKED = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0}
 
 
 class Peer(NamedTuple):
     command: list[str]
-    model: str  # as its requests name it
+    model: str  # the model's name in its requests
     environment: Mapping[str, str] = MappingProxyType({})
 
 
-def measure_peers(folder: Path, checkpoint: Path, threads: int | None, rounds: int) -> dict[str, Any]:
+def measure_peers(
+    folder: Path, checkpoint: Path, threads: int | None, rounds: int, llama_flags: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return each peer's milliseconds; of a GGUF file llama.cpp's alone."""
     results: dict[str, Any] = {}
-    for name, find in (("llama.cpp", _llama), ("vllm", _vllm), ("transformers", _transformers)):
+    peers: dict[str, Callable[[Path, Path, int | None], Peer]] = {"llama.cpp": partial(_llama, flags=llama_flags)}
+    if checkpoint.suffix != GGUF:
+        peers |= {"vllm": _vllm, "transformers": _transformers}
+    for name, find in peers.items():
         try:
             results[name] = {
                 "ms": spread(
@@ -42,21 +51,22 @@ def measure_peers(folder: Path, checkpoint: Path, threads: int | None, rounds: i
     return results
 
 
-def _llama(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
+def _llama(folder: Path, checkpoint: Path, threads: int | None, flags: Sequence[str]) -> Peer:
     program = next(iter(folder.glob("llama/*/vendor/llama.cpp/build/bin/llama-server")), None)
     package = next(iter(folder.glob("llama/*/vendor/llama.cpp/gguf-py")), None)
     if program is None or package is None:
         raise RuntimeError("not set up; run: make peers")
-    model = write_gguf(folder / "gguf" / checkpoint.name, package, checkpoint)
+    is_gguf = checkpoint.suffix == GGUF
+    model = checkpoint if is_gguf else write_gguf(folder / "gguf" / checkpoint.name, package, checkpoint)
     limit = [] if threads is None else ["-t", str(threads)]
-    return Peer([str(program), "-m", str(model), "--port", "PORT", *limit], "any")
+    return Peer([str(program), "-m", str(model), "--port", "PORT", *limit, *flags], "any")
 
 
 def _vllm(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
     python = folder / "vllm" / "bin" / "python"
     if not python.exists():
         raise RuntimeError("not set up; run: make peers")
-    # Its own command asks for package metadata that the CPU repack has under another name.
+    # vLLM's own command asks for package metadata that the CPU build has under another name.
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
     command += ["--port", "PORT", "--max-model-len", "2048", "--enforce-eager"]
     environment = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(threads or 2) - 1}", "VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -73,7 +83,10 @@ def _transformers(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
 
 
 def _start(peer: Peer, log: Path) -> float:
-    """Milliseconds. Raises RuntimeError when it ends, or does not answer in time."""
+    """Start a server; return the milliseconds until its first answer.
+
+    Raises RuntimeError if it exits, or does not answer in time.
+    """
     (port,) = free_ports(1)
     command = [str(port) if part == "PORT" else part for part in peer.command]
     with log.open("wb") as sink:
@@ -98,7 +111,7 @@ def _start(peer: Peer, log: Path) -> float:
 
 
 def _ask(port: int, body: dict[str, Any]) -> tuple[int, bytes] | None:
-    """None: nobody listens yet."""
+    """Send a request; return status and body, or None if the server does not listen yet."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
@@ -111,7 +124,7 @@ def _ask(port: int, body: dict[str, Any]) -> tuple[int, bytes] | None:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """With the workers it has started: they are of its session."""
+    """End a server with the workers it has started: they are in its session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

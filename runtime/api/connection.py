@@ -33,7 +33,10 @@ class AnswerCut(Exception):
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Read a whole body.
 
-    A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect."""
+    A body that exceeds the limit or does not end is refused while it arrives. Raises ApiError, ClientDisconnect.
+
+    A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect.
+    """
     encoding = header(scope, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
         raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
@@ -109,7 +112,7 @@ async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
-    """Send an error in the site's own name: a router believes what it says of the site."""
+    """Send an error with a header that marks it as the site's own; a router trusts this header."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked])
 

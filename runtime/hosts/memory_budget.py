@@ -17,12 +17,12 @@ from pilotlight.runtime.models.sources import SourceError, local_directory
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import EngineConfig, ModelConfig, SiteConfig
 
-# Of the memory that nothing else takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and other processes'.
+# Share of the free memory for weights if the site file has no size: the rest is for the KV cache, the engine and other processes.
 SHARE = 0.5
 
 
 class AvailableMemory(NamedTuple):
-    """The available memory where the tiers are stored."""
+    """The available memory of the tiers' file systems."""
 
     memory: int  # memory available without swapping
     place: int  # free in the file system in memory
@@ -30,7 +30,7 @@ class AvailableMemory(NamedTuple):
 
     @classmethod
     def at(cls, places: Sequence[TierDirectory]) -> "AvailableMemory":
-        """Measure. `places`: all of the site's, in one file system."""
+        """Measure the memory of all the site's tier directories, which are in one file system."""
         free = shutil.disk_usage(places[0].root).free
         available = available_bytes()
         return cls(free if available is None else available, free, sum(_taken(place.directory) for place in places))

@@ -28,7 +28,7 @@ class Suitability(NamedTuple):
     """A rank of devices for one more model: the least is the best."""
 
     delay: int  # 0: its host is up, 1: soon, 2: unknown
-    crowding: int  # 0: there is room, 1: others sleep for it, 2: others are waited for
+    crowding: int  # 0 if there is room, 1 if others must sleep for it, 2 if it must wait for others
     num_bytes: int  # of the others' weights
     num_models: int
     device_index: int
@@ -118,9 +118,10 @@ class DeviceBudget:
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
     async def put_to_sleep(self, state: ModelState) -> None:
-        """Unload the model's weights, which stay in host memory where they have a place there.
+        """Unload the model's weights; they stay in host memory if they have a place there.
 
-        The caller has made sure that nothing uses it."""
+        The caller has made sure that no request uses it.
+        """
         await asyncio.shield(self._begin_sleep(state))
 
     def weights_limit(self) -> int | None:

@@ -1,4 +1,4 @@
-"""The network of compose.yaml: files that are there and are read, commands that there are, names and ports that agree."""
+"""The network of compose.yaml: its files exist and are valid, its commands exist, its names and ports match."""
 
 import re
 from pathlib import Path
@@ -60,11 +60,11 @@ def test_prometheus_reads_the_alerts_and_asks_the_router() -> None:
     found = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     assert found["rule_files"] == ["pilotlight.rules.yml"]
     (job,) = found["scrape_configs"]
-    assert job["job_name"] == "pilotlight"  # by which the alerts know it
+    assert job["job_name"] == "pilotlight"  # the alerts refer to it by this name
     assert job["static_configs"] == [{"targets": ["router:8787"]}]
 
 
-def test_the_image_runs_as_nobody_under_tini_and_is_asked_how_it_is() -> None:
+def test_the_image_runs_as_an_unprivileged_user_under_tini_with_a_health_check() -> None:
     text = CONTAINERFILE.read_text()
     targets = re.split(r"^FROM .* AS (\w+)$", text, flags=re.MULTILINE)
     stages = dict(zip(targets[1::2], targets[2::2], strict=True))

@@ -1,4 +1,4 @@
-"""Prompts in pieces: what reaches a model in the same words is one prefix, and nothing else is."""
+"""Prompts in pieces: prompts that reach a model as the same text share a prefix, and no others do."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def pieces(*messages: dict[str, Any]) -> list[bytes]:
 
 
 def backwards(value: Any) -> Any:
-    """The same with its keys in another order."""
+    """Return the same value with its keys in another order."""
     if isinstance(value, list):
         return [backwards(each) for each in value]
     return {key: backwards(value[key]) for key in reversed(value)} if isinstance(value, dict) else value
@@ -33,7 +33,7 @@ def test_whatever_reaches_the_prompt_makes_another_prefix() -> None:
     assert pieces({**told, "unknown": 1}) == [plain]
 
 
-def test_parts_of_no_kind_are_left_to_whoever_refuses_them() -> None:
+def test_parts_of_unknown_kinds_are_left_to_the_model_to_refuse() -> None:
     for kind in ({}, [], None, 3):
         parts = [{"type": kind, "text": "Hi"}]
         assert len(pieces({"role": "user", "content": [{"type": "tool_result", "content": parts}, *parts]})) == 1

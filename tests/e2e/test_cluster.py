@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes serves one model over both: one is killed, the site says what it waits for, and serves again when another has come."""
+"""A Ray cluster of two nodes serves one model: one is killed, the site reports that it waits, and serves again with a new one."""
 
 import threading
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def answers_of(site: Process) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_is_waited_for_and_its_streams_go_on(site: Process, two_nodes: Cluster) -> None:
+def test_a_killed_node_is_waited_for_and_its_streams_continue(site: Process, two_nodes: Cluster) -> None:
     engine = site.engine()
     assert not [child for child in engine.children() if "pilotlight.engine.parallel.follower" in child.cmdline()]
     undisturbed = answers_of(site)

@@ -1,4 +1,4 @@
-"""Who may come in by a router: keys where the file asks for them, in the words of each dialect, and operators' paths for operators."""
+"""Access to a router: keys if the file requires them, errors in the words of each dialect, and operators' paths only for operators."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ async def test_only_known_keys_are_served_and_others_learn_what_to_send() -> Non
                 if status == 401:
                     assert response.headers["www-authenticate"] == "Bearer"
                     assert (await response.json())["error"]["code"] == "unauthorized"
-        assert len(fakes[0].seen) == 1, "sites are asked for nobody else"
+        assert len(fakes[0].seen) == 1, "sites get no request of others"
         async with running.http.post(running.url + "/client/v4/accounts/a/ai/run/m", json={}) as response:
             assert (response.status, (await response.json())["errors"][0]["code"]) == (401, 10000)
 
@@ -91,7 +91,7 @@ async def test_without_require_key_all_of_it_is_open() -> None:
                 assert response.status == 200
 
 
-async def test_a_key_that_is_withdrawn_serves_no_longer_whoever_repeats_its_head() -> None:
+async def test_a_withdrawn_key_is_refused_even_if_its_head_is_repeated() -> None:
     async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
         fakes[0].behave = answer(200, {"ok": True})
         for status in (200, 401):
@@ -143,7 +143,7 @@ async def test_the_official_client_raises_its_own_error_for_each_fault_of_a_key(
 
 @pytest.mark.parametrize("body", [{}, {"model": 7}, {"model": ["llama-8b"]}, {"model": "ember"}, {"model": ""}])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/client/v4/accounts/a/ai/v1/completions"])
-async def test_an_account_with_a_list_of_models_reaches_no_site_with_anything_else(path: str, body: Any) -> None:
+async def test_an_account_with_a_list_of_models_reaches_no_site_with_others(path: str, body: Any) -> None:
     async with sites("ams1") as fakes, router(fakes, tables=FAULTY) as running:
         async with running.http.post(running.url + path, json=body, headers=bearer("acme-ci")) as response:
             assert response.status == 403

@@ -1,4 +1,4 @@
-"""Which site a request goes to, through a real router: sessions, models, load."""
+"""The choice of a site for a request, through a real router: sessions, models, load."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ async def test_a_request_goes_to_a_site_that_serves_its_function_and_nowhere_els
             assert (await ask("both"))[0] == (await ask("nobody-says-so"))[0] == 200
             fakes[0].behave = refuse(
                 "misdirected_request", 421
-            )  # as a site whose router has just told it where its home is
+            )  # as from a site that has just learnt its home from its router
             assert {(await ask("nobody-says-so-yet"))[1]["site"] for _ in range(4)} == {"iad1"}
             fakes[0].behave = answer(200, {"site": "ams1"})
             await fakes[1].stop()
@@ -169,7 +169,7 @@ async def test_requests_spread_over_sites_while_they_are_under_way() -> None:
             response.close()
 
 
-async def test_with_no_healthy_site_the_unhealthy_are_asked_and_the_refusal_says_what_came_of_it() -> None:
+async def test_with_no_healthy_site_the_unhealthy_are_tried_and_the_refusal_has_the_results() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes) as running:
         fakes[0].status_fields = {"draining": True}
         await fakes[1].stop()

@@ -1,4 +1,4 @@
-"""The router's HTTP doors against clients that are slow, greedy, ambiguous or gone: each is held to its limit, and nobody else notices."""
+"""The router's HTTP server with clients that are slow, greedy, ambiguous or gone: each is limited, and no other client notices."""
 
 import asyncio
 import io
@@ -60,7 +60,7 @@ async def test_a_head_beyond_its_limits_is_refused_and_the_connection_closed(hea
         "a folded line", "a tunnel", "an upgrade", "TLS to a plain port", "nonsense",
     ],
 )  # fmt: skip
-async def test_an_ambiguous_request_is_refused_before_anybody_acts_on_it(request_: bytes) -> None:
+async def test_an_ambiguous_request_is_refused_before_it_has_an_effect(request_: bytes) -> None:
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         await client.say(request_)
         heard = await client.hear_all()
@@ -76,7 +76,7 @@ async def test_a_head_that_dribbles_is_not_waited_for(started: bytes) -> None:
         await client.say(started)
         heard = await client.hear_all()
         assert not heard if not started else status_of(heard) == 408
-        assert not running.server.connections or started  # a connection that said nothing is simply closed
+        assert not running.server.connections or started  # a connection that sent nothing is simply closed
 
 
 async def test_a_body_that_dribbles_is_not_waited_for_however_steadily_it_comes() -> None:
@@ -118,7 +118,10 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> N
 
 
 async def test_idle_and_stuck_connections_do_not_keep_others_waiting() -> None:
-    """A few hundred here; the soak and the overhead scenarios hold thousands. No time limit ends a stuck one, however slow the machine is."""
+    """A few hundred here; the soak and the overhead scenarios hold thousands.
+
+    No time limit ends a stuck one, on however slow a machine.
+    """
     patient = {"probe_interval_s": 60.0, "connect_timeout_s": 60.0, "first_byte_timeout_s": 120.0}
     async with sites("ams1") as fakes, router(fakes, **patient) as running:
         fakes[0].behave = hang
@@ -157,7 +160,7 @@ async def test_connections_of_one_address_are_limited() -> None:
             assert b"retry-after: 1" in heard
 
 
-async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
+async def test_more_pipelined_requests_than_any_client_needs_are_refused() -> None:
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = hang
         await client.say(post(CHAT, STREAM) * 200)
@@ -166,7 +169,7 @@ async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
             await running.until(lambda: fakes[0].active == 0)
 
 
-async def test_the_trace_goes_on_to_the_site_and_hop_by_hop_headers_do_not() -> None:
+async def test_the_trace_continues_at_the_site_and_hop_by_hop_headers_do_not() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = {
         "traceparent": trace, "tracestate": "a=b", "connection": "keep-alive, x-private", "x-private": "1", "te": "trailers",

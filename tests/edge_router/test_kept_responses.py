@@ -1,4 +1,4 @@
-"""Responses at a router that is killed with kill -9: what a client was told that it is kept is there, for its account alone."""
+"""Responses at a router that is killed with kill -9: a response that was confirmed as stored is there, for its account alone."""
 
 import asyncio
 import hashlib
@@ -57,7 +57,7 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 class Client:
-    """One key's, at whichever router runs now."""
+    """A client with one key, of any router that runs now."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str) -> None:
         self._session, self._url, self._headers = session, url, asked_by(name)
@@ -127,7 +127,7 @@ async def test_responses_outlive_a_router_that_is_killed_and_are_their_accounts(
             assert [len(sent), sent[3]["id"], sent[4]["content"][0]["text"]] == [5, second["output"][0]["id"], "three"]
 
 
-async def test_what_was_told_to_be_kept_is_kept_whenever_the_router_is_killed(tmp_path: Path) -> None:
+async def test_a_response_confirmed_as_kept_is_kept_whenever_the_router_is_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
     told: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Classes of texts and pairs against `transformers`, along the paths of the scheduler, and what is refused."""
+"""Classes of texts and pairs compared with `transformers`, along the paths of the scheduler, and refusals."""
 
 import json
 from pathlib import Path
@@ -66,13 +66,13 @@ def test_a_chunked_text_agrees(tmp_path: Path, budget: int) -> None:
         if classifier.is_decoder:
             model = write_classifier(tmp_path / name, classifier)
             engine = load_engine(tmp_path / name, max_num_batched_tokens=budget)
-            for length in (61, 75):  # the second one begins as the first, whose blocks it finds
+            for length in (61, 75):  # the second one begins like the first, whose blocks it finds
                 prompt = random_prompt(61, seed=2) + random_prompt(length - 61, seed=3)
                 heard = one(engine, submit(str(length), prompt, pooling="last"))
                 assert_agrees(heard, reference_logits(model, classifier, prompt))
 
 
-def test_a_second_text_changes_the_scores_of_a_model_that_tells_texts_apart(tmp_path: Path) -> None:
+def test_a_second_text_changes_the_scores_of_a_model_that_distinguishes_texts(tmp_path: Path) -> None:
     write_classifier(tmp_path, CLASSIFIERS["bert"])
     engine = load_engine(tmp_path)
     prompt = random_prompt(20, seed=1)

@@ -1,4 +1,4 @@
-"""Reading weights: by several threads, through a device's staging buffers, and within the memory that the weights themselves take."""
+"""Reading weights: by several threads, through a device's staging buffers, and within the memory of the weights themselves."""
 
 import subprocess
 import sys
@@ -20,6 +20,7 @@ from pilotlight.engine.weights.filling import Job, fill
 from pilotlight.engine.weights.relocation import HugePages
 from pilotlight.engine.weights.staging import Staging, Waitable, copy
 from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,7 +40,7 @@ def transposed(into: torch.Tensor, stored: torch.Tensor) -> None:
 
 
 class LateDevice:
-    """Copies as a device does: later, and from what the buffer holds then."""
+    """A device that copies late, with the buffer's content of that time."""
 
     num_buffers = 2
 
@@ -87,12 +88,12 @@ def test_every_piece_reaches_its_place(
 ) -> None:
     stored = index_checkpoint(tmp_path)
     into = {name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in tensors.items() if name != "u"}
-    into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # as it is stored
+    into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # as stored
     turned = torch.empty(5, 9, 7, dtype=torch.uint8)
     jobs = [Job(name, (stored[name],), tensor) for name, tensor in into.items()]
     if device is not None:
         jobs = [job for job in jobs if job.into.dtype == torch.float32]
-        # A real device checks its numbers behind the copies, on the device; here nothing is there yet.
+        # A real device checks its numbers after the copies, on the device; here there are none yet.
         monkeypatch.setattr(filling, "is_finite", lambda values: True)
     worked: list[int] = []
     fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], copier=device)
@@ -186,7 +187,7 @@ def test_a_load_takes_the_weights_memory_and_little_more(
 
 
 def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
-    memory = pages.small(3 * pages.HUGE_PAGE + 4096)
+    memory = pages.small(3 * HUGE_PAGE + 4096)
     content = torch.randint(0, 256, memory.shape, dtype=torch.uint8)
     memory.copy_(content)
     moving = HugePages(memory, first_after_s=0.0, share=1.0)
@@ -194,6 +195,26 @@ def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
     assert torch.equal(memory, content)
     if pages.can_make_huge():
         assert moving.moved_bytes == memory.nbytes
+
+
+@pytest.mark.skipif(not pages.can_copy_to_huge(), reason="there are no such pages")
+def test_what_lies_in_a_file_moves_to_huge_pages_of_its_own_under_those_who_read_it(tmp_path: Path) -> None:
+    """Whole huge pages alone: what lies before the first and behind the last stays in the file's."""
+    content = torch.randint(0, 256, (5 * HUGE_PAGE + 77,), dtype=torch.uint8)
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(content.numpy().tobytes())
+        file.flush()
+        memory = pages.map_file(file.fileno(), len(content))
+        in_files = [memory[2 * HUGE_PAGE + 99 : 4 * HUGE_PAGE + 1], memory[4096 : 2 * HUGE_PAGE + 5]]
+        moving = HugePages(None, in_files, first_after_s=0.0, share=1.0)
+        while not moving.wait(0.0):
+            assert torch.equal(memory, content)
+        assert moving.moved_bytes == 3 * HUGE_PAGE
+        file.seek(0)
+        file.write(bytes(len(content)))
+    assert torch.equal(memory[HUGE_PAGE : 4 * HUGE_PAGE], content[HUGE_PAGE : 4 * HUGE_PAGE])
+    assert not memory[:HUGE_PAGE].any()
+    assert not memory[4 * HUGE_PAGE :].any()
 
 
 def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +239,7 @@ def test_chunks_on_a_device_are_checked_at_once_and_one_that_is_bad_is_named() -
     def written(name: str, values: torch.Tensor) -> Any:
         return filling._Written(name, values, filling.total_of(values))
 
-    huge = torch.full((4,), 3e38).bfloat16()  # whose sum is infinite, and which is fine
+    huge = torch.full((4,), 3e38).bfloat16()  # its sum is infinite, and it is valid
     good = [written("a", torch.ones(5).bfloat16()), written("b", huge), written("c", torch.ones(3, dtype=torch.uint8))]
     filling._check_written(good)
     filling._check_written([])

@@ -1,4 +1,4 @@
-"""One host computes prompts and another one answers: tokens are one host's, whatever sequences ask for and whatever becomes of the blocks (I9)."""
+"""One host computes prompts and another one answers: tokens are one host's, for all requests and any fate of the blocks (I9)."""
 
 import itertools
 import re
@@ -53,7 +53,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pair:
-    """A host that computes prompts, and one that decodes, with tiers of their own."""
+    """A prefill host and a decode host, with separate tiers."""
 
     def __init__(self, model: Path, place: Path, depth: int = 1, **limits: Any) -> None:
         self.model = model
@@ -225,7 +225,7 @@ def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
     one(pair.prefill, submit("before", PROMPT, max_tokens=1))
     assert isinstance(pair.prefill.tiers, TieredCache)
     assert pair.prefill.tiers.wait_until_idle(10)
-    for i in range(9):  # which push it off the device
+    for i in range(9):  # they push it off the device
         one(pair.prefill, submit(f"other{i}", random_prompt(140, seed=50 + i), max_tokens=1))
     heard = pair.answer([message])["a"]
     assert heard.token_ids == expected.token_ids
@@ -234,7 +234,7 @@ def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
 
 
 @pytest.mark.long
-def test_preempted_sequences_go_on_with_what_they_fetched(pair: Pair) -> None:
+def test_preempted_sequences_continue_with_the_blocks_they_fetched(pair: Pair) -> None:
     messages = [submit(f"s{i}", random_prompt(90 + 7 * i, seed=i), max_tokens=10) for i in range(4)]
     expected = alone(pair.model, messages)
     heard = pair.answer(messages, preempts_every=9)
@@ -242,7 +242,7 @@ def test_preempted_sequences_go_on_with_what_they_fetched(pair: Pair) -> None:
 
 
 @pytest.mark.long
-def test_a_conversation_goes_on_and_its_turns_share_blocks(pair: Pair) -> None:
+def test_a_conversation_continues_and_its_turns_share_blocks(pair: Pair) -> None:
     first = pair.answer([submit("a", PROMPT, max_tokens=20)])["a"]
     longer = [*PROMPT, *first.token_ids, *random_prompt(60, seed=9)]
     second = submit("b", longer, max_tokens=8)
@@ -338,14 +338,14 @@ def test_another_tenant_never_gets_the_blocks(dense_pair: Pair) -> None:
     heard = one(pair.decode, message)
     assert heard.num_cached_tokens == 0
     leg, waiting = pair.split(message, within_s=0.3)
-    other = replace(leg, salt=b"one")  # computes under the other's name
+    other = replace(leg, salt=b"one")  # it computes under the other's name
     pair.prefill.submit(other)
     pair.decode.submit(replace(waiting, sequence_id="c", salt=b"a third"))
     drain(pair.prefill, [])
     assert drain(pair.decode, [], max_steps=20_000)["c"].num_cached_tokens == 0
 
 
-def test_a_host_without_tiers_computes_what_it_is_told_to_fetch(dense: Path) -> None:
+def test_a_host_without_tiers_computes_blocks_that_it_should_fetch(dense: Path) -> None:
     engine: Engine = load_engine(dense)
     leg = prefill_sequence(submit("a", PROMPT), BLOCK_SIZE)
     message = decode_sequence(submit("a", PROMPT, max_tokens=4), leg, "ipc:///nowhere", 10.0)

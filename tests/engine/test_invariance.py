@@ -1,4 +1,4 @@
-"""Invariants I3, I4, I8 and I9: what was asked decides the tokens; batch, chunks, caches, preemption and resumption do not."""
+"""Invariants I3, I4, I8 and I9: the request decides the tokens; batch, chunks, caches, preemption and resumption do not."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def requests() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path, arithmetic: str) -> dict[str, list[int]]:
-    """Each request by itself, on an engine that has seen nothing."""
+    """Answer each request by itself, on a new engine."""
     return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
 
 
@@ -71,9 +71,7 @@ def test_chunks_change_no_log_probability_of_the_prompt(checkpoint: Path) -> Non
 
 
 @pytest.mark.parametrize("chunk", [512, 13])
-def test_log_probabilities_of_a_prompts_end_are_the_same_behind_a_cached_beginning(
-    checkpoint: Path, chunk: int
-) -> None:
+def test_log_probabilities_of_a_prompts_end_are_the_same_after_a_cached_prefix(checkpoint: Path, chunk: int) -> None:
     prompt = random_prompt(60, seed=51)
     whole = one(load_engine(checkpoint), submit("a", prompt, max_tokens=1, prompt_logprobs=True)).prompt_logprobs
     engine = load_engine(checkpoint, max_num_batched_tokens=chunk)

@@ -1,4 +1,4 @@
-"""Who gets which slab, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
+"""The owners of slabs, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
 
 from dataclasses import dataclass, field
 from threading import Thread
@@ -11,7 +11,7 @@ from pilotlight.engine.kv.lending.lease import Lease, Oldest
 from pilotlight.engine.kv.lending.slab_allocator import NoSlabsError, SlabAllocator
 from pilotlight.engine.kv.lending.slabs import SlabGrid
 
-SLAB, BLOCK = 100, 50  # two blocks a slab
+SLAB, BLOCK = 100, 50  # two blocks per slab
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Job:
 
     lease: Lease
     sequences: list[tuple[int, list[int]]] = field(default_factory=list)
-    missing: int = 0  # of the oldest
+    missing: int = 0  # blocks that the oldest lacks
     is_waiting: bool = False
     preempted: list[int] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Job:
         self.sequences.append((arrival, [block for block in blocks if block is not None]))
 
     def end(self, cached: bool = False) -> None:
-        """Its oldest sequence ends."""
+        """End its oldest sequence."""
         arrival, blocks = self.sequences.pop(0)
         for block in blocks if cached else []:
             self.lease.pool.register(block, b"%d %d" % (arrival, block))
@@ -84,7 +84,7 @@ def test_one_model_alone_may_have_everything() -> None:
     assert a.lease.pool.allocate() is None
 
 
-def test_a_free_slab_is_taken_before_anybodys_cache_and_an_idle_models_before_ones_own() -> None:
+def test_a_free_slab_is_taken_before_any_cache_and_an_idle_models_before_ones_own() -> None:
     _, (a, b) = lend(4, "a", "b")
     b.run(0, 2)
     b.end(cached=True)
@@ -139,7 +139,7 @@ def test_a_burst_takes_its_share_back_from_the_youngest_sequences() -> None:
     assert sizes([a, b]) == [3, 3]
 
 
-def test_a_claim_is_not_paid_beyond_what_is_missing() -> None:
+def test_a_claim_is_not_paid_beyond_the_missing_amount() -> None:
     _, (a, b) = lend(6, "a", "b")
     for arrival in range(6):
         b.run(arrival, 2)
@@ -300,8 +300,8 @@ def bytes_of(grid: SlabGrid, block: int) -> range:
     return range(there * grid.block_bytes, (there + 1) * grid.block_bytes)
 
 
-def test_the_hosts_oldest_sequence_is_preempted_for_nobody() -> None:
-    """Where a younger one's blocks, still being filled from a tier, are all that could be left."""
+def test_the_hosts_oldest_sequence_is_preempted_for_no_other() -> None:
+    """A younger one's blocks, still being filled from a tier, would be all that is left."""
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)
     for _ in range(4):

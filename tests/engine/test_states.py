@@ -1,4 +1,4 @@
-"""Models that keep a state beside their cache: what a hit saves, what a context takes, and what is refused by name."""
+"""Models that keep a state beside their cache: savings of a hit, memory of a context, and refusals by name."""
 
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from pilotlight.engine.planning.devices import cpu
 from pilotlight.engine.planning.memory_plan import StepLimits, all_ranks, block_layout
 from pilotlight.engine.planning.model_plan import plan_model
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
+from tests.adapters import ATTENTION, adapted, write_adapter
 from tests.checkpoints import write_checkpoint, write_llama
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
@@ -47,16 +48,33 @@ def test_a_prompt_that_shares_its_beginning_computes_the_rest_and_less_than_a_sn
     assert 2000 <= engine.load().prompt_tokens - before < 2000 + interval
 
 
-def test_a_long_context_takes_little_more_than_the_layers_that_attend() -> None:
+def granite() -> dict[str, object]:
+    """The sizes of Granite 4.0 H Small, as published."""
+    return {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
+        "num_local_experts": 72, "num_experts_per_tok": 10, "intermediate_size": 768, "shared_intermediate_size": 1536, "vocab_size": 100352,
+        "max_position_embeddings": 1 << 17, "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],
+    }  # fmt: skip
+
+
+def cache_share(config: dict[str, object], attention: str) -> float:
+    """Return the bytes of 65,536 tokens' cache, of those if all layers kept keys and values."""
+
     def context_bytes(**changes: object) -> int:
-        layout = block_layout(plan_model({**published(), **changes}), RankPlace(Parallelism()), 16, 1 << 17)
+        layout = block_layout(plan_model({**config, **changes}), RankPlace(Parallelism()), 16, 1 << 17)
         assert layout is not None
         groups = CacheGroups(layout.block_size, 2048, layout.windows)
         return groups.most_blocks(1 << 16, 1) * layout.block_bytes
 
-    hybrid = context_bytes()
-    dense = context_bytes(layer_types=["full_attention"] * 48)
-    assert hybrid < 0.3 * dense, "a quarter of the layers keep keys and values, and the others three states"
+    layers = config["num_hidden_layers"]
+    assert isinstance(layers, int)
+    return context_bytes() / context_bytes(layer_types=[attention] * layers)
+
+
+def test_a_long_context_takes_little_more_than_the_layers_that_attend() -> None:
+    assert cache_share(published(), "full_attention") < 0.3, "of a quarter of the layers alone it is 0.25"
+    assert cache_share(granite(), "attention") < 0.15, "of a tenth of the layers alone it is 0.1"
 
 
 def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
@@ -80,6 +98,25 @@ def test_a_drafter_that_keeps_a_state_is_refused_by_name(directory: Path, tmp_pa
     write_llama(tmp_path)
     with pytest.raises(CheckpointError, match="keeps a state, which cannot go back"):
         load_engine(tmp_path, speculate=f"draft:{directory}")
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("qwen3.5, attention in layer 2", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+        (HYBRID, ("in_proj_qkvz", "in_proj_ba", "out_proj")),
+        ("granite-4, attention in layer 1", ("in_proj",)),
+        ("lfm2, attention in layer 1", ("conv.in_proj", "conv.out_proj")),
+    ],
+)
+def test_adapters_change_the_projections_of_layers_with_a_state(
+    tmp_path: Path, family: str, targets: tuple[str, ...]
+) -> None:
+    model = write_family(tmp_path / "base", family)
+    merged = write_adapter(tmp_path / "a", model, targets=(*targets, *ATTENTION[:3]))
+    engine, prompt = load_engine(tmp_path / "base", dtype="float32"), random_prompt(37, seed=1)
+    assert_agrees(merged, prompt, one(engine, adapted(full("a", prompt, max_tokens=4), tmp_path / "a")))
+    assert_agrees(model, prompt, one(engine, full("b", prompt, max_tokens=2)))
 
 
 @pytest.mark.parametrize("degrees", [Parallelism(tp=2), Parallelism(pp=2)])

@@ -1,5 +1,7 @@
-"""Random schedules over tiny pools with tiers behind them that are late, forgetful and lossy: every sequence ends with the right tokens, and
-nothing is left behind (I1, I2, I3, I6, I9)."""
+"""Random schedules over tiny pools with tiers that are late, forgetful and lossy.
+
+Every sequence ends with the right tokens, and no resource leaks (I1, I2, I3, I6, I9).
+"""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
@@ -21,7 +23,7 @@ from tests.engine.fake_runner import FakeRunner, borrowing_engine, expected_toke
 from tests.engine.fake_tiers import FakeTiers
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, make_engine, names, windows
 
-# Small blocks in small pools, and prompts that come again: what one leaves, the next one pushes out and a third one wants.
+# Small blocks in small pools, and repeated prompts: the blocks of one are evicted by the next one and wanted by a third one.
 crowds = st.lists(
     st.builds(
         Arrival,
@@ -50,7 +52,7 @@ tight = st.builds(
     depth=st.sampled_from([1, 2, 3]),
     windows=windows,
     drafts=st.none() | st.integers(0, 2**32),
-    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # of transfers that take up to four looks, some are late
+    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # some transfers, of up to four looks, are late
     copies=st.sampled_from([1, 1, 2, 3]),
     has_states=st.booleans(),
 )
@@ -243,7 +245,7 @@ def test_sequences_of_one_prefix_fetch_it_once() -> None:
     assert [h.num_cached_tokens for h in heard.values()] == [36, 36, 36]
 
 
-def test_others_go_on_while_blocks_are_on_their_way() -> None:
+def test_others_continue_while_blocks_are_on_their_way() -> None:
     engine, tiers = tiered(num_blocks=64)
     tiers.draw.random = lambda: 0.5  # type: ignore[method-assign]
     tiers.draw.randint = lambda low, high: 20 if (low, high) == (1, 4) else low  # type: ignore[method-assign]
@@ -261,7 +263,7 @@ def test_others_go_on_while_blocks_are_on_their_way() -> None:
 
 
 class Tiers(FakeTiers):
-    """All that was stored is on the host; what is fetched comes when it is said."""
+    """Tiers that have all stored blocks on the host; fetched ones come when a test permits it."""
 
     class Draws(Random):
         def random(self) -> float:
@@ -280,7 +282,7 @@ class Tiers(FakeTiers):
         return super().swap_out(owner, hashes, blocks, num_tokens)
 
 
-def test_who_waits_behind_a_fetcher_that_is_aborted_looks_again() -> None:
+def test_a_waiter_after_an_aborted_fetcher_looks_again() -> None:
     engine, _ = fake_engine(num_blocks=20, make_tiers=Tiers)
     one(engine, submit("first", PROMPT * 4, max_tokens=1))
     one(engine, submit("pushes it out", [900 - i for i in range(76)], max_tokens=1))

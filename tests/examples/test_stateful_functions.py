@@ -1,4 +1,4 @@
-"""The examples that keep something, wait for something or use every binding, from a real site, and under `pilotlight dev` by the clock."""
+"""The examples that store data, wait or use every binding, at a real site, and under `pilotlight dev` with its clock."""
 
 import asyncio
 import subprocess
@@ -75,7 +75,7 @@ def test_one_function_uses_bindings_that_answer_otherwise(site: httpx.Client) ->
 
 @contextmanager
 def dev(folder: Path) -> Iterator[httpx.Client]:
-    """`pilotlight dev` in the folder, as soon as it answers."""
+    """Start `pilotlight dev` in the folder; yield a client as soon as it answers."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "dev", str(folder), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -119,7 +119,7 @@ def test_everything_is_called_by_the_clock_too(tmp_path: Path) -> None:
         assert until(lambda: client.get("/last").json(), bool) == "*/30 * * * *"
 
 
-def test_the_room_tells_everybody_what_anybody_says(site: httpx.Client) -> None:
+def test_the_room_sends_each_message_to_all(site: httpx.Client) -> None:
     async def talk() -> list[Any]:
         url = str(site.base_url).rstrip("/")
         async with aiohttp.ClientSession() as client, client.ws_connect(f"{url}/room/attic?name=Ada") as ada:

@@ -1,4 +1,4 @@
-"""wrangler.toml and wrangler.jsonc as they are published, and what is refused with the nearest valid name."""
+"""wrangler.toml and wrangler.jsonc as published, and refusals with the nearest valid name."""
 
 import json
 from pathlib import Path
@@ -176,7 +176,7 @@ def test_a_manifest_of_any_size_is_refused_by_name(folder: Path, name: str) -> N
 
 
 def test_each_comma_of_jsonc_is_looked_at_once() -> None:
-    """What stands after each one was copied: 128 KiB of commas took gigabytes of copies."""
+    """The text after each one was copied: 128 KiB of commas took gigabytes of copies."""
 
     class Counted(str):
         __slots__ = ()
@@ -306,7 +306,7 @@ def test_a_manifest_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, 
     assert load_manifest(tmp_path).main.name == "e.py"
 
 
-def test_a_table_where_tables_are_wanted_is_told_how_one_begins(folder: Path) -> None:
+def test_a_value_in_place_of_tables_gets_an_example_of_a_tables_start(folder: Path) -> None:
     write(folder, 'name = "f"\nmain = "src/entry.py"\n[kv_namespaces]\nbinding = "KV"\n')
     with pytest.raises(
         ManifestError, match=r"kv_namespaces: must be an array, not a table; each of its tables begins with \[\[...\]\]"

@@ -1,4 +1,7 @@
-"""Responses are there after a restart; a disk that is full, stands still or is damaged, and a second process, cost what cannot be kept, no more."""
+"""Responses are there after a restart.
+
+A disk that is full, hangs or is damaged, and a second process, cost only responses that cannot be stored.
+"""
 
 import asyncio
 import logging
@@ -117,7 +120,7 @@ async def test_a_response_is_there_after_a_restart_and_its_tenants_alone(path: P
         assert await there(store, "a") == [False]
 
 
-async def test_nobody_else_on_the_machine_reads_them_wherever_they_lie(path: Path, days: Days) -> None:
+async def test_no_other_user_of_the_machine_reads_them_in_any_folder(path: Path, days: Days) -> None:
     write(path, b"")
     path.parent.chmod(0o755)
     assert modes_in(path.parent) == {path.name: 0o644}
@@ -237,7 +240,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
             await store.close()
 
 
-async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
+async def test_a_write_that_fails_by_mistake_keeps_no_caller_waiting(
     path: Path, days: Days, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def raises(*_: Any, **__: Any) -> Any:
@@ -253,12 +256,12 @@ async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
         assert await there(store, "a", "b") == [False, True]
 
 
-async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_taken_back(
+async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is_removed(
     path: Path, days: Days
 ) -> None:
 
     class Late:
-        """A database that stands still while it commits: it says nothing in time, and has it all the same."""
+        """A database that hangs while it commits: it answers too late, and has the data all the same."""
 
         is_shared = False
 
@@ -279,7 +282,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
         assert not await store.keep(response("a"))
         kept = partial(response_rows.find, tenant="t", name="a")
         assert await late.database.run(kept, 5.0, is_write=False) is not None
-        assert await there(store, "a") == [False], "nobody reads it here meanwhile"
+        assert await there(store, "a") == [False], "it has no reader here meanwhile"
         late.is_late = False
         assert await store.keep(response("b"))
         async with asyncio.timeout(60):
@@ -350,7 +353,7 @@ class SmallDisk(NamedTuple):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk of its own where that may be made; elsewhere files grow no further."""
+    """Yield a separate small disk if one can be mounted; otherwise limit the size of files."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if subprocess.run(mount, capture_output=True).returncode:
@@ -371,7 +374,7 @@ def fill(filler: Path) -> None:
 
 
 @pytest.mark.process
-async def test_a_full_disk_costs_what_ends_meanwhile_and_what_was_kept_is_read(
+async def test_a_full_disk_costs_records_that_end_meanwhile_and_stored_ones_are_read(
     disk: SmallDisk, days: Days, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(disk.folder / "responses.sqlite", days, retry_s=0.01) as store:
@@ -422,7 +425,7 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
 
 @pytest.mark.long
 @pytest.mark.parametrize("garbage", [b"\xff" * 4096, bytes(4096)])
-async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_told_that_was_not(
+async def test_whichever_page_is_damaged_new_responses_are_kept_and_no_wrong_one_is_returned(
     path: Path, days: Days, garbage: bytes
 ) -> None:
     before = [response(name, size=20_000) for name in ("first", "second", "third")]
@@ -479,7 +482,7 @@ async def test_a_row_that_cannot_be_read_at_the_start_keeps_no_process_from_keep
         assert await there(store, "b") == [True]
 
 
-async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_told(
+async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_sent(
     path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(path, days) as store:
@@ -505,7 +508,7 @@ async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_told
         assert await store.after(found, 0) == (made.events, True)
 
 
-async def test_a_second_process_is_told_and_takes_over_when_the_first_has_ended(
+async def test_a_second_process_is_refused_and_takes_over_when_the_first_has_ended(
     path: Path, days: Days, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(path, days) as second:
@@ -522,7 +525,7 @@ async def test_a_second_process_is_told_and_takes_over_when_the_first_has_ended(
     assert "another process" in caplog.text
 
 
-async def test_a_disk_that_stands_still_holds_up_nobody_for_long(path: Path, days: Days) -> None:
+async def test_a_disk_that_hangs_delays_no_caller_for_long(path: Path, days: Days) -> None:
     goes_on = threading.Event()
     async with opened(path, days) as store:
         assert await store.keep(response("a"))
@@ -531,11 +534,13 @@ async def test_a_disk_that_stands_still_holds_up_nobody_for_long(path: Path, day
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
         store.timings = store.timings._replace(answer_s=1000.0)
-        async with asyncio.timeout(60):  # whoever comes then waits less
+        async with asyncio.timeout(60):  # a later request waits less
             with pytest.raises(ApiError, match="does not respond in time"):
                 await store.find("a", "t")
         goes_on.set()
         await standing
         store.timings = store.timings._replace(answer_after_fault_s=5.0)
         assert await store.keep(response("c"))
-        assert await there(store, "a", "b", "c") == [True, False, True], "what nobody waited for was not written"
+        assert await there(store, "a", "b", "c") == [True, False, True], (
+            "a response without a waiting caller was not written"
+        )

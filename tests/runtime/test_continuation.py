@@ -1,4 +1,4 @@
-"""A dead host's sequences go on with the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
+"""A dead host's sequences continue at the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -22,10 +22,10 @@ TEXT = "The pilot light burns."
 
 
 class Mortal:
-    """Launches hosts that continue `text` wherever a sequence stands; host i dies, if `dies_at` says so, after that many tokens of each."""
+    """A launcher of hosts that continue `text` from any position; host i dies after `dies_at[i]` tokens of each sequence, if set."""
 
     def __init__(self, *dies_at: int | None, text: str = TEXT, how: str = "die") -> None:
-        """`how`: "die" of those that somebody kills, "crash" of those that end by themselves."""
+        """Prepare hosts. `how`: "die" for those that are killed, "crash" for those that end by themselves."""
         self.dies_at = dies_at
         self.how = how
         self.token_ids = (*ids(text), EOS)
@@ -56,7 +56,7 @@ class Mortal:
             yield 0.0
 
 
-async def test_a_stream_goes_on_where_its_host_died(make_site: SiteMaker) -> None:
+async def test_a_stream_continues_where_its_host_died(make_site: SiteMaker) -> None:
     mortal = Mortal(5)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, {**STREAMED, "max_tokens": 100, "temperature": 0.9})
@@ -86,7 +86,7 @@ async def test_a_whole_answer_survives_as_well(make_site: SiteMaker) -> None:
         await site.is_idle()
 
 
-async def test_every_choice_goes_on_for_itself(make_site: SiteMaker) -> None:
+async def test_every_choice_continues_for_itself(make_site: SiteMaker) -> None:
     mortal = Mortal(4)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, {**HELLO, "n": 3})
@@ -99,7 +99,7 @@ async def test_every_choice_goes_on_for_itself(make_site: SiteMaker) -> None:
 
 
 @pytest.mark.parametrize("stop", ["pilot", "light"])  # the host dies after "The pil"
-async def test_a_stop_string_across_or_behind_the_cut_is_found(make_site: SiteMaker, stop: str) -> None:
+async def test_a_stop_string_across_or_after_the_cut_is_found(make_site: SiteMaker, stop: str) -> None:
     mortal = Mortal(7)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, {**HELLO, "stop": stop})
@@ -131,7 +131,7 @@ async def test_prompt_logprobs_come_once(make_site: SiteMaker, dies_at: int, aga
         await site.is_idle()
 
 
-async def test_a_sequence_that_had_not_begun_is_submitted_as_it_was(make_site: SiteMaker) -> None:
+async def test_a_sequence_that_had_not_started_is_submitted_unchanged(make_site: SiteMaker) -> None:
     mortal = Mortal(0)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, HELLO)
@@ -200,7 +200,7 @@ async def test_only_the_sequences_of_the_step_are_charged_with_a_crash(make_site
 
 
 @pytest.mark.parametrize(("suspended", "charged"), [(False, True), (True, False)])
-async def test_a_step_that_ran_out_of_its_deadline_is_charged_unless_somebody_stopped_the_process(
+async def test_a_step_past_its_deadline_is_charged_unless_the_process_was_stopped(
     make_site: SiteMaker, suspended: bool, charged: bool
 ) -> None:
     mortal = Mortal()
@@ -242,7 +242,7 @@ async def test_two_deaths_are_survived(make_site: SiteMaker) -> None:
 
 
 async def test_what_an_earlier_site_delivered_counts_at_the_next_host_too(make_site: SiteMaker) -> None:
-    """Counts and random numbers begin where the answer began, however many sites and hosts it has had."""
+    """Counts and random numbers start at the answer's beginning, for any number of earlier sites and hosts."""
     mortal = Mortal(4, 2)
     async with make_site(launcher=mortal.launcher) as site:
         sampling = SamplingParams(max_tokens=100, temperature=0.9, seed=7)
@@ -282,7 +282,7 @@ async def test_a_sequence_that_has_left_its_dead_host_counts_nowhere_while_it_wa
         await site.is_idle()
 
 
-async def test_a_stuck_hosts_sequences_go_on_too(make_site: SiteMaker) -> None:
+async def test_a_stuck_hosts_sequences_continue_too(make_site: SiteMaker) -> None:
     mortal = Mortal()
     async with make_site(launcher=mortal.launcher, engine={"step_deadline_s": 0.2}) as site:
         mortal.clients[0].answer = lambda submit: [*says("The pi", finish=None), 30]

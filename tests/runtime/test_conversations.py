@@ -1,4 +1,4 @@
-"""Conversations: a list of items that responses go on from and add to, whole, streamed and in the background."""
+"""Conversations: a list of items that responses read and extend, whole, streamed and in the background."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,7 @@ async def texts(site: Site, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
-async def test_a_response_goes_on_from_its_conversation_and_is_added_to_it(site: Site, how: dict[str, Any]) -> None:
+async def test_a_response_continues_its_conversation_and_is_added_to_it(site: Site, how: dict[str, Any]) -> None:
     name = await created(site, SAID)
     for turn, said in enumerate(("One", "Two")):
         site.engine.script = says(f"Answer {turn}")

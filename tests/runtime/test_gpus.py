@@ -1,4 +1,4 @@
-"""GPUs as NVML tells of them: counted, measured, and looked at for MIG, by a driver that is no more than these tests' own."""
+"""GPUs through NVML: counted, measured, and checked for MIG, with a driver that consists of these tests."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,10 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """`instances` of each GPU: None out of MIG mode, else whether there is one at each place."""
+    """A fake of NVML. `instances` of each GPU:
+
+    None without MIG mode, else whether there is one at each place.
+    """
 
     class NVMLError(Exception):
         pass
@@ -59,7 +62,7 @@ class FakeNvml:
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a machine with a driver."""
+    """Return the root directory of a machine with a driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()
@@ -103,7 +106,7 @@ def test_a_divided_gpu_is_left_to_the_engine_host_and_one_divided_into_nothing_i
         check_devices(["cuda:0"], root=root, read_gpus=lambda: [Gpu("NVIDIA H100", 80 * GIB, 0)])
 
 
-def test_nobody_is_asked_where_no_driver_is_loaded_or_the_user_names_the_devices(
+def test_no_driver_is_asked_if_none_is_loaded_or_the_user_names_the_devices(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never() -> None:

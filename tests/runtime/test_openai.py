@@ -109,7 +109,7 @@ async def test_max_tokens_leaves_the_rest_of_the_context_by_default(site: Site) 
     assert submit.sampling.max_tokens == site.engine.context_length - len(submit.prompt_token_ids)
 
 
-async def test_length_is_told_as_such(site: Site) -> None:
+async def test_length_is_reported_as_such(site: Site) -> None:
     site.engine.script = says("abc", finish="length")
     answer = await call(site.app, CHAT, {**HELLO, "max_completion_tokens": 3})
     assert site.engine.submits[0].sampling.max_tokens == 3
@@ -147,7 +147,7 @@ async def test_penalties_and_biases_reach_the_engine(site: Site) -> None:
         assert sampling.logit_bias == ((65, -100.0), (7, 2.5))
 
 
-async def test_a_repetition_penalty_of_zero_is_none(site: Site) -> None:
+async def test_a_repetition_penalty_of_zero_means_none(site: Site) -> None:
     await call(site.app, CHAT, {**HELLO, "repetition_penalty": 0, "presence_penalty": None})
     assert not site.engine.submits[-1].sampling.adjusts_logits
 
@@ -180,7 +180,7 @@ async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: Si
         ({"top_k": 0}, "top_k", None),
         ({"top_k": -1}, "top_k", None),
         ({"min_p": 0.0}, "min_p", 0.0),
-        ({"top_p": 0.0}, "top_p", 1e-6),  # the most likely token alone
+        ({"top_p": 0.0}, "top_p", 1e-6),  # only the most likely token
         ({"temperature": None, "top_p": None}, "temperature", 1.0),
     ],
 )
@@ -451,7 +451,7 @@ async def test_a_user_cannot_open_a_turn_of_the_system(site: Site) -> None:
 
 
 def bytes_of(site: Site) -> bytes:
-    """The text of the last prompt."""
+    """Return the text of the last prompt."""
     from tests.fakes import TOKENIZER
 
     return TOKENIZER.decode(list(site.engine.submits[-1].prompt_token_ids), skip_special_tokens=False).encode()

@@ -76,7 +76,7 @@ async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> 
 
 @pytest.mark.process
 async def test_arguments_reach_the_client_as_they_were_written(site: Site) -> None:
-    """On one line, whatever numbers they hold: here one that no float holds and one that no 64 bits do."""
+    """They are on one line, with any numbers: here one that no float holds and one that no 64 bits do."""
     written = '{\n"a": 1e999,\n"b": 123456789012345678901234567890}'
     site.engine.script = says(f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>')
     tools = [{"name": "f"}]
@@ -154,7 +154,7 @@ async def test_a_list_of_models_has_pages_and_an_end(make_site: SiteMaker, model
 
 
 @pytest.mark.process
-async def test_why_an_answer_has_ended_is_told(site: Site) -> None:
+async def test_the_reason_of_an_answers_end_is_reported(site: Site) -> None:
     for text, finish, reason in (
         ("Hello", "stop", "stop"),
         ("Hello", "length", "length"),
@@ -177,7 +177,7 @@ async def test_a_request_may_refuse_to_wait(site: Site, monkeypatch: pytest.Monk
         assert "retry-after" in refused.headers
 
 
-async def test_tasks_schemas_and_tokens_are_told_in_envelopes(site: Site) -> None:
+async def test_tasks_schemas_and_tokens_are_returned_in_envelopes(site: Site) -> None:
     base = "/client/v4/accounts/acc1/ai"
     tasks = (await call(site.app, f"{base}/tasks/search")).json["result"]
     assert [task["name"] for task in tasks] == ["Text Generation", "Text Embeddings", "Text Classification"]

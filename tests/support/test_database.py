@@ -1,4 +1,4 @@
-"""SQLite: one piece of work after another, within its time, undone where it was left, and every refusal by name."""
+"""SQLite: one operation after another, within its time, rolled back if abandoned, and every refusal by name."""
 
 import asyncio
 import sqlite3
@@ -93,7 +93,7 @@ async def test_a_statement_that_takes_too_long_is_stopped_by_name_and_the_next_o
         await database.run(lambda connection: connection.execute("SELECT * FROM other"))
 
 
-async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(database: Database) -> None:
+async def test_work_without_waiting_callers_is_stopped_or_never_started(database: Database) -> None:
     started = threading.Event()
     done: list[str] = []
 
@@ -165,7 +165,7 @@ async def test_a_file_that_cannot_be_set_up_is_tried_again_by_the_next_work(tmp_
     await database.close()
 
 
-async def test_whoever_opens_the_same_file_shares_it_and_the_later_are_closed_first(tmp_path: Path) -> None:
+async def test_all_that_open_the_same_file_share_it_and_the_later_are_closed_first(tmp_path: Path) -> None:
     closed: list[str] = []
 
     class Opened:
@@ -217,14 +217,14 @@ async def test_a_limit_is_counted_from_the_works_own_beginning(database: Databas
     assert (await slow, await quick) == (None, [])
 
 
-async def test_a_text_that_is_none_is_told_as_sqlite_does(database: Database) -> None:
+async def test_an_invalid_text_is_reported_as_by_sqlite(database: Database) -> None:
     with pytest.raises(sqlite3.OperationalError, match="decode"):
         await database.run(lambda connection: connection.execute("SELECT CAST(x'ff' AS TEXT)").fetchone())
 
 
 def test_tables_of_an_earlier_version_are_brought_forward_and_keep_their_rows(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE t (n INTEGER)")  # before versions were noted
+        connection.execute("CREATE TABLE t (n INTEGER)")  # from before versions were recorded
         insert(connection)
         forward = ["ALTER TABLE t ADD COLUMN word TEXT DEFAULT 'a'", "UPDATE t SET word = word || 'b'"]
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Each word of the error table speaks both dialects."""
+"""Each word of the error table has a form in both dialects."""
 
 import orjson
 import pytest
@@ -42,7 +42,7 @@ def test_a_workers_ai_body_is_the_documented_envelope() -> None:
         ("overloaded", 529, "overloaded_error"),
         ("draining", 529, "overloaded_error"),
         ("upstream_timeout", 504, "timeout_error"),
-        ("conflict", 409, "invalid_request_error"),  # those for which Anthropic has no type of its own
+        ("conflict", 409, "invalid_request_error"),  # those for which Anthropic has no separate type
         ("headers_too_large", 431, "invalid_request_error"),
         ("not_implemented", 501, "api_error"),
         ("upstream_lost", 502, "api_error"),
@@ -62,7 +62,7 @@ def test_retry_after_is_at_least_one_second() -> None:
     assert ApiError("overloaded", "Full.").headers() == []
 
 
-def test_a_limit_per_minute_is_told_in_openais_headers() -> None:
+def test_a_limit_per_minute_is_sent_in_openais_headers() -> None:
     error = ApiError("quota_exceeded", "Too many.", retry_after_s=7.4, rate_limit=RateQuota("tokens", 1000.0))
     assert error.headers()[1:] == [
         ("x-ratelimit-limit-tokens", "1000"),
@@ -71,7 +71,7 @@ def test_a_limit_per_minute_is_told_in_openais_headers() -> None:
     ]
 
 
-def test_the_path_tells_the_dialect() -> None:
+def test_the_path_decides_the_dialect() -> None:
     assert dialect_of("/client/v4/accounts/a/ai/run/m") is Dialect.WORKERS_AI
     assert dialect_of("/v1/models") is Dialect.OPENAI
 

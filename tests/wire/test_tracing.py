@@ -1,4 +1,4 @@
-"""Spans within one process: whose part each is, what an error makes of it, and where they are sent."""
+"""Spans within one process: their parents, errors, and destination."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ class Failed(Exception):
 @pytest.fixture
 def spans() -> Iterator[Spans]:
     made = Spans("http://127.0.0.1:9", "service", "1", site="ams1")
-    made._provider._active_span_processor._span_processors = ()  # nothing is sent
+    made._provider._active_span_processor._span_processors = ()  # nothing is exported
     yield made
     made.close()
 
@@ -36,7 +36,7 @@ def test_work_in_a_scope_is_a_part_of_its_span_until_it_ends(spans: Spans) -> No
 
 
 @pytest.mark.parametrize(("error", "why"), [(Failed(), "overloaded"), (KeyError("k"), "KeyError")])
-def test_an_error_marks_its_span_and_goes_on(spans: Spans, error: Exception, why: str) -> None:
+def test_an_error_marks_its_span_and_is_raised_on(spans: Spans, error: Exception, why: str) -> None:
     with pytest.raises(type(error)), spans.within("work", {}, "server", {}) as span:
         raise error
     assert span.attributes["error.type"] == why  # type: ignore[attr-defined]

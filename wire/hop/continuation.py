@@ -31,7 +31,7 @@ TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 
 
 class ContinuationError(ValueError):
-    """The other side sent an invalid resume point, answer's name or delivery; the message says which."""
+    """The other side sent an invalid resume point, answer's name or delivery; the message names it."""
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +41,7 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
     token_ids: TokenIds
     finish_reason: FinishReason | None = None
     cached_tokens: Annotated[int, Meta(ge=0)] = 0  # of the prompt, as the answer's usage will say
-    num_events: Annotated[int, Meta(ge=0)] = 0  # of the answer up to here, in a dialect that numbers them
+    num_events: Annotated[int, Meta(ge=0)] = 0  # number of events so far, in a dialect that numbers them
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # of all prompts
     reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far
     drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise, at this site
@@ -50,7 +50,7 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):
-    """All that a client has of one choice."""
+    """The delivered part of one choice."""
 
     token_ids: TokenIds = ()
     finish_reason: FinishReason | None = None
@@ -69,9 +69,9 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerName(NamedTuple):
-    """The values that make two halves one answer."""
+    """The values that two sites need to produce one answer."""
 
-    seed: int  # where the request has none
+    seed: int  # if the request has none
     created: int
     nonce: str
 
@@ -124,7 +124,7 @@ def with_resume_point(events: bytes, point: ResumePoint) -> bytes:
 
 
 def strip_resume_point(raw: bytes) -> tuple[bytes, ResumePoint | None]:
-    """Return one event as its client is to see it, and its resume point. Raises ContinuationError."""
+    """Return one event without its resume point, and the resume point. Raises ContinuationError."""
     if not raw.startswith(_POINT):
         return raw, None
     line, _, event = raw.partition(b"\n")

@@ -19,7 +19,7 @@ KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
 MOST_WAITING = 100_000  # requests of one owner
 MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
-MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
+MOST_BATCHES = 10_000  # batches of one owner, with those that ended within the day
 MOST_BYTES = 512 << 20  # files of one owner
 PART_BYTES = 1 << 20  # bytes read at once
 OUT_OF_TIME, CANCELLED = 0, -1  # in place of an answer's status
@@ -52,7 +52,7 @@ class StoredBatch(NamedTuple):
     owner: str
     key: str  # the name of the key with which it was made; empty if unknown
     path: str
-    input_file: str  # empty: it came with its requests
+    input_file: str  # empty if the requests were in the body
     created_s: int
     expires_s: int
     cancelled_s: int | None = None
@@ -109,7 +109,7 @@ class BatchStore:
     def add_file(
         self, owner: str, name: str, purpose: str, content: bytes, now_s: int, keep_s: int = KEPT_S
     ) -> StoredFile:
-        """Raises ApiError where the owner has as much as is kept."""
+        """Raises ApiError if the owner has as much as is kept."""
         with self._connection as connection:
             row = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
@@ -188,7 +188,7 @@ class BatchStore:
         return [StoredFile(*row) for row in found]
 
     def add(self, batch: StoredBatch, lines: Sequence[AskedLine]) -> StoredBatch:
-        """Raises ApiError where too much of the owner's waits already, or is kept."""
+        """Raises ApiError if too much of the owner's waits already, or is kept."""
         with self._connection as connection:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
             if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:

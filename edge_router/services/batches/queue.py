@@ -27,7 +27,7 @@ from pilotlight.wire.errors import ApiError
 IDLE_BELOW = 8  # requests in progress at a site, of all owners
 LOOK_EVERY_S = 0.5  # at sites' status, which is a second old
 SWEEP_EVERY_S = 60.0
-TRIES_OF_ERRORS = 3  # of a request that fails at sites that took it
+TRIES_OF_ERRORS = 3  # attempts of a request that fails at sites
 FIRST_WAIT_S = 1.0  # before a second try; twice that before the next
 LONGEST_WAIT_S = 60.0
 TRY_LATER = (429, 502, 503)  # nothing was wrong with the request: until the batch's time is over
@@ -134,7 +134,7 @@ class BatchQueue:
         return min(lanes, key=lambda lane: (turns[lane.owner], lane.turn), default=None)
 
     def _has_room(self, model: str, num_open: int) -> bool:
-        """`num_open`: requests for the model that are under way."""
+        """`num_open`: requests for the model that are in progress."""
         sites = [each for each in self._proxy.selector.backends.values() if each.state == "healthy"]
         serving = [each for each in sites if each.view().model(model) is not None] or sites
         return num_open < IDLE_BELOW * len(serving) and any(_is_idle(each) for each in serving)
@@ -216,7 +216,7 @@ class BatchAnswer:
     """A request of a batch, towards the proxy: a client that never leaves, and keeps its answer."""
 
     address = ""
-    is_streaming = False  # such a request is refused where its batch is made
+    is_streaming = False  # a streamed request is refused when its batch is made
 
     def __init__(self, head: Head, request_id: str) -> None:
         self.head = head

@@ -53,7 +53,7 @@ _RUN = re.compile(r"^/client/v4/accounts/(?P<account>[^/]+)/ai/run/(?P<model>.+)
 
 class BatchRoutes:
     def __init__(self, proxy: Proxy, queue: BatchQueue | None) -> None:
-        """`queue`: None where the router has no directory to keep one in."""
+        """`queue`: None if the router has no directory to keep one in."""
         self._proxy = proxy
         self._queue = queue
 
@@ -122,7 +122,7 @@ class _Asked:
         found = _PATH.match(head.path) or _RUN.match(head.path)
         assert found is not None, "service_table.py has looked"
         self._found = found.groupdict()
-        self.ignored: list[str] = []  # fields that mean nothing here
+        self.ignored: list[str] = []  # fields without a meaning here
         self._queue = queue
         self._head = head
         self._body = body
@@ -237,7 +237,7 @@ class _Asked:
         return batch_fields(*await queue.do(queue.store.batch, name, self._owner))
 
     async def _run(self) -> Fields | StoredBatch:
-        """A batch of Workers AI's: `requests` to begin one, `request_id` to ask for its answers."""
+        """A Workers AI body: `requests` starts a batch, `request_id` reads its answers."""
         queue, model = self._queue, self._found["model"]
         fields = await queue.do(read_object, self._body)
         name = fields.get("request_id")
@@ -275,7 +275,7 @@ def _lifetime(asked: object, param: str) -> int:
     if asked == {}:
         return KEPT_S
     anchor, seconds = (asked.get("anchor"), asked.get("seconds")) if isinstance(asked, dict) else (None, None)
-    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():  # as a form has it
+    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():  # in the form of a form field
         seconds = int(seconds[:10])
     if anchor != "created_at" or type(seconds) is not int or not LEAST_KEPT_S <= seconds <= KEPT_S:
         sentence = f'{param} must have the anchor "created_at" and from {LEAST_KEPT_S} to {KEPT_S} seconds, for which files are kept here'

@@ -49,7 +49,7 @@ class ObjectMigrations:
     """The migrations of one version, and the objects in a directory."""
 
     def __init__(self, directory: Path, migrations: Sequence[Migration], classes: Collection[str]) -> None:
-        """`classes`: those that the version binds."""
+        """Migrate the classes of one function; `classes` are those that the version binds."""
         self._directory = directory
         self._migrations = migrations
         self._classes = classes
@@ -102,7 +102,7 @@ class ObjectMigrations:
             shutil.rmtree(self._of(deleted), ignore_errors=True)
 
     def note(self, migration: Migration) -> None:
-        """Note a migration as done. A crash before this repeats it, and it then finds nothing to do."""
+        """Record a migration as done. A crash before this repeats it, and it then finds nothing to do."""
         record = self.record()
         record.note(migration, self._classes)
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -75,9 +75,10 @@ class D1Database(Binding):
         return self._database.history
 
     async def restore(self, bookmark: Bookmark) -> Bookmark:
-        """Restore the content at a bookmark, as one commit; return the bookmark of the content before it.
+        """Restore earlier content as one commit, for operators; return the bookmark of the present content.
 
-        For operators. Raises HistoryError, BindingError."""
+        Raises HistoryError, BindingError.
+        """
         with tempfile.TemporaryDirectory(prefix="pilotlight-") as folder:
             built = Path(folder) / "database.sqlite"
             await asyncio.to_thread(self.history.build, bookmark, built)

@@ -71,7 +71,7 @@ class FileStore:
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
     ) -> "tuple[ObjectHead, ByteRange, FileContent | None] | None":
-        """Return the object and its bytes; no bytes where a condition fails."""
+        """Return the object and its bytes; no bytes if a condition fails."""
         while True:
             head = await self.head(key)
             if head is None:
@@ -219,7 +219,7 @@ class FileStore:
             raise self._quota.full()
 
     async def _commit(self, work: Work[T], write: OpenWrite | None = None) -> T:
-        """Change the index. Afterwards it counts the bytes of `write`."""
+        """Change the index, and count the bytes of `write` from its new state."""
 
         def counted(connection: Connection) -> T:
             result = work(connection)

@@ -1,7 +1,8 @@
-"""The Cache API: responses of each function in this site's memory, evicted by least recent use.
+"""The Cache API of functions: responses in this site's memory, separate for each function.
 
-The response's headers decide whether and how long it is stored, by https://developers.cloudflare.com/workers/runtime-apis/cache. Without such headers
-its status decides: https://developers.cloudflare.com/cache/how-to/configure-cache-status-code.
+Storage and its time follow a response's headers as documented for the platform (https://developers.cloudflare.com/workers/runtime-apis/cache) or,
+without such headers, its status (https://developers.cloudflare.com/cache/how-to/configure-cache-status-code). The least recently used response is
+evicted first.
 """
 
 import time

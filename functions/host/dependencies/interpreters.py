@@ -25,8 +25,8 @@ from pilotlight.functions.manifest import ManifestError, read_toml
 
 log = logging.getLogger("pilotlight.function")
 
-MINORS = (11, 12, 13, 14)  # of Python 3, that functions may run on
-NEEDED = ("msgspec>=0.19",)  # of ours, by a zygote
+MINORS = (11, 12, 13, 14)  # minor versions of Python 3 that functions may use
+NEEDED = ("msgspec>=0.19",)  # packages that our zygote needs
 
 
 class Interpreter(NamedTuple):
@@ -73,7 +73,7 @@ class InterpreterZygote:
                     libraries = await self._layers.get(NEEDED, self._wanted)
                     self._zygote = SiteZygote(self._wanted.path, libraries)
                     self._zygote.start()
-                except Exception as error:  # whatever another Python's installer says
+                except Exception as error:  # the installer of another Python may raise anything
                     self._has_failed = True
                     log.warning(
                         "Python %s cannot be used: %s; the site's own runs instead", self._wanted.version, error

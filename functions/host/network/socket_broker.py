@@ -18,7 +18,7 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.host.subrequests import Dial, Subrequests
 
 MAX_QUESTION_BYTES = 2048
-MAX_OPEN = 64  # questions of one isolate that wait for their answers
+MAX_OPEN = 64  # unanswered requests of one isolate
 READ_AT_ONCE = 16
 
 
@@ -66,7 +66,7 @@ class SocketBroker:
     def _begin(self, data: bytes, fd: int) -> None:
         try:
             reply = socket.socket(fileno=fd)
-        except OSError:  # it is no socket
+        except OSError:  # not a socket
             os.close(fd)
             return
         reply.setblocking(False)

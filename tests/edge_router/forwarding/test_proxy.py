@@ -1,4 +1,4 @@
-"""What a site answers reaches the client as it is, while it comes, and connections are used again."""
+"""A site's response reaches the client unchanged, as it arrives, and connections are reused."""
 
 import asyncio
 import io
@@ -41,7 +41,7 @@ async def test_a_stream_passes_through_byte_for_byte_with_the_decision_in_a_head
         assert running.counted("pilotlight_router_time_to_first_token_seconds_count", site="ams1") == 1
 
 
-async def test_a_sites_own_decision_stands_behind_the_routers() -> None:
+async def test_a_sites_own_decision_follows_the_routers() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = answer(200, {}, x_pilotlight_route="prompt=engine 0; here=480.0; there=120.5")
         async with running.chat(stream=False) as response:
@@ -163,14 +163,14 @@ async def test_many_streams_at_once_each_get_their_own_bytes() -> None:
 
 
 async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """The last chunk of the body follows the last event in a packet of its own."""
+    """Send the last chunk of the body in a packet after that of the last event."""
     response = await begin(request)
     await response.write(DONE)
     await asyncio.sleep(0.03)
     return response
 
 
-async def test_a_fault_of_the_router_itself_is_told_and_counted_and_frees_what_was_under_way(
+async def test_a_fault_of_the_router_itself_is_reported_and_counted_and_frees_its_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sites("ams1") as fakes, router(fakes) as running:

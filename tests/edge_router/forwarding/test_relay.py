@@ -1,4 +1,4 @@
-"""What reaches the client of a stream that is lost at any byte, and of a site that sends what no site should."""
+"""The bytes for a client of a stream that is lost at any byte, and of a site that sends invalid events."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ from pilotlight.wire.sse import DONE, HEARTBEAT, Event, EventDecoder, encode_eve
 
 @dataclass(frozen=True)
 class Piece:
-    """What a site writes at once: some tokens of one choice, as some events."""
+    """One write of a site: some tokens of one choice, as some events."""
 
     choice: int
     num_tokens: int
@@ -45,7 +45,10 @@ PIECES = st.lists(st.builds(Piece, st.integers(0, 2), st.integers(1, 3), st.inte
 
 
 def tell(pieces: list[Piece], delivered: tuple[Delivered, ...] = ()) -> bytes:
-    """A site's stream: each event says how many tokens of its choice came before the piece, so that a repetition or a gap shows."""
+    """Return a site's stream.
+
+    Each event contains how many tokens of its choice came before the piece, so that repetitions and gaps show.
+    """
     skipped = {choice: len(has.token_ids) for choice, has in enumerate(delivered)}
     position = dict.fromkeys(range(3), 0)
     stream = HEARTBEAT
@@ -66,7 +69,7 @@ def said(events: list[Event]) -> list[bytes]:
 
 
 def relayed(log: DeliveryLog, stream: bytes, chunk: int | None = None) -> tuple[bytes, list[RelayEvent]]:
-    """What the client is told of a site's stream, fed in pieces of that size, and what else follows from it."""
+    """Return the bytes for the client of a site's stream, fed in pieces of `chunk` bytes, and all other events."""
     relay, client, others = StreamRelay(log, is_resumable=True), b"", list[RelayEvent]()
     step = chunk or max(1, len(stream))
     for start in range(0, len(stream), step):
@@ -87,7 +90,7 @@ def delivered(log: DeliveryLog) -> Delivery:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(PIECES, st.integers(1, 40))
-def test_a_stream_lost_at_any_byte_is_told_once_and_whole(pieces: list[Piece], chunk: int) -> None:
+def test_a_stream_lost_at_any_byte_is_delivered_once_and_whole(pieces: list[Piece], chunk: int) -> None:
     stream = tell(pieces)
     undisturbed = said(EventDecoder().feed(relayed(DeliveryLog(), stream)[0]))
     assert undisturbed[-1] == DONE
@@ -127,7 +130,7 @@ def test_nothing_of_the_side_field_and_nothing_without_a_resume_point_reaches_th
     assert client.count(b"data: a") == before[: last + 1].count(b"data: a\n\n")
 
 
-def test_an_answer_that_is_too_long_to_be_told_to_another_site_is_not_continued(
+def test_an_answer_too_long_to_be_handed_to_another_site_is_not_continued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = DeliveryLog()
@@ -140,7 +143,7 @@ def test_an_answer_that_is_too_long_to_be_told_to_another_site_is_not_continued(
         log.delivery()
 
 
-def test_a_choice_that_has_ended_does_not_go_on() -> None:
+def test_a_choice_that_has_ended_does_not_continue() -> None:
     log = DeliveryLog()
     client, others = relayed(log, b':pl [0,[1],"stop",0]\ndata: a\n\n:pl [0,[2],null,0]\ndata: b\n\n')
     assert client == b"data: a\n\n"
@@ -228,7 +231,7 @@ def test_every_dialects_error_is_found_and_nothing_else_is_one(body: bytes, erro
     assert error_of(body) == error
 
 
-def test_an_answer_has_begun_with_its_first_event_that_is_no_comment() -> None:
+def test_an_answer_has_started_with_its_first_event_that_is_no_comment() -> None:
     for is_resumable in (True, False):
         relay = StreamRelay(DeliveryLog(), is_resumable=is_resumable)
         assert (relay.has_data, relay.num_events) == (False, 0)

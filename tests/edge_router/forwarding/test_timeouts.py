@@ -1,4 +1,4 @@
-"""One look over all that is waited for: who is looked at, how often, and what a standstill of this process means to them."""
+"""One timer for all waits: which are looked at, how often, and the effect of a pause of this process."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ NEVER = float("-inf")
 class Waiting:
     def __init__(self) -> None:
         self.looks: list[tuple[float, float]] = []
-        self.leaving: set[Waiting] | None = None  # of the watched: all of them, when this one is looked at
+        self.leaving: set[Waiting] | None = None  # the watched requests, which all end when this one is looked at
 
     def look(self, now: float, awake_since: float) -> None:
         self.looks.append((now, awake_since))
@@ -35,7 +35,7 @@ async def running(watch: SilenceWatch) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_all_are_looked_at_again_and_again_and_who_has_left_is_not() -> None:
+async def test_all_waits_are_looked_at_repeatedly_and_ended_ones_are_not() -> None:
     watch = SilenceWatch(0.001)
     all_of_them = [Waiting() for _ in range(2 * LOOKED_AT_ONCE + 1)]
     watch.watched.update(all_of_them)
@@ -85,7 +85,7 @@ async def test_whatever_else_has_come_goes_between() -> None:
     assert firsts[0] < firsts[1] < firsts[2]
 
 
-async def test_who_leaves_while_others_are_looked_at_is_not_looked_at_any_more() -> None:
+async def test_a_wait_that_ends_while_others_are_looked_at_is_not_looked_at_any_more() -> None:
     watch = SilenceWatch(0.001)
     each_ends_the_others: list[Waiting] = [Waiting() for _ in range(LOOKED_AT_ONCE // 2)]
     for each in each_ends_the_others:
@@ -97,7 +97,7 @@ async def test_who_leaves_while_others_are_looked_at_is_not_looked_at_any_more()
     assert sum(len(each.looks) for each in each_ends_the_others) == 1
 
 
-async def test_a_standstill_of_this_process_is_told_and_ordinary_delays_are_none(
+async def test_a_standstill_of_this_process_is_reported_and_ordinary_delays_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timeouts, "LOOK_AGAIN_S", 0.05)
@@ -109,7 +109,7 @@ async def test_a_standstill_of_this_process_is_told_and_ordinary_delays_are_none
         before = time.monotonic()
         time.sleep(0.08)  # noqa: ASYNC251
         stood_until = time.monotonic()
-        while waiting.looks[-1][1] < stood_until:  # a busy machine may have stood still before, too
+        while waiting.looks[-1][1] < stood_until:  # a busy machine may have paused before, too
             await asyncio.sleep(0.001)
     now, awake_since = waiting.looks[-1]
     assert before < stood_until <= awake_since <= now

@@ -1,4 +1,4 @@
-"""Conversations find their home: by name, by fingerprint, after a branch; and never across tenants (I4)."""
+"""Conversations return to their home: by name, by fingerprint, after a branch; and never across tenants (I4)."""
 
 from collections import OrderedDict
 
@@ -163,7 +163,7 @@ def test_a_conversation_that_moved_is_found_at_its_new_home() -> None:
 
 
 class PlainTable:
-    """What a table should know, as lists: of each digest the sites that were told, the newest first, each with its time and the newest count."""
+    """A table's expected content, as lists: the sites of each digest, the newest first, each with its time, and the newest count."""
 
     def __init__(self, ttl_s: float) -> None:
         self.told: OrderedDict[bytes, tuple[dict[str, float], int]] = OrderedDict()
@@ -215,7 +215,7 @@ ASKED = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(ASKED, st.sampled_from("abcdef"), st.sampled_from([0.0, 1.0, 30.0, 60.0])), max_size=20))
-def test_a_table_knows_who_was_told_last_and_for_how_long(
+def test_a_table_knows_the_last_site_and_for_how_long(
     steps: list[tuple[ConversationFingerprint, str, float]],
 ) -> None:
     sessions, clock = table(entries=5)

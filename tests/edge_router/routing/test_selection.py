@@ -1,4 +1,4 @@
-"""Choosing sites without any: what failures and answers say of a site, when a stream had better leave one, and what a client is told in the end."""
+"""Choosing sites without real ones: the effect of failures and answers, when to leave a stream's site, and the final error for a client."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ INFINITE = float("inf")
 
 
 class Site:
-    """A site as the selector knows it, which notes what it is told."""
+    """A site as the selector sees it, which records its calls."""
 
     def __init__(self, name: str, **fields: Any) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Site:
         self.told.append(("first token", expected_ms, actual_ms))
 
     def refused(self) -> None:
-        """As a ticket is told."""
+        """Record a refusal, as a ticket does."""
         self.told.append(("ticket",))
 
     sent_at = 7.0
@@ -73,7 +73,7 @@ class Metrics:
 
 
 class InOrder:
-    """All that are healthy, as they come."""
+    """A policy that keeps the order of all healthy sites."""
 
     def rank(self, request: RouteRequest, backends: list[BackendView]) -> list[Preference]:
         return [
@@ -178,14 +178,14 @@ def test_a_site_that_is_wished_for_comes_first_and_may_not_decline() -> None:
     assert [(each.backend.name, each.reason) for each in ranking] == [("ams1", "next")]
 
 
-def test_a_model_has_its_own_name_behind_an_alias_and_behind_an_adapter() -> None:
+def test_a_model_has_its_own_name_for_an_alias_and_for_an_adapter() -> None:
     choosing = selector(Site("ams1", status=None), Site("iad1", model={"aliases": ("@x/ember",)}))
     names = [choosing.own_names(name) for name in ("ember", "@x/ember", "ember:french", "@x/ember:a", "none", "none:a")]
     assert names == [("ember", ""), ("ember", ""), ("ember", "french"), ("ember", "a"), ("none", ""), ("none:a", "")]
     assert choosing.own_name("@x/ember:a") == "ember"
 
 
-def test_who_has_nowhere_to_go_is_told_what_was_tried_and_when_to_come_back() -> None:
+def test_a_request_without_a_site_learns_which_were_tried_and_when_to_come_back() -> None:
     sites = Site("ams1", state="unhealthy"), Site("iad1", state="draining")
     error = selector(*sites).nothing_left(asked(), {})
     assert (error.word, error.retry_after_s) == ("no_site_available", 1.0)
@@ -211,7 +211,7 @@ def pace(
     retries: int = 9,
     relay: RelayConfig = RELAY,
 ) -> AttemptPace:
-    """Of a request at ams1, beside which there are others."""
+    """Return the pace of a request at ams1, with alternatives to that site."""
     own_site = Site("ams1", **(own or {}))
 
     class Budget:
@@ -269,7 +269,7 @@ def test_a_request_leaves_a_site_before_its_first_token_while_it_has_tries_and_o
     assert not pace(RequestState(asked("/fn/hello"), RELAY, 0.0), Site("iad1")).may_leave(), "a function may be at work"
     cut = streaming()
     cut.cut("iad1", StreamLost("closed", "why"), 0.0)
-    assert pace(cut, retries=0).may_leave(), "a stream that has begun is tried to its end"
+    assert pace(cut, retries=0).may_leave(), "a stream that has started is tried to its end"
 
 
 def test_only_a_stream_of_a_model_that_is_awake_and_measured_is_held_to_a_first_token() -> None:
@@ -361,12 +361,12 @@ async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_t
     failed(proxied, "ams1", kind="refused")
     assert await next_name(choosing, proxied) == "iad1"
     failed(proxied, "iad1")
-    assert await next_name(choosing, proxied) == "iad1", "who has refused is not asked again"
+    assert await next_name(choosing, proxied) == "iad1", "a site that refused is not tried again"
     clock.advance(RELAY.continue_within_s)
     assert await next_name(choosing, proxied) is None
 
 
-async def test_a_sleeping_model_is_told_that_it_may_be_wanted_at_the_first_try_and_where_there_is_a_choice() -> None:
+async def test_a_sleeping_model_gets_a_hint_at_the_first_try_and_if_there_is_a_choice() -> None:
     for sites, is_first, told in (
         (("ams1", "iad1"), True, [("ember", 2)]),
         (("ams1", "iad1"), False, []),

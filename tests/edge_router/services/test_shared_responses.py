@@ -1,4 +1,4 @@
-"""Routers that share kept responses, in a real PostgreSQL: what one keeps or makes all know, and what one that is gone was making has failed."""
+"""Routers that share stored responses in a real PostgreSQL: each sees the others', and fails those of a router that is gone."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def response(name: str, *, tenant: str = "t", size: int = 10, status: str = "com
 
 
 async def started(store: ResponseStore, name: str) -> KeptResponse:
-    """Begin one that is made until somebody ends it."""
+    """Start a response that runs until it is ended."""
     made = response(name, status="in_progress")
     await store.begin(made)
 
@@ -116,7 +116,10 @@ def ask_number(server: Postgres, name: str) -> int:
 
 
 def time_passes(server: Postgres, lost: ResponseStore, watching: ResponseStore) -> None:
-    """Be past the time after which a router that is gone is missed by another one, which has been there all the while."""
+    """Advance past the time after which another router misses a lost one.
+
+    The watching one has been there all the time.
+    """
     ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost._maker}'")
     ask(server, f"UPDATE response_makers SET since_s = since_s - {EXPIRES_S + 1} WHERE maker = '{watching._maker}'")
 
@@ -220,7 +223,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "it can be asked again"
 
-        a._confirming = None  # it is back, and says first how one of them has ended
+        a._confirming = None  # it is back, and first reports how one of them has ended
         await a.end(ending, response("2").fields, b"data: end\n\n")
         assert ending.fields["status"] == "failed"
         assert ending.is_settled
@@ -243,7 +246,7 @@ async def test_a_router_that_stops_leaves_what_it_was_making_failed_for_the_othe
         assert (events, is_last) == (made.events, True)
 
 
-async def test_all_that_routers_keep_has_one_limit_and_who_has_most_makes_room(server: Postgres) -> None:
+async def test_all_that_routers_keep_has_one_limit_and_the_largest_owner_makes_room(server: Postgres) -> None:
     async with opened(server, 100_000) as a, opened(server, 100_000) as b:
         assert await a.keep(response("quiet", tenant="u"))
         for i in range(40):
@@ -266,7 +269,7 @@ async def test_after_its_days_a_response_is_gone(server: Postgres) -> None:
 
 
 async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: Postgres) -> None:
-    """Deletions of what others go on from meanwhile, and all of it under a limit that makes room."""
+    """They delete responses that others continue meanwhile, all under a limit that evicts."""
     async with opened(server) as a, opened(server) as b:
         for i in range(20):
             assert await a.keep(response(f"first{i}"))
@@ -283,7 +286,7 @@ async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: 
 
 
 @pytest.mark.parametrize("fails", ["killed", "stopped"])
-async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_waits_long(
+async def test_a_database_that_is_away_costs_records_that_end_meanwhile_and_no_long_waits(
     server: Postgres, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fail, mend = (server.kill, server.start) if fails == "killed" else (server.stop, server.go_on)
@@ -298,7 +301,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
                 with pytest.raises(ApiError) as refused:
                     await a.begin(response("refused", status="queued"))
                 assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
-                assert "pilotlight-pg" not in refused.value.message, "clients are told of no host"
+                assert "pilotlight-pg" not in refused.value.message, "clients see no host name"
                 assert "cannot be read or written right now: their database" in refused.value.message
                 with pytest.raises(ApiError):
                     await b.after(response("made", status="in_progress"), 0)
@@ -308,7 +311,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
             assert len(errors) == 2, "once for each router, not for each that fails"
             ending = asyncio.create_task(a.end(made, response("made").fields, b"data: 0\n\n"))
             await asyncio.wait({ending})
-            assert made.fields["status"] == "completed", "who reads it here is told"
+            assert made.fields["status"] == "completed", "a reader here gets it"
         finally:
             await asyncio.to_thread(mend)
         for store in (a, b):
@@ -372,7 +375,7 @@ async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgre
 
 
 async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Postgres) -> None:
-    """As where the answer to its beginning was lost: nobody knows its name."""
+    """This happens if the answer to its start was lost: its name is unknown."""
     async with opened(server) as a:
         refused, made = response("refused", status="queued"), await started(a, "made")
         assert await a.keep(refused)
@@ -410,7 +413,7 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(server: Postgres, leaves: bool) -> None:
+async def test_work_without_waiting_callers_delays_no_other(server: Postgres, leaves: bool) -> None:
     async with opened(server) as a:
         assert await a.keep(response("before"))
         await stop(a)
@@ -442,7 +445,7 @@ async def test_a_router_that_stands_still_amid_its_turn_loses_it(
 
 
 @pytest.mark.long
-async def test_who_waits_for_a_turn_that_does_not_come_keeps_no_connection_for_it(
+async def test_a_waiter_for_a_turn_that_does_not_come_keeps_no_connection_for_it(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_responses, "_TURN", shared_responses._TURN.replace("'3s'", "'1s'"))
@@ -488,7 +491,7 @@ async def two_routers(
         yield fakes[0], files, session
 
 
-async def test_clients_go_on_at_another_router_and_are_told_when_one_was_killed(
+async def test_clients_continue_at_another_router_and_learn_when_one_was_killed(
     server: Postgres, tmp_path: Path
 ) -> None:
     async with two_routers(tmp_path, server) as (site, files, session), process(files[1]) as (_, b_url):
@@ -561,7 +564,7 @@ async def streamed(session: aiohttp.ClientSession, url: str, rest: str, number: 
     return names
 
 
-async def test_a_client_is_told_what_is_not_kept_while_the_database_is_away_and_a_metric_says_so(
+async def test_a_client_learns_what_is_not_kept_while_the_database_is_away_and_a_metric_counts_it(
     server: Postgres, tmp_path: Path
 ) -> None:
     async def is_failing() -> str:
@@ -591,7 +594,7 @@ async def test_a_client_is_told_what_is_not_kept_while_the_database_is_away_and_
         assert await is_failing() == "0.0"
 
 
-async def test_what_was_told_to_be_kept_is_kept_whichever_is_killed_under_load(
+async def test_a_response_confirmed_as_kept_is_kept_whichever_is_killed_under_load(
     server: Postgres, tmp_path: Path
 ) -> None:
     rng = random.Random(7)
@@ -638,7 +641,7 @@ async def test_what_was_told_to_be_kept_is_kept_whichever_is_killed_under_load(
 
 
 async def forever(asking: Callable[..., Any], client: Client, number: int) -> None:
-    """Ask again where what it goes on from cannot be read."""
+    """Repeat a request whose previous response cannot be read."""
     while True:
         with suppress(AssertionError):
             await asking(client, number)

@@ -36,7 +36,7 @@ async def answered(session: aiohttp.ClientSession, url: str, status: int) -> Non
 
 
 class Routed:
-    """A router of several workers, and clients that know which worker they have."""
+    """A router of several workers, and clients that know their worker."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, site: FakeSite) -> None:
         self.process, self.url, self.site = process, url, site
@@ -51,7 +51,7 @@ class Routed:
                 try:
                     async with session.get(self.url + "/status") as response:
                         pid = (await response.json())["process"]["pid"]
-                except aiohttp.ClientError:  # of a worker that is gone
+                except aiohttp.ClientError:  # of a worker that has ended
                     continue
                 if is_wanted(pid):
                     return session, pid
@@ -128,7 +128,7 @@ async def test_a_worker_that_is_killed_costs_its_own_streams_and_is_replaced(tmp
                 assert (await response.read()).endswith(DONE)
 
 
-async def test_a_durable_stream_of_a_killed_worker_goes_on_at_another(tmp_path: Path) -> None:
+async def test_a_durable_stream_of_a_killed_worker_continues_at_another(tmp_path: Path) -> None:
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         (killed, other) = (await router.workers()).items()
         site.behave = continued_stream(40)

@@ -1,4 +1,4 @@
-"""What an engine promises about ends, refusals, failures and blocks, over a runner without a model."""
+"""An engine's guarantees about ends, refusals, failures and blocks, with a runner without a model."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_an_abort_returns_the_blocks_at_once() -> None:
     assert engine.load().free_blocks == 32
     assert [o.finish_reason for o in engine.sequences.take_outputs()[-2:]] == ["abort", "abort"]
     assert not engine.has_work
-    engine.sequences.abort("a")  # a second time, and after its end, means nothing
+    engine.sequences.abort("a")  # a second abort, or one after its end, has no effect
     assert engine.sequences.take_outputs() == []
 
 
@@ -176,7 +176,7 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
     assert engine.scheduler.counts.preemptions > 0
 
 
-def test_a_steps_time_is_told_by_phase() -> None:
+def test_a_steps_time_is_reported_by_phase() -> None:
     engine, runner = fake_engine()
     ticks = iter([0, 100, 250, 300, 1000])  # at the start, then after scheduling, computing, publishing, and all
     engine._clock = lambda: next(ticks)

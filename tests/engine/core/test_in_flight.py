@@ -1,4 +1,4 @@
-"""Steps under way over a runner that only notes what it is asked: which rows choose, whose tokens they become, and what is fed to the next step."""
+"""Steps in flight with a runner that only records its calls: which rows sample, whose tokens they become, and the next step's input."""
 
 import time
 from array import array
@@ -19,7 +19,7 @@ SIZE = 4
 
 
 class Launched:
-    """Chooses, in each row, the row's number and a hundred for each step before."""
+    """A launched step that chooses, in each row, the row's number plus a hundred for each step before."""
 
     def __init__(self, runner: "Runner", rows: SequenceOf[ChoiceRow]) -> None:
         self.runner, self.rows, self.is_collected = runner, rows, False
@@ -58,7 +58,7 @@ def sequence(name: str, num_tokens: int, computed: int, first_block: int = 0, **
     return made
 
 
-def test_each_chunk_that_is_current_chooses_behind_its_tokens_and_behind_each_of_its_drafts() -> None:
+def test_each_current_chunk_samples_after_its_tokens_and_after_each_of_its_drafts() -> None:
     runner = Runner(1)
     steps = InFlightSteps(runner, SIZE, time.perf_counter)
     drafting = sequence("drafting", 6, 5)
@@ -102,7 +102,7 @@ def test_each_chunk_that_is_current_chooses_behind_its_tokens_and_behind_each_of
     assert (collected.chunks, collected.num_decodes, len(steps)) == (chunks, 4, 0)
 
 
-def test_what_penalties_count_behind_a_draft_has_the_drafts_before_it() -> None:
+def test_penalties_after_a_draft_count_the_drafts_before_it() -> None:
     runner = Runner(1)
     steps = InFlightSteps(runner, SIZE, time.perf_counter)
     counted = sequence("counted", 4, 0, presence_penalty=1.0)

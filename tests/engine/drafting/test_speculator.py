@@ -1,4 +1,4 @@
-"""Drafters in turn: what one proposes the next goes on with, what pays is checked, and one that misbehaves is not asked again."""
+"""Drafters in turn: each continues the proposal of the previous one, drafts that pay are verified, and a faulty drafter is disabled."""
 
 import logging
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def counting(ahead: list[int], most: int) -> list[int]:
     return list(range(len(ahead), len(ahead) + most))
 
 
-def test_each_goes_on_behind_the_other_in_turns() -> None:
+def test_each_follows_the_other_in_turns() -> None:
     forced = FakeDrafter(lambda ahead, most: [7, 8] if len(ahead) in (0, 5) else None, "forced")
     copied = FakeDrafter(lambda ahead, most: [1, 2, 3][:most], "copied")
     made = speculator(forced, copied)
@@ -102,11 +102,11 @@ def test_a_budget_is_one_for_all() -> None:
     assert sum(map(len, made.drafts(plan_of(*several, budget=20)).values())) == 20
 
 
-def test_behind_a_token_that_is_not_known_the_first_guess_is_no_draft() -> None:
+def test_after_an_unknown_token_the_first_guess_is_no_draft() -> None:
     assert drafts(speculator(FakeDrafter(counting)), sequence(PENDING), room=4) == (1, 2, 3, 4)
 
 
-def test_drafts_behind_a_wrong_one_say_nothing_of_their_kind() -> None:
+def test_drafts_after_a_wrong_one_do_not_count_for_their_kind() -> None:
     made = speculator(
         FakeDrafter(lambda ahead, most: None if ahead else [7], "first"),
         FakeDrafter(lambda ahead, most: [8] if len(ahead) == 1 else None, "second"),
@@ -189,7 +189,7 @@ def test_drafts_that_are_right_become_more() -> None:
     assert len(drafts(made, one)) == MOST_DRAFTS >= len(first)
 
 
-def test_counts_say_what_came_of_drafts_by_position() -> None:
+def test_counts_contain_the_outcome_of_drafts_by_position() -> None:
     made, one = speculator(FakeDrafter(counting)), sequence()
     for accepted in (3, 1, 0):
         note(made, one, drafts(made, one, room=3), accepted)
@@ -214,7 +214,7 @@ def test_looking_becomes_rare_where_it_takes_long_and_finds_nothing() -> None:
 
 
 def test_a_sequence_whose_drafts_come_now_and_then_is_looked_at_in_every_step() -> None:
-    """As a document by a schema: six tokens of a value, then a name that is forced."""
+    """A document by a schema has such drafts: six tokens of a value, then a name that is forced."""
     clock, num_steps, num_drafting = Clock(), 0, 0
 
     def looks(ahead: list[int], most: int) -> list[int] | None:
@@ -277,7 +277,7 @@ def test_nothing_is_kept_of_a_sequence_that_has_ended() -> None:
 
 
 class FakeModel:
-    """Guesses 100, 101 and so on, and what each takes is told."""
+    """A model that guesses 100, 101 and so on, and reports the given times."""
 
     name, prior = "fake model", 0.8
 
@@ -305,7 +305,7 @@ def test_a_model_is_asked_at_once_of_all_that_the_others_have_nothing_for() -> N
     assert asked == [free, pending]
     assert found[copied] == (7, 8)
     assert found[free] == tuple(range(100, 100 + length - 1))
-    assert found[pending] == tuple(range(101, 100 + length)), "the first guess stands for the token that is not known"
+    assert found[pending] == tuple(range(101, 100 + length)), "the first guess replaces the token that is not known"
 
 
 def test_a_model_guesses_no_more_than_pays() -> None:

@@ -1,4 +1,4 @@
-"""What becomes of a sequence whose grammar is late, cannot be enforced, or leaves it no way on."""
+"""Sequences whose grammar is late, cannot be enforced, or permits no further token."""
 
 from concurrent.futures import Future
 
@@ -20,7 +20,7 @@ def sequence(*, is_optional: bool) -> Sequence:
 
 
 def after(taken: Sequence) -> tuple[list[Chunk], list[TokenOutput]]:
-    """Return the chunks that go on, and what the others' clients get."""
+    """Return the chunks that continue, and the outputs of the others."""
     sequences = OpenSequences(lambda sequence: None)
     sequences.add(taken)
     chunks = TokenMasks(INFO, None, sequences).enforceable([Chunk(taken, 0, 2, samples=True)])
@@ -28,7 +28,7 @@ def after(taken: Sequence) -> tuple[list[Chunk], list[TokenOutput]]:
 
 
 @pytest.mark.parametrize("is_optional", [False, True])
-def test_a_sequence_whose_grammar_is_late_can_be_sent_again_and_never_goes_on_without_it(is_optional: bool) -> None:
+def test_a_sequence_whose_grammar_is_late_can_be_sent_again_and_never_continues_without_it(is_optional: bool) -> None:
     late, matcher = sequence(is_optional=is_optional), Future[Matcher]()
     awaited = AwaitedGrammar(late, matcher, 0.0)
     awaited.cancel()

@@ -1,4 +1,4 @@
-"""A sequence that waits for something stops nobody else, and goes on with it, without it, or not at all."""
+"""A sequence that waits for a requirement stops no other, and continues with it, without it, or not at all."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ PROMPT = [3, 4, 5]
 
 
 class CompiledGrammar:
-    """Something new to wait for, compiled in a thread."""
+    """A new kind of requirement, compiled in a thread."""
 
     is_admitted = False
 
@@ -47,7 +47,7 @@ class CompiledGrammar:
 
 
 class Compiler:
-    """A thread that compiles when it is told to."""
+    """A thread that compiles on demand."""
 
     def __init__(self) -> None:
         self.go = Event()
@@ -83,7 +83,7 @@ def step(engine: Engine) -> list[str]:
     return [output.sequence_id for output in engine.sequences.take_outputs()]
 
 
-def test_others_go_on_until_it_has_come(compiler: Compiler) -> None:
+def test_others_continue_until_it_has_arrived(compiler: Compiler) -> None:
     engine, _ = fake_engine(clock=Clock())
     compiling = compiler.compile()
     grammar = open_awaiting(engine, "constrained", compiling)
@@ -126,7 +126,7 @@ def test_one_that_runs_gives_its_blocks_back_and_keeps_its_place(compiler: Compi
     assert [step(engine) for _ in range(4)] == [["second"], ["first"], ["third"], ["third"]]
 
 
-def test_at_its_deadline_the_sequence_goes_on_without(compiler: Compiler) -> None:
+def test_at_its_deadline_the_sequence_continues_without(compiler: Compiler) -> None:
     clock = Clock()
     engine, _ = fake_engine(clock=clock)
     grammar = open_awaiting(engine, "constrained", compiler.compile())

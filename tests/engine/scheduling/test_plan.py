@@ -1,4 +1,4 @@
-"""A step as it is planned, and the lengths of a sequence that it is planned from: boundaries alone, without a scheduler."""
+"""A planned step, and the lengths of a sequence from which it is planned: only boundaries, without a scheduler."""
 
 import math
 from array import array
@@ -77,7 +77,7 @@ def test_a_chunk_chooses_a_token_at_its_sequences_end_unless_that_is_embedded_an
 
 
 @pytest.mark.parametrize(("length", "most"), [(18, 1), (19, 0), (20, -1)])
-def test_the_token_behind_the_last_draft_is_the_sequences_last_at_most(length: int, most: int) -> None:
+def test_the_token_after_the_last_draft_is_the_sequences_last_at_most(length: int, most: int) -> None:
     assert most_drafts(sequence(length)) == most
 
 
@@ -94,7 +94,7 @@ def test_what_can_be_computed_of_a_sequence_is_what_is_known_and_what_may_still_
     one.awaits_tokens = False
     one.length_limit = 8
     assert one.num_ready_tokens == 1
-    one.length_limit = 7  # the one that is being chosen is its last
+    one.length_limit = 7  # the token that is being chosen is its last
     assert one.num_ready_tokens == 0
     one.token_ids[-1] = 9
     assert one.num_ready_tokens == 1
@@ -115,7 +115,7 @@ def test_a_sequence_that_loses_its_blocks_keeps_its_tokens_and_chooses_the_open_
     assert len(one.token_ids) == 7
 
 
-def test_a_prompt_is_computed_once_it_is_complete_or_an_output_has_told_of_it() -> None:
+def test_a_prompt_is_computed_once_it_is_complete_or_an_output_has_reported_it() -> None:
     one = sequence(6, 5)
     assert not one.has_computed_prompt
     one.num_completed_tokens = 6
@@ -136,7 +136,7 @@ def test_two_sequences_share_a_prompt_where_whatever_its_blocks_depend_on_is_the
     leader, other = sequence(), sequence()
     assert other.shares_prompt_with(leader)
     assert not leader.shares_prompt_with(leader)
-    leader.token_ids.append(99)  # what it has answered is no part of it
+    leader.token_ids.append(99)  # its answered tokens are not part of it
     assert other.shares_prompt_with(leader)
     assert not sequence(5).shares_prompt_with(leader)
     assert not sequence(7).shares_prompt_with(leader)
@@ -148,7 +148,7 @@ def test_two_sequences_share_a_prompt_where_whatever_its_blocks_depend_on_is_the
     ]  # fmt: skip
 
 
-def test_what_a_device_took_is_told_in_whole_microseconds_and_the_rest_later() -> None:
+def test_a_devices_time_is_reported_in_whole_microseconds_and_the_rest_later() -> None:
     one = sequence()
     told = []
     for more in (0.75, 0.75, 2.0, 0.0):

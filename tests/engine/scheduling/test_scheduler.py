@@ -1,4 +1,4 @@
-"""What a step consists of: how long prompts make others wait, by count of steps and by a clock that tokens turn."""
+"""The content of a step: how long prompts delay others, by count of steps and by a clock that tokens advance."""
 
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRu
 
 
 def held_up_s(max_decode_delay_s: float) -> tuple[float, int]:
-    """Return how long a stream waits for its next token at most while another tenant's 2,048 tokens are computed, and in how many steps they are."""
+    """Return a stream's longest wait for its next token while another tenant's 2,048 tokens are computed, and the number of steps."""
     engine, _ = slow_engine(max_decode_delay_s)
     engine.submit(submit("stream", list(range(100)), salt=b"a", max_tokens=200))
     for _ in range(5):
@@ -117,7 +117,7 @@ def test_a_short_prompt_at_top_priority_waits_for_no_long_one(budget: int, num_l
     assert steps_until_short_ends(budget, num_long, depth) == depth
 
 
-def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_goes_on() -> None:
+def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_continues() -> None:
     engine, _ = fake_engine(num_blocks=1000, block_size=16, max_num_batched_tokens=256)
     for name, priority in (("usual", 0), ("urgent", -8)):
         prompt = tuple((priority + 10 + n) % 1000 for n in range(4096))
@@ -218,7 +218,7 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
     ranks = Scheduler(pool, SchedulerLimits(4, 64, 8, 100, copies=2))
 
     def running(share: int, length: int, num_blocks: int) -> None:
-        """A sequence of a rank whose results are under way, so that it has nothing to compute now."""
+        """Add a sequence of a rank whose results are in flight, so that it has nothing to compute now."""
         blocks = [pool.allocate(share) for _ in range(num_blocks)]
         sequence = Sequence(f"of {share}", list(range(length)), SamplingParams(9), b"", share=share, length_limit=99)
         sequence.tables = [BlockTable([block for block in blocks if block is not None], [1] * num_blocks)]
@@ -226,7 +226,7 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
         sequence.awaits_tokens = True
         ranks.running.append(sequence)
 
-    running(0, 64, 4)  # which lacks twelve blocks of its sixteen
+    running(0, 64, 4)  # it lacks twelve of its sixteen blocks
     running(1, 24, 6)
     newcomer = Sequence("new", [7] * 20, SamplingParams(9), b"", length_limit=99)
     ranks.add(newcomer)

@@ -1,4 +1,4 @@
-"""Prompts with images are laid out as the checkpoints' own processors lay them out, without an image being read."""
+"""Prompts with images are laid out as by the checkpoints' own processors, without reading an image."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.image_sizes import ScaledImages, read_image_sizes
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
 
 LLAMA4 = {
@@ -33,7 +34,7 @@ def placeholders(folder: Path, config: object, **processor: object) -> ImagePlac
     return ImagePlaceholders.from_checkpoint(folder, TOKENS.get)
 
 
-def test_llama_4_writes_tiles_in_rows_and_the_whole_image_behind_them(tmp_path: Path) -> None:
+def test_llama_4_writes_tiles_in_rows_and_the_whole_image_after_them(tmp_path: Path) -> None:
     found = placeholders(tmp_path, LLAMA4)
     assert found is not None
     token_ids, images = found.expand([1, 5, 2, 5], [SizedImage(56, 56, b"a", b"A"), SizedImage(20, 9, b"b", b"B")])
@@ -49,6 +50,54 @@ def test_kimi_writes_a_placeholder_for_each_merged_patch(tmp_path: Path) -> None
     token_ids, (image,) = found.expand([1, 9, 2], [SizedImage(57, 28, b"a", b"")])
     assert token_ids == (1, 9, 9, 9, 2)
     assert (image.position, image.num_tokens) == (1, 3)
+
+
+GLM = {"architectures": ["Glm4vForConditionalGeneration"], "vision_config": {"patch_size": 14, "spatial_merge_size": 2}}
+QWEN = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 9,
+    "vision_config": {"patch_size": 14, "spatial_merge_size": 2},
+}
+
+
+def test_qwen_writes_a_placeholder_for_each_square_and_says_how_many_are_in_a_row(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, QWEN)
+    assert found is not None
+    token_ids, (image,) = found.expand([1, 9, 2], [SizedImage(90, 60, b"a", b"")])
+    assert token_ids == (1, *[9] * 6, 2)
+    assert (image.position, image.num_tokens, image.columns) == (1, 6, 3)
+
+
+# Width and height of an image, and those that the processors of Qwen 2-VL and GLM-4.1V of transformers 5.23 scale it to, with 4 to 90 embeddings.
+SCALED = [
+    ((80, 6), (224, 28), (364, 28)), ((129, 19), (140, 28), (196, 28)), ((1, 154), (28, 700), (28, 3276)), ((6, 8), (56, 84), (56, 84)),
+    ((44, 3053), (28, 2212), (28, 2212)), ((46, 846), (56, 840), (56, 840)), ((3, 172), (28, 448), (28, 1596)),
+    ((1091, 166), (672, 84), (672, 84)), ((392, 67), (392, 56), (392, 56)), ((117, 450), (112, 448), (112, 448)),
+    ((200, 1), (812, 28), (3752, 28)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("size", "by_qwen", "by_glm"), SCALED)
+def test_sizes_are_those_of_the_models_own_processors(
+    tmp_path: Path, size: tuple[int, int], by_qwen: tuple[int, int], by_glm: tuple[int, int]
+) -> None:
+    for config, moments, expected in ((QWEN, 1, by_qwen), (GLM, 2, by_glm)):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        limits = {"shortest_edge": moments * 4 * 784, "longest_edge": moments * 90 * 784}
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": limits}))
+        sizes = read_image_sizes(tmp_path)
+        assert isinstance(sizes, ScaledImages)
+        grid = sizes.grid(*size)
+        assert (grid.width, grid.height) == expected
+        assert (grid.columns, grid.rows) == (expected[0] // 14, expected[1] // 14)
+
+
+def test_an_image_that_is_too_narrow_for_qwen_is_refused(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, QWEN)
+    assert found is not None
+    with pytest.raises(ImagePromptError, match=r"2001 x 10 pixels; .* at most 200 times"):
+        found.num_tokens(2001, 10)
+    assert found.num_tokens(2000, 10)
 
 
 def test_images_and_placeholders_that_do_not_match_are_refused(tmp_path: Path) -> None:

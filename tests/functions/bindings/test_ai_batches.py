@@ -1,4 +1,4 @@
-"""Batches of model calls against their file: what is taken, in which order it is answered, and how long it is kept."""
+"""Batches of model calls and their file: accepted calls, the order of answers, and their time to live."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.asgi import eventually
 
 
 class Made:
-    """Batches by a clock of their own, answered in turn by the number of each prompt; an odd one fails."""
+    """Batches with a fake clock, answered in turn by the number of each prompt; an odd one fails."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0
@@ -120,7 +120,7 @@ async def test_so_many_requests_wait_and_no_more(made: Made, monkeypatch: pytest
     await eventually(lambda: len(made.asked) == 3)
 
 
-async def test_a_file_that_cannot_be_written_is_told_and_what_it_had_is_answered_later(
+async def test_a_file_that_cannot_be_written_is_reported_and_its_content_is_answered_later(
     made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, failures = made.database.run, 0

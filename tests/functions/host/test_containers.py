@@ -1,4 +1,4 @@
-"""Tier 3: functions in containers that a real OCI runtime makes, where this machine has one that works."""
+"""Tier 3: functions in containers of a real OCI runtime, if this machine has one that works."""
 
 import asyncio
 import os
@@ -62,7 +62,7 @@ async def test_an_isolate_that_dies_is_replaced_within_the_same_container(contai
     assert _container_of(contained) == container
 
 
-async def test_a_container_that_is_killed_fails_what_is_under_way_and_the_next_request_gets_another_one(
+async def test_a_killed_container_fails_its_requests_and_the_next_request_gets_another_one(
     contained: Served,
 ) -> None:
     contained.add(LOOKS)
@@ -160,7 +160,7 @@ async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_nex
 
 
 def _container_of(served: Served, name: str = "f") -> int:
-    """Its first process."""
+    """Return the container's first process."""
     zygote = served.functions.pools[name].factory.zygote.current
     assert zygote is not None
     return zygote._child.pid

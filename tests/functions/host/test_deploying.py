@@ -1,4 +1,4 @@
-"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches from them, real isolates."""
+"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches them, real isolates."""
 
 import asyncio
 import json
@@ -48,7 +48,10 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 
 async def started(site: Site) -> None:
-    """The tests go past the socket, which would not be served before."""
+    """Start the functions.
+
+    The tests bypass the socket, which would not be served earlier.
+    """
     served = site.app.functions.served
     await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 
@@ -77,7 +80,7 @@ class Network:
 @pytest.fixture
 async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it polls only on demand
     table = {"state_dir": str(tmp_path / "state"), "show_errors": True}
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -164,16 +167,16 @@ async def test_a_deployment_says_what_of_the_manifest_has_no_effect(
     )
 
 
-async def test_a_name_that_was_never_deployed_is_told_so_by_every_command(
+async def test_every_command_reports_a_name_that_was_never_deployed(
     network: Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command, further in ((rollback, None), (versions, False)):
-        with pytest.raises(CliError, match="No function named nobody has been deployed"):
-            await asyncio.to_thread(command, network.api, "nobody", further)
+        with pytest.raises(CliError, match="No function named missing has been deployed"):
+            await asyncio.to_thread(command, network.api, "missing", further)
     monkeypatch.setattr(network.api, "follow", lambda path, token: iter([{"site": "ams1", "line": "said"}]))
-    await asyncio.to_thread(tail, network.api, "nobody", False)
+    await asyncio.to_thread(tail, network.api, "missing", False)
     told = capsys.readouterr()
-    assert told.err.startswith("No function named nobody has been deployed; ")
+    assert told.err.startswith("No function named missing has been deployed; ")
     assert told.out == "ams1  said\n"
 
 
@@ -232,7 +235,7 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(
     assert queue.consumer is not None
 
 
-async def test_a_deployment_that_is_refused_owns_nothing_and_what_is_anothers_refuses_one(network: Network) -> None:
+async def test_a_refused_deployment_owns_nothing_and_anothers_resources_refuse_one(network: Network) -> None:
     broken = ENTRY.replace('return Response("VERSION")', 'raise ValueError("broken inside")')
     network.write("one", broken, MANIFEST.replace("greeter", "squatter"))
     with pytest.raises(CliError, match="broken inside"):
@@ -322,11 +325,11 @@ async def test_a_class_of_objects_is_renamed_when_the_version_takes_the_traffic(
     assert (await network.ask()).body == b"7"
 
 
-async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(
+async def test_a_site_continues_with_its_knowledge_when_the_router_is_gone(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it polls only on demand
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     table = {"state_dir": str(tmp_path / "state"), "deployments": url}
@@ -392,7 +395,7 @@ async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: 
         assert (event["site"], event["line"]) == ("ams1", "version one answers")
         async with session.get(f"{network.site.url}/internal/functions/tail/greeter") as refused:
             assert refused.status == 403
-    await eventually(lambda: "greeter" not in tails._followers)  # who leaves is forgotten
+    await eventually(lambda: "greeter" not in tails._followers)  # a follower that leaves is forgotten
 
 
 async def test_the_log_of_a_function_is_read_through_the_router(
@@ -420,9 +423,7 @@ async def test_the_log_of_a_function_is_read_through_the_router(
         await read(since="yesterday")
 
 
-async def test_a_log_that_is_followed_goes_on_with_what_comes(
-    network: Network, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_followed_log_continues_with_new_lines(network: Network, capsys: pytest.CaptureFixture[str]) -> None:
     network.write("one")
     await network.deploy()
     rounds: list[int] = []

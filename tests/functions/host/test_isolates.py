@@ -1,4 +1,4 @@
-"""Functions in real isolates: what goes in, what comes out."""
+"""Functions in real isolates: requests and responses."""
 
 import asyncio
 import json
@@ -48,10 +48,10 @@ async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_
     child = served.functions.pools["f"].isolates.living[0].process.child
     assert child is not None
     assert os.getsid(child.pid) == os.getsid(0)
-    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal is the site's alone
+    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal goes to the site only
 
 
-async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(served: Served) -> None:
+async def test_the_successor_of_an_isolate_that_died_has_low_priority_from_its_start(served: Served) -> None:
     served.add(
         """
         import os
@@ -68,7 +68,7 @@ async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(ser
     assert int(await served.get("/")) == own
     with pytest.raises(Fault):
         await served.get("/die")
-    await served.get("/")  # by whose answer the next one's birth is known
+    await served.get("/")  # its answer reports that the next isolate has started
     assert int(await served.get("/")) == min(19, own + YIELD_NICE)
     assert os.getpriority(os.PRIO_PROCESS, 0) <= own
 
@@ -102,7 +102,7 @@ async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_
         assert await served.get() != first
 
 
-async def test_a_mistake_of_syntax_is_told_once_and_without_our_frames(
+async def test_a_syntax_error_is_shown_once_and_without_our_frames(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     served.add("def broken(:\n    pass\n")

@@ -1,4 +1,4 @@
-"""The stream of an answer within its function's limits: what ends it, who hears of that, and that it is over once."""
+"""The stream of an answer within its function's limits: its end, notifications of it, and that it ends only once."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Body:
-    """What an isolate sends; None: it never ends."""
+    """An isolate's response body; with None it never ends."""
 
     def __init__(self, *pieces: bytes | BaseException | None) -> None:
         self.pieces = deque(pieces)
@@ -91,14 +91,14 @@ async def test_a_byte_beyond_its_size_ends_it_unless_it_is_a_sockets() -> None:
     assert await socket.read() == 2 * MIB + 1
 
 
-async def test_a_stream_that_goes_on_for_too_long_or_breaks_ends_with_the_reason() -> None:
+async def test_a_stream_that_takes_too_long_or_breaks_ends_with_the_reason() -> None:
     assert (await Answer(b"a", None, within_s=0.01).fault()).code == "wall_time"
     assert (await Answer(b"a", ChannelClosed()).fault()).message == "it was killed"
     fault = await Answer(Failure("a\x1b", code="c", status=418)).fault()
     assert (fault.message, fault.code, fault.status) == ("a\\x1b", "c", 500)
 
 
-async def test_a_reader_that_leaves_ends_it_though_nothing_was_read_and_nobody_is_blamed() -> None:
+async def test_a_reader_that_leaves_ends_it_without_blame_though_nothing_was_read() -> None:
     answer = Answer(None)
     await answer.stream.aclose()
     await answer.stream.aclose()
@@ -121,7 +121,7 @@ async def test_streams_share_a_rate_and_a_pause_saves_up_no_more_than_a_burst(mo
     monkeypatch.setattr(response_stream, "asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep))
     throttle = StreamThrottle(1024.0)
     await throttle.take(1024 * BURST_S * 0.99)
-    assert slept == [], "a burst waits for nobody"
+    assert slept == [], "a burst waits for no reader"
     await throttle.take(1024 * BURST_S)
     assert slept == [pytest.approx(1.49 * BURST_S)]
     now[0] += 60.0

@@ -1,4 +1,4 @@
-"""Who follows what a function prints: each from the moment that it came, until it leaves; who is too slow is told what it missed."""
+"""Followers of a function's output: each from its arrival, until it leaves; a slow one learns how much it missed."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -33,7 +33,7 @@ async def test_each_follower_gets_every_line_of_its_function_from_now_on() -> No
     await other.aclose()
 
 
-async def test_who_is_too_slow_misses_lines_and_hears_how_many() -> None:
+async def test_a_slow_follower_misses_lines_and_learns_how_many() -> None:
     tails = Tails()
     following, waiting = await started(tails)
     tails.publish("f", "begin")
@@ -49,14 +49,14 @@ async def test_who_is_too_slow_misses_lines_and_hears_how_many() -> None:
     await following.aclose()
 
 
-async def test_a_function_has_so_many_followers_and_who_leaves_makes_room() -> None:
+async def test_a_function_has_a_limit_of_followers_and_a_leaving_one_makes_room() -> None:
     tails = Tails()
     assert not tails.is_full("f")
     followers = [await started(tails) for _ in range(MAX_FOLLOWERS - 1)]
     assert not tails.is_full("f")
     followers.append(await started(tails))
     assert (tails.is_full("f"), tails.is_full("g")) == (True, False)
-    assert [*tails._followers] == ["f"], "who is only asked about is not kept"
+    assert [*tails._followers] == ["f"], "a function that is only asked about is not stored"
     for following, waiting in followers:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

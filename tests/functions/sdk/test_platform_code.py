@@ -1,4 +1,4 @@
-"""What code brings along that ran on the platform: values as they are written there, and mistakes, each answered by a sentence about itself."""
+"""Code that ran on the platform: values as written there, and mistakes, each answered by a sentence about it."""
 
 import json
 from textwrap import dedent

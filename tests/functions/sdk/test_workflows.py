@@ -1,4 +1,4 @@
-"""Workflows in real isolates, with their instances' storage at the runtime: steps once, retries, waits, and a process that dies in between."""
+"""Workflows in real isolates, with their instances' storage at the runtime: each step once, retries, waits, and a process that dies in between."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ Make = Callable[[str], AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def site(make_served: ServedMaker, tmp_path: Path) -> Make:
-    """Each is a site of its own over the same state: what a restart finds."""
+    """Return a maker of sites over the same state, which shows the effect of a restart."""
 
     @asynccontextmanager
     async def make(source: str) -> AsyncIterator[Served]:
@@ -132,7 +132,7 @@ class Flow(WorkflowEntrypoint):
         assert await notes(served) == ["try1", "try2", "try3", "once"]
 
 
-async def test_a_failure_that_nobody_catches_ends_the_instance(site: Make) -> None:
+async def test_an_uncaught_failure_ends_the_instance(site: Make) -> None:
     source = """
 class Flow(WorkflowEntrypoint):
     async def run(self, event, step):
@@ -158,7 +158,7 @@ class Flow(WorkflowEntrypoint):
 """
 
 
-async def test_a_long_sleep_leaves_memory_and_goes_on_where_it_was_at_another_process(site: Make) -> None:
+async def test_a_long_sleep_leaves_memory_and_continues_in_another_process(site: Make) -> None:
     async with site(SLEEPS) as served:
         await served.get("/create")
         await until(served, "waiting")
@@ -182,13 +182,13 @@ class Flow(WorkflowEntrypoint):
 """
     async with site(source) as served:
         await served.get("/create")
-        with suppress(Fault):  # of the process that dies, which may be asked just then
+        with suppress(Fault):  # of the process that dies, which may be called just then
             await until(served, "complete", "errored")
         assert (await until(served, "complete", "errored"))["output"] == 2
         assert await notes(served) == ["first", "dies"]
 
 
-async def test_an_event_wakes_who_waits_for_its_type(site: Make) -> None:
+async def test_an_event_wakes_waiters_for_its_type(site: Make) -> None:
     source = """
 class Flow(WorkflowEntrypoint):
     async def run(self, event, step):

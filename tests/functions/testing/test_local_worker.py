@@ -1,4 +1,4 @@
-"""What a function's author gets for tests: a function in isolates, its bindings from outside, its handlers, and a clock."""
+"""Tools for tests of a function's author: a function in isolates, its bindings from outside, its handlers, and a clock."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -206,7 +206,7 @@ def test_the_plug_in_offers_the_function_of_the_project(pytester: pytest.Pyteste
     result.assert_outcomes(passed=2)
 
 
-def test_a_project_without_a_function_is_told_so(pytester: pytest.Pytester) -> None:
+def test_a_project_without_a_function_is_refused_by_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(worker): ...")
     result = pytester.runpytest_subprocess("-p", "no:xdist")
     result.stdout.fnmatch_lines(["*has a wrangler.jsonc or wrangler.json or wrangler.toml: name one by --worker*"])

@@ -1,4 +1,4 @@
-"""What a site hears of a router beside its client's request: on a genuine hop all of it, from anybody else nothing."""
+"""A router's data beside its client's request: a site accepts all of it on a genuine hop, and none from other senders."""
 
 import json
 from typing import Any
@@ -85,7 +85,7 @@ OPEN, ENDED = Delivered((1,)), Delivered((1,), "stop")
         ((), 1, False, ""),
         ((OPEN,), 1, True, ""),
         ((OPEN, ENDED), 2, True, ""),
-        ((ENDED,), 2, True, ""),  # nothing has come of the second
+        ((ENDED,), 2, True, ""),  # nothing of the second one has arrived
         ((OPEN, OPEN), 1, True, "2 choices were delivered of 1"),
         ((OPEN,), 1, False, "only a stream can be continued"),
         ((ENDED,), 1, True, "all of this answer was delivered"),
@@ -122,7 +122,7 @@ def test_a_body_may_be_longer_by_what_a_router_puts_before_it() -> None:
     assert refused.value.word == "forbidden"
 
 
-def test_a_request_is_whose_a_router_says_or_else_its_keys() -> None:
+def test_a_request_belongs_to_the_routers_account_or_else_to_its_keys() -> None:
     key = {"authorization": "Bearer k"}
     assert tenant_in(scope(**key)) == tenant_of("k", None)
     assert tenant_in({**scope(**key), ACCOUNT: "acme"}) == tenant_of(owner_of(None, "acme"), None)

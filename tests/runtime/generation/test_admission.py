@@ -1,4 +1,4 @@
-"""Permits: limits hold, and what is taken is given back."""
+"""Permits: limits hold, and permits are given back."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ def test_one_more_than_max_inflight_is_refused() -> None:
 def test_reserved_tokens_have_a_limit_and_come_back() -> None:
     admission = Admission(max_inflight=100)
     with admission.permit() as first:
-        first.reserve("m", prompt_tokens=100_000, max_tokens=10, kv_tokens=1000)  # alone: the engine knows what fits
+        first.reserve("m", prompt_tokens=100_000, max_tokens=10, kv_tokens=1000)  # alone: the engine decides
         with pytest.raises(ApiError, match=f"{QUEUED_CACHES} times its KV cache"), admission.permit() as second:
             second.reserve("m", prompt_tokens=10, max_tokens=10, kv_tokens=1000)
         with admission.permit() as other:
@@ -65,7 +65,7 @@ def test_while_it_drains_nothing_new_is_admitted_and_clients_are_sent_away_for_l
     assert admission.inflight == 0
 
 
-async def test_a_drain_waits_for_requests_and_for_sockets_which_take_nobodys_place() -> None:
+async def test_a_drain_waits_for_requests_and_for_sockets_which_take_no_places() -> None:
     admission = Admission(max_inflight=1)
     await admission.wait_until_empty()
     for first, second in (

@@ -1,4 +1,4 @@
-"""The pure middle: tokens to deltas, whatever arrives together."""
+"""The pure middle: tokens to deltas, for any grouping of arrivals."""
 
 import random
 import sys
@@ -64,7 +64,7 @@ TEXTS = st.text(alphabet="ab<E\u00e9\u65e5 \n", max_size=30)
     stops=st.lists(st.text(alphabet="abE\u00e9", min_size=1, max_size=3), max_size=3),
     seed=st.integers(0, 2**32),
 )
-def test_the_text_is_what_comes_before_the_first_stop_string(text: str, stops: list[str], seed: int) -> None:
+def test_the_text_ends_before_the_first_stop_string(text: str, stops: list[str], seed: int) -> None:
     found = [(start + len(stop), start) for stop in stops if (start := text.find(stop)) >= 0]
     made = processor(*stops)
     deltas = run(made, cut((*ids(text), EOS), seed))
@@ -148,13 +148,13 @@ def test_a_call_that_the_length_cuts_has_what_there_is_and_the_reason_is_length(
 
 
 @pytest.mark.parametrize("stop", ["ame", "\n</tool", '"f"', "tool_call"])
-def test_a_stop_string_inside_a_call_or_its_markup_is_none(stop: str) -> None:
+def test_a_stop_string_inside_a_call_or_its_markup_has_no_effect(stop: str) -> None:
     (delta,) = run(processor(stop, tools=True), [(*ids(f"Yes. {CALL}"), EOS)])
     assert (delta.text, called(delta)) == ("Yes.", [("f", '{"a": "</tool_call>\u00e9"}')])
     assert delta.finish_reason == "tool_calls"
 
 
-def test_a_stop_string_behind_a_call_ends_the_answer_that_has_called() -> None:
+def test_a_stop_string_after_a_call_ends_the_answer_that_has_called() -> None:
     (delta,) = run(processor("Do", tools=True), [ids(f"{CALL} I Do not")])
     assert (delta.text, len(delta.calls), delta.finish_reason) == ("I ", 1, "tool_calls")
 
@@ -183,7 +183,7 @@ def test_who_wants_one_call_gets_one() -> None:
 THOUGHT = "Hm, a stop: END.\n</think>\n\n"
 
 
-def test_reasoning_is_told_apart_counted_and_free_of_stop_strings() -> None:
+def test_reasoning_is_separated_counted_and_free_of_stop_strings() -> None:
     made = processor("END", thinks=True)
     delta = joined(run(made, [(token,) for token in ids(f"\n{THOUGHT}It is. END x")]))
     assert (delta.reasoning, delta.text, delta.finish_reason) == ("Hm, a stop: END.", "It is. ", "stop")
@@ -207,7 +207,7 @@ def test_outputs_that_are_cut_between_any_two_tokens_give_the_same_answer(finish
 
 @pytest.mark.parametrize("text", ['<tool_call>{"name": "f", "arguments": {"a": "', "so \n", "\u00e9", "<tool_call>\n"])
 def test_the_work_for_a_token_does_not_grow_with_what_is_held_back(text: str) -> None:
-    """Counted in lines, not seconds: an open call, white space before one, a character without an end."""
+    """Work is counted in lines, not seconds: an open call, white space before one, a character without an end."""
 
     def lines_for(num_tokens: int) -> int:
         made, count = processor(tools=True), 0
@@ -276,7 +276,7 @@ def test_a_token_behind_bytes_that_are_no_character_has_the_offset_of_its_own_te
 
 
 def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_later_and_begins_earlier() -> None:
-    """In one delta of text and in many."""
+    """The text comes in one delta or in many."""
     for chunks in (["a bcd e"], list("a bcd e")):
         matcher = StopMatcher(("a bcd e", "c"))
         shown = [matcher.push(chunk) for chunk in chunks]
@@ -285,8 +285,8 @@ def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_
 
 
 def test_the_end_token_in_the_middle_of_an_output_is_text_like_any_other() -> None:
-    """An engine that was told to go on past it (ignore_eos) samples it in mid-answer: only as the last token, and as the reason, is it the end."""
-    end = 7  # a token with text that this answer calls its end
+    """An engine with ignore_eos samples it in mid-answer: only as the last token, and as the reason, is it the end."""
+    end = 7  # a token with text, which is the end token of this answer
     made = OutputProcessor(raw_parser(TOKENIZER), hidden_token_ids=frozenset({end}))
     made.push(TokenOutput("s", (end,)))
     made.push(TokenOutput("s", (end, *ids("a"), end), finish_reason="stop"))
@@ -316,7 +316,7 @@ ANSWERED = st.lists(
     seed=st.integers(0, 2**32), tools=st.booleans(), thinks=st.booleans(), whole=st.booleans(),
     cut_after=st.integers(0, 4), in_one=st.booleans(),
 )  # fmt: skip
-def test_a_processor_that_is_told_what_another_has_shown_goes_on_with_the_next_character(
+def test_a_processor_that_knows_the_shown_text_continues_with_the_next_character(
     text: str, stops: list[str], seed: int, tools: bool, thinks: bool, whole: bool, cut_after: int, in_one: bool
 ) -> None:
     options = {"tools": tools, "thinks": thinks, "whole": whole}
@@ -330,7 +330,7 @@ def test_a_processor_that_is_told_what_another_has_shown_goes_on_with_the_next_c
     num_carried = other.resume(pushed)
     assert num_carried == sum(len(delta.tokens) for delta in first)
     left = (*ids(text), EOS)[len(pushed) :]
-    groups = [(token,) for token in left] or [()]  # an output may bring the reason alone
+    groups = [(token,) for token in left] or [()]  # an output may contain only the reason
     again = run(other, [left] if in_one else groups)
     assert joined(again).parts == joined(rest).parts
     assert again[-1].finish_reason == rest[-1].finish_reason
@@ -358,7 +358,7 @@ def test_tokens_that_were_shown_and_are_computed_again_show_nothing_a_second_tim
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_an_answer_that_ends_before_what_was_shown_of_it_has_diverged(reason: Any) -> None:
-    """As at a site whose context is shorter."""
+    """A site with a shorter context does this."""
     made = processor()
     made.resume(ids("ab"), again=ids("cd"))
     with pytest.raises(DivergedError, match="ended where token"):

@@ -1,4 +1,4 @@
-"""Adapters of a site's models: by which names requests ask for them, and what becomes of those that are gone, changed or none."""
+"""Adapters of a site's models: their names in requests, and adapters that are deleted, changed or invalid."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models(model_directory: Path, written: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """A model with an adapter that its file names, and a directory of others."""
+    """Make a model with an adapter from its file, and a directory of others."""
     (tmp_path / "more").mkdir()
     shutil.copytree(written / "fr", tmp_path / "more" / "fr")
     table = {"name": "tiny", "source": str(model_directory), "aliases": ["@test/tiny", "tiny:latest"]}
@@ -53,7 +53,7 @@ def adapter_of(site: Site) -> tuple[str, str] | None:
     ("name", "adapter"),
     [("tiny", None), ("tiny:de", "de"), ("@test/tiny:fr", "fr"), ("tiny:latest", None), ("tiny:latest:de", "de")],
 )
-async def test_a_name_with_an_adapters_behind_it_asks_for_it(
+async def test_a_name_with_an_adapters_suffix_requests_it(
     make_site: SiteMaker, models: list[dict[str, Any]], written: Path, name: str, adapter: str | None
 ) -> None:
     async with make_site(models=models) as site:

@@ -1,4 +1,4 @@
-"""Which headers go on, and which hops are believed."""
+"""Headers that are forwarded, and hops that are trusted."""
 
 import hashlib
 import hmac
@@ -116,7 +116,7 @@ def test_a_signature_is_hmac_sha256_for_keys_of_any_length() -> None:
         assert sign_hop(secret, 1000.4, ASKED, b"body") == f"1000.{digest}.{mac}.ams1"
 
 
-def test_a_clock_is_believed_of_its_site_for_one_answer_and_only_from_who_has_the_secret() -> None:
+def test_a_clock_is_trusted_for_its_site_for_one_answer_and_only_with_the_secret() -> None:
     value = tell_clock("secret", 1234.9, "ams1", "r1")
     assert told_clock(value, "secret", "ams1", "r1") == 1234.0
     stamp, _, mac = value.partition(".")
@@ -143,7 +143,7 @@ def test_a_signatures_age_is_what_its_stamp_says_and_what_has_none_is_no_signatu
 
 
 def test_while_one_secret_replaces_another_either_is_believed_and_the_first_signs() -> None:
-    """In the order in which processes are restarted: each believes the others at every moment."""
+    """Processes are restarted in this order: each trusts the others at every moment."""
     hop, old, new = Hop("GET", "/status", "r1", "ams1"), "o" * 16, "n" * 16
     both, back = f"{new},{old}", f"{old},{new}"
     for signer, believer in (

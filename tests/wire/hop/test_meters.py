@@ -1,4 +1,4 @@
-"""Meters: counts that are there when the process is killed, slots that are used again, and files that are none of ours."""
+"""Meters: counts that persist when the process is killed, slots that are reused, and foreign files."""
 
 import os
 import signal
@@ -104,7 +104,7 @@ def test_a_file_has_one_process_and_grows_but_never_shrinks(tmp_path: Path) -> N
         again.close()
 
 
-def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "meters"
     file.write_bytes(b"a letter to a friend")
     with pytest.raises(MetersError, match="not a file of meters"):
@@ -141,14 +141,14 @@ def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: P
     written = bytearray(file.read_bytes())
     written[:SLOT_BYTES] = MAGIC_1
     assert b'"short"' in written[SLOT_BYTES : 2 * SLOT_BYTES]
-    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the end of a longer JSON that was there before
+    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the end of an earlier, longer JSON
     encoded = msgspec.json.encode({**msgspec.to_builtins(request("long", model="m" * 760)), "started_s": 7.5})
     assert SLOT_BYTES - 64 < REQUEST_AT + len(encoded) <= SLOT_BYTES
     start = 2 * SLOT_BYTES
     written[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
     written[start + 48 : start + 56] = len(encoded).to_bytes(8, sys.byteorder)
     file.write_bytes(written)
-    for _ in range(2):  # and is then one of this version
+    for _ in range(2):  # the second time it is of this version
         again = MeterFile(file, 3)
         found = {record.request.id: record for _, record in again.left_behind()}
         assert {name: (record.use, record.bytes_out) for name, record in found.items()} == {
@@ -158,7 +158,7 @@ def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: P
         again.close()
 
 
-def test_all_that_was_counted_is_read_as_it_was_written_whatever_came_of_it(tmp_path: Path) -> None:
+def test_all_counts_are_read_as_they_were_written_whatever_the_outcome(tmp_path: Path) -> None:
     meters = MeterFile(tmp_path / "meters", len(OUTCOMES) + 1)
     expected = []
     for number, outcome in enumerate((*OUTCOMES, None), 1):

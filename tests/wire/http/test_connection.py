@@ -1,4 +1,4 @@
-"""A client's connection without a socket: the order of its requests, what is refused of them, and for how long it may do what."""
+"""A client's connection without a socket: the order of its requests, refusals, and time limits."""
 
 import asyncio
 import time
@@ -111,7 +111,7 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
 
 @pytest.mark.long
 async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
-    """A transport reads two megabytes before it comes back to the loop, and so many chunks of a byte take half a second."""
+    """A transport reads two megabytes before it returns to the loop, and so many chunks of a byte take half a second."""
     client = Client()
     head = b"POST /1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     client.connection.data_received(head + b"1\r\nx\r\n" * (EVENTS_AT_ONCE - 2))
@@ -123,7 +123,7 @@ async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
     many = HELD_BODY_BYTES + 1
     client.connection.data_received(b"1\r\nx\r\n" * many)
     await client.turn()
-    assert client.transport.told[2:] == ["pause_reading"], "what nobody takes is another reason, and stays"
+    assert client.transport.told[2:] == ["pause_reading"], "an unread body is another reason, and stays"
 
 
 async def test_a_connection_has_a_time_for_a_head_for_being_idle_and_none_while_it_is_answered() -> None:
@@ -180,7 +180,7 @@ async def test_who_reads_an_answer_late_has_the_time_that_is_left_to_its_connect
         (b"GET / HT", ["write_eof"], "request_timeout", b"408"),
     ],
 )
-async def test_a_connection_whose_time_is_over_is_closed_and_told_why_where_it_has_begun_to_ask(
+async def test_a_connection_that_timed_out_is_closed_with_a_reason_if_it_has_started_a_request(
     begins: bytes, told: list[str], cut: str | None, status: bytes | None
 ) -> None:
     client = Client()
@@ -208,7 +208,7 @@ async def test_a_refusal_is_no_answer_to_another_request() -> None:
     assert b"connection: close\r\n" in client.transport.written
     assert client.transport.told == ["write_eof"]
     await client.says(GET % 1)
-    assert client.seen == [], "what comes behind it is thrown away"
+    assert client.seen == [], "bytes after it are discarded"
     incoming = Client()
     await incoming.says(POST)
     incoming.connection.refuse(ApiError("request_timeout", "slow"))
@@ -252,7 +252,7 @@ async def test_an_answer_before_its_requests_end_is_the_last_one() -> None:
         assert client.scope["scheme"] == ("https" if is_tls else "http")
 
 
-async def test_a_server_that_stops_answers_what_it_has_begun_and_closes_the_others() -> None:
+async def test_a_server_that_stops_answers_started_requests_and_closes_the_others() -> None:
     client = Client()
     await client.says(GET % 1)
     client.connection.close_if_idle()
@@ -265,20 +265,20 @@ async def test_a_server_that_stops_answers_what_it_has_begun_and_closes_the_othe
     assert idle.transport.told == ["close"]
 
 
-async def test_who_leaves_is_told_to_all_that_he_asked_and_counts_no_longer() -> None:
+async def test_a_leaving_client_ends_all_its_requests_and_no_longer_counts() -> None:
     for leave in (HttpConnection.eof_received, lambda connection: connection.connection_lost(None)):
         client = Client()
         await client.says(GET % 1 + GET % 2)
         assert (len(client.server.connections), dict(client.server.by_client)) == (1, {"192.0.2.1": 1})
         leave(client.connection)
         await client.is_answered()
-        assert (client.left, client.seen, client.statuses) == (["/1"], ["/1"], []), "what waited is not begun"
+        assert (client.left, client.seen, client.statuses) == (["/1"], ["/1"], []), "waiting requests are not started"
         client.connection.connection_lost(None)
         client.connection.connection_lost(None)
         assert (len(client.server.connections), dict(client.server.by_client)) == (0, {})
 
 
-async def test_connections_beyond_a_limit_are_told_so_and_far_beyond_it_are_closed_at_once() -> None:
+async def test_connections_beyond_a_limit_get_an_error_and_far_beyond_it_are_closed_at_once() -> None:
     first = Client()
     second = Client(first.server, Transport(("192.0.2.1", 8)))
     assert second.statuses == [b"429"]
@@ -292,7 +292,7 @@ async def test_connections_beyond_a_limit_are_told_so_and_far_beyond_it_are_clos
     assert dict(first.server.cut) == {"quota_exceeded": 1, "overloaded": REFUSED_AT_ONCE, "closed": 1}
 
 
-async def test_what_comes_before_a_handshake_is_answered_is_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_before_a_handshakes_answer_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bytearray] = []
 
     async def nothing(scope: Any, receive: Any, send: Any) -> None:

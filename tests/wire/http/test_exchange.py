@@ -1,4 +1,4 @@
-"""One request and its response without a socket: what an application is given, what its client is sent, and what becomes of either's end."""
+"""One request and its response without a socket: the application's input, the client's bytes, and the end of either."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ DATE = b"date: today\r\n"
 
 
 class Connection:
-    """Notes what its exchange asks of it."""
+    """A connection that records the calls of its exchange."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_body_comes_as_it_is_received_and_what_is_held_of_it_is_bounded() -> None:
+async def test_a_body_arrives_in_pieces_and_the_held_part_is_bounded() -> None:
     made, connection = exchange()
     made.take(b"a" * HELD_BODY_BYTES)
     assert connection.told == []
@@ -78,7 +78,7 @@ async def test_a_body_comes_as_it_is_received_and_what_is_held_of_it_is_bounded(
     assert await waiting == {"type": "http.request", "body": b"", "more_body": False}
     again = asyncio.ensure_future(made.receive())
     await turn()
-    assert not again.done(), "its end is told once, and then its client's leaving"
+    assert not again.done(), "its end is sent once, and then its client's disconnect"
     made.gone()
     assert await again == {"type": "http.disconnect"}
 
@@ -94,7 +94,7 @@ async def test_a_whole_body_is_one_message_and_an_empty_one_is_too() -> None:
     assert RequestBody(expects=False).take() is None
 
 
-async def test_a_client_that_waits_is_told_to_go_on_once_and_not_behind_the_answers_beginning() -> None:
+async def test_a_waiting_client_is_asked_to_continue_once_and_not_after_the_answers_start() -> None:
     made, connection = exchange(expects=True)
     waiting = asyncio.ensure_future(made.receive())
     await turn()
@@ -137,10 +137,10 @@ async def test_a_whole_answer_is_one_write_and_a_streams_head_does_not_wait_for_
     assert connection.written[1:] == [b"2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n"]
     assert connection.told == ["finished"]
     await made.send(body(b"more"))
-    assert len(connection.written) == 3, "nothing is sent behind the end"
+    assert len(connection.written) == 3, "nothing is sent after the end"
 
 
-async def test_a_connection_goes_on_where_the_request_is_whole_and_the_server_does_not_stop() -> None:
+async def test_a_connection_continues_if_the_request_is_whole_and_the_server_keeps_running() -> None:
     for is_whole, is_stopping, goes_on in ((True, False, True), (False, False, False), (True, True, False)):
         made, connection = exchange()
         if is_whole:
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_not_given_is_a_500_and_one_that_breaks_off_is_c
     made, connection = exchange()
     made.gone()
     await failing(made, connection, error=False)
-    assert (connection.told, connection.written) == ([], []), "nobody is there to be told"
+    assert (connection.told, connection.written) == ([], []), "there is no client to notify"
 
 
 async def test_a_task_that_is_ended_cuts_its_connection() -> None:

@@ -1,4 +1,4 @@
-"""The listening socket: had at once and set for streams, or refused with one sentence."""
+"""The listening socket: bound at once and configured for streams, or refused with one sentence."""
 
 import os
 import socket
@@ -55,7 +55,7 @@ def followed(parent_pid: int) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_process_whose_parent_is_gone_is_told_so() -> None:
+def test_a_process_whose_parent_is_gone_is_notified() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     assert followed(gone.pid) == "False"
@@ -96,7 +96,7 @@ def test_a_port_below_1024_is_named_where_it_needs_privileges(monkeypatch: pytes
         bind("127.0.0.1", 70_000)
 
 
-def test_a_process_that_nobody_watches_over_follows_none_and_its_children_hear_of_no_parent(
+def test_an_unwatched_process_follows_no_parent_and_its_children_see_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(PARENT_PID_ENV, raising=False)
@@ -108,7 +108,7 @@ def test_a_process_that_nobody_watches_over_follows_none_and_its_children_hear_o
 
 
 class Limits:
-    """What `resource` says of open files."""
+    """A stand-in for `resource` with limits of open files."""
 
     RLIMIT_NOFILE, RLIM_INFINITY = 7, -1
 

@@ -1,4 +1,4 @@
-"""Requests read from bytes: whatever pieces they come in, what is refused, which one may become a WebSocket."""
+"""Requests read from bytes: split at any place, refused ones, and upgrades to WebSockets."""
 
 import itertools
 
@@ -43,7 +43,7 @@ def test_a_request_is_the_same_in_whatever_pieces_it_comes(at: tuple[int, ...]) 
     assert not any(isinstance(event, Refused) for event in events)
 
 
-def test_a_scope_tells_of_the_request_and_of_its_connection() -> None:
+def test_a_scope_describes_the_request_and_its_connection() -> None:
     (started, *_) = read(POST)
     assert isinstance(started, RequestStarted)
     scope = started.head.scope({"scheme": "https"})
@@ -61,7 +61,7 @@ def test_a_websocket_is_asked_for_in_whatever_pieces(size: int) -> None:
     assert asked.head.url == b"/s"
 
 
-def test_what_comes_behind_a_handshake_is_kept_and_only_a_request_alone_becomes_a_websocket() -> None:
+def test_bytes_after_a_handshake_are_kept_and_only_a_request_alone_becomes_a_websocket() -> None:
     (asked,) = read(SOCKET + b"\x81\0")
     assert isinstance(asked, WebSocketAsked)
     assert asked.rest == b"\x81\0"
@@ -70,7 +70,7 @@ def test_what_comes_behind_a_handshake_is_kept_and_only_a_request_alone_becomes_
         assert isinstance(events[-1], Ended)
 
 
-def test_what_is_refused_comes_behind_what_was_read() -> None:
+def test_a_refusal_follows_the_bytes_that_were_read() -> None:
     events = read(POST + b"GET / HTTP/1.1\r\n\r\n")
     assert isinstance(events[-1], Refused)
     assert "host" in events[-1].error.message
@@ -151,12 +151,12 @@ def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
         return events[0].error.word if isinstance(events[0], Refused) else type(events[0]).__name__
 
     line, end = b"GET / HTTP/1.1\r\nhost: x\r\n", b"\r\n\r\n"
-    longest = b"a: " + b"b" * (64 - len(b"hostxa"))  # names and values count of what is whole
+    longest = b"a: " + b"b" * (64 - len(b"hostxa"))  # the limit counts names and values of complete headers
     assert outcome(line + longest + end) == "RequestStarted"
     assert outcome(line + longest + b"b" + end) == "headers_too_large"
     assert outcome(line + b"a: 1\r\nb: 2" + end) == "RequestStarted"
     assert outcome(line + b"a: 1\r\nb: 2\r\nc: 3" + end) == "headers_too_large"
-    started = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of what is not, every byte
+    started = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of incomplete ones, every byte
     for pieces in ((started,), (started[:20], started[20:])):
         assert outcome(*pieces) == "unfinished"
         assert outcome(*pieces, b"b") == "headers_too_large"
@@ -179,7 +179,7 @@ def test_only_a_plain_wish_for_a_websocket_is_one(change: tuple[bytes, bytes], b
     assert isinstance(events[0], WebSocketAsked if becomes_one else RequestStarted)
     if not becomes_one:
         assert isinstance(events[0], RequestStarted)
-        assert b"upgrade" not in dict(events[0].head.headers), "nobody behind it may grant what was passed over"
+        assert b"upgrade" not in dict(events[0].head.headers), "no application may grant an ignored upgrade"
 
 
 def test_a_tunnel_and_http2_are_refused_by_name() -> None:

@@ -15,7 +15,7 @@ from workers.trouble import remote_error
 
 
 class Fetcher(Face):
-    __is_stub__ = True  # others may be given it
+    __is_stub__ = True  # it may be passed on to other functions
 
     async def fetch(self, resource: Any, options: Any = None, **named: Any) -> Any:
         """`fetch(url_or_request, method=, headers=, body=)` gives a Response."""
@@ -23,7 +23,7 @@ class Fetcher(Face):
 
 
 class Service(Fetcher):
-    """Every name that is no method here is one of the other function's entrypoint."""
+    """Return a method of the other function's entrypoint for a name that is not a method here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

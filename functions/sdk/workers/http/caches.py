@@ -1,4 +1,6 @@
-"""`js.caches`, the Cache API: responses in the memory of the site.
+"""`js.caches`, the Cache API: the site stores a function's responses in memory.
+
+They stay as long as their headers allow.
 
 The site decides which responses are stored (functions/bindings/storage/response_cache.py); this module has the platform's methods and errors, and the
 lifetimes that the option `cf` of `fetch` sets.
@@ -24,7 +26,10 @@ class Cache(Named):
         self._name = name
 
     async def match(self, request: Any, options: Any = None, **named: Any) -> Response | None:
-        """Return the stored response; None for a miss, or for a method other than GET without `ignore_method`."""
+        """Return the stored response of a request, or None.
+
+        Requests other than GET find none, unless `ignore_method` is set.
+        """
         asked, given = _asked(request), options_of(options, named, ("ignore_method",), "caches: match")
         if asked.method != "GET" and not given.get("ignore_method"):
             return None
@@ -74,9 +79,10 @@ class CacheStorage:
 
 
 def kept_for_s(options: Mapping[str, Any], status: int) -> float | None:
-    """Return the lifetime that the option `cf` of a fetch sets, in seconds.
+    """Return for how long the options `cf` of a fetch keep a response, in seconds.
 
-    With 0 nothing is stored; with None the response's headers decide."""
+    0 not to keep it; None for as long as its headers say.
+    """
     for statuses, ttl_s in dict(options.get("cacheTtlByStatus") or {}).items():
         first, _, last = str(statuses).partition("-")
         if int(first) <= status <= int(last or first):

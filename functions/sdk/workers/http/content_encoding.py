@@ -1,4 +1,6 @@
-"""The content coding of responses: compress a body whose header `Content-Encoding` names a coding.
+"""The content coding of responses.
+
+The runtime compresses a body as its header `Content-Encoding` says, unless the body is compressed already.
 
 With `encodeBody="manual"` the body is compressed already: https://developers.cloudflare.com/workers/runtime-apis/response/#the-encodebody-option
 """

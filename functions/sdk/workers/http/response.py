@@ -103,7 +103,7 @@ class Response(Body):
         return memoryview(await self.bytes())
 
     def raise_for_status(self) -> None:
-        """Raise OSError where the status is an error's, as Pyodide's responses do."""
+        """Raise OSError if the status is an error's, as Pyodide's responses do."""
         if self.status >= 400:
             raise OSError(f"{self.status} {self.status_text} for url: {self.url}")
 

@@ -3,7 +3,7 @@
 Each side can call the functions, targets and streams that the other side has sent.
 
 Begins with the call and lasts until nothing that came with it is held any more. The site relays bytes and reads none of them. A message is its length
-and a msgpack list. Knows stubs and values; refuses to know bindings.
+and a msgpack list. Knows stubs and values; independent of bindings.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from workers.values import DataCloneError
 
 SESSION = "$session"  # the only key of a reply whose value comes over the session, and the mark of a caller that supports sessions
 MAX_MESSAGE_BYTES = 32 << 20
-MAX_CALLS = 128  # of one side at once; further ones wait
+MAX_CALLS = 128  # calls of one side in progress; further ones wait
 PIECE_BYTES = 256 << 10  # of a stream, at once
 HIDDEN = frozenset({"dup", "dispose", "constructor"})  # of a target
 FIRST = 0  # the number of the call that began the session

@@ -1,4 +1,4 @@
-"""Prices: which one counts, and sums to the last billionth."""
+"""Prices: the applicable one, and sums to the last billionth."""
 
 from datetime import UTC, datetime
 
@@ -25,7 +25,7 @@ def test_cached_tokens_are_discounted_and_the_newest_valid_price_counts() -> Non
     assert PRICES.cost("llama-8b", before, tokens) == round((0.12 + 0.02 + 0.4) * BILLIONTHS)
     assert PRICES.cost("llama-8b", after, tokens) == round((0.06 + 0.008 + 0.2) * BILLIONTHS)
     assert PRICES.cost("other", after, tokens) == 2 * BILLIONTHS, (
-        "without a price of their own, cached ones cost as others"
+        "without a separate price, cached tokens cost as much as others"
     )
     assert PriceList([], "EUR").cost("other", after, tokens) is None
 
@@ -47,7 +47,7 @@ def test_one_token_has_a_price_and_sums_are_whole_billionths() -> None:
 
 
 @pytest.mark.parametrize(("at", "prompt"), [(0.0, "0.0000002"), (JULY.timestamp(), "0.0000001")])
-def test_a_list_of_models_tells_the_price_of_one_token(at: float, prompt: str) -> None:
+def test_a_list_of_models_contains_the_price_of_one_token(at: float, prompt: str) -> None:
     told = PRICES.listed("llama-8b", at)
     assert told is not None
     assert (told["prompt"], told["currency"]) == (prompt, "EUR")

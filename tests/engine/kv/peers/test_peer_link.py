@@ -1,4 +1,4 @@
-"""A host's two ends towards other hosts: opened together or not at all, by what its configuration says."""
+"""A host's two ends towards other hosts: opened together or not at all, by its configuration."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_models_blocks_are_served_while_it_is_there(host: HostTier, tmp_path: 
         ({"peer_address": "nonsense"}, "argument"),
     ],
 )
-def test_where_blocks_cannot_be_served_the_log_says_why_and_the_host_goes_on(
+def test_where_blocks_cannot_be_served_the_log_has_the_reason_and_the_host_continues(
     host: HostTier, tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, str], why: str
 ) -> None:
     config = {"peer_address": f"ipc://{tmp_path}/peers", **more}
@@ -50,7 +50,7 @@ def test_where_blocks_cannot_be_served_the_log_says_why_and_the_host_goes_on(
     assert f"{config['peer_address']} serves no blocks to other hosts: " in caplog.text
     assert why in caplog.text
     again = opened(host, tmp_path)
-    assert again is not None, "nothing of what was begun is left"
+    assert again is not None, "no unfinished connection is left"
     again.close()
 
 

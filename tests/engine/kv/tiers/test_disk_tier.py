@@ -1,4 +1,4 @@
-"""The disk tier: what it keeps, what gives way, and every way in which a disk can let one down."""
+"""The disk tier: its content, its evictions, and every failure of a disk."""
 
 import errno
 import itertools
@@ -99,7 +99,7 @@ def test_a_lower_limit_is_met_at_the_next_start(tmp_path: Path) -> None:
     smaller.close()
 
 
-def test_a_flipped_bit_is_noticed_and_the_block_forgotten_for_good(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_noticed_and_the_block_forgotten_permanently(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, LIMIT)
     tier.scan()
     for n in range(4):
@@ -158,9 +158,7 @@ def test_a_segment_that_cannot_be_read_to_its_end_gives_what_was_found(
     tier.close()
 
 
-def test_what_has_been_found_is_read_while_the_rest_is_looked_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_found_blocks_are_read_while_the_rest_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = DiskTier.open(tmp_path, LIMIT)
     for n in range(4):
         put(tier, n)
@@ -211,7 +209,7 @@ def test_a_full_disk_first_costs_the_oldest_blocks_then_the_new_one(
 
 
 def full_times(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """The next writes stop in the middle, as they do on a full disk."""
+    """Make the next writes stop in the middle, as on a full disk."""
     left = iter(range(times))
 
     def write_half(fd: int, parts: list[bytes], offset: int) -> int:
@@ -238,7 +236,7 @@ def test_a_disk_that_keeps_refusing_is_let_be_and_that_is_said_once(
     assert not tier.is_writable
     assert not put(tier, 20)
     assert caplog.text.count("no longer written to") == 1
-    assert read(tier, 0) == content(0, SIZE), "what is there may still be read"
+    assert read(tier, 0) == content(0, SIZE), "blocks that are there may still be read"
 
 
 def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(
@@ -343,7 +341,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         DiskTier.open(tmp_path / "file" / "tier", LIMIT)
 
 
-def test_nobody_else_may_read_it_and_strangers_files_are_left_alone(tmp_path: Path) -> None:
+def test_no_other_user_may_read_it_and_strangers_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "segment-notes.kv").write_text("mine")
     tier = DiskTier.open(tmp_path, LIMIT)
     tier.scan()

@@ -1,4 +1,4 @@
-"""R2's objects as files: hostile keys, readers of what is gone, full disks, deaths, and what nobody completes."""
+"""R2's objects as files: hostile keys, readers of deleted objects, full disks, deaths, and uploads that are never completed."""
 
 import asyncio
 import hashlib
@@ -113,7 +113,7 @@ async def test_an_object_that_is_left_half_read_is_closed() -> None:
     told = await Bucket(cast("Any", Opens())).call("get", ["k"], {})
     assert await anext(told.body) == b"some"
     await told.body.aclose()
-    assert closed == [True], "not only when somebody has collected it"
+    assert closed == [True], "not only after garbage collection"
 
 
 LIMITED = """
@@ -169,7 +169,7 @@ asyncio.run(main())
 
 
 def killed_writer(path: Path) -> int:
-    """The last put that was acknowledged."""
+    """Return the last acknowledged put."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
@@ -220,7 +220,7 @@ async def test_an_object_whose_file_is_lost_or_cut_says_so(bucket: R2Bucket, tmp
     assert await read(await bucket.get("k")) == b"again"
 
 
-async def test_a_part_of_an_upload_that_is_none_is_not_even_read(tmp_path: Path) -> None:
+async def test_an_invalid_part_of_an_upload_is_not_even_read(tmp_path: Path) -> None:
     store, was_read = FileStore(tmp_path, 1 << 20), False
 
     async def content() -> AsyncIterator[bytes]:
@@ -257,7 +257,7 @@ async def test_an_upload_that_cannot_be_entered_in_the_index_leaves_its_parts_an
     assert (await upload.complete([part])).size == 100
 
 
-async def test_uploads_that_nobody_completes_are_forgotten(tmp_path: Path) -> None:
+async def test_uploads_that_are_never_completed_are_forgotten(tmp_path: Path) -> None:
     async def one() -> AsyncIterator[bytes]:
         yield b"part"
 

@@ -1,4 +1,4 @@
-"""What is taken from a process before it runs somebody's code, each layer by itself: none may stand in for another that is missing."""
+"""Restrictions of a process before it runs untrusted code, each layer by itself: none may replace another that is missing."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Default(WorkerEntrypoint):
 
 @pytest.fixture
 def in_a_group() -> Iterator[None]:
-    """As a site that was started with supplementary groups."""
+    """Simulate a site that was started with supplementary groups."""
     before = os.getgroups()
     if os.getuid() == 0:
         os.setgroups([*before, GROUP])
@@ -57,10 +57,10 @@ async def test_no_group_no_capability_and_no_list_of_the_root_is_left_at_tier_2(
 ) -> None:
     served.add(SOURCE)
     found = json.loads(await served.get())
-    if os.getuid() == 0:  # another user has none that it could leave
+    if os.getuid() == 0:  # another user has no group to leave
         assert found["groups"] == []
     assert found["capabilities"] == [0] * 6
-    assert found["listed"] is None  # the root is there, and Landlock alone says that it is not for reading
+    assert found["listed"] is None  # the root exists, and only Landlock makes it unreadable
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="functions run as the site's own user otherwise")
@@ -127,7 +127,7 @@ def test_a_process_has_namespaces_of_its_own_from_tier_2_on_and_is_no_root_outsi
 @pytest.mark.parametrize(
     ("tier", "uid", "counts_processes"), [(1, None, False), (1, 7, True), (2, None, True), (2, 7, True)]
 )
-def test_every_limit_is_set_for_good_and_processes_are_counted_where_they_are_the_functions_alone(
+def test_every_limit_is_permanent_and_processes_are_counted_where_they_are_the_functions_alone(
     tier: int, uid: int | None, counts_processes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[int, tuple[int, int]] = {}
@@ -160,7 +160,7 @@ def test_a_folder_within_another_is_not_bound_twice_and_one_beside_it_is(tmp_pat
     assert list(top_most(["/", str(tmp_path)])) == ["/"]
 
 
-def test_folders_that_others_may_not_enter_are_hidden_behind_what_is_needed_of_them_and_no_others_are(
+def test_folders_closed_to_others_are_hidden_beyond_their_needed_parts_and_no_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("open/lib", "closed/deep/lib", "closed/other"):
