@@ -48,7 +48,7 @@ help:
 	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 8 minutes)"
 	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost in MINUTES=3; a newcomer's first minute; an operator's walk; new screenshots"
 	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
-	@echo "make bench-deploys  a hundred deploys in five minutes under load: is each request answered by the version that took it?"
+	@echo "make bench-deploys  500 deploys and rollbacks under load, with kills: is each request answered by the version that took it?"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 

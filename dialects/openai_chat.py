@@ -37,7 +37,7 @@ from pilotlight.dialects.custom_tools import function_of
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.wire.errors import ApiError
 
-# What a template reads besides a request's own variables.
+# Template variables besides a request's own.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
 
 
@@ -84,7 +84,7 @@ class ValidChat(ValidGeneration, frozen=True):
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     return_token_ids: bool = False
-    custom_tools: frozenset[str] = frozenset()  # whose calls have a text for their input
+    custom_tools: frozenset[str] = frozenset()  # tools whose calls have a text as input
 
 
 def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidChat:
@@ -124,7 +124,10 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
 
 
 def _tool(tool: ChatToolBody, where: str, not_enforced: list[str]) -> ToolBody:
-    """Return a tool as a function. A custom one's format that is not enforced is named in `not_enforced`."""
+    """Return a tool as a function.
+
+    If a custom tool's format cannot be enforced, its name is added to `not_enforced`.
+    """
     declared = tool.function if tool.type == "function" else tool.custom
     if declared is None:
         field = f"{where}.{tool.type}"

@@ -83,7 +83,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS), "top_p": read_top_p}
     PARTS: ClassVar = {"tools": ResponsesToolBody, "text": TextBody, "reasoning": ReasoningBody}
 
-    model: str | None = None  # where the path does not name it
+    model: str | None = None  # unless the path names it
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -154,7 +154,7 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
 
 
 def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]:
-    if instructions := without_billing(body.instructions):  # which proxies before Claude Code forward
+    if instructions := without_billing(body.instructions):  # some proxies before Claude Code forward a billing line
         yield MessageBody(role="system", content=instructions)
     yield from messages_of(body.input, left_out)
 
@@ -186,10 +186,10 @@ def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Itera
                 yield turn.ended()
             turn.texts += _texts(item.get("content"), f"{where}.content")
         else:
-            if turn.has_begun:
+            if turn.has_started:
                 yield turn.ended()
             yield _other(kind, role, item, where)
-    if turn.has_begun:
+    if turn.has_started:
         yield turn.ended()
 
 
@@ -200,7 +200,7 @@ class _Turn:
         self.calls: list[CallBody] = []
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self.thoughts or self.texts or self.calls)
 
     def ended(self) -> MessageBody:
@@ -215,7 +215,7 @@ class _Turn:
         return message
 
 
-# Summaries that only their own service can read, and what its side of an MCP connection said.
+# Items that only their own service can read: its summaries, and its side of an MCP connection.
 _FOREIGN = (
     "compaction",
     "compaction_summary",
@@ -362,7 +362,7 @@ def _declared(tool: ResponsesToolBody) -> dict[str, Any]:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
+    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own."""
     if instructions := without_billing(fields.get("instructions")):
         yield canonical(instructions), False
     given = fields.get("input")
@@ -373,7 +373,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _said(item: Any) -> Any:
-    """Return what an item says, in the same form whichever side wrote it."""
+    """Return an item's content, in the same form whichever side wrote it."""
     if not isinstance(item, dict):
         return item
     content = item.get("content")
@@ -392,7 +392,7 @@ class ResponsesWriter(BlockWriter):
         super().__init__(request)
         self._told = request.told if isinstance(request, ValidResponse) else {}
         self._tools = request.tools if isinstance(request, ValidResponse) else {}
-        self._input = InputReader()  # of the last call, where it is a custom tool's
+        self._input = InputReader()  # reader of the last call, if it is a custom tool's
 
     def started(self, usage: Usage) -> bytes:
         response = self._response("in_progress", None, None)

@@ -50,8 +50,10 @@ def build_app(
     file: Path | None = None,
     role: WorkerRole | None = None,
 ) -> "RouterApp":
-    """`file`: where the network was read, to which machines that join are added.
-    `role`: the process's among the workers of one router. Raises ConfigError."""
+    """Assemble a router.
+
+    `file` is the network's file, to which joining machines are added; `role` is the process's role among a router's workers. Raises ConfigError.
+    """
     return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role), file)
 
 
@@ -131,9 +133,9 @@ class RouterApp(Starlette):
 
         self._others = others
 
-    def become(self, network: NetworkConfig) -> None:
+    def reload(self, network: NetworkConfig) -> None:
         """Take over what may change while the router runs, with what another worker has deployed."""
-        self.edge.become(network)
+        self.edge.reload(network)
         if self.siblings is not None and not self.siblings.is_first:
             self.deployments.read_again()
 

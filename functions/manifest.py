@@ -1,4 +1,6 @@
-"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json as frozen values, with the variables of `.dev.vars` or `.env`.
+"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json as frozen values.
+
+With the variables of `.dev.vars` or `.env`.
 
 `load_manifest` is the only reader. A misspelt key and an unsupported kind of binding are refused with the nearest valid name. Keys for Cloudflare's
 platform (routes, account_id, ...) are accepted and listed in `ignored`.
@@ -32,7 +34,7 @@ DEV_VARS, DOT_ENV = ".dev.vars", ".env"
 WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
 
 
-# Data on the site's disk. On the platform, too, a rate limit is each site's own, and secrets are put where they are needed.
+# Bindings with data on the site's disk. A rate limit is each site's own, as on the platform, and secrets are put where they are needed.
 _KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
 
 
@@ -41,7 +43,7 @@ class ManifestError(ConfigError):
 
 
 class MisfitError(ManifestError):
-    """The function does not go with the Durable Objects that it has here: their classes were renamed or deleted."""
+    """The version does not fit its Durable Objects here, whose classes were renamed or deleted."""
 
 
 class BindingDeclaration(NamedTuple):
@@ -76,7 +78,7 @@ class Manifest:
 
     @property
     def keeps_data(self) -> bool:
-        """Tell whether two sites that served it would have different data, or would both run what must run once."""
+        """Tell whether two sites that serve it would have different data, or do twice what must run once."""
         return bool(self.crons or self.consumers) or any(binding.kind in _KEPT for binding in self.bindings)
 
     @property
@@ -101,7 +103,7 @@ class ManifestAssets(NamedTuple):
     """Files that are served without the function, unless the path matches `worker_first`."""
 
     declaration: BindingDeclaration
-    worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
+    worker_first: tuple[str, ...]  # patterns with *; a pattern with ! at its start excludes paths
 
 
 # Settings of a published manifest for the original platform, without effect here.
@@ -187,8 +189,10 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file of a stranger's.
-    Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError."""
+    """Read an untrusted TOML file.
+
+    Raises ManifestError if it would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError.
+    """
     text = _small_text(path)
     if _DEEP_KEY.search(text):
         raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")
@@ -373,7 +377,10 @@ def _rate_limit(name: str, namespace_id: str | int, simple: SimpleTable) -> Bind
 
 
 def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
-    """Add local secrets; as on the platform, they win over vars of the same name, and `.env` files count where there is no `.dev.vars`."""
+    """Add local secrets, which win over vars of the same name, as on the platform.
+
+    `.env` files count if there is no `.dev.vars`.
+    """
     paths = _secret_files(manifest.directory, environment)
     if not paths:
         return manifest

@@ -50,6 +50,7 @@ from pilotlight.wire.hop.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SE
 
 log = logging.getLogger("pilotlight.function")
 
+DAY_S = 24 * 3600.0
 SECRETS_S = 1.0  # between two checks for changes by `pilotlight secret`
 UNNAMED = {  # options that name a store
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
@@ -70,8 +71,11 @@ class ServedFunctions:
         authority: str | None = None,
         clock: Clock = CLOCK,
     ) -> None:
-        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
-        is of the network's certificates; bindings go by `clock`. Raises ManifestError."""
+        """Serve nothing yet.
+
+        `inference` answers AI bindings. No function may connect to this machine's `own_ports`. `trace` is the scope of an invocation. `authority` is
+        of the network's certificates. Bindings use `clock`. Raises ManifestError.
+        """
         self._authority = authority
         self._clock = clock
         self.config = config
@@ -115,7 +119,11 @@ class ServedFunctions:
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
             self._services = Services(
-                inference=inference, r2=r2_stores(self.config), usage=self.usage, clock=self._clock
+                inference=inference,
+                r2=r2_stores(self.config),
+                usage=self.usage,
+                clock=self._clock,
+                history_s=self.config.history_days * DAY_S,
             )
             stack.push_async_callback(self._services.databases.close)
             await stack.enter_async_context(self.functions)
@@ -153,8 +161,11 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """Serve a function from its next request on, in place of one with its name; with `pool`, as one version beside others, which owns its
-        resources once it is accepted (`claim`). Raises ManifestError, with nothing changed."""
+        """Serve a function from its next request on, in place of one with its name.
+
+        With `pool` it is one version beside others, which owns its resources once it is accepted (`claim`). Raises ManifestError, with nothing
+        changed.
+        """
         served = name or manifest.name
         named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
         try:
@@ -171,7 +182,7 @@ class ServedFunctions:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
     def _with_own_stores(self, manifest: Manifest) -> Manifest:
-        """Name the stores that a deployed function does not name `FUNCTION/BINDING`: those of two functions are two."""
+        """Give unnamed stores of a deployed function the name `FUNCTION/BINDING`, so that no two share one."""
         bindings = []
         for binding in manifest.bindings:
             names = UNNAMED.get(binding.kind, ())
@@ -230,11 +241,11 @@ class ServedFunctions:
             raise Failure(str(error)) from None
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name; made where it is not there yet."""
+        """Return a queue by its name; create it if it does not exist."""
         return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
-        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
+        """Return the migrations that change classes of objects when this version takes the traffic."""
         bindings = self.functions.pools[pool].bindings
         return () if bindings is None else bindings.moves
 
@@ -258,7 +269,7 @@ class ServedFunctions:
 
 def client_key(scope: Scope) -> str:
     """Return a value that distinguishes clients: session, credentials, or address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is believed
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is trusted
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"
@@ -304,7 +315,7 @@ def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
 
 
 def _with_secrets(manifest: Manifest, secrets: SecretStore) -> Manifest:
-    """Add the secrets that were put into this site, which win over a var or a local secret of the same name."""
+    """Add this site's secrets, which win over a var or a local secret of the same name."""
     kept = secrets.values(manifest.name)
     if not kept:
         return manifest

@@ -1,4 +1,4 @@
-"""The functions of a site for the site: a scope in which they are served, routes to mount, and a status.
+"""The functions of a site for the site: a scope in which they are served, routes, and a status.
 
 The constructor names everything that the site provides.
 """
@@ -134,7 +134,10 @@ def _state(name: str, pool: FunctionPool) -> FunctionStatus:
 
 @contextmanager
 def _alone_in(state: Path, site: str) -> Iterator[None]:
-    """Keep other sites of this name, as those of another network of the same user, out of a directory while this one serves. Raises ConfigError."""
+    """Lock a directory against other sites of this name while this one serves.
+
+    The same user may run another network. Raises ConfigError.
+    """
     state.mkdir(parents=True, exist_ok=True)
     directory = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -149,7 +152,7 @@ def _alone_in(state: Path, site: str) -> Iterator[None]:
 
 
 def _note_address(file: Path, address: str) -> None:
-    """Warn where the site that kept its data here before had another address: it may be another network's."""
+    """Warn if the site that stored data here before had another address: it may be another network's."""
     before = file.read_text() if file.is_file() else address
     if before != address:
         log.warning(

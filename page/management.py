@@ -35,7 +35,7 @@ Joining = Callable[[float], Awaitable[str]]  # from minutes of validity to the l
 
 
 class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to be made, and the limits of its account where it has none yet."""
+    """A key to be made, and the limits of its account without one yet."""
 
     name: str
     scopes: tuple[Literal["models", "deploy", "metrics", "admin"], ...] = ("models",)
@@ -187,7 +187,7 @@ class ManagementRoutes:
 
     @asynccontextmanager
     async def _audited(self, who: str, what: str) -> AsyncIterator[None]:
-        """Open a scope in which a change is made; its line says whether it was."""
+        """Open a scope for a change, and write one audit line with its result."""
         outcome = "done"
         try:
             yield
@@ -228,5 +228,5 @@ def _read_and_unread(found: Mapping[str, object]) -> dict[str, dict[str, object]
 
 
 def _plain(text: str) -> str:
-    """Return one line of a client's words for a log."""
+    """Return a client's text as one line for a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:300]

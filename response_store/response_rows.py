@@ -17,11 +17,11 @@ from pilotlight.response_store.response_database import RowConnection
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
 
-MADE, ENDED, GONE = range(3)  # states: it is being made, it has ended, only others need it
+MADE, ENDED, GONE = range(3)  # states: in progress, ended, needed only by other responses
 ROW_BYTES = 500  # overhead of a row, with its entries in the indexes
 SWEPT = 200  # rows at once: some milliseconds
 DEFLATE = 1  # the fastest: events repeat their names, and shrink to a twelfth
-EXPIRES_S = 10.0  # a maker that is not heard of
+EXPIRES_S = 10.0  # a process without a report for so long counts as gone
 NAMES_AT_ONCE = 500  # in a statement
 FOREVER_S = 1e12
 
@@ -40,7 +40,7 @@ class ResponseRow(NamedTuple):
     item_ids: tuple[str, ...]
     fields: bytes
     events: tuple[bytes, ...]
-    is_begun: bool  # the row exists, unless another process deleted it
+    is_started: bool  # the row exists, unless another process deleted it
 
     @classmethod
     def of(cls, response: KeptResponse) -> "ResponseRow":
@@ -48,7 +48,7 @@ class ResponseRow(NamedTuple):
         ids = tuple(str(item["id"]) for item in response.fields["output"])
         return cls(
             response.tenant, response.id, state, response.before, response.own, response.output, ids, _fields(response),
-            tuple(response.events), response.is_begun,
+            tuple(response.events), response.is_started,
         )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def add(
     first, taken = None, dict[Name, KeptResponse | None]()
     for row in rows:
         found = find(connection, row.tenant, row.id)
-        if row.is_begun and (found is None or found.maker != maker):
+        if row.is_started and (found is None or found.maker != maker):
             taken[row.tenant, row.id] = None if found is None else found.response
             continue
         if row.state == MADE:
@@ -185,7 +185,7 @@ def events(connection: RowConnection, tenant: str, name: str, place: int) -> Eve
 
 
 def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
-    """Return all that a response was asked, as JSON with commas between."""
+    """Return the input of a response, as JSON items with commas between."""
     found = find(connection, tenant, name)
     return b"" if found is None else joined(*_chain(connection, tenant, found.number)[:-1])
 
@@ -282,7 +282,7 @@ def _end_made(
 def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
     if progress.fields is not None:
         connection.execute("UPDATE responses SET fields = ? WHERE number = ?", (progress.fields, number))
-    if progress.events:  # which may be there, where the answer to that was lost
+    if progress.events:  # they may be there already if the answer to an earlier write was lost
         added = "INSERT INTO response_events (response, till, events) VALUES (?, ?, ?) ON CONFLICT (response, till) DO NOTHING"
         connection.execute(added, (number, progress.till, _packed(progress.events)))
 

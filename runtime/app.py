@@ -51,9 +51,12 @@ def build_app(
     hop_secret: str | None = None,
     url: str | None = None,
 ) -> "SiteApp":
-    """`launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
+    """Assemble a site's application.
 
-    `url` is the site's address. Raises ConfigError."""
+    `launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
+
+    `url` is the site's address. Raises ConfigError.
+    """
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")
@@ -62,7 +65,7 @@ def build_app(
             f"site {config.name!r}: engine.lenders and engine.lend_at need the network's secret in {HOP_SECRET_ENV}, by which sites know each other"
         )
     refuse_unusable(config.models)
-    if launchers is None:  # without a model there is nothing that an engine host would do
+    if launchers is None:  # without a model no engine host is needed
         has_models = bool(config.models)
         launchers = launchers_of(config.engine, config.name, partial(model_bytes, config), secret) if has_models else ()
     return SiteApp(Site(config, launchers, secret, url), secret)

@@ -44,7 +44,10 @@ class Site:
     def __init__(
         self, config: SiteConfig, launchers: Sequence[Launcher], secret: str | None = None, url: str | None = None
     ) -> None:
-        """`launchers` start the engine hosts, one per device; `secret` is the network's; `url` is the site's address, if any."""
+        """Assemble a site.
+
+        `launchers` start the engine hosts, one per device; `secret` is the network's; `url` is the site's address, if any.
+        """
         self.config = config
         self.url = url
         self.access = access_of(config)
@@ -161,7 +164,7 @@ class Site:
 
 
 def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
-    """Return the sites that may compute prompts for this one, where its file names some."""
+    """Return the sites that may compute prompts for this one, if its file names some."""
     if not config.engine.lenders or secret is None:
         return None
     from pilotlight.runtime.dispatch.lenders import Lenders  # with an HTTP client, which other sites do without

@@ -1,4 +1,4 @@
-"""Write the JSON Schemas of site and router files, with which editors complete them: `python -m pilotlight.sites.schema`."""
+"""Write the JSON Schemas of configuration files for editors: `python -m pilotlight.sites.schema`."""
 
 import json
 from pathlib import Path

@@ -659,6 +659,10 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
             ge=0, description="of them; the function that takes the most room loses its oldest first. 0: none are kept"
         ),
     ] = 256
+    history_days: Annotated[
+        NonNegative,
+        Meta(description="Time back to which D1 databases can be restored (`pilotlight d1 time-travel`). 0: none."),
+    ] = 7.0
     layers_mib: Annotated[
         int,
         Meta(

@@ -215,7 +215,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             values = only(values, cls)
         for name, part in cls.PARTS.items():
             value = values.get(name)
-            if isinstance(value, list) and len(value) <= MAX_MESSAGES:  # else it is refused for its length
+            if isinstance(value, list) and len(value) <= MAX_MESSAGES:  # a longer list is refused for its length
                 values[name] = [
                     part.known(item, ignored, f"{where}{name}[{i}].") if isinstance(item, dict) else item
                     for i, item in enumerate(value)
@@ -394,7 +394,7 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     regex: str | None = None  # this and the next by SGLang's names
     json_schema: Any = None
     include_stop_str_in_output: bool | None = None  # this and the next two by vLLM's
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # -1: to what the model takes
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # -1 for the model's limit
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
 
 

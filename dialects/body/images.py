@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pilotlight.dialects.body.invalid_values import ValidationError
 
-ROLES = ("user", "tool")  # whose messages may have images
+ROLES = ("user", "tool")  # roles whose messages may have images
 _NO_URL = "must be an https: URL, or a data: URL such as data:image/png;base64,..."
 
 
@@ -55,7 +55,7 @@ def read_image(value: Any) -> Any:
 
 
 def joined(pieces: Iterable[str | ImagePart], separator: str = "\n") -> str | Content:
-    """Return a message's content: one text where there are no images, as templates for texts expect it."""
+    """Return a message's content: one text if it has no images, as templates for texts expect it."""
     content = list(pieces)
     texts = [piece for piece in content if isinstance(piece, str)]
     return separator.join(texts) if len(texts) == len(content) else content

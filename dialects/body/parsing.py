@@ -142,7 +142,7 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
 
 
 def prompt_options(body: SamplingBody) -> dict[str, Any]:
-    """Return what a body says of its prompt, as a ValidGeneration's fields. Raises ApiError."""
+    """Return a body's prompt as fields of a ValidGeneration. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most == 0:
         raise ApiError(
@@ -198,7 +198,7 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
     The developer's role becomes `system`, arguments become objects, and absent fields are left out."""
     role = "system" if message.role == "developer" else message.role
     content = message.content if message.content is not None else message.refusal
-    if content is None and role != "assistant":  # of which nothing may have been said before the length cut it
+    if content is None and role != "assistant":  # the answer may have reached its length before any text
         raise ApiError(
             "invalid_request", f"{where}.content is required for the role {role!r}", param=f"{where}.content"
         )
@@ -214,7 +214,9 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
         rendered["tool_calls"] = [_call(id, function.name, function.arguments) for id, function in called]
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
-    if not (message.tool_calls and content):  # that of gpt-oss calls it so, and writes one of the two before calls
+    if not (
+        message.tool_calls and content
+    ):  # gpt-oss's template uses this name, and accepts either text or reasoning before calls
         further["thinking"] = reasoning
     rendered |= {name: value for name, value in further.items() if value is not None}
     return rendered
@@ -253,7 +255,7 @@ def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiErro
 
 
 def string_in(part: dict[str, Any], name: str, where: str) -> str:
-    """Return a part's text of this name. Raises ApiError where it has none."""
+    """Return a part's text of this name. Raises ApiError if it has none."""
     if not isinstance(value := part.get(name), str):
         raise refused("must be a string", f"{where}.{name}")
     return value

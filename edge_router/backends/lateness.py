@@ -1,4 +1,6 @@
-"""How much later a site answers than this router expected: this reveals a slow or lying site, whatever it publishes.
+"""The lateness of a site: how much later it answers than this router expected.
+
+It reveals a slow site, and one that publishes wrong figures.
 
 A prediction is an average, so an answer counts as late only above TOLERANCE times it. Observations decay with a half-life: a site that was avoided is
 tried again, with one request at a time.
@@ -11,8 +13,8 @@ from collections.abc import Callable
 
 TOLERANCE = 1.5  # times the prediction
 HALF_LIFE_S = 20.0
-PRIOR_ANSWERS = 3.0  # that came in time: one late answer says little
-LEAST_MS = 20.0  # below which a site counts as punctual
+PRIOR_ANSWERS = 3.0  # imaginary answers in time: one late answer means little
+LEAST_MS = 20.0  # a smaller delay counts as punctual
 
 
 class Lateness:
@@ -27,7 +29,7 @@ class Lateness:
         """Record the time to the first token of an answer, expected and actual."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
-        self._late_ms = max(0.0, self._late_ms + late_ms)  # time gained is no credit for later
+        self._late_ms = max(0.0, self._late_ms + late_ms)  # an early answer does not offset later ones
         self._latest_ms = max(self._latest_ms, late_ms)
         self._answers += 1
 

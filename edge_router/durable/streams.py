@@ -1,4 +1,4 @@
-"""Streams that can be read again: their events are kept until some time after the end, and survive a disconnect of the client.
+"""Streams that can be read again, after a disconnect of the client and for some time after their end.
 
 A recording acts as the client of the proxy, so that a durable stream continues at another site like any other. Only its events are numbered, because
 line-by-line clients expect no ids in other streams. A stream belongs to its tenant and is invisible to others. It is kept in memory and, if a folder
@@ -24,7 +24,7 @@ from pilotlight.dialects.table import is_final
 from pilotlight.edge_router.admission.filter import AdmissionFilter, tenant_of
 from pilotlight.edge_router.durable.event_buffer import EVENT_BYTES, LAST_EVENT_ID, EventBuffer
 from pilotlight.edge_router.durable.journal import (
-    AnswerBegun,
+    AnswerStarted,
     Entry,
     Journal,
     JournalEvents,
@@ -36,7 +36,7 @@ from pilotlight.edge_router.durable.journal import (
 )
 from pilotlight.edge_router.forwarding.downstream import Downstream, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
-from pilotlight.edge_router.forwarding.request_state import BegunAnswer
+from pilotlight.edge_router.forwarding.request_state import StartedAnswer
 from pilotlight.edge_router.requests.request import Head
 from pilotlight.sites.network import DurableConfig
 from pilotlight.wire.errors import ApiError
@@ -49,7 +49,7 @@ from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
 FOLLOW_S = 0.1  # between looks at a stream of another router
-CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
+CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # headers that are not written to the disk
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, An
 
 
 class DurableStream:
-    """One durable stream.
-    Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
+    """One durable stream. To the proxy it is a client that never disconnects and always reads."""
 
     def __init__(
         self, name: str, asked: JournalHeader, head: Head, config: DurableConfig, journal: Journal | None = None
@@ -66,14 +65,16 @@ class DurableStream:
         self.name = name
         self.asked = asked
         self.head = head
-        self.address = asked.address  # where its client was when it asked: it may have left
+        self.address = asked.address  # the client's address at the request: it may have left
         self.request_id = asked.request_id
-        self.answer: AnswerBegun | None = None
+        self.answer: AnswerStarted | None = None
         self.log = DeliveryLog()
         self.events = EventBuffer()
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
-        self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
+        self.last_words = ApiError(
+            "aborted", "the stream was stopped"
+        )  # the error if the stream is stopped from outside
         self._max_bytes = int(config.max_stream_mib * 2**20)
 
     @property
@@ -82,9 +83,9 @@ class DurableStream:
         return self.events.num_bytes + (len(self.asked.body) if self.events.ended_at is None else 0)
 
     @property
-    def begun(self) -> BegunAnswer:
+    def started(self) -> StartedAnswer:
         part = "" if self.journal is None else f"{self.name}.{self.journal.num_parts}"
-        return BegunAnswer(self.asked.answer, self.log, part)
+        return StartedAnswer(self.asked.answer, self.log, part)
 
     # called by the proxy
 
@@ -93,13 +94,13 @@ class DurableStream:
         return self.answer is not None and self.answer.body is None
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        await self._keep(AnswerBegun(status, tuple(headers), body))
+        await self._keep(AnswerStarted(status, tuple(headers), body))
 
     async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
-        await self._keep(AnswerBegun(status, tuple(headers), None))
+        await self._keep(AnswerStarted(status, tuple(headers), None))
 
     async def write(self, batch: bytes) -> None:
-        """`batch` is whole events. Raises ApiError where they are more than is kept."""
+        """Append a batch of whole events. Raises ApiError if they exceed the limit."""
         if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
             sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, the limit of a durable stream"
             raise ApiError("aborted", sentence)
@@ -140,8 +141,8 @@ class DurableStream:
 
     # called by readers
 
-    async def begun_answer(self) -> AnswerBegun:
-        """Raises ApiError where the stream was stopped before its answer began."""
+    async def started_answer(self) -> AnswerStarted:
+        """Wait for the start of the answer. Raises ApiError if the stream was stopped before."""
         while self.answer is None and self.events.ended_at is None:
             await self.events.change()
         if self.answer is None:
@@ -163,9 +164,9 @@ class DurableStream:
     @property
     def may_go_on(self) -> bool:
         """Tell whether another router can produce the rest, or all if nothing was published."""
-        return self.log.has_begun or (self.events.last is None and self.head.may_be_repeated)
+        return self.log.has_started or (self.events.last is None and self.head.may_be_repeated)
 
-    async def _keep(self, entry: AnswerBegun | JournalEvents) -> None:
+    async def _keep(self, entry: AnswerStarted | JournalEvents) -> None:
         """Write an entry. Raises ApiError if the stream was stopped at another router."""
         if self.journal is not None:
             try:
@@ -176,7 +177,7 @@ class DurableStream:
         self.events.notify()
 
     def _apply(self, entry: Entry) -> None:
-        if isinstance(entry, AnswerBegun):
+        if isinstance(entry, AnswerStarted):
             self.answer = entry
         elif isinstance(entry, JournalEvents):
             for event in EventDecoder(len(entry.events) + 1).feed(entry.events):
@@ -192,7 +193,7 @@ class DurableStreams:
     A name is 128 random bits, but that alone grants nothing: the tenant must match."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
-        """Raises OSError where the folder cannot be used."""
+        """Open the folder. Raises OSError if it cannot be used."""
         self.config = config
         self.journals = None if config.directory is None else Journals(Path(config.directory).expanduser())
         self._clock = clock
@@ -206,8 +207,10 @@ class DurableStreams:
         return sum(recording.num_bytes for recording in self._all.values())
 
     async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
-        """`work` fills it, and raises nothing.
-        Raises ApiError while those that have not ended fill the memory."""
+        """Start a stream that `work` fills without raising.
+
+        Raises ApiError while streams that have not ended fill the memory.
+        """
         self._check_room()
         head = client.head
         kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))
@@ -257,9 +260,11 @@ class DurableStreams:
         assert self.journals is not None
         await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
 
-    def as_kept(self, record: UsageRecord) -> UsageRecord:
-        """Return the usage of a killed router's request without the tokens that its journal lacks: no reader has them, and the router that continues
-        counts them again."""
+    def corrected_usage(self, record: UsageRecord) -> UsageRecord:
+        """Return a killed router's usage record without the tokens that its journal lacks.
+
+        No client can read these, and the router that continues the stream counts them again.
+        """
         name, _, part = record.request.part.partition(".")
         if self.journals is None or not part or record.outcome != "recovered":
             return record
@@ -366,7 +371,7 @@ class DurableStreams:
                 is_over = recording.replay(await journal.read())
             if is_over:
                 return
-            await journal.begin_behind()
+            await journal.resume()
         except (OSError, StreamStopped, ContinuationError) as error:
             return await recording.refuse(
                 ApiError("aborted", f"the rest of the stream cannot be read: {error or 'it was stopped'}")
@@ -400,7 +405,7 @@ class DurableStreams:
 
 async def tell(recording: DurableStream, client: Downstream, place: int) -> None:
     """Send the stream to a client, from `place` on."""
-    answer = await recording.begun_answer()
+    answer = await recording.started_answer()
     if answer.body is not None:
         return await client.respond(answer.status, [*answer.headers, (STREAM, recording.name)], answer.body)
     kept = [pair for pair in answer.headers if pair[0] not in ("content-type", "content-length")]

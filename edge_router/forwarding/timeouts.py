@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pilotlight.support.background import for_each
 
-LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
+LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site is probed
 LOOKED_AT_ONCE = 64  # each costs up to a microsecond when it is no longer in the processor's caches
 
 
@@ -27,8 +27,10 @@ class SilenceWatch:
         self.watched: set[Watched] = set()
 
     async def run(self) -> None:
-        """Check all, again and again, until cancelled, a few at a time with other work in between: nine thousand at once delayed every token by 12
-        ms."""
+        """Check all requests periodically until cancelled, in small groups with other work in between.
+
+        Checking nine thousand at once delayed every token by 12 ms.
+        """
         looked_at, awake_since = time.monotonic(), float("-inf")
         while True:
             await asyncio.sleep(self._interval_s)

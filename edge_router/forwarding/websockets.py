@@ -1,4 +1,4 @@
-"""WebSockets through the router: a handshake like any request to a function, then messages in both directions.
+"""WebSockets through the router: a handshake like any request to a function, then messages.
 
 A site that refuses the handshake is skipped or its answer forwarded, as the answer says; after the handshake nothing is retried, because the router
 does not know what was exchanged. An open WebSocket is not a request in progress: it counts as a connection. Plain ASGI towards the client.
@@ -103,7 +103,7 @@ class _Handshake:
 
 
 class Tunnel:
-    """A client's WebSocket and a site's, joined. One that takes nothing for `stall_s` ends it."""
+    """A client's WebSocket connected to a site's; a side that reads nothing for `stall_s` ends it."""
 
     def __init__(self, site: str, upstream: WebSocket, receive: Receive, send: Send, stall_s: float) -> None:
         self.stopping = asyncio.Event()
@@ -177,7 +177,7 @@ def _accept(headers: Pairs) -> Message:
 
 
 def _until_disconnect(receive: Receive) -> Receive:
-    """Return a `receive` as of an HTTP request whose body is complete: it only reports the client's disconnect."""
+    """Return an ASGI `receive` of a complete body, which only reports the client's disconnect."""
 
     async def received() -> Message:
         while (await receive())["type"] != "websocket.disconnect":

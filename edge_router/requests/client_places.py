@@ -1,4 +1,6 @@
-"""The location of a client: from a trusted front end, otherwise from its address in a database, otherwise the router's own.
+"""The location of a client: from a trusted front end, else its address, else the router's own.
+
+A database maps addresses to locations.
 
 `x-client-geo` comes from CDNs and load balancers, but any client can invent it: it is believed only from the networks in the router's file and from
 other routers. The database is a file in MaxMind's format ("MaxMind DB File Format Specification"; GeoLite2-City is one), read again when it changes.
@@ -61,7 +63,7 @@ class PlaceDatabase:
         except _Unusable as error:
             log.error("the new clients.geo_database cannot be used; the old one stays in use: %s", error)
             return False
-        self._reader = reader  # the old one's mapping goes with its last user
+        self._reader = reader  # the old file stays mapped until its last use ends
         self._find.cache_clear()
         log.warning("clients.geo_database was reloaded")
         return True
@@ -78,7 +80,7 @@ class PlaceDatabase:
 
 class ClientPlaces:
     def __init__(self, front_ends: Iterable[str], database: PlaceDatabase | None = None) -> None:
-        """`front_ends`: networks whose header is believed."""
+        """Locate clients; `front_ends` are networks whose header is trusted."""
         self._front_ends: tuple[Network, ...] = tuple(ipaddress.ip_network(network) for network in front_ends)
         self.database = database
         self._is_front_end = lru_cache(REMEMBERED)(self._looked_up)

@@ -59,12 +59,12 @@ class BackendView(msgspec.Struct, frozen=True):
     place: Place
     rtt_ms: float  # between router and site
     seed_rtt_ms: float  # the same, had it never been measured
-    outstanding: int = 0  # this router's requests under way there
+    outstanding: int = 0  # this router's requests in progress there
     pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
     unanswered_tokens: int = (
-        0  # prompt tokens that this router sent after its oldest unanswered request there, whatever the status says
+        0  # prompt tokens that this router sent after its oldest unanswered request there, not reduced by the status
     )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
     proven_lateness_ms: float = (
@@ -73,13 +73,13 @@ class BackendView(msgspec.Struct, frozen=True):
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
-    status_at_s: float = 0.0  # when the status was asked for
+    status_at_s: float = 0.0  # the time when the status was requested
     prefixes: frozenset[int] = frozenset()  # short digests that the site published as cached, all its models together
     is_ejected: bool = False  # its last answers were failures: not asked while enough others are left
     slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
 
     def cached_tokens(self, request: RouteRequest) -> int:
-        """Return the tokens of the prompt that need no prefill at a site, by this router's requests or the site's own digest."""
+        """Return the tokens of the prompt that a site has cached, by this router's requests or its digest."""
         sent = request.sent_tokens(self.name)
         if self.prefixes:
             for digest, tokens in request.digests:
@@ -103,7 +103,10 @@ class BackendView(msgspec.Struct, frozen=True):
 
     @property
     def occupancy(self) -> float | None:
-        """Return the share of the site's permits in use, including requests sent since; None without a recent status."""
+        """Return the share of the site's permits in use, with requests sent since its status.
+
+        Return None without a recent status.
+        """
         if self.status is None or not self.status_is_fresh or self.status.max_inflight <= 0:
             return None
         return (self.status.inflight + self.pending_requests) / self.status.max_inflight
@@ -129,14 +132,16 @@ class Preference(msgspec.Struct, frozen=True):
 
     @property
     def expected_ms(self) -> float:
-        """Return when the first token should reach this router, from the site's status and the requests sent: without the terms for risk. The round
-        trip is the router's own, even where sites are compared by the client's."""
+        """Return when the first token should reach this router, without the terms for risk.
+
+        Based on the site's status and the requests sent. The round trip is the router's own, even if sites are compared by the client's.
+        """
         terms, rtt_ms = self.terms, self.backend.rtt_ms
         feared_ms = terms.get("doubt", 0.0) + terms.get("full", 0.0) + terms.get("lateness", 0.0)
         return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
 
     def serves(self, model: str | None) -> bool:
-        """Sites that do not have the model are ranked, too, where none has it."""
+        """Sites that do not have the model are ranked, too, if none has it."""
         return self.backend.status is None or model is None or self.backend.model(model) is not None
 
     def explained(self, tries: int) -> str:
@@ -157,9 +162,12 @@ HEALTHY_FLOOR = (
 
 
 def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
-    """Return the usable sites among those that serve the model, or of which that is not known; only if each is known not to, all sites count, so
-    that one of them can say so. When none is usable, the least bad ones: a site that missed its probes may still answer, one that drains is
-    certain to refuse. So a model whose only site is away is never asked for at the others, which would call it unknown."""
+    """Return the usable sites that serve the model, or may serve it as far as is known.
+
+    Only if each site is known not to serve it, all sites count, so that one of them can refuse by name. When no site is usable, return the unhealthy
+    ones: a site that missed its probes may still answer, one that drains is certain to refuse. So a request for a model whose only site is away is
+    never sent to the others, which would call the model unknown.
+    """
     if len(backends) == 1:  # there is no choice
         return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
     serving = [backend for backend in backends if may_serve(backend, request.model)]
@@ -176,7 +184,9 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
 def may_serve(backend: BackendView, name: str | None) -> bool:
     if backend.status is None or name is None:
         return True
-    for model in backend.status.models:  # not BackendView.model(): one call less for each site of a large network
+    for model in (
+        backend.status.models
+    ):  # a loop in place of BackendView.model(): one call less for each site of a large network
         if name == model.name or name in model.aliases or is_adapter_of(name, model):
             return model.residency != "failed"
     return False

@@ -3,7 +3,7 @@
 Off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
-deploy token and admin keys are the operator's, who may access all functions.
+deploy token and admin keys belong to the operator and give access to all functions.
 
 A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two simultaneous changes the later one is
 refused: each names the revision that it was made for. A change is on the disk before it is answered. Sites fetch the deployments, and are notified of
@@ -85,7 +85,7 @@ RequestT = TypeVar("RequestT")
 
 @dataclass(frozen=True)
 class DeployGuard:
-    """Authorization: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
+    """Authorization: authors by the token or a key with the scope `deploy`, sites by a signature."""
 
     token: str
     secret: str
@@ -154,7 +154,7 @@ class Deployments:
                 ) from None
 
     def get(self, name: str, author: Account | None) -> Deployment:
-        """Raises ApiError for another account's, and for a new one that this account may not have."""
+        """Raise ApiError for another account's function, or a new name that the account may not use."""
         deployment = self.known.get(name)
         if deployment is None:
             if author is not None:
@@ -177,7 +177,7 @@ class Deployments:
         return deployment
 
     def change(self, deployment: Deployment) -> None:
-        """Apply a change. There is no await between the check of the revision and this."""
+        """Apply a change, without an await after the check of the revision."""
         changed = with_callers({**self.known, deployment.name: deployment})
         atomic_files.write(self._path, encode(list(changed.values())))
         self.known = changed
@@ -205,7 +205,7 @@ def with_version(deployment: Deployment, new: Version, percent: float) -> Deploy
 
 
 def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
-    """Raises ApiError where there is nothing to go back to."""
+    """Return the deployment with an earlier version. Raises ApiError if there is no such version."""
     if number is None:
         number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
     if deployment.versions and not deployment.shares and not number:
@@ -353,7 +353,7 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     async def remove(self, request: Request) -> Response:
-        """Take a function off all sites. A rollback to one of its versions brings it back."""
+        """Stop serving a function everywhere. A rollback to one of its versions restores it."""
         author = self._guard.author(request)
         wanted = await _parsed(request, Removal)
         name = request.path_params["name"]
@@ -400,7 +400,10 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
-        """Return the name of a function whose output the author may read; a site's own function is the operator's. Raises ApiError."""
+        """Return the name of a function whose output the author may read.
+
+        A site's own function belongs to the operator. Raises ApiError.
+        """
         author, name = self._guard.author(request), _named(request.path_params["name"])
         self._deployments.get(name, author)
         if author is not None and name not in self._deployments.known:
@@ -462,8 +465,11 @@ class DeploymentApi:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_fits(self, deployment: Deployment) -> None:
-        """Raise ApiError where a site says that a version must not take the traffic again: its classes of objects were renamed or deleted since. One
-        that fails, or a site that cannot be asked in time, stops no rollback."""
+        """Raise ApiError if a site answers that a version must not take the traffic again.
+
+        Its classes of objects were renamed or deleted since. A version that fails, or a site that cannot be asked in time, does not prevent a
+        rollback.
+        """
         version = deployment.version(deployment.shares[0].number)
         assert version is not None
         body = encode(Try(deployment.name, version))
@@ -556,9 +562,10 @@ def deployment_api(
     tls: ssl.SSLContext | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
-    """The token, the network's secret and where to keep all this come from the environment.
+    """Read the token, the network's secret and the directory from the environment.
 
-    `on_change` is called after each change."""
+    `on_change` is called after each change.
+    """
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
     return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)
 

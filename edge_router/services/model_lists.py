@@ -1,4 +1,7 @@
-"""Lists of the network's models, as an ASGI application: sites have different models, so one site of each kind is asked for its own."""
+"""Lists of the network's models, as an ASGI application.
+
+Sites have different models, so one site of each kind is asked for its own.
+"""
 
 import asyncio
 import re
@@ -38,8 +41,10 @@ class Answer(NamedTuple):
 
 
 class ModelLists:
-    """Combine the lists of all sites: of a model at several sites, the entry of the first in the router's file counts. An account sees the models
-    that it may use, and every client sees prices."""
+    """Combines the lists of all sites; of a model at several sites, the first site's entry counts.
+
+    The order is that of the router's file. An account sees the models that it may use, and every client sees prices.
+    """
 
     def __init__(self, proxy: Proxy, prices: PriceList) -> None:
         self._proxy = proxy
@@ -80,7 +85,7 @@ class ModelLists:
         return Answer(200, orjson.dumps(fields))
 
     async def _searched(self, client: Downstream, query: Mapping[str, str]) -> Answer:
-        """Sites are asked for all that they have, and the pages are made here."""
+        """Combine whole lists of the sites, and divide the result into pages."""
         head = client.head
         path, _, text = head.target.partition("?")
         parts = [part for part in text.split("&") if part and part.partition("=")[0] not in ("page", "per_page")]
@@ -98,8 +103,10 @@ class ModelLists:
         return Answer(200, orjson.dumps({**lists[0], "result": cards, "result_info": told}))
 
     async def _one(self, client: Downstream, model: str) -> Answer:
-        """Ask one kind of site after the other: whether it has an adapter it knows itself.
-        Where one cannot be asked, it is not known that there is no such model. Raises ApiError."""
+        """Ask one site of each kind whether it has an adapter.
+
+        A missing answer does not mean that there is no such model. Raises ApiError.
+        """
         holder = client.head.holder
         found: Answer | ApiError = ApiError(
             "model_not_found", f"no site has a model named {model[:200]!r}", param="model"
@@ -120,8 +127,7 @@ class ModelLists:
         return found
 
     async def _lists(self, client: Downstream, head: Head, field: str) -> list[Fields] | Answer:
-        """Return the lists of all kinds of sites that have one.
-        Where none has: the first answer there is. Raises ApiError."""
+        """Return the lists of all kinds of sites that have one, otherwise the first answer. Raises ApiError."""
         request = self._request(client, head)
         answers = await asyncio.gather(*[self._ask(client, request, sites) for sites in self._kinds()])
         lists = [fields for answer in answers if (fields := _listing(answer, field)) is not None]
@@ -136,8 +142,10 @@ class ModelLists:
         return self._proxy.parser.parse(head, b"", client.request_id, client.address)
 
     def _kinds(self, model: str | None = None) -> Iterable[set[str]]:
-        """Group the sites that may be asked by the models that they publish; with `model`, only those that publish it or have published nothing. If
-        none of these is healthy, the others are asked."""
+        """Group the sites to ask by the models that they publish.
+
+        With `model`, only those that publish it or have published nothing. If none of these is healthy, the others are asked.
+        """
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         if model is not None:
             views = [view for view in views if view.status is None or view.model(model) is not None]
@@ -192,7 +200,7 @@ class ModelLists:
         return [model]
 
     def _priced(self, entry: Fields) -> Fields:
-        price = self._prices.told(_id(entry), time.time())
+        price = self._prices.listed(_id(entry), time.time())
         return entry if price is None else {**entry, "pricing": price}
 
 

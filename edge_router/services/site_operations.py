@@ -1,6 +1,6 @@
 """Operations on the sites of a network, through its router.
 
-The router sends them to the site; draining changes only what this router sends there.
+The router forwards them to the site; a drain changes only where this router sends requests.
 """
 
 import asyncio

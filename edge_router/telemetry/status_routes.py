@@ -15,7 +15,7 @@ from starlette.types import ExceptionHandler
 from pilotlight.dialects import ollama
 from pilotlight.dialects.openapi import document, page
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.metering.objectives import told
+from pilotlight.edge_router.metering.objectives import slo_answer
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import Head, RequestParser, aside_if_large, request_id_of
 from pilotlight.page.sessions import Sessions
@@ -79,7 +79,7 @@ class OwnRoutes:
         return _json({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Ready with one healthy site; those that are not are named either way."""
+        """Return 200 with one healthy site; the body names the unhealthy ones in any case."""
         healthy = [backend.name for backend in self._backends.values() if backend.state == "healthy"]
         others = {
             backend.name: f"{backend.state}: {backend.detail}"
@@ -118,11 +118,13 @@ class OwnRoutes:
         if objectives is None:
             sentence = "this router has no objectives: add [[objectives]] to its file"
             raise ApiError("not_found", sentence)
-        return _json(told(await objectives.states()))
+        return _json(slo_answer(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
-        """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`; `?address=` is
-        the client it would come from."""
+        """Return the ranking for a request without sending it.
+
+        POST the body and headers that it would have, or GET with `?model=`; `?address=` is the client that it would come from.
+        """
         path = request.query_params.get("path", "/ai/v1/chat/completions")
         model = request.query_params.get("model")
         headers = [(name.lower(), value) for name, value in request.headers.items()]
@@ -162,7 +164,7 @@ class OwnRoutes:
         })  # fmt: skip
 
     def _supposed_place(self, address: str, header: str, is_hop: bool) -> Place | None:
-        """Return the location for a hypothetical request, whose header is always believed."""
+        """Return the location for a hypothetical request, whose location header is always trusted."""
         return self._places.place(address, header, is_hop or bool(header))
 
 
@@ -200,7 +202,7 @@ FAILURES: dict[Any, ExceptionHandler] = {
 
 
 async def limited_body(request: Request, most_bytes: int) -> bytes:
-    """Read a body. Raises ApiError for one that is larger."""
+    """Read a body. Raises ApiError if it is larger than the limit."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk

@@ -306,17 +306,17 @@ class Engine:
 
     def _launch(self, chunks: list[Chunk]) -> ForwardedStep:
         """Start the forward pass of a step."""
-        begun_texts: frozenset[int] = frozenset()
+        started_texts: frozenset[int] = frozenset()
         if self.info.pooling is not None:
-            begun_texts = frozenset(s.arrival for s in self.scheduler.running if s.num_computed_tokens)
-        launched = self._steps.forward(chunks, begun_texts)
+            started_texts = frozenset(s.arrival for s in self.scheduler.running if s.num_computed_tokens)
+        launched = self._steps.forward(chunks, started_texts)
         is_fed = self._steps.feeds_next
         for chunk in chunks:
             self.scheduler.launch(chunk, is_fed)
         return launched
 
     def _collect_and_publish(self) -> PublishedStep:
-        """Wait for the oldest step under way, and publish its results."""
+        """Wait for the oldest step in progress, and publish its results."""
         step = self._steps.collect()
         began, num_before = self._clock(), self.stats.output_tokens
         self._publisher.publish(step)

@@ -63,6 +63,7 @@ class ImageInput(NamedTuple):
     name: bytes
     first: int  # number of its first embedding
     rows: "array[int]"  # the step's tokens for this and the following embeddings
+    columns: int = 0  # embeddings in a row, if they are rotated by row and column
 
 
 class StepInput(NamedTuple):
@@ -71,14 +72,14 @@ class StepInput(NamedTuple):
     lengths: tuple[int, ...]  # number of tokens of each chunk, including drafts
     context_lens: tuple[int, ...]  # per chunk: its cached tokens plus its own
     token_ids: "array[int]"
-    positions: "array[int]"
+    positions: "array[int]"  # by which tokens are rotated: the places in their sequences, unless they follow an image
     groups: tuple[GroupInput, ...]
     logit_rows: "array[int] | None"  # tokens whose logits are needed; None for all
     # (token, row of the step before): the token that the row chose, which only the device knows
     feeds: tuple[tuple[int, int], ...] = ()
     prompt_logprobs: tuple[PromptLogprobsInput, ...] = ()
     pooling: tuple[PoolingInput, ...] = ()
-    begun_texts: frozenset[int] = frozenset()  # texts of which a part has been computed, and the rest is still needed
+    started_texts: frozenset[int] = frozenset()  # texts of which a part has been computed, and the rest is still needed
     adapter_slots: "array[int] | None" = None  # one per token, -1 for no adapter; None if no token has one
     images: tuple[ImageInput, ...] = ()
     token_types: "array[int] | None" = None  # one per token, 1 in a pair's second text; None if there are no pairs

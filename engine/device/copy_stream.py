@@ -12,7 +12,7 @@ import torch
 from pilotlight.engine.device.cuda_runtime import CudaRuntime
 
 
-class BegunCopies(Protocol):
+class StartedCopies(Protocol):
     def synchronize(self) -> object: ...
 
 
@@ -26,7 +26,7 @@ class CopyStream(Protocol):
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
         """Copy between the device and memory that it can access; copies run in sequence."""
 
-    def begun(self) -> BegunCopies:
+    def started(self) -> StartedCopies:
         """Return an event for all copies started so far."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
@@ -43,7 +43,7 @@ def copying(stream: CopyStream, mark: object) -> Iterator[None]:
     try:
         yield
     finally:
-        stream.begun().synchronize()
+        stream.started().synchronize()
 
 
 class CudaCopyStream:
@@ -64,7 +64,7 @@ class CudaCopyStream:
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
         self._runtime.begin_copy(into, source, num_bytes, self._stream.cuda_stream)
 
-    def begun(self) -> BegunCopies:
+    def started(self) -> StartedCopies:
         return self._event(self._stream)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

@@ -82,7 +82,7 @@ class KVConnector:
         return self._begin(_HostLoad(self, sequence, transfer, prefix, self._deadline()))
 
     def on_start(self, sequence: Sequence) -> None:
-        """Note that the sequence runs now, with the blocks that were found."""
+        """Record that the sequence runs now, with the blocks that were found."""
         self._gave_up.discard(sequence)
         self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)
@@ -91,7 +91,7 @@ class KVConnector:
         self.tiers.touch(self._names(sequence, sequence.num_registered_blocks))
 
     def on_end(self, sequence: Sequence) -> None:
-        """Note that the sequence has ended, or was aborted before it ran."""
+        """Record that the sequence has ended, or was aborted before it ran."""
         self._gave_up.discard(sequence)
         self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)
@@ -190,7 +190,7 @@ class _HostLoad(_Load):
         connector, sequence = self._connector, self.sequence
         connector.blocks.end_fetch(sequence, self.prefix, self._transfer.num_blocks)
         num_fetched = max(0, sequence.num_registered_blocks - self.prefix.num_cached)
-        if sequence.num_cached_tokens is None:  # else they were counted before it was preempted
+        if sequence.num_cached_tokens is None:  # otherwise they were counted before a preemption
             asked = len(self.prefix.names)  # of all groups
             num_from_peer = num_fetched * min(sequence.num_peer_blocks, asked) // asked
             rest = num_fetched - num_from_peer

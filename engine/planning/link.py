@@ -29,7 +29,7 @@ class LinkPlan(NamedTuple):
     moved_tokens_per_s: float
     computed_tokens_per_s: float
     borrow_from_s: float  # a queue, from which on blocks are worth fetching
-    route_from_s: float  # and from which on the whole request is better answered there
+    route_from_s: float  # the queue from which on the whole request is better answered there
 
     @property
     def reason(self) -> str:
@@ -45,7 +45,7 @@ class LinkPlan(NamedTuple):
 
 
 def plan_link(split: SplitPlan, link: Link) -> LinkPlan | None:
-    """Plan for the workload's prompts; None where the split does not fit, or the model caches nothing."""
+    """Plan for the workload's prompts; None if the split does not fit, or the model caches nothing."""
     tokens, layout = split.workload.prompt_tokens, split.ranks[0].layout
     if split.speed is None or layout is None:
         return None

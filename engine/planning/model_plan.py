@@ -38,7 +38,7 @@ class PlannedModel(NamedTuple):
     architecture: str
     config: ArchitectureConfig
     outer: tuple[WeightShape, ...]  # tensors before and after the layers
-    layers: tuple[tuple[WeightShape, ...], ...]  # and of each
+    layers: tuple[tuple[WeightShape, ...], ...]  # the weights of each layer
     quantization: Quantization | None
     dtype: str  # of plain weights, activations and, unless `kv_dtype` says otherwise, the KV cache
     pools: bool = False  # it makes vectors of texts, and has logits for no token
@@ -217,7 +217,7 @@ def _packed_bytes(packed: Path) -> int:
 
 
 def _stored(directory: Path) -> frozenset[str] | None:
-    """Return the types of the checkpoint's tensors; None where it is not here yet."""
+    """Return the types of the checkpoint's tensors; None if it is not here yet."""
     if packed_file(directory) is not None or not weight_files(directory):
         return None
     return frozenset(tensor.dtype for tensor in index_checkpoint(directory).values())

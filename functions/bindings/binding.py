@@ -1,4 +1,4 @@
-"""The base of all bindings: methods with the types of their requests, and the services that a site gives to bindings.
+"""The base of all bindings: their methods with request types, and the services that they use.
 
 A request comes from a function's process, which may be hostile, so it is checked here, once: `call` passes on typed values only. The owner of the
 channel calls `call`.
@@ -131,19 +131,23 @@ class Clock:
 
 
 CLOCK = Clock()
+HISTORY_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
 class Services:
     """The services of a site for its bindings.
-    A binding that needs a missing one says so when it is opened."""
+
+    A binding that needs a missing service raises when it is opened.
+    """
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
     usage: FunctionUsage | None = None  # counts usage of functions, if a ledger wants it
     functions: Functions | None = None
-    function: str = "function"  # whose bindings these are
+    function: str = "function"  # the function with these bindings
     max_bytes: int = 10 << 30  # of one database or bucket
+    history_s: float = HISTORY_S  # for which D1 databases can be restored to any moment; 0: not at all
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
     clock: Clock = CLOCK
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
@@ -246,7 +250,7 @@ class Pieces:
     """A value as a stream, whose bytes are held until it is closed."""
 
     def __init__(self, value: bytes, held: "HeldBytes", piece_bytes: int = 64 << 10) -> None:
-        """Raises BindingError where the budget has no room for it."""
+        """Raises BindingError if the budget has no room for it."""
         held.add(len(value))
         self._value = value
         self._held = held

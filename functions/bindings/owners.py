@@ -29,8 +29,10 @@ class Owners:
         self._shared = shared
 
     def check(self, manifest: Manifest) -> None:
-        """Check all that a function names.
-        Raises BindingError, whose sentence says whose it is and how it is shared."""
+        """Check all resources that a function names.
+
+        Raises BindingError with the resource's owner, and how it could be shared.
+        """
         asker = self._of(manifest.name)
         for kind, id in _named(manifest):
             if kind in OF_A_FUNCTION and asker == SITE:  # the operator decides about the site's own callers
@@ -89,9 +91,11 @@ def _named(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield "secrets_store", options["store_id"]
         elif binding.kind in ("durable_object", "workflow") and options.get("script_name"):
             yield "durable_object", options["script_name"]
-        elif binding.kind == "service" and not options["service"].startswith("@"):  # else a model
+        elif binding.kind == "service" and not options["service"].startswith(
+            "@"
+        ):  # the called function trusts its props
             yield "service", options["service"]
-            if options.get("props"):  # which the function that is called believes
+            if options.get("props"):  # the called function trusts its props
                 yield "props", options["service"]
     for service in manifest.tail_consumers:
         yield "service", service

@@ -120,7 +120,7 @@ class Queue:
         self.news.set()
 
     async def due_in_s(self, size: int, timeout_s: float) -> float | None:
-        """Return the seconds until the next batch: 0 for now, None if there is no message, not even a delayed one."""
+        """Return the seconds until the next batch: 0 if it is ready, None if there is no message at all."""
 
         def look(connection: Connection) -> float | None:
             now_s = self._now_s()
@@ -165,7 +165,10 @@ class Queue:
         self.news.set()
 
     async def give_back(self, messages: Iterable[StoredMessage], delay_s: float) -> None:
-        """Make messages visible again after a delay, as if they had not been taken: the attempt is not counted. Giving back twice changes nothing."""
+        """Make messages visible again after a delay, as if they had not been taken.
+
+        The attempt is not counted. A second call for the same messages changes nothing.
+        """
 
         def work(connection: Connection) -> None:
             with transaction(connection):
@@ -193,7 +196,7 @@ class Queue:
         self.news.set()
 
     def check_consumer(self, function: str) -> None:
-        """Raise BindingError where another function consumes the queue."""
+        """Raise BindingError if another function consumes the queue."""
         if self.consumer is not None and self.consumer.function != function:
             raise BindingError(
                 f"the queue {self.name!r} is consumed by the function {self.consumer.function!r} already"
@@ -249,7 +252,10 @@ class QueueProducer(Binding):
 
 
 class QueueConsumer:
-    """Delivers a queue's messages in batches until it is stopped, or the same function consumes it again; then finishes its open batches."""
+    """Delivers a queue's messages in batches until it is stopped, then finishes its open batches.
+
+    A newer consumer of the same function stops it, too.
+    """
 
     def __init__(
         self,
@@ -259,7 +265,7 @@ class QueueConsumer:
         dead_letters: Queue | None = None,
         function: str = "",
     ) -> None:
-        """Raises BindingError where another function consumes the queue."""
+        """Raises BindingError if another function consumes the queue."""
         self.function = function
         queue.attach(self)
         self._queue = queue
@@ -272,13 +278,14 @@ class QueueConsumer:
         self._task = asyncio.create_task(self._run(), name=f"consumer of {queue.name}")
 
     def stop(self) -> None:
-        """Take no more messages; batches under way are finished."""
+        """Take no more messages; batches in progress are finished."""
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop.
+        """Stop; messages in delivery come again, and the interrupted attempt does not count.
 
-        Messages in delivery come again, and the attempt is not counted, because the site interrupted it."""
+        Messages in delivery come again, and the attempt is not counted, because the site interrupted it.
+        """
         self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()
@@ -382,7 +389,10 @@ def _as_value(message: StoredMessage) -> dict[str, Any]:
 
 
 def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str, float | None]:
-    """Return which messages of a failed handler come again, and after which delays: all if its decisions are unknown."""
+    """Return which messages of a failed handler are delivered again, and after which delays.
+
+    These are all messages if the handler's decisions are unknown.
+    """
     try:
         return {each["id"]: each.get("delay_s") for each in outcome["retried"]}
     except (TypeError, KeyError, AttributeError):

@@ -140,7 +140,7 @@ def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bo
 
 
 def _dimensions(connection: Connection) -> int | None:
-    """Return how many numbers a vector of the index has; None where there is no vector."""
+    """Return the dimension of the index's vectors; None if it is empty."""
     row = connection.execute("SELECT length(data) / 4 FROM vectors LIMIT 1").fetchone()
     return None if row is None else row[0]
 
@@ -180,7 +180,7 @@ def _blocks(connection: Connection, namespace: str | None, dimensions: int) -> I
 
 
 def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
-    """Return the cosine of each; 0 where a vector has no length."""
+    """Return the cosine of each; 0 if a vector has no length."""
     block = np.frombuffer(b"".join([row[3] for row in rows]), np.float32).reshape(len(rows), -1)
     lengths = np.sqrt(np.einsum("ij,ij->i", block, block)) * np.linalg.norm(wanted)
     scores: Floats = np.divide(block @ wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0)
@@ -218,7 +218,10 @@ def _entry(row: _StoredVector, with_values: bool, with_metadata: bool) -> dict[s
 
 
 def _passes(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Judge metadata by a filter: {key: value} or {key: {$eq, $ne, $in, $nin, $lt, $lte, $gt, $gte}}; a dot leads into an object."""
+    """Tell whether metadata passes a filter; a dot in a key leads into an object.
+
+    A filter is {key: value} or {key: {$eq, $ne, $in, $nin, $lt, $lte, $gt, $gte}}.
+    """
     return all(
         _matches(_at(metadata, key), rule if isinstance(rule, dict) else {"$eq": rule}) for key, rule in wanted.items()
     )

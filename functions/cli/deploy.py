@@ -1,4 +1,4 @@
-"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: a folder becomes a version that takes traffic, loses it, and is followed."""
+"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: manage a function of a network."""
 
 import json
 import os
@@ -29,7 +29,10 @@ PROGRESS_S = 10.0
 def deploy(
     api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str, home: str | None
 ) -> None:
-    """`home` is the only site where it shall run; empty for everywhere; None to leave it, or at first to decide by its bindings."""
+    """Deploy a folder as a new version.
+
+    `home` is the only site where it shall run; empty for all sites; None to keep the choice, which its bindings make at first.
+    """
     if not health.startswith("/"):
         raise CliError(f"--health {health} is not a path: it must start with /.")
     manifest = load_manifest(directory, environment)
@@ -152,7 +155,7 @@ def _print_unconfirmed(after: dict[str, Any]) -> None:
 
 @contextmanager
 def _progress(sentence: str) -> Iterator[None]:
-    """Print what the command waits for, every ten seconds: a first install of packages may take minutes."""
+    """Print what the command waits for, every ten seconds: a first installation may take minutes."""
     done, started_at = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -180,7 +183,7 @@ def _expect_versions(deployment: dict[str, Any]) -> None:
 
 
 def _served_now(deployment: dict[str, Any], digest: str, environment: str | None) -> dict[str, Any] | None:
-    """Return the share of the same bytes, where they are the newest."""
+    """Return the share of the newest version if it has the same bytes."""
     newest = deployment["shares"][0] if deployment["shares"] else None
     for version in deployment["versions"]:
         if newest is not None and version["number"] == newest["number"]:
@@ -201,7 +204,10 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
 
 
 def author_token(api: Api) -> str:
-    """Return the token of the environment, or that of a network of this machine (`pilotlight up --functions`). Raises CliError."""
+    """Return the deploy token from the environment, or of a network of this machine.
+
+    Such a network runs by `pilotlight up --functions`. Raises CliError.
+    """
     token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "") or local_token(api.url)
     if not token:
         raise CliError(

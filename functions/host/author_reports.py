@@ -17,7 +17,10 @@ class AuthorReports:
         follow: Callable[[str], None] | None = None,
         record: Callable[[int, str, str], None] | None = None,
     ) -> None:
-        """`follow` is given every line and fault, `record` every line, with the id of its invocation and its level."""
+        """Collect a function's output.
+
+        `follow` gets every line and fault, `record` every line with its level and the id of its invocation.
+        """
         self.follow = follow
         self._record = record
         self._function = function
@@ -28,7 +31,7 @@ class AuthorReports:
         return FunctionLog(self._function, self._kib_per_s, self.follow, self._record)
 
     def tell(self, fault: Fault) -> None:
-        """Report a fault. A client's leaving is no fault of the function's."""
+        """Report a fault, except a disconnect of the client."""
         if fault.code == "cancelled":
             return
         log.warning("%s: %s", self._function, fault.detail or fault.message)

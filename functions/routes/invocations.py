@@ -97,7 +97,7 @@ class FunctionRoute:
                 await relay.run(stream, self._admission.until_draining())
 
     async def _switched(self, scope: Scope, messages: AsyncIterator[bytes], send: Send) -> AsyncIterator[bytes] | None:
-        """Return the messages of a function that accepted the socket; None if the client has its answer already."""
+        """Return the messages of a function that accepted the socket; None if the client was answered."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
             version, event = await self._served.version_of(name, scope), self._event(scope, name, "GET")
@@ -165,8 +165,10 @@ class FunctionRoute:
         return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
 
     def _is_below(self, scope: Scope) -> bool:
-        """Tell whether the client reaches the function below /fn/NAME, where others share the host.
-        Only a router's header is believed."""
+        """Tell whether the client reaches the function below /fn/NAME, on a shared host.
+
+        Only a router's header is trusted.
+        """
         is_at_own_host = scope.get(GENUINE_HOP, False) and header(scope, OWN_HOST) is not None
         return self._name is None and not is_at_own_host
 
@@ -177,7 +179,10 @@ class FunctionRoute:
         return response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
 
     async def _tell(self, fault: Fault, scope: Scope, send: Send) -> None:
-        """Send the client an error of the function; the reason goes to the author, and to the client only if the site shows errors."""
+        """Send the client an error of the function.
+
+        The reason goes to the author, and to the client only if the site shows errors.
+        """
         word = "function_limit" if fault.code in LIMITS else "function_failed"
         sentence = (
             f"{fault.name}: {fault.message}" if self._show_errors else "the function failed; its log has the reason"
@@ -300,7 +305,10 @@ class UploadStream:
 
 
 class _Rest(Convertor[str]):
-    """All that is left of a path: Starlette's own `path` ends before a line feed, which a client may well send to a function."""
+    """The whole rest of a path.
+
+    Starlette's `path` ends before a line feed, which a client may well send to a function.
+    """
 
     regex = "(?s:.*)"
 
@@ -327,7 +335,7 @@ def at_paths(route: FunctionRoute, *paths: str) -> list[BaseRoute]:
 
 
 async def _send(response: Response, method: str, send: Send) -> None:
-    # In place of a stream a HEAD request gets nothing: how long it would have been only the function may have said.
+    # A HEAD request gets no stream: only the function knows its length.
     is_untold = response.stream is not None or (method == "HEAD" and not response.body)
     dropped = (REQUEST_ID,) if is_untold else ("content-length", REQUEST_ID)
     headers = [pair for pair in response.headers if pair[0] not in dropped]
@@ -364,7 +372,7 @@ async def _accept(response: Response, scope: Scope, send: Send) -> None:
 
 
 def _below(response: Response, prefix: str) -> Response:
-    """Lead a file's redirect to where the files are mounted."""
+    """Rewrite a file's redirect to the path at which the files are mounted."""
     return response._replace(
         headers=[
             (key, prefix + value if key == "location" and value.startswith("/") and value[:2] != "//" else value)
@@ -388,7 +396,7 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
     host = _origin(scope).partition("://")[2]
     kept = [(key, host if key == "host" else value) for key, value in kept]
     client = scope.get("client")
-    if client is not None and not scope.get(GENUINE_HOP, False):  # only a router's header is believed
+    if client is not None and not scope.get(GENUINE_HOP, False):  # only a router's header is trusted
         kept = [*(pair for pair in kept if pair[0] != CLIENT_ADDRESS), (CLIENT_ADDRESS, str(client[0]))]
     if is_below:
         kept.append(("x-pilotlight-prefix", f"/fn/{name}"))
@@ -398,7 +406,7 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
 
 
 def _cf(scope: Scope) -> dict[str, str]:
-    """Return facts about the request's path: the site that answered and, from a router, the client's location."""
+    """Return the request's path through the network: the site and, from a router, the client's location."""
     name = str(scope.get(SITE_NAME, ""))
     known = {"colo": "".join(filter(str.isalpha, name)).upper(), "httpProtocol": f"HTTP/{scope['http_version']}"}
     place = header(scope, CLIENT_GEO) if scope.get(GENUINE_HOP, False) else None

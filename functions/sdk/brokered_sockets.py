@@ -1,4 +1,6 @@
-"""TCP for a process that may open no sockets: the runtime connects, by its egress policy, and hands the connection over.
+"""TCP for a process that may open no sockets.
+
+The runtime connects, by its egress policy, and hands over the connection.
 
 `socket.socket` is replaced by a class whose `connect` asks the runtime, and names are resolved there, too; so whatever speaks over Python's sockets
 works (`ssl`, asyncio, requests, urllib3, httpx, aiohttp, database drivers). Imported before `ssl` and asyncio are, whose classes build on it. Knows
@@ -21,7 +23,7 @@ _System = socket.socket
 _getaddrinfo = socket.getaddrinfo
 _names: dict[str, str] = {}  # of the addresses that were resolved: the runtime judges names, and resolves them itself
 _broker: socket.socket | None = None
-_within: Callable[[], int] = int  # the request that is being answered; `use` says how to know it
+_within: Callable[[], int] = int  # returns the id of the current request; `use` sets it
 
 
 class SocketQuestion(msgspec.Struct, frozen=True):
@@ -30,11 +32,11 @@ class SocketQuestion(msgspec.Struct, frozen=True):
     host: str
     port: int
     within: int = -1  # the request that makes it
-    connects: bool = True  # else the name is resolved, and no more
+    connects: bool = True  # False to resolve the name only
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
-    """The answer, with a connected socket where one was asked for."""
+    """A request's result, with the connected socket, if any."""
 
     error: str = ""
     errno: int = 0
@@ -42,7 +44,10 @@ class SocketAnswer(msgspec.Struct, frozen=True):
 
 
 class BrokeredSocket(_System):
-    """A TCP socket that the runtime connects; other kinds, and sockets with a descriptor, are Python's own."""
+    """A TCP socket that the runtime connects.
+
+    Sockets of other kinds, or made from a descriptor, are Python's own.
+    """
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
         self._is_brokered = fileno is None and _broker is not None and family in (-1, socket.AF_INET, socket.AF_INET6)
@@ -132,7 +137,7 @@ def install() -> None:
 
 
 def install_in_asyncio() -> None:
-    """Let event loops connect without standing still: the runtime is asked in a thread."""
+    """Let event loops connect without blocking: a thread asks the runtime."""
     from asyncio.selector_events import BaseSelectorEventLoop
 
     connect = BaseSelectorEventLoop.sock_connect

@@ -1,7 +1,8 @@
-"""LocalWorker: a folder's function served for a test, by the same isolates and bindings as at a site, with a state of its own.
+"""LocalWorker: a folder's function served for a test, by the same isolates and bindings as at a site.
 
-It runs beside the test in a thread with an event loop, so that a test may be a plain function: `fetch` asks it over HTTP, `env` has its bindings with
-the methods that the function itself calls, `run` awaits them. Queues, alarms and crons go by a clock that the test moves.
+Its state is private to the test. It runs beside the test in a thread with an event loop, so that a test may be a plain function: `fetch` sends it a
+request over HTTP, `env` has its bindings with the methods that the function itself calls, `run` awaits them. Queues, alarms and crons use a clock
+that the test moves.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -65,11 +67,11 @@ class QueueOutcome:
     """The decision of a `queue` handler, by the messages' positions in the batch."""
 
     acked: list[int]
-    retried: dict[int, float | None]  # and its delay in seconds; None for the consumer's setting
+    retried: dict[int, float | None]  # message and its delay in seconds; None for the consumer's setting
 
 
 class TestClock(Clock):
-    """The machine's clock, and what the test has added to it."""
+    """The machine's clock plus the seconds that the test has added."""
 
     __test__ = False  # pytest takes it for a test by its name
     look_s = LOOK_S
@@ -82,19 +84,19 @@ class TestClock(Clock):
 
 
 class LocalWorker:
-    """Use as `with`, or by the fixtures `worker` and `make_worker`."""
+    """Use as `with`, in any program, or by the fixtures `worker` and `make_worker`."""
 
     def __init__(
         self,
         directory: Path,
-        state: Path,
+        state: Path | None = None,
         *,
         environment: str | None = None,
         vars: Mapping[str, Any] | None = None,
         ai: Answer | None = None,
         services: Iterable[Path] = (),
     ) -> None:
-        """`state` is the folder for the bindings' data."""
+        """`state` is the folder for the bindings' data; without it they are gone at the end."""
         self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
         self._others = [_for_tests(load_manifest(each), {}) for each in services]
         self._state = state
@@ -132,7 +134,7 @@ class LocalWorker:
         self._loop = None
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await what `env` gives, as `worker.run(worker.env.KV.get("key"))`. Raises what it raises."""
+        """Await a call of `env`, as in `worker.run(worker.env.KV.get("key"))`; pass on its exceptions."""
         assert self._loop is not None, "the worker is open"
 
         async def awaited() -> T:
@@ -181,11 +183,14 @@ class LocalWorker:
         self.run(self._asked(TailEvent(UNNUMBERED, events)))
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward: alarms, crons, delayed messages and expirations that are due by then become so."""
+        """Move the clock forward; alarms, crons, delayed messages and expirations in between become due."""
         self._clock.added_s += seconds
 
     def until_idle(self) -> None:
-        """Wait until the queues are empty and no work of the function is open: requests, batches, due alarms, `wait_until`."""
+        """Wait until the queues are empty and the function has no open work.
+
+        Work is requests, batches, due alarms and `wait_until`.
+        """
         self.run(self._idle())
 
     @property
@@ -219,7 +224,10 @@ class LocalWorker:
             show_errors=True,
             egress_allow=("localhost", "127.0.0.1"),
         )
-        self._served = ServedFunctions(config, self._state, self._models, lambda: [], "test", clock=self._clock)
+        folder = self._state
+        if folder is None:
+            folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="pilotlight-worker-")))
+        self._served = ServedFunctions(config, folder, self._models, lambda: [], "test", clock=self._clock)
         self._served.manifests.update({each.name: (each, ()) for each in (self._manifest, *self._others)})
         await self._stack.enter_async_context(self._served)
         for each in (self._manifest, *self._others):
@@ -292,7 +300,7 @@ def _at_once(consumer: Any) -> Any:
 
 @contextmanager
 def sdk_on_path() -> Iterator[None]:
-    """Find the SDK that functions import, after everything else: a project may have a `workers` of its own."""
+    """Put the SDK that functions import at the end of the path: a project may have a package `workers`."""
     if str(SDK) not in sys.path:
         sys.path.append(str(SDK))
     yield

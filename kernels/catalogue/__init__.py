@@ -10,6 +10,7 @@ from pilotlight.kernels.catalogue import (
     norms,
     pooling_cases,
     sampling_cases,
+    states,
 )
 from pilotlight.kernels.catalogue.operation import Operation
 
@@ -23,4 +24,5 @@ OPERATIONS: tuple[Operation, ...] = (
     *adapters.OPERATIONS,
     *sampling_cases.OPERATIONS,
     *pooling_cases.OPERATIONS,
+    *states.OPERATIONS,
 )

@@ -1,4 +1,4 @@
-"""From a look at the network to running it, in a headless Chromium: clicks and seconds of each step, and pictures of each view.
+"""Operating a network with the page: clicks and seconds of each step, and pictures of each view.
 
 python -m load_tests.scenarios.operate [--pictures FOLDER] [--no-record]
 
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def packed(folder: Path) -> tuple[Path, str]:
-    """Pack the embedded model into a folder of a web server. Return it, and its digest."""
+    """Pack the embedded model for a web server. Return the folder and the digest."""
     out = folder / "web" / "second.packed"
     out.parent.mkdir()
     command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "pack", "embedded:ember", "--out", str(out)]
@@ -96,7 +96,7 @@ def packed(folder: Path) -> tuple[Path, str]:
 
 @contextmanager
 def served(directory: Path, digest: str) -> Iterator[str]:
-    """Serve a folder on loopback, and return its pinned URL."""
+    """Serve a folder on loopback; yield its pinned URL."""
     config = uvicorn.Config(StaticFiles(directory=directory.parent), port=free_ports(1)[0], log_level="critical")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -121,7 +121,7 @@ def deploy(folder: Path, url: str) -> None:
 
 
 def walk(browser: Browser, url: str, source: str) -> list[dict[str, Any]]:
-    """Do each step as a person does, and count."""
+    """Do each step as a person does, and count clicks and seconds."""
     page = browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce").new_page()
     page.set_default_timeout(90_000)
     clicks = 0

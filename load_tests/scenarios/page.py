@@ -1,4 +1,4 @@
-"""The page in a headless Chromium, of a real local network: sizes, first paint, a tab's memory over many updates, what open pages cost the router.
+"""The page in a headless Chromium: sizes, first paint, memory over many updates, cost for the router.
 
 python -m load_tests.scenarios.page [--minutes N] [--no-record]
 
@@ -29,7 +29,7 @@ UPDATES = 10_000
 PAGES = 10
 QUIET_S, WARM_UP_S, SAMPLE_S = 20.0, 10.0, 5.0
 _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# Plays one second of the feed again and again, as the page's own listener would get it.
+# Replays one second of the feed repeatedly, as the page's own listener would get it.
 _PLAY = """async updates => {
     const { network, watch } = await import("./page/network.js"), source = window.feedOfThePage;
     const row = network.sites[0];
@@ -78,7 +78,7 @@ def sizes() -> dict[str, int]:
 
 
 def first_paints(browser: Browser, url: str) -> dict[str, float]:
-    """Measure a browser that has never been here."""
+    """Measure a browser with an empty cache."""
     times = []
     for _ in range(PAINTS):
         context = browser.new_context()
@@ -91,7 +91,10 @@ def first_paints(browser: Browser, url: str) -> dict[str, float]:
 
 
 def heap_over_updates(browser: Browser, url: str) -> dict[str, float]:
-    """The JavaScript heap after a collection, when the tab's rings are full and after as many updates again."""
+    """Measure the JavaScript heap after a collection, when the tab's rings are full.
+
+    And again after as many more updates.
+    """
     context = browser.new_context()
     context.add_init_script(_KEEP_FEED)
     page = context.new_page()

@@ -1,4 +1,4 @@
-"""Both ends of one HTTP exchange: read the body within a limit, watch for a disconnect, send a response.
+"""Both ends of one HTTP exchange: read the body, watch for a disconnect, send a response.
 
 ASGI callables only: middleware that buffers a response, or checks for the disconnect only when sending, hides that a client has left. The HTTP server
 (wire/http/connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has the
@@ -33,7 +33,10 @@ class AnswerCut(Exception):
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Read a whole body.
 
-    A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect."""
+    A body that exceeds the limit or does not end is refused while it arrives. Raises ApiError, ClientDisconnect.
+
+    A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect.
+    """
     encoding = header(scope, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
         raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")
@@ -109,7 +112,7 @@ async def send_json(send: Send, body: bytes, status: int = 200, headers: Headers
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
-    """Send an error in the site's own name: a router believes what it says of the site."""
+    """Send an error with a header that marks it as the site's own; a router trusts this header."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked])
 
@@ -150,7 +153,7 @@ def too_large(limit_bytes: int) -> ApiError:
 
 
 class EventWriter:
-    """A stream of server-sent events with heartbeats and a notice for the router when the site starts to drain.
+    """A stream of server-sent events with heartbeats, and a notice for the router when a drain starts.
 
     After the notice the router may continue the stream at another site. The response has no status until the first event is sent, so a refusal can
     still set its own. Use as `async with`.

@@ -1,4 +1,4 @@
-"""Api: the command line's HTTP client, synchronous and from the standard library so that commands start fast.
+"""Api: the command line's HTTP client, synchronous and from the standard library to start fast.
 
 Knows requests, streamed events and how to turn a refusal into a sentence; independent of terminals.
 """
@@ -52,7 +52,7 @@ class Api:
             raise self._unreachable(error) from None
 
     def get_text(self, path: str) -> str:
-        """Return an answer that is no JSON. Raises CliError."""
+        """Return an answer that is not JSON. Raises CliError."""
         try:
             with self._request("GET", path, None) as answer:
                 if answer.status != 200:

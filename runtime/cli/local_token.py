@@ -1,4 +1,7 @@
-"""The deploy token of a network that `pilotlight up --functions` runs: kept for this user, by the router's port, and sent to this machine alone."""
+"""The deploy token of a network that `pilotlight up --functions` runs.
+
+It is stored for this user, by the router's port, and sent to this machine only.
+"""
 
 import secrets
 from pathlib import Path
@@ -19,7 +22,7 @@ def make_local_token(port: int) -> str:
 
 
 def local_token(url: str) -> str:
-    """Return the token for a router's URL; empty for a router of another machine, and where there is none."""
+    """Return the token for a router's URL; empty for a router of another machine, and if there is none."""
     parts = urlsplit(url)
     if not is_loopback(parts.hostname or "") or parts.port is None:
         return ""

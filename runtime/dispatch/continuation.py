@@ -1,4 +1,4 @@
-"""Failover of sequences between engine hosts: the unfinished ones of a dead host are submitted to the next host.
+"""Failover of sequences between engine hosts: a dead host's open ones are submitted to the next host.
 
 They keep the tokens that they have. A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence gets one unbroken
 row of outputs and does not notice the change. A sequence that cannot be continued soon, or that has crashed too many hosts (charges.py), ends with an
@@ -26,7 +26,7 @@ from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
-PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, where there was a choice
+PlacementObserver = Callable[[Placement], None]  # called with the hosts of a sequence, if there was a choice
 
 
 class Continuations:
@@ -40,9 +40,12 @@ class Continuations:
         observe: Observer,
         observe_placement: PlacementObserver = lambda placement: None,
     ) -> None:
-        """`within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+        """Continue sequences on the hosts of a site.
 
-        A sequence without a token only needs to be submitted to the next host by then."""
+        `within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+
+        A sequence without a token only needs to be submitted to the next host by then.
+        """
         self.fleet = fleet
         self.models = models
         self.within_s = within_s
@@ -65,7 +68,7 @@ class Continuations:
 
 
 class _TooLateError(EngineError):
-    """No host came in time. The one that died is no reason to wait again."""
+    """No host was available in time; the error is not waited for again."""
 
 
 class ContinuedSequence:
@@ -74,15 +77,15 @@ class ContinuedSequence:
     def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
         self._site = site
         self._data_sites = data_sites
-        self._submit = submit  # as it was asked for
+        self._submit = submit  # as requested
         self._delivered: list[int] = []
-        self._has_begun = False
+        self._has_started = False
         self._cuts = 0
         self._is_suspect = (
             False  # a host has ended by itself in a step that held it, and none has computed its prompt since
         )
         self._client: EngineClient | None = None
-        self._device_host: HostHandle | None = None  # whose client it is
+        self._device_host: HostHandle | None = None  # the host of the client
         self._assignment: Assignment | None = None
         self._prefill: PrefillWork | None = None  # of its prompt, on another host
         self.route = ""  # how it was first placed (Placement.explained)
@@ -147,16 +150,19 @@ class ContinuedSequence:
                         raise
                     error = again
         except BaseException as failure:
-            if isinstance(failure, Exception):  # else the reader has left
+            if isinstance(failure, Exception):  # otherwise the reader has left
                 self._site.observe(self._submit.model, "failed")
             raise
         self._site.observe(self._submit.model, "continued")
         return output
 
     async def _note_death(self, error: EngineError) -> None:
-        """Charge the request with its host's death where that ended by itself in a step of this sequence.
+        """Charge the request if its host ended by itself in a step of this sequence.
 
-        Raises EngineError where it is one too many."""
+        Raises EngineError after too many charges.
+
+        Raises EngineError if it is one too many.
+        """
         assert self._client is not None
         assert self._device_host is not None
         if self._submit.sequence_id not in await self._device_host.charged(self._client):
@@ -166,14 +172,17 @@ class ContinuedSequence:
         self._is_suspect = True
 
     async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
-        """`deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each."""
+        """Submit the sequence again to the next host.
+
+        `deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each.
+        """
         within_s = self._site.within_s
-        if not self._has_begun and self._cuts > 1:
+        if not self._has_started and self._cuts > 1:
             deadline = asyncio.get_running_loop().time() + within_s
         try:
             async with asyncio.timeout_at(deadline):
                 await self._move()
-                if self._has_begun:
+                if self._has_started:
                     return await anext(self._outputs)
         except TimeoutError:
             message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
@@ -184,10 +193,10 @@ class ContinuedSequence:
         """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self.scope.aclose()
         placement = await self._site.models.place(self._submit, self._data_sites)
-        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_begun else self._submit)
+        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_started else self._submit)
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
-        """Open the sequence where it was placed; return how, explained."""
+        """Open the sequence on its host; return the explained decision."""
         self._device_host = placement.replica.host
         self._client = client = self._device_host.serving_client()
         self.scope = AsyncExitStack()
@@ -205,9 +214,10 @@ class ContinuedSequence:
         return placement.explained
 
     async def _begin_prefill(self, placement: Placement, submit: Submit) -> tuple[Placement, Submit]:
-        """Let another host compute the prompt, and return the sequence that fetches it from there.
+        """Have another host compute the prompt, and return the sequence that fetches its blocks.
 
-        Where that host has just gone, or declines, the sequence is as it was."""
+        If that host has just gone or declines, the sequence is returned unchanged.
+        """
         info = self._site.models.info_of(submit.model)
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
@@ -221,15 +231,18 @@ class ContinuedSequence:
     def _note(self, output: TokenOutput) -> TokenOutput:
         """Count an output's tokens.
 
-        What the first host found cached is what the request found, whatever the next one computes again."""
+        Cached tokens are those that the first host found, even if the next one computes them again.
+
+        What the first host found cached is what the request found, whatever the next one computes again.
+        """
         if self._prefill is not None:
             output = self._prefill.as_found(output)
         self._delivered += output.token_ids
         assert self._assignment is not None, "outputs come from the replica it is assigned to"
         self._assignment.note(output.token_ids)
-        if self._has_begun and output.num_cached_tokens is not None:
+        if self._has_started and output.num_cached_tokens is not None:
             output = replace(output, num_cached_tokens=None)
-        self._has_begun = self._has_begun or bool(output.token_ids)
+        self._has_started = self._has_started or bool(output.token_ids)
         if output.token_ids:
             self._is_suspect = (
                 False  # it is past the step in which its host ended; the charge stays until it is answered
@@ -240,7 +253,7 @@ class ContinuedSequence:
 
 
 def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
-    """Return the rest of a sequence whose first tokens were delivered; positions, counts and random numbers continue."""
+    """Return a sequence without its delivered tokens; positions, counts and random numbers continue."""
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),

@@ -1,4 +1,4 @@
-"""A model's files from the Hugging Face hub, fetched by a process of its own: `python -m pilotlight.runtime.fetching.hub ORG/NAME`.
+"""Download a model from the Hugging Face hub in a child process.
 
 `--search WORDS` searches the hub instead, and writes {found}.
 
@@ -71,7 +71,7 @@ async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def download(hub_id: str, on_progress: Progress) -> Path:
-    """Download in this process. Raises FetchError."""
+    """Download a model in this process. Raises FetchError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,

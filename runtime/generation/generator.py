@@ -1,7 +1,7 @@
 """One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
 `generate` reads as the life of a request behind validation. Leaving it, for whatever reason, aborts the sequences and gives the permit back
-(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Refuses to know HTTP and dialects.
+(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Generator:
         grammars: GrammarChecks,
         tracing: SiteTracing | None,
     ) -> None:
-        """`tracing`: where there is a collector."""
+        """`tracing`: if there is a collector."""
         self.models = models
         self.images = images
         self.grammars = grammars
@@ -129,7 +129,7 @@ class Generator:
         return lambda constraint: self.grammars.refusal(vocabulary, constraint, tenant.owner)
 
     def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
-        if generation.usage.completion_tokens:  # else the prompt may not have been computed
+        if generation.usage.completion_tokens:  # otherwise the prompt may not have been computed
             kv_tokens, counter = self.models.registry.kv_tokens(model), generation.counter
             self.traffic.computed(
                 request.model, counter.prompt_tokens, counter.cached_tokens, request.prefixes, kv_tokens
@@ -138,7 +138,7 @@ class Generator:
 
 @contextmanager
 def as_api_errors(request_timeout_s: float) -> Iterator[None]:
-    """Raise whatever goes wrong behind validation as an ApiError."""
+    """Raise any error after validation as an ApiError."""
     try:
         yield
     except TimeoutError:
@@ -170,8 +170,8 @@ class Generation:
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
         self.first_output_ns = 0  # when it came, since the epoch
-        self._queue_us = 0  # for which the engine let the first sequence wait
-        self.route = ""  # on which hosts the first sequence is computed, where there was a choice
+        self._queue_us = 0  # time for which the first sequence waited in the engine
+        self.route = ""  # the hosts of the first sequence, if there was a choice
         self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
         self._choices = [
             _OpenChoice(number, self._prompts[number // request.n], processor)
@@ -179,13 +179,13 @@ class Generation:
         ]
         self._ends_with_prompt = request.wants_prompt_only  # each choice ends, with nothing, at its first token
         self._measure = measure
-        self._touched: dict[_OpenChoice, None] = {}  # those that have had outputs, in order
+        self._touched: dict[_OpenChoice, None] = {}  # choices with outputs, in order
         self._error: Exception | None = None  # the first of any sequence
         self._news = asyncio.Event()
 
     @asynccontextmanager
     async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
-        """Open the sequences of the choices and collect their outputs; abort unfinished ones on leaving the scope."""
+        """Open the choices' sequences and collect their outputs; leaving the scope aborts unfinished ones."""
         async with AsyncExitStack() as sequences:
             for number, submit in submits.items():
                 choice = self._choices[number]
@@ -279,7 +279,7 @@ class Generation:
         is_ended = False
         try:
             async for output in outputs:
-                if self._error is None:  # else this output came after what ends the request
+                if self._error is None:  # otherwise this output came after the error that ends the request
                     self._push(choice, output)
                 is_ended = output.finish_reason is not None
             if not is_ended:
@@ -326,9 +326,7 @@ class _OpenChoice:
     number: int
     prompt: _AnsweredPrompt
     processor: OutputProcessor
-    sequence: AsyncExitStack = field(
-        default_factory=AsyncExitStack
-    )  # its scope, empty where nothing is left to compute
+    sequence: AsyncExitStack = field(default_factory=AsyncExitStack)  # its scope, empty if nothing is left to compute
 
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
@@ -351,8 +349,9 @@ async def as_submits(
 ) -> tuple[Submits, list[OutputProcessor]]:
     """Return the sequences, by choice, and the processors of all choices.
 
-    A prompt's choice i draws with seed + i, so its first is what a request for one choice would get; the others wait for that to compute the prompt.
-    Raises ApiError, and DivergedError for what cannot be continued."""
+    Choice i of a prompt samples with seed + i, so the first one equals a request for one choice; the others wait until it has computed the prompt.
+    Raises ApiError, and DivergedError for an answer that cannot be continued.
+    """
     submits: Submits = {}
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()

@@ -1,4 +1,4 @@
-"""Converts an engine's tokens into output for the client: text, reasoning, tool calls and log-probabilities.
+"""Converts an engine's tokens into text, reasoning, tool calls and log-probabilities for the client.
 
 Free of sockets and clocks: TokenOutput in, Delta out. Text that may become a stop string, a marker or a complete character is held back; a token
 counts as delivered when all of its text was sent. The held text, and so the output, is a function of the tokens so far: a processor that replays
@@ -55,8 +55,8 @@ class Delta(NamedTuple):
         for part in self.parts:
             if isinstance(part, ArgumentsPart):
                 arguments[part.position] = arguments.get(part.position, "") + part.text
-        begun = (part for part in self.parts if isinstance(part, CallPart))
-        return tuple((call, arguments.get(call.position, "")) for call in begun)
+        started = (part for part in self.parts if isinstance(part, CallPart))
+        return tuple((call, arguments.get(call.position, "")) for call in started)
 
 
 def joined(deltas: list[Delta]) -> Delta:
@@ -72,8 +72,8 @@ class StopMatcher:
         """`shows_found`: the stop string is part of the text that it ends."""
         self._stops = stops
         self._shows_found = shows_found
-        self.held = ""  # that may become a stop string
-        self.found: str | None = None  # that has ended the text
+        self.held = ""  # text that may become a stop string
+        self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that is safe to send, and whether a stop string ended it.
@@ -98,7 +98,7 @@ class StopMatcher:
 
 
 class DivergedError(Exception):
-    """The continuation of an answer differs from what was computed before."""
+    """The continuation of an answer differs from the tokens delivered so far."""
 
 
 class OutputProcessor:
@@ -116,7 +116,10 @@ class OutputProcessor:
         one_call_only: bool = False,
         whole_calls: bool = False,
     ) -> None:
-        """`whole_calls`: a call comes out at its end, all of it, and one that has no end does not."""
+        """Process one answer.
+
+        With `whole_calls` a tool call is emitted whole at its end, and one without an end is dropped.
+        """
         self._parser = parser
         self._stop = StopMatcher(stop, shows_found=shows_stop)
         self._hidden_token_ids = hidden_token_ids
@@ -152,7 +155,10 @@ class OutputProcessor:
         return len(token_ids) - len(self._tokens)
 
     def push(self, output: TokenOutput) -> None:
-        """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""
+        """Process an output.
+
+        Tokens after the end of the answer, whose stop string is inside this output, are dropped.
+        """
         for position, token_id in enumerate(output.token_ids):
             if self.finish_reason is not None:
                 return
@@ -177,7 +183,7 @@ class OutputProcessor:
         return Delta(parts, tokens, self.finish_reason if is_ending else None, new_token_ids=new_token_ids)
 
     def _replay(self, token_ids: tuple[int, ...]) -> None:
-        """Note tokens whose text another site has shown."""
+        """Record tokens whose text another site has shown."""
         for token_id in token_ids:
             self._add(token_id, None, is_shown=True)
         self.shown_before = merged(self._parts)
@@ -293,7 +299,7 @@ class _PendingTokens:
             self._ends[position] = end
 
     def take(self, *, is_ended: bool) -> tuple[tuple[DeliveredToken, ...], tuple[int, ...]]:
-        """Return the tokens delivered by now, all of them after the end, and the ids of those since the last call."""
+        """Return the tokens delivered so far, all after the end, and the ids of those since the last call."""
         tokens: list[DeliveredToken] = []
         while self._ends:
             end = self._ends[0]

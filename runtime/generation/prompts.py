@@ -88,7 +88,10 @@ def _truncated(
 def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[SizedImage, ...]) -> None:
     """Refuse images that no prompt could hold before anything is rendered."""
     placeholders = placeholders_of(model, request)
-    num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
+    try:
+        num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
+    except ImagePromptError as error:
+        raise ApiError("invalid_request", str(error), param=request.prompt_field) from None
     if num_tokens >= model.info.context_length:
         raise _too_long(model, request, f"{num_tokens} of images alone")
 
@@ -114,7 +117,7 @@ def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
 async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
-    """Encode the system's message and as much of the conversation's end as fits, starting with a user's message."""
+    """Encode the system message and as many of the last messages as fit, starting with a user's message."""
     try:
         return await _encode(model, request, prompt, images)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""A machine's NVIDIA GPUs, as reported by their driver: memory, and the number of MIG instances of each.
+"""A machine's NVIDIA GPUs, as reported by their driver: memory and number of MIG instances.
 
 Uses NVML, which needs neither CUDA nor torch; imported only if a driver is loaded. Independent of their use.
 """
@@ -55,7 +55,7 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _num_instances(nvml: Any, handle: Any, most: int) -> int:
-    """Count the instances: asking for one that was never made is an error."""
+    """Count the instances; asking for a missing one is an error."""
     found = 0
     for i in range(most):
         with suppress(nvml.NVMLError):

@@ -17,14 +17,14 @@ from pilotlight.runtime.models.sources import SourceError, local_directory
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import EngineConfig, ModelConfig, SiteConfig
 
-# Of the memory that nothing else takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and other processes'.
+# Share of the free memory for weights if the site file has no size: the rest is for the KV cache, the engine and other processes.
 SHARE = 0.5
 
 
 class AvailableMemory(NamedTuple):
-    """The available memory where the tiers are stored."""
+    """The available memory of the tiers' file systems."""
 
-    memory: int  # that could be taken without swapping
+    memory: int  # memory available without swapping
     place: int  # free in the file system in memory
     held: int  # by files of the site's former life: they count as used in both
 
@@ -111,7 +111,7 @@ def _kv_bytes(engine: EngineConfig) -> int:
 
 
 def _taken(directory: Path) -> int:
-    """Return the bytes of memory that files occupy; a file may be larger than what was written to it."""
+    """Return the bytes of memory that files occupy, which may be less than their sizes."""
     taken = 0
     for path in directory.glob("*"):
         try:

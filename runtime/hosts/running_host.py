@@ -26,7 +26,7 @@ class RunningHost(Protocol):
         """The address at which it serves its KV blocks to the site's other hosts; None if it serves none."""
 
     async def exited(self) -> str:
-        """Return when the process has ended: a sentence that says how."""
+        """Wait for the end of the process; return how it ended, as a sentence."""
 
     @property
     def has_crashed(self) -> bool:
@@ -41,17 +41,21 @@ class RunningHost(Protocol):
         """Tell whether another process has suspended it, so that it could take no step."""
 
     def held(self) -> HeldSequences:
-        """Return the sequences that it noted last to be at work for."""
+        """Return the sequences that the host recorded last for its steps."""
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end, and kill it after `grace_s`. Harmless on one that has ended."""
+        """Ask the host to end, and kill it after `grace_s`. Harmless after its end."""
 
 
 class Launcher(Protocol):
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> RunningHost:
-        """`standby`: no request waits for it; it is made ready thoroughly and at low priority.
+        """Launch a host.
 
-        `afresh`: it believes no file that hosts before it have generated, and removes them."""
+        With `standby` no request waits for it: it prepares thoroughly, at low priority. With `afresh` it deletes all generated files of earlier
+        hosts.
+
+        `afresh`: it believes no file that hosts before it have generated, and removes them.
+        """
 
     def close(self) -> None:
-        """Note that no further host is launched, and the last has ended."""
+        """Record that no further host is launched, and the last has ended."""

@@ -17,7 +17,7 @@ from pilotlight.wire.hop.management import Download
 Fetch = Callable[[str, Progress], Awaitable[object]]
 
 MAX_RUNNING = 4
-MAX_KEPT = 50  # that have ended
+MAX_KEPT = 50  # ended downloads
 
 
 class Downloads:
@@ -32,7 +32,7 @@ class Downloads:
         return tuple(self._known.values())
 
     def start(self, source: str) -> None:
-        """Begin to download. Raises ApiError for one that is under way, and where too many are."""
+        """Start a download. Raises ApiError if it is in progress, or too many are."""
         if source in self._tasks:
             raise ApiError("conflict", f"{source[:200]} is being downloaded already")
         if len(self._tasks) >= MAX_RUNNING:

@@ -1,4 +1,4 @@
-"""The adapters that accounts uploaded to a site: a folder for each, named by id, with two files and a record.
+"""The adapters that accounts uploaded to a site: a folder for each, with two files and a record.
 
 A file is stored completely or not at all; an adapter is usable when both files are there and valid. Ids of removed adapters are kept for a while, so
 that a site that was away learns of the removal. Knows files and owners, not HTTP or models.
@@ -27,7 +27,7 @@ from pilotlight.wire.hop.finetunes import Finetune, FinetuneList
 
 RECORD = "finetune.json"
 REMOVED = "removed"  # the folder with an empty file for each
-REMOVED_S = 30 * 86400.0  # for which they are kept
+REMOVED_S = 30 * 86400.0  # ids of removed adapters are kept for so long
 
 Shapes = Mapping[str, tuple[int, int]]  # of the projections of a base that adapters may change
 
@@ -67,13 +67,13 @@ class FinetuneStore:
             return [self._known[id] for id in self._owned.get(owner, {}).values()]
 
     def find(self, owner: str, name: str) -> Finetune | None:
-        """Return an owner's adapter by its id or name, or None."""
+        """Return an adapter of an owner by its id or name, or None."""
         with self._lock:
             found = self._known.get(name) or self._known.get(self._owned.get(owner, {}).get(name, ""))
             return found if found is not None and found.owner == owner else None
 
     def get(self, owner: str, name: str) -> Finetune:
-        """Return an owner's adapter. Raises ApiError (404) if it belongs to another account."""
+        """Return an adapter of an owner. Raises ApiError (404) if it belongs to another account."""
         found = self.find(owner, name)
         if found is None:
             raise ApiError("not_found", f"there is no fine-tune {name[:100]!r}")
@@ -83,7 +83,7 @@ class FinetuneStore:
         return self._directory / finetune.id
 
     def create(self, owner: str, account: str, model: str, name: str, description: str) -> Finetune:
-        """Begin one, without its files. Raises ApiError."""
+        """Create an adapter without its files. Raises ApiError."""
         now_s = time.time()
         new = Finetune(str(uuid.uuid4()), owner, account, model, name, description, now_s, now_s)
         with self._writing, as_api_errors():
@@ -141,7 +141,7 @@ class FinetuneStore:
         """Forget one, or note that it was removed elsewhere. Raises ApiError."""
         with self._writing, as_api_errors():
             known = self._known.get(id)
-            if known is None or known.is_whole:  # one that is not is at no other site
+            if known is None or known.is_whole:  # an incomplete one is at no other site
                 (self._directory / REMOVED / id).touch()
                 atomic_files.sync(self._directory / REMOVED)
             with self._lock:
@@ -198,7 +198,7 @@ class FinetuneStore:
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
-                    shutil.rmtree(entry.path, ignore_errors=True)  # what a former life left half done
+                    shutil.rmtree(entry.path, ignore_errors=True)  # left incomplete by an earlier process
                 elif entry.name != REMOVED:
                     with suppress(OSError, msgspec.DecodeError):  # files of other programs are left as they are
                         self._note(decoder.decode((Path(entry.path) / RECORD).read_bytes()))
@@ -210,7 +210,7 @@ def _write(folder: Path, finetune: Finetune) -> None:
 
 @contextmanager
 def as_api_errors() -> Iterator[None]:
-    """Say what a disk does not take in a client's words."""
+    """Raise a disk's error as an ApiError for the client."""
     try:
         yield
     except OSError as error:

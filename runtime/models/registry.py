@@ -38,7 +38,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.data_sites import DataSites
 
 if TYPE_CHECKING:
-    from pilotlight.runtime.dispatch.lenders import Lenders  # where a site's file names some
+    from pilotlight.runtime.dispatch.lenders import Lenders  # if a site's file names some
     from pilotlight.runtime.dispatch.lending import Lending
     from pilotlight.runtime.dispatch.lending import Observer as LendingObserver
 
@@ -172,7 +172,10 @@ class Models:
             self._queue.begin(state)
 
     def hint(self, name: str) -> None:
-        """Start to wake a sleeping model for an expected request, if there is room or a less expected model to evict."""
+        """Start to wake a sleeping model for an expected request.
+
+        It needs room, or a less expected model to evict.
+        """
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())
@@ -189,7 +192,7 @@ class Models:
     def add(self, config: ModelConfig) -> None:
         """Serve a further model, asleep at first.
 
-        Raises ApiError for a name that is taken, and where the site has no engine host."""
+        Raises ApiError for a name that is taken, and if the site has no engine host."""
         if not self._fleet.hosts:
             sentence = "this site was started without models and has no engine host: name one under [[models]] of its file, and restart it"
             raise ApiError("conflict", sentence)

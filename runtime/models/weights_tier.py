@@ -1,4 +1,4 @@
-"""The site's weights in host memory: one file per model, in a directory that outlives the engine hosts.
+"""The site's weights in host memory: one file per model, in a directory that outlives engine hosts.
 
 An engine host writes a model's file, or maps the existing one; this module decides which models may have one, and deletes files. A deleted file's
 memory is free when the last host unmaps it, so only sleeping models' files are worth deleting. A new runtime adopts the files of a killed one.
@@ -34,7 +34,7 @@ class WeightsTier:
         return self._directory / f"{readable}-{hashlib.sha256(model.encode()).hexdigest()[:12]}{_ENDING}"
 
     def bytes_of(self, model: str) -> int:
-        """Return the size of the model's file; 0: there is none."""
+        """Return the size of the model's file; 0 if there is none."""
         return _size(self.file_of(model))
 
     def held_for(self, model: str) -> int:
@@ -50,7 +50,7 @@ class WeightsTier:
         return list(self._directory.glob(f"{self.file_of(model).name}.*{_UNFINISHED}"))
 
     def adopt(self, models: Iterable[str]) -> None:
-        """Keep the files of these models (the engine checks them before use) and delete all other files of earlier runs."""
+        """Keep these models' files, which the engine checks before use, and delete all others."""
         known = {self.file_of(model) for model in models}
         for path in self._directory.iterdir():
             if path in known:
@@ -82,7 +82,7 @@ def open_tier(
     place.remove_dead_later()
     if directory is None:
         if promised_gib is None and not must:
-            return None  # the log has said why
+            return None  # the reason was logged
         raise ConfigError(
             f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}; give it another name, or end the other"
         )
@@ -97,7 +97,7 @@ def open_tier(
 
 
 def _size(path: Path) -> int:
-    """Return a file's bytes; 0: it is not there."""
+    """Return a file's bytes; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:

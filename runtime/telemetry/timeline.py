@@ -30,7 +30,7 @@ class Timeline:
         self._spans.append(Span(name, began_s, time.time() if ended_s is None else ended_s, what))
 
     def note_phases(self, phases: Iterable[tuple[str, float]], ended_s: float, what: str = "") -> float:
-        """Note phases one after the other, of which the last has just ended; returns when the first began."""
+        """Record phases one after the other, of which the last has just ended; returns when the first began."""
         named = list(phases)
         began_s = at = ended_s - sum(seconds for _, seconds in named)
         for name, seconds in named:
@@ -44,7 +44,7 @@ class Timeline:
 
 
 def process_began_s() -> float | None:
-    """Return when this process was started, to the clock tick (10 ms); None if the system does not report it."""
+    """Return when this process started, to the clock tick (10 ms); None if the system does not report it."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

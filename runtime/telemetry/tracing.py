@@ -1,4 +1,4 @@
-"""A site's spans: requests, in the trace of the router that sent them; generations with phases; functions' invocations.
+"""A site's spans: requests in their router's trace, generations with phases, functions' invocations.
 
 A generation is a child of its request or function. Names follow OpenTelemetry's conventions for HTTP, GenAI and functions. Spans contain no part of a
 prompt or an answer. Independent of their export (wire/tracing.py).
@@ -103,7 +103,7 @@ class GenerationSpan:
         self._submitted_ns = self._first_output_ns = self._queue_us = 0
 
     def submitted(self) -> None:
-        """Note the time at which the engine has it."""
+        """Record the time at which the engine has it."""
         self._submitted_ns = time.time_ns()
 
     def end(self) -> None:
@@ -121,7 +121,7 @@ class GenerationSpan:
     def computed(
         self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
     ) -> None:
-        """Note what the engine has done.
+        """Record what the engine has done.
 
         `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
         self._first_output_ns, self._queue_us = first_output_ns, queue_us

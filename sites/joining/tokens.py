@@ -19,11 +19,11 @@ import msgspec
 from pilotlight.support import atomic_files
 
 PREFIX = "pj-"
-KEPT_S = 30 * 86_400.0  # after which used and expired ones are forgotten
+KEPT_S = 30 * 86_400.0  # used and expired tokens are then deleted
 
 
 class TokenError(Exception):
-    """A token does not open the network; the message says why."""
+    """A token does not open the network; the message has the reason."""
 
 
 class JoinToken(NamedTuple):
@@ -45,7 +45,7 @@ class JoinToken(NamedTuple):
 class KeptToken(msgspec.Struct, frozen=True):
     """A token as the folder keeps it."""
 
-    id: str  # with which it can be revoked
+    id: str  # its name for `revoke`
     sha256: str
     expires_s: float
     used_by: str = ""
@@ -76,7 +76,7 @@ class Tokens:
             return []
 
     def redeem(self, secret: str, site: str) -> None:
-        """Use a token up. Raises TokenError for one that is not known, used, revoked or expired."""
+        """Mark a token as used. Raises TokenError if it is unknown, used, revoked or expired."""
         digest = _digest_of(secret)
         with self._locked():
             tokens = self.kept()

@@ -1,4 +1,4 @@
-"""openai, the Python package, over the Responses API: what is kept between requests and what is made in the background as well."""
+"""openai, the Python package, over the Responses API: also stored and background responses."""
 
 import time
 
@@ -43,11 +43,11 @@ def stream() -> None:
 
 
 def background() -> None:
-    begun = ask(background=True)
-    while begun.status in ("queued", "in_progress"):
+    started = ask(background=True)
+    while started.status in ("queued", "in_progress"):
         time.sleep(0.05)
-        begun = client.responses.retrieve(begun.id)
-    expect(ANSWER in begun.output_text and begun.background, begun)
+        started = client.responses.retrieve(started.id)
+    expect(ANSWER in started.output_text and started.background, started)
     events = list(ask(background=True, stream=True))
     rest = list(client.responses.retrieve(events[0].response.id, stream=True, starting_after=events[2].sequence_number))
     expect([event.sequence_number for event in rest] == list(range(3, len(events))), rest)
@@ -58,7 +58,7 @@ def background() -> None:
 
 
 def tools() -> None:
-    """Two turns: a call the model decides on, streamed by the client's own helper, and what it makes of the result."""
+    """Check two turns: a call that the model decides on, streamed by the client's own helper, and the answer to its result."""
     said = [{"role": "user", "content": harness.WEATHER_QUESTION}]
     with client.responses.stream(model=CHAT, input=said, tools=[TOOL]) as events:
         first = events.get_final_response()

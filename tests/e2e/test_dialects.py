@@ -50,7 +50,7 @@ async def heard(network: LocalNetwork, path: str, *, kill_after: int | None = No
 
 
 def said(events: list[dict[str, Any]]) -> list[Any]:
-    """Return the events without what is another for each answer: names, times, what was found cached."""
+    """Return the events without the parts that differ between answers: names, times, cached tokens."""
     text = json.dumps(events)
     first = events[0].get("message") or events[0]["response"]
     for name in (first["id"], first["id"].partition("_")[2], first["id"].partition("_")[2][:18]):
@@ -95,8 +95,8 @@ def test_responses_are_kept_at_the_router_whichever_site_answers(network: LocalN
             second = await post(input="And of Oslo?", previous_response_id=first["id"])
             assert second["previous_response_id"] == first["id"]
             assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
-            begun = await post(input="What is 17 plus 25?", background=True)
-            while (made := (await get(begun["id"]))[1])["status"] in ("queued", "in_progress"):
+            started = await post(input="What is 17 plus 25?", background=True)
+            while (made := (await get(started["id"]))[1])["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.02)
             assert made["status"] == "completed"
             assert "42" in made["output"][0]["content"][0]["text"]

@@ -173,7 +173,7 @@ def test_a_second_model_is_run_answers_and_is_removed(
         row = page.locator("main tr:has-text('copy-of-ember')").first
         expect(row).to_contain_text("ok")
         row.locator("summary").click()
-        expect(row).to_contain_text("tokens of prompt")  # which its site has told
+        expect(row).to_contain_text("tokens of prompt")  # published by its site
         page.click("nav a[href='#models']")
         served.get_by_role("button", name="remove copy-of-ember at iad1").click()
         page.locator("dialog button:has-text('remove')").click()
@@ -326,7 +326,7 @@ def talk_for_long(url: str) -> None:
 def test_a_site_that_dies_under_streams_is_seen_on_the_map_and_they_move(
     network: LocalNetwork, chromium: "Browser"
 ) -> None:
-    """Last of this file: the site comes back in its own time."""
+    """This test is the last of the file: the site takes its time to come back."""
     with opened(chromium, network.url) as page, ThreadPoolExecutor(3) as threads:
         page.wait_for_selector(".map circle.healthy")
         streams = [threads.submit(talk_for_long, network.url) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""A router with the dialects that are not OpenAI's chats: where streams end, what a client is told of a loss, how a conversation is known."""
+"""A router with the dialects other than OpenAI's chats: the ends of streams, errors after a loss, identifying conversations."""
 
 import json
 from typing import Any
@@ -38,7 +38,7 @@ async def test_a_stream_ends_with_its_dialects_last_event() -> None:
             ("/v1/responses", named("response.created", response={}) + named("response.completed", response={})),
         ):
             asked = {**ASKED, "input": "Hi", "store": False}
-            fakes[0].behave = raw_stream(body, end="half-close")  # nothing behind the last event is waited for
+            fakes[0].behave = raw_stream(body, end="half-close")  # nothing after the last event is waited for
             async with running.http.post(running.url + path, json=asked) as response:
                 told = await response.read()
             assert [event.name for event in EventDecoder().feed(told)] == [
@@ -164,9 +164,9 @@ async def test_a_background_response_that_is_cancelled_leaves_its_site() -> None
         )
         asked = {"model": "ember", "input": "Hi", "background": True}
         async with running.http.post(running.url + "/v1/responses", json=asked) as response:
-            begun = await response.json()
-        assert (begun["status"], begun["background"]) == ("in_progress", True)
-        async with running.http.post(f"{running.url}/v1/responses/{begun['id']}/cancel") as response:
+            started = await response.json()
+        assert (started["status"], started["background"]) == ("in_progress", True)
+        async with running.http.post(f"{running.url}/v1/responses/{started['id']}/cancel") as response:
             assert (await response.json())["status"] == "cancelled"
         await running.until(lambda: fakes[0].active == 0)
 

@@ -1,4 +1,4 @@
-"""A headless Chromium, where one is installed."""
+"""A headless Chromium, if one is installed."""
 
 import os
 import shutil

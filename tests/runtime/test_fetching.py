@@ -1,4 +1,4 @@
-"""Packed models from a web server: only what is lacking, every chunk checked, whatever the server, the line or the disk does meanwhile."""
+"""Packed models from a web server: only missing parts, every chunk checked, with any fault of the server, the line or the disk."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Server:
-    """A folder behind HTTP, with faults."""
+    """A folder on an HTTP server, with faults."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +127,7 @@ async def test_a_packed_model_comes_whole_and_is_not_asked_for_again(server: Ser
     assert sorted(seen) == seen
     asked = server.asked
     assert await directory_of(source) == local_directory(source) == there
-    assert server.asked == asked, "what is pinned and here needs no server"
+    assert server.asked == asked, "a pinned file that is here needs no server"
 
 
 async def test_a_server_without_ranges_sends_files_whole(server: Server) -> None:
@@ -145,7 +145,7 @@ async def test_what_breaks_off_or_is_wrong_is_asked_for_again(server: Server, fa
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
 async def test_an_interrupted_fetch_goes_on_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
-    """The task is cancelled in the middle, as a killed process would leave it; a chunk of what it left is damaged besides."""
+    """The task is cancelled in the middle, as a killed process would leave it; a chunk of its file is damaged besides."""
     source = server.source(listed(server.folder))
     server.fault = lambda name, nth: (
         "hang" if sum(1 for one, _ in server.sent if one == "weights.bundle") >= 3 else None
@@ -218,7 +218,7 @@ async def test_a_full_disk_is_said_with_the_arithmetic_and_costs_nothing_that_is
 
     with monkeypatch.context() as full:
         full.setattr(chunks.os, "pwrite", fills_up)
-        with pytest.raises(SourceError, match=r"store is full: .* are there; make room, and it goes on where it was"):
+        with pytest.raises(SourceError, match=r"store is full: .* are there; make room, and the download continues"):
             await directory_of(source)
     server.sent.clear()
     assert same(await directory_of(source), server.folder)
@@ -236,7 +236,7 @@ async def test_a_file_that_stays_wrong_is_an_error_by_name(server: Server, here:
     with pytest.raises(SourceError, match=r"/m/weights.bundle: the server answers 404"):
         await directory_of(source)
     server.fault = lambda name, nth: "round and round"
-    with pytest.raises(SourceError, match="the server redirects more often than is followed"):
+    with pytest.raises(SourceError, match="the server redirects too often"):
         await directory_of(source)
     server.fault = lambda name, nth: "403"
     with pytest.raises(SourceError, match="answers 403; a token for it is read from PILOTLIGHT_MODELS_TOKEN"):
@@ -252,13 +252,13 @@ async def test_a_pin_that_does_not_fit_is_an_error(server: Server) -> None:
 
 async def test_without_its_server_the_last_version_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     listed(server.folder)
-    remote = Remote(server.url, None)  # as an https URL without a pin is
+    remote = Remote(server.url, None)  # as for an https URL without a pin
     monkeypatch.setattr(Remote, "parse", classmethod(lambda cls, source: remote))
     there = await directory_of(server.url)
     server.fault = lambda name, nth: "503"
     asked = server.asked
     assert await directory_of(server.url) == there
-    assert server.asked == asked + 1, "who has something to serve does not insist"
+    assert server.asked == asked + 1, "a site with something to serve does not insist"
     shutil.rmtree(there)
     with pytest.raises(SourceError, match="cannot be fetched: the server answers 503"):
         await directory_of(server.url)
@@ -291,15 +291,15 @@ def test_the_smallest_listing_is_one_file() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
-    [({"format": "other"}, "no listing of this version"), ({"more": 1}, "no listing of this version"),
-     ({"chunk_bytes": 1}, "between 64 KiB and 1 GiB"), ({"chunk_bytes": 1 << 40}, "between 64 KiB and 1 GiB"),
+    [({"format": "other"}, "not a listing of this version"), ({"more": 1}, "not a listing of this version"),
+     ({"chunk_bytes": 1}, "64 KiB to 1 GiB are allowed"), ({"chunk_bytes": 1 << 40}, "64 KiB to 1 GiB are allowed"),
      *(({"file": {"name": name}}, "cannot be called")
        for name in ("../x", "/etc/passwd", "a/../b", ".hidden", "a/.b", "", "a//b", "a\\b", "a\0b", NAME, "x" * 300, "a/b/c/d/e")),
-     ({"file": {"size": -1}}, "do not fit"), ({"file": {"size": CHUNK + 1}}, "do not fit"), ({"file": {"sha256": []}}, "do not fit"),
+     ({"file": {"size": -1}}, "do not match"), ({"file": {"size": CHUNK + 1}}, "do not match"), ({"file": {"sha256": []}}, "do not match"),
      ({"file": {"sha256": ["zz"]}}, "without a SHA-256"), ({"file": {"name": "model.json"}}, "no config.json"),
      ({"files": [{"name": "config.json", "size": 0, "sha256": []}] * 2}, "twice"),
      ({"files": [{"name": name, "size": 0, "sha256": []} for name in ("config.json", "config.json/x")]}, "as a file and as a folder"),
-     ({"files": "x"}, "no listing of this version")],
+     ({"files": "x"}, "not a listing of this version")],
 )  # fmt: skip
 def test_a_hostile_listing_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ListingError, match=sentence):

@@ -180,7 +180,7 @@ async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: Si
         ({"top_k": 0}, "top_k", None),
         ({"top_k": -1}, "top_k", None),
         ({"min_p": 0.0}, "min_p", 0.0),
-        ({"top_p": 0.0}, "top_p", 1e-6),  # the most likely token alone
+        ({"top_p": 0.0}, "top_p", 1e-6),  # only the most likely token
         ({"temperature": None, "top_p": None}, "temperature", 1.0),
     ],
 )
@@ -221,17 +221,17 @@ async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they
     answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": True})
     deltas = [event["choices"][0]["delta"] for event in answer.events[:-1]]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    begun = [made for made in calls if "id" in made]
-    assert [(made["index"], made["type"], made["function"]["name"]) for made in begun] == [
+    started = [made for made in calls if "id" in made]
+    assert [(made["index"], made["type"], made["function"]["name"]) for made in started] == [
         (0, "function", "get_weather"),
         (1, "function", "get_weather"),
     ]
-    assert len({made["id"] for made in begun}) == 2
+    assert len({made["id"] for made in started}) == 2
     for index in (0, 1):
         pieces = [made["function"]["arguments"] for made in calls if made["index"] == index]
         assert "".join(pieces) == '{"city": "Paris"}'
         assert len(pieces) > 5
-    assert all(made.keys() == {"index", "function"} for made in calls if made not in begun)
+    assert all(made.keys() == {"index", "function"} for made in calls if made not in started)
     assert "tool_call>" not in "".join(delta.get("content", "") for delta in deltas)
     assert answer.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -451,7 +451,7 @@ async def test_a_user_cannot_open_a_turn_of_the_system(site: Site) -> None:
 
 
 def bytes_of(site: Site) -> bytes:
-    """The text of the last prompt."""
+    """Return the text of the last prompt."""
     from tests.fakes import TOKENIZER
 
     return TOKENIZER.decode(list(site.engine.submits[-1].prompt_token_ids), skip_special_tokens=False).encode()

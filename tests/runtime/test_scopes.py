@@ -1,4 +1,4 @@
-"""Every path of a site with the scope that it needs, where keys are required; a path that is not named here fails."""
+"""Every path of a site with the scope that it needs if keys are required; a path that is not listed here fails."""
 
 import hashlib
 from pathlib import Path
@@ -183,7 +183,7 @@ async def test_keys_of_one_account_share_a_salt_and_a_routers_word_for_it_counts
             {"authorization": "Bearer deploy"},
             {**signed(), "authorization": "Bearer unknown-here", "x-pilotlight-account": "acme"},
             {"authorization": "Bearer another"},
-            {"authorization": "Bearer another", "x-pilotlight-account": "acme"},  # nobody's to say without a signature
+            {"authorization": "Bearer another", "x-pilotlight-account": "acme"},  # unknown without a signature
         ):
             assert (await call(site.app, "/ai/v1/chat/completions", HELLO, **headers)).status == 200
         salts = [submit.salt for submit in site.engine.submits]

@@ -1,4 +1,4 @@
-"""SQLite: one piece of work after another, within its time, undone where it was left, and every refusal by name."""
+"""SQLite: one operation after another, within its time, rolled back if abandoned, and every refusal by name."""
 
 import asyncio
 import sqlite3
@@ -94,11 +94,11 @@ async def test_a_statement_that_takes_too_long_is_stopped_by_name_and_the_next_o
 
 
 async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(database: Database) -> None:
-    begun = threading.Event()
+    started = threading.Event()
     done: list[str] = []
 
     def endless(connection: Connection) -> None:
-        begun.set()
+        started.set()
         try:
             connection.execute(ENDLESS).fetchall()
         finally:
@@ -106,7 +106,7 @@ async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(dat
 
     first = asyncio.ensure_future(database.run(endless))
     second = asyncio.ensure_future(database.run(lambda connection: done.append("second")))
-    await asyncio.to_thread(begun.wait, 20)
+    await asyncio.to_thread(started.wait, 20)
     for task in (second, first):
         task.cancel()
     await asyncio.wait({first, second})
@@ -224,7 +224,7 @@ async def test_a_text_that_is_none_is_told_as_sqlite_does(database: Database) ->
 
 def test_tables_of_an_earlier_version_are_brought_forward_and_keep_their_rows(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE t (n INTEGER)")  # before versions were noted
+        connection.execute("CREATE TABLE t (n INTEGER)")  # from before versions were recorded
         insert(connection)
         forward = ["ALTER TABLE t ADD COLUMN word TEXT DEFAULT 'a'", "UPDATE t SET word = word || 'b'"]
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Header names, hop-by-hop headers, and the signature with which a site recognises its network's routers."""
+"""Header names, hop-by-hop headers, and the signature by which a site recognises routers."""
 
 import hashlib
 import hmac
@@ -15,7 +15,7 @@ CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's 
 CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
 OWN_HOST = "x-pilotlight-own-host"  # router -> site, for a function: its client has named a host of the function, which has no prefix there
 CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
-ACCOUNT = "x-pilotlight-account"  # router -> site: whose request it is, where the router knows its key
+ACCOUNT = "x-pilotlight-account"  # router -> site: the account of the request's key, if the router knows it
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
 PREFIXES = (
@@ -49,7 +49,10 @@ _DROPPED = HOP_BY_HOP | {"host", "content-length"}
 
 
 def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers to forward: without hop-by-hop headers, those that `connection` names, length, host, and ours. Names are lower case."""
+    """Return the headers to forward; names are lower case.
+
+    Left out are hop-by-hop headers, those that `connection` names, length, host, and ours.
+    """
     kept = []
     named = ""
     for name, value in headers:
@@ -76,13 +79,18 @@ class Hop(NamedTuple):
 
 
 def signing(secret: str) -> str:
-    """Return the secret that signs: the first, where a network has two while one replaces the other.
-    All are believed."""
+    """Return the secret that signs: the first one, if a network has two during a change.
+
+    All are accepted.
+    """
     return secret.partition(",")[0]
 
 
 def lasting(secret: str) -> str:
-    """Return the secret for tenants' salts and engine hosts: the last one, which changes when the one before it is removed."""
+    """Return the secret for tenants' salts and engine hosts: the last one.
+
+    It changes when the one before it is removed.
+    """
     return secret.rpartition(",")[2]
 
 
@@ -97,7 +105,7 @@ def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
 
 
 def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | None:
-    """Return the digest of the signed body; None if the signature is not genuine, too old, or from the future."""
+    """Return the digest of the signed body; None if the signature is forged, too old, or too new."""
     stamp, digest, mac, site = (signature.split(".", 3) + [""] * 3)[:4]
     if not (_is_stamp(stamp) and signature.isascii() and site == hop.site):
         return None
@@ -111,12 +119,15 @@ def hop_is_genuine(signature: str, secret: str, now_s: float, hop: Hop) -> bool:
 
 
 def site_of_hop(signature: str) -> str:
-    """Return the site for which it says that it is."""
+    """Return the site that a signature names."""
     return signature.split(".", 3)[-1] if signature.count(".") >= 3 else ""
 
 
 def age_of_hop(signature: str, now_s: float) -> float | None:
-    """Return a signature's age by its own stamp, genuine or not, in seconds; negative if it is from the future, None if it is not a signature."""
+    """Return a signature's age in seconds by its own stamp, genuine or not.
+
+    It is negative for a stamp in the future, and None without a stamp.
+    """
     stamp = signature.partition(".")[0]
     return now_s - int(stamp) if _is_stamp(stamp) else None
 

@@ -1,9 +1,8 @@
-"""Meters: counts of requests in progress, in a memory-mapped file, so that they survive when the router is killed.
+"""Meters: counts of requests in progress in a memory-mapped file, which survives the router.
 
 A killed process loses nothing that it has written to a shared mapping, and a count costs one store. Each request has a slot of SLOT_BYTES: eight
-words (state, tokens, end), the site's name, what is known at the start, as JSON, and eight more words at the end. The file's blocks are allocated at
-once, so that a full disk does not matter later; a slot is free again once its record is in the store. After a power failure, the disk decides what is
-left of the last seconds.
+words (state, tokens, end), the site's name, the request's record as JSON, and eight more words at the end. The file's blocks are allocated at once,
+so that a full disk does not matter later; a slot is free again once its record is in the store. After a power failure the last seconds may be lost.
 """
 
 import fcntl
@@ -20,9 +19,7 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageReco
 
 SLOT_BYTES = 1024
 MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # in the first slot
-MAGIC_1 = b"PILOTLIGHT METER 1".ljust(
-    SLOT_BYTES, b"\0"
-)  # the same without the words at the end, where its JSON may reach
+MAGIC_1 = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")  # the part before the last words, which JSON may fill
 FREE, OPEN = 0, 1
 OUTCOMES: tuple[Outcome, ...] = get_args(
     Outcome
@@ -36,7 +33,7 @@ _DRAFTED, _ACCEPTED, _DEVICE_US, _BYTES_OUT, _CPU_US = range(MORE_AT // WORD, MO
 
 
 class MetersError(Exception):
-    """The file cannot be used; the message says why."""
+    """The file cannot be used; the message has the reason."""
 
 
 class MeterFile:
@@ -112,7 +109,7 @@ class MeterFile:
         self._free.append(number)
 
     def left_behind(self) -> Iterator[tuple[int, UsageRecord]]:
-        """Yield what a dead router left, with its slot: unwritten records, and requests that were open."""
+        """Yield the entries of a dead router, with their slots: unwritten records and open requests."""
         for number in range(1, self.num_slots + 1):
             base, start = _base(number), number * SLOT_BYTES
             state = self._words[base]

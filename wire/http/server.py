@@ -1,4 +1,6 @@
-"""An HTTP/1.1 server for ASGI applications with many long streams: one small object and no task for each connection, one task for each request.
+"""An HTTP/1.1 server for ASGI applications with many long streams.
+
+It has one small object and no task for each connection, and one task for each request.
 
 It enforces limits that an application cannot: the number of connections, the size and duration of a request's head, and how long a client may leave
 its answer unread. A single connection is handled in connection.py.
@@ -54,7 +56,7 @@ class Server:
         self.starts = RequestStarts()
         self.is_stopping = False
         self.date = b""  # the header's whole line
-        self.name: object = None  # where it listens
+        self.name: object = None  # the listener's address
         self._most_unread = 0  # since memory was given back
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -121,7 +123,7 @@ class Server:
         return None
 
     def forget(self, connection: HttpConnection, client: str) -> None:
-        """A connection may be lost after it was handed on: the second time says nothing."""
+        """A connection may be lost after it was handed on: the second call has no effect."""
         if connection in self.connections:
             self.connections.discard(connection)
             self.by_client[client] -= 1
@@ -129,8 +131,10 @@ class Server:
                 del self.by_client[client]
 
     async def _sweep(self) -> None:
-        """Check all connections with one clock: ten thousand idle ones cost a few milliseconds of each second, and none needs a timer. They are
-        checked in small groups, so that other work is not delayed."""
+        """Check all connections with one clock, in small groups, so that other work is not delayed.
+
+        Ten thousand idle ones cost a few milliseconds of each second, and none needs a timer.
+        """
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             self._tell_date()
@@ -142,7 +146,7 @@ class Server:
             self._bound_unread()
 
     def _bound_unread(self) -> None:
-        """Cut off those that have left their answers unread for the longest, where all together hold too much."""
+        """Close connections whose answers have been unread for longest, if all together hold too much."""
         most, total, by_client = self.limits.max_unread_bytes, 0, Counter[str]()
         full = sorted((each for each in self.connections if each.is_full), key=lambda each: each.deadline, reverse=True)
         for connection in full:
@@ -187,13 +191,15 @@ def http_date(seconds: float) -> str:
 
 
 def has_vanished(sock: "socket.socket | TransportSocket | None") -> bool:
-    """Ask the kernel whether a client is gone: writing shows nothing while the kernel's buffers accept bytes. Works on Linux; elsewhere it returns
-    False."""
+    """Ask the kernel whether a client is gone; return False on systems other than Linux.
+
+    Writing shows nothing while the kernel's buffers accept bytes.
+    """
     if sock is None or sys.platform != "linux":
         return False
     try:
         return is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE))
-    except OSError:  # it is no TCP connection, or one that has ended
+    except OSError:  # not a TCP connection, or it has ended
         return False
 
 

@@ -1,4 +1,4 @@
-"""The ledger: records each request's tokens once, whatever happens to its sites, its router and the disk.
+"""The ledger: records each request's tokens once, even if its site, router or disk fails.
 
 The router counts, because it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
 token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer tokens than clients; and only tokens that a site has named are
@@ -54,8 +54,10 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
     ) -> None:
-        """`clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises
-        ConfigError."""
+        """Open the store.
+
+        `clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises ConfigError.
+        """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
         self._config = config
@@ -106,7 +108,7 @@ class Ledger:
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        # A batch's request is asked again by the router after one that was killed: under the same id it is written once.
+        # A batch's request may be repeated by the router that follows a killed one: its id is recorded once.
         name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
         known = (name, request.request_id, account, key, model, self._clock(), part)
         entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body))

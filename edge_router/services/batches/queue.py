@@ -1,4 +1,4 @@
-"""The queue of batches: answers waiting requests wherever the network has idle capacity, account by account in turn.
+"""The queue of batches: answers waiting requests with idle capacity, accounts in turn.
 
 A request takes the normal path, so it continues elsewhere when a site dies, is bound to its account's models, quotas and data rules, and is billed.
 Its usage record has the request's own name as its id: a request whose router was killed before it stored the answer is sent again, and billed once. A
@@ -134,7 +134,7 @@ class BatchQueue:
         return min(lanes, key=lambda lane: (turns[lane.owner], lane.turn), default=None)
 
     def _has_room(self, model: str, num_open: int) -> bool:
-        """`num_open`: requests for the model that are under way."""
+        """`num_open`: requests for the model that are in progress."""
         sites = [each for each in self._proxy.selector.backends.values() if each.state == "healthy"]
         serving = [each for each in sites if each.view().model(model) is not None] or sites
         return num_open < IDLE_BELOW * len(serving) and any(_is_idle(each) for each in serving)
@@ -216,7 +216,7 @@ class BatchAnswer:
     """A request of a batch, towards the proxy: a client that never leaves, and keeps its answer."""
 
     address = ""
-    is_streaming = False  # such a request is refused where its batch is made
+    is_streaming = False  # a streamed request is refused when its batch is made
 
     def __init__(self, head: Head, request_id: str) -> None:
         self.head = head

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from pilotlight.engine.device.copy_stream import BegunCopies, CopyStream
+from pilotlight.engine.device.copy_stream import CopyStream, StartedCopies
 
 NUM_MOVERS = 4  # threads: one moves some 8 GB/s within host memory, a bus 50
 _BUFFER_BYTES = 8 << 20
@@ -32,11 +32,11 @@ class BlockStaging:
 
     def store(self, moves: Sequence[BlockMove]) -> None:
         """Copy from device to host; return when the bytes are there."""
-        waiting: list[tuple[BegunCopies, list[tuple[int, int]]]] = []
+        waiting: list[tuple[StartedCopies, list[tuple[int, int]]]] = []
         for part in self._parts(moves):
             for row, move in part:
                 self._stream.begin_copy(row, move.device, self._block_bytes)
-            waiting.append((self._stream.begun(), [(move.host, row) for row, move in part]))
+            waiting.append((self._stream.started(), [(move.host, row) for row, move in part]))
             if len(waiting) == 2:  # the device fills one buffer while threads empty the other
                 self._empty(*waiting.pop(0))
         for filled, moved in waiting:
@@ -44,14 +44,14 @@ class BlockStaging:
 
     def fetch(self, moves: Sequence[BlockMove]) -> None:
         """Start to copy from host to device; return when everything is in the buffers."""
-        copied: list[BegunCopies] = []
+        copied: list[StartedCopies] = []
         for i, part in enumerate(self._parts(moves)):
             if i >= 2:
                 copied[i - 2].synchronize()
             self._move([(row, move.host) for row, move in part])
             for row, move in part:
                 self._stream.begin_copy(move.device, row, self._block_bytes)
-            copied.append(self._stream.begun())
+            copied.append(self._stream.started())
 
     def _parts(self, moves: Sequence[BlockMove]) -> Iterator[list[tuple[int, BlockMove]]]:
         """Yield as many moves as a buffer has rows, with the addresses of rows in alternating buffers."""
@@ -60,7 +60,7 @@ class BlockStaging:
             part = moves[start : start + self._num_rows]
             yield [(address + row * self._block_bytes, move) for row, move in enumerate(part)]
 
-    def _empty(self, filled: BegunCopies, moves: Sequence[tuple[int, int]]) -> None:
+    def _empty(self, filled: StartedCopies, moves: Sequence[tuple[int, int]]) -> None:
         filled.synchronize()
         self._move(moves)
 

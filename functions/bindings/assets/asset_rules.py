@@ -43,7 +43,7 @@ class HeaderRule(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """Another path's file, under the path that was asked for."""
+    """A rewrite: another path's file, served under the requested path."""
 
     path: str
 
@@ -75,7 +75,10 @@ class AssetRules:
         return None
 
     def applied(self, url: str, headers: Pairs) -> Pairs:
-        """Apply the rules in their order: the first that names a header replaces ours, a further one adds to it."""
+        """Apply the rules in order.
+
+        The first rule that names a header replaces our value; later rules append to it.
+        """
         if not self._headers:
             return headers
         parts, said = urlsplit(url), set[str]()

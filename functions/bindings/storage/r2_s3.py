@@ -68,7 +68,7 @@ class S3Store:
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
     ) -> "tuple[ObjectHead, ByteRange, S3Content | None] | None":
-        """Return the object and its bytes; no bytes where a condition fails."""
+        """Return the object and its bytes; no bytes if a condition fails."""
         for _ in _races(key):
             head = await self.head(key)
             if head is None:
@@ -363,7 +363,10 @@ def _token_of(cursor: str) -> str:
 
 
 def _leads_away(key: str) -> bool:
-    """Tell whether a proxy that tidies the URL on its way would look in another bucket, with the site's credentials."""
+    """Tell whether a proxy that normalizes the URL would reach another bucket.
+
+    The request would have the site's credentials there.
+    """
     return any(part in (".", "..") for part in key.split("/"))
 
 

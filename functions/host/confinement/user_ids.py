@@ -1,8 +1,9 @@
-"""The user ids that a site's functions run under, each function's own, and apart from those of every other site on this machine: the kernel counts a
-user's processes, and lets it signal its own.
+"""The user ids that a site's functions run under.
 
-Ids are reserved in blocks, each by a lock on a file that the kernel releases when the site's process ends, however it does. Knows files and numbers;
-refuses to know functions.
+Each function has its own, different from those of every other site on this machine: the kernel counts a user's processes, and lets them signal each
+other.
+
+Ids are reserved in blocks, each by a lock on a file that the kernel releases when the site's process ends, however it ends.
 """
 
 import fcntl
@@ -22,7 +23,7 @@ class UserIds:
     """Ids of one site."""
 
     def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
-        """Without root there are no ids: only root may give a process another user."""
+        """Reserve nothing yet; without root there are no ids, because only root may change a process's user."""
         self._locks = locks
         self._is_root = is_root
         self._files: list[int] = []
@@ -31,7 +32,7 @@ class UserIds:
 
     def take(self) -> int | None:
         """Return an id that nothing runs under; None without root.
-        Raises ConfigError where none can be reserved."""
+        Raises ConfigError if none can be reserved."""
         if not self._is_root:
             return None
         if not self._fresh and len(self._freed) < BLOCK_IDS // 2:
@@ -72,7 +73,7 @@ class FunctionUser:
 
     @property
     def id(self) -> int | None:
-        """The user id; None where functions run as the site's own user."""
+        """The user id; None if functions run as the site's own user."""
         if self._id is None:
             self._id = self._ids.take()
         return self._id
@@ -85,7 +86,7 @@ class FunctionUser:
 
 
 def _locked(path: Path) -> int | None:
-    """Return a descriptor with the file's lock; None where another site holds it."""
+    """Return a descriptor with the file's lock; None if another site holds it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Layers: the packages that functions depend on, installed once and shared by every version with the same dependencies.
+"""Layers: installed packages, shared by every version of functions with the same dependencies.
 
 A layer is a directory named by the digest of its dependencies and interpreter; it appears whole or not at all. Wheels only: building a source
 distribution would run its author's code with the site's rights.
@@ -49,7 +49,7 @@ _REQUIREMENT = re.compile(
 
 
 class LayerError(Exception):
-    """The packages cannot be had; the message says why, in the installer's words."""
+    """The packages cannot be had; the message has the reason, in the installer's words."""
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Layers:
         self.directory = directory
 
     def use(self, user: object, requirements: tuple[str, ...], python: Interpreter = OWN) -> None:
-        """Note that a pool's functions import from the layer of these requirements, until they are released."""
+        """Record that a pool's functions import from the layer of these requirements, until they are released."""
         self._used[user] = digest_of(requirements, python)
 
     def is_used_by(self, user: object) -> bool:
@@ -121,7 +121,7 @@ class Layers:
         return await asyncio.shield(task)
 
     async def prune(self) -> None:
-        """Delete layers that are not used: those whose last use is too long ago, then the longest unused until the rest has room."""
+        """Delete unused layers: those whose last use is too long ago, then the oldest until the rest fits."""
         found, budget = await asyncio.to_thread(self._measured), self._budget
         in_use, doomed = set(self._used.values()), []
         spare = [layer for layer in found if layer.path.name not in in_use]
@@ -231,7 +231,7 @@ def _installer(python: Interpreter) -> list[str]:
 
 
 def _of_project(path: Path) -> list[str] | None:
-    """Read a pyproject.toml; None where it says nothing of dependencies."""
+    """Read a pyproject.toml; None if it has no dependencies."""
     try:
         project = read_toml(path).get("project", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -34,7 +34,7 @@ class Invocation:
         self._on_end = on_end
 
     def answered(self, value: Any) -> None:
-        """Note the HTTP status of a response."""
+        """Record the HTTP status of a response."""
         status = value.get("status") if isinstance(value, dict) and self.trigger == "fetch" else None
         self.status = status if isinstance(status, int) else None
 
@@ -56,7 +56,10 @@ class Invocation:
 
 
 def described(event: frames.FunctionEvent) -> tuple[str, str]:
-    """Return the trigger of an invocation, and a text that identifies it: without a query, which may have secrets."""
+    """Return the trigger of an invocation, and a text that identifies it.
+
+    The text has no query, which may contain secrets.
+    """
     match event:
         case frames.FetchEvent():
             name = f"{event.options['object']}: " if "object" in event.options else ""

@@ -48,7 +48,7 @@ class IsolateHandle:
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())
         self.watcher = IsolateWatch(limits, self.process, self.work)
-        self.started = asyncio.Event()  # or failed
+        self.started = asyncio.Event()  # set when it has started or failed
         self.is_ready = False
         self.is_retiring = False
         self.is_tainted = False  # it has shown that it must be replaced
@@ -158,7 +158,7 @@ class IsolateHandle:
 
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
-            self.watcher.last_look()  # the import is no request's
+            self.watcher.last_look()  # the import is not charged to a request
             self.watcher.charge()  # requests that waited for it have started
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
@@ -190,7 +190,7 @@ class IsolateHandle:
     # -- the end ----------------------------------------------------------------------------------------------------------------
 
     def end(self, why: str, code: str) -> None:
-        """Find out where it is, then kill it. Everything under way fails with the reason."""
+        """Ask the isolate where its code is, then kill it. Everything in progress fails with the reason."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end(why, code))
 

@@ -28,9 +28,9 @@ from workers.durable.objects import Objects
 from workers.entrypoint import Context, WorkerEntrypoint
 from workers.events import MessageBatch, ScheduledController
 from workers.face import Record, as_record
-from workers.http import outbound
+from workers.http.content_encoding import coded
 from workers.http.request import Request, received
-from workers.http.response import Response
+from workers.http.response import Response, pieces
 from workers.remote.rpc_session import SESSION, RpcSession
 from workers.sockets.joints import bridged
 
@@ -146,16 +146,16 @@ class Function:
         If functions or streams come with its arguments or its result, a session follows the call."""
         session = RpcSession()
         args, kwargs = session.unpack(frame.args), session.unpack(frame.kwargs)
-        is_begun = session.is_used
+        is_started = session.is_used
 
         async def work() -> Any:
             try:
-                return await self._called(frame, session, args.value, kwargs.value, is_begun)
+                return await self._called(frame, session, args.value, kwargs.value, is_started)
             finally:
                 args.release()
                 kwargs.release()
 
-        if is_begun and body is not None:
+        if is_started and body is not None:
             return StreamingReply({SESSION: True}, session.serve(work, body))
         value = await work()
         if session.is_used and body is not None:
@@ -163,17 +163,17 @@ class Function:
         return value
 
     async def _called(
-        self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_begun: bool
+        self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_started: bool
     ) -> Any:
-        """Return the encoded result of the method; without a session, a Response or a stream is sent by itself."""
+        """Return the encoded result of the method; without a session, send a Response or a stream directly."""
 
         async def act(target: Any) -> Any:
             is_internal = frame.options.get("internal") is True
             value = await _called(target, frame.method, args, kwargs, is_internal)
-            if isinstance(value, Response) and value.web_socket is None and not is_begun:
+            if isinstance(value, Response) and value.web_socket is None and not is_started:
                 told = _answer_of(value, "GET")
                 return StreamingReply({frames.RESPONSE: told.value}, told.body)
-            is_stream = hasattr(value, "__aiter__") and not is_begun
+            is_stream = hasattr(value, "__aiter__") and not is_started
             return value if is_stream else session.pack(value, "what it returned")
 
         if "object" in frame.options:
@@ -296,14 +296,14 @@ def _with_wanted(function: Any, *arguments: Any) -> Any:
 
 
 def _answer_of(response: Response, method: str) -> StreamingReply:
-    whole, stream = response.taken()
-    value = {"status": response.status, "headers": response.headers.multi_items()}
+    whole, stream, headers = coded(response)
+    value = {"status": response.status, "headers": headers}
     if stream is not None and method != "HEAD":
         return StreamingReply(value, stream)
     if stream is not None:
         Context().wait_until(stream.aclose())  # it is not read
     if whole and len(whole) > ANSWER_IN_ONE:
-        return StreamingReply(value, outbound.pieces(whole))
+        return StreamingReply(value, pieces(whole))
     return StreamingReply({**value, "body": whole or b""})
 
 

@@ -1,4 +1,4 @@
-"""IsolateSet: the isolates of one version of a function: started, watched, retired, with restart pauses after failures.
+"""IsolateSet: starts, watches and retires the isolates of one version, with pauses after failures.
 
 isolate_factory.py makes them; pool.py chooses one for a request.
 """
@@ -126,7 +126,7 @@ class IsolateSet:
             self._taint(isolate)  # a part of its interrupted work may be missing
 
     def spent_cpu_s(self) -> float:
-        """Return the isolates' processor time since this was asked last."""
+        """Return the isolates' processor time since the last call."""
         total_s = self._gone_cpu_s + sum(isolate.watcher.total_s for isolate in self.living)
         spent_s, self._told_cpu_s = total_s - self._told_cpu_s, total_s
         return spent_s
@@ -145,7 +145,7 @@ class IsolateSet:
 
     async def _pause(self, pause_s: float) -> None:
         """Wait until the next isolate may start.
-        Raises Fault and Failure where that would take too long or be in vain."""
+        Raises Fault and Failure if that would take too long or be without success."""
         if (last := self._not_imported) is not None:  # the author has the error already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:
@@ -156,7 +156,7 @@ class IsolateSet:
     def _end_zygote(self, why: str) -> None:
         """End the zygote and all its isolates, which may run the same code."""
         self._factory.zygote.fail(why)
-        if not self.living:  # else their ends are counted
+        if not self.living:  # otherwise their ends are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
         sentence = f"the function {self._function!r} was ended: {why}"
         self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
@@ -178,10 +178,10 @@ class IsolateSet:
         self.living.remove(isolate)
 
     async def _attend(self, isolate: IsolateHandle) -> None:
-        """Wait until the isolate is gone by itself, and clean up."""
+        """Wait for an isolate's own end, and clean up."""
         await isolate.until_gone()
         if isolate in self.living:
-            if not isolate.is_tainted:  # which has been counted
+            if not isolate.is_tainted:  # a tainted one has been counted
                 now = asyncio.get_running_loop().time()
                 self.restarts.ended_badly(now, had_answered=isolate.has_answered)
             self._remove(isolate)

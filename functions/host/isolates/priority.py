@@ -1,4 +1,4 @@
-"""Priority of functions, the runtime and engines that share cores, as scheduling settings of the kernel.
+"""Priority of functions, the runtime and engines on shared cores, as kernel scheduling settings.
 
 A priority class is earned: an isolate that answers its requests with little CPU time gets short slices, with which it interrupts long computations
 when a request arrives (EEVDF honours slices since Linux 6.12; earlier kernels ignore them); one that computes for long yields. Limits are enforced
@@ -22,7 +22,7 @@ from pilotlight.functions.host.confinement import system
 PROMPT_SLICE_NS = 700_000
 MAY_RETURN = os.geteuid() == 0  # to normal priority, for isolates that have proven themselves
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # as the site was started
-PROMPT_NICE = -5  # where the site may: a computing one that was cheated of some time of late comes first otherwise
+PROMPT_NICE = -5  # if the site may: otherwise a computing process that got too little time recently comes first
 YIELD_NICE = 10
 HALF_S = 1.0  # half-life of observations
 PROVEN = 5  # answers after which an isolate leaves probation
@@ -43,7 +43,10 @@ class CpuHistory:
     """The recent CPU time of one isolate's answers."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
-        """`is_on_probation`: another isolate of the function computes for long or was just ended; this one yields until it has proven itself."""
+        """Start with the default priority, or a lower one on probation.
+
+        `is_on_probation`: another isolate of the function computes for long or was just ended, so this one yields until it has proven itself.
+        """
         self._is_on_probation = is_on_probation
         self.num_answers = 0.0  # ever
         self._answers = 0.0  # lately
@@ -100,7 +103,7 @@ def apply_priority(pid: int, priority_class: PriorityClass) -> None:
 
 def cpu_s(pid: int) -> float:
     """CPU seconds that a process with all its threads has used, to the nanosecond.
-    Raises OSError where it is gone."""
+    Raises OSError if it is gone."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 

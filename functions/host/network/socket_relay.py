@@ -28,7 +28,7 @@ STALL_S = 60.0  # time for a client to read
 CLOSE_S = 5.0  # for the other side's close, and for a function's handlers of it
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
-SITES_OWN = ("closing",)  # ends of an isolate that are no fault of the function's
+SITES_OWN = ("closing",)  # faults of an isolate that are not the function's
 
 ResultT = TypeVar("ResultT")
 
@@ -199,7 +199,7 @@ async def _awaited(receive: Receive) -> AsgiMessage:
 
 
 def _wire_code(code: int) -> int:
-    """Return a close code that may be sent; codes that stand for a missing one may not."""
+    """Return a close code that may be sent, in place of 1004, 1005, 1006 and 1015."""
     if code == NO_STATUS:
         return 1000
     return code if 3000 <= code <= 4999 or (1000 <= code <= 1014 and code not in (1004, ABNORMAL)) else FAILED

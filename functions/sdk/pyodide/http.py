@@ -1,4 +1,7 @@
-"""`pyfetch` and `open_url`, as Pyodide has them (https://pyodide.org/en/stable/usage/api/python-api/http.html), over `workers.fetch`."""
+"""`pyfetch` and `open_url` over `workers.fetch`, as Pyodide has them.
+
+https://pyodide.org/en/stable/usage/api/python-api/http.html
+"""
 
 import io
 import json
@@ -47,7 +50,7 @@ class FetchedResponse:
 
 
 async def pyfetch(url: str, **options: Any) -> FetchedResponse:
-    """Fetch with the options of JavaScript's fetch by name. Raises OSError where nothing answers."""
+    """Fetch with the options of JavaScript's fetch by name. Raises OSError if nothing answers."""
     try:
         return FetchedResponse(url, await fetch(url, **options))
     except Failure as failure:

@@ -11,7 +11,7 @@ from workers.host import Env
 T = TypeVar("T")
 _background: set["asyncio.Future[Any]"] = set()
 _of_objects: Counter[tuple[str, str]] = Counter()  # how much of it is a Durable Object's, by class and id
-on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - the isolate says here what it hears
+on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - set by the isolate, which reports the count
 on_object_background: Callable[[tuple[str, str], int], None] = lambda object, count: None  # noqa: E731 - the same
 
 
@@ -42,7 +42,10 @@ class Context:
 
 
 class WorkerEntrypoint:
-    """The base of `Default` and of named entrypoints: `fetch`, `scheduled`, `queue`, and any other method, which service bindings can call."""
+    """The base of `Default` and of named entrypoints.
+
+    It has `fetch`, `scheduled`, `queue`, and any other method, which service bindings can call.
+    """
 
     env: Env
     ctx: Context
@@ -61,7 +64,10 @@ class DurableObject:
 
 
 class WorkflowEntrypoint:
-    """The base of workflows: `run(event, step)`, whose steps are done once each, whatever happens to the process."""
+    """The base of workflows: `run(event, step)`.
+
+    Each step runs once, whatever happens to the process.
+    """
 
     def __init__(self, ctx: Context, env: Env) -> None:
         self.ctx = ctx
@@ -69,12 +75,15 @@ class WorkflowEntrypoint:
 
 
 def wait_until(awaitable: Awaitable[Any]) -> None:
-    """Do as `ctx.waitUntil` does, without a context."""
+    """Call `ctx.waitUntil` of the current request, without a context object."""
     Context().wait_until(awaitable)
 
 
 def handler(function: T) -> T:
-    """Mark a plain function as a handler; `on_fetch`, `on_scheduled` and `on_queue` are found by their names anyway."""
+    """Mark a plain function as a handler.
+
+    `on_fetch`, `on_scheduled` and `on_queue` are found by their names anyway.
+    """
     return function
 
 

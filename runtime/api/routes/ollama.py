@@ -1,4 +1,6 @@
-"""Ollama's paths: /api/chat, /api/generate, /api/embed, and information about models (dialects/ollama.py).
+"""Ollama's paths: /api/chat, /api/generate, /api/embed, and information about models.
+
+dialects/ollama.py has their bodies.
 
 A stream goes to a router as events with resume points, and to a client as lines.
 """
@@ -112,7 +114,8 @@ class OllamaBuilder:
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return a line for each part; the last one has the tokens' log-probabilities.
 
-        An end without further output adds no line of its own."""
+        An end without further output adds no line.
+        """
         messages = list(self._messages(delta))
         if not messages:
             return b""
@@ -144,9 +147,7 @@ class OllamaBuilder:
                 yield OllamaMessage(tool_calls=(self._call(*next(calls)),))
 
     def _call(self, call: CallPart, arguments: str) -> OllamaCall:
-        """Return a call.
-
-        Arguments that are no JSON object, which clients of this API cannot read, are left out."""
+        """Return a call, without arguments that are not a JSON object, which clients of this API cannot read."""
         try:
             _objects.decode(arguments)
         except (ValueError, RecursionError):
@@ -257,7 +258,7 @@ class OllamaModels:
         return {
             "name": name, "model": name, "modified_at": timestamp(self._models.created),
             "size": 0 if info is None else info.weights_bytes,
-            # Of its name and source: what the files hold is not read for a list.
+            # A digest of its name and source: files are not read for a list.
             "digest": hashlib.sha256(f"{name}\0{source}".encode()).hexdigest(),
             "details": self._details(name),
         }  # fmt: skip

@@ -51,7 +51,7 @@ scopes = ["admin"]
 
 
 def init(folder: Path, host: str, port: int, place: tuple[str, float, float], minutes: float) -> None:
-    """Make a network's folder. Raises CliError where there is one."""
+    """Make a network's folder. Raises CliError if there is one."""
     folder = folder.expanduser().absolute()
     if (folder / "network.toml").exists() or (folder / "authority.pem").exists():
         raise CliError(f"{folder} holds a network already: `pilotlight network token {folder}` lets a machine join it.")

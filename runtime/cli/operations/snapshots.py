@@ -1,4 +1,4 @@
-"""A folder of backups: compressed chunks of files stored once each, by SHA-256, and a JSON file per snapshot.
+"""A folder of backups: compressed chunks stored once each by SHA-256, and a JSON file per snapshot.
 
 The JSON file lists files by their chunks, so a snapshot costs only the changes since the previous one. Every chunk is verified by its digest. Knows
 bytes and digests; backup.py selects and reads the data.
@@ -102,7 +102,7 @@ class BackupFolder:
         return size, tuple(chunks)
 
     def content(self, file: SavedFile) -> Iterator[bytes]:
-        """Yield a file's chunks. Raises CliError where one is missing or is not what was stored."""
+        """Yield a file's chunks. Raises CliError if one is missing or damaged."""
         for digest in file.chunks:
             try:
                 data = self._decompressor.decompress(self._path(digest).read_bytes(), CHUNK_BYTES)

@@ -1,4 +1,4 @@
-"""A signature's time is its site's own, so that a wrong clock costs no request."""
+"""A signature uses its site's own clock, so that a wrong clock fails no request."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_router_whose_clock_differs_from_every_sites_says_so(
     clocks = SiteClocks(("ams1", "iad1"), lambda: 1_000_000.0)
     for site, ahead_s in zip(("ams1", "iad1"), site_s, strict=True):
         if ahead_s:
-            clocks.is_told(site, 1_000_000.0 + ahead_s)
+            clocks.record(site, 1_000_000.0 + ahead_s)
             assert clocks.now_s(site) == pytest.approx(1_000_000.0 + ahead_s)
     said = [record.message for record in caplog.records if "own clock" in record.message]
     assert said == (["this router's own clock differs from every site's by 3600 s: set it"] if is_ours else [])
@@ -49,7 +49,7 @@ async def test_a_site_with_another_clock_serves_and_the_log_says_by_how_much(
             await client.until_states(ams1="healthy")
             async with client.chat() as answer:
                 assert answer.status == 200
-            site.clock_ahead_s = 0.0  # somebody has set it
+            site.clock_ahead_s = 0.0  # the clock was corrected
             await client.until(lambda: len(_said(caplog)) == 2)
             async with client.chat() as answer:
                 assert answer.status == 200

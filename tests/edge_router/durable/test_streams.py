@@ -1,5 +1,4 @@
-"""Durable streams: read again from any event, by their tenant alone, whether the client that asked stayed, left or never waited, and across a site's
-death."""
+"""Durable streams: read again from any event, only by their tenant, also when the client left or never waited, and after a site's death."""
 
 import asyncio
 import hashlib
@@ -12,10 +11,10 @@ from msgspec.structs import replace
 
 from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimits, tenant_of
 from pilotlight.edge_router.durable.event_buffer import EVENT_BYTES
-from pilotlight.edge_router.durable.journal import AnswerBegun, JournalEvents, JournalHeader, StreamEnded
+from pilotlight.edge_router.durable.journal import AnswerStarted, JournalEvents, JournalHeader, StreamEnded
 from pilotlight.edge_router.durable.streams import STREAM, DurableStream, DurableStreams, StreamRoutes, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, ResponseWriter
-from pilotlight.edge_router.requests.request import Head, wants_durable
+from pilotlight.edge_router.requests.request import Head, parse_durable
 from pilotlight.sites.network import DoorConfig, DurableConfig, TenantLimitsConfig
 from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
@@ -50,7 +49,7 @@ def events(body: bytes) -> list[Event]:
 
 
 def data(body: bytes) -> bytes:
-    """The events without the ids that a recording adds."""
+    """Return the events without the ids that a recording adds."""
     return b"".join(encode_event(event.data or b"") for event in events(body))
 
 
@@ -68,7 +67,7 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
         async with running.chat(headers=ALICE, **DURABLE) as response:
             name = response.headers["x-pilotlight-stream"]
             body = await response.read()
-        assert json.loads(fakes[0].bodies[-1])["stream_options"] == {"include_usage": True}  # the rest is the router's
+        assert json.loads(fakes[0].bodies[-1])["stream_options"] == {"include_usage": True}  # the router adds the rest
         assert data(body) == b"".join(event(i) for i in range(4)) + DONE
         whole = events(body)
         assert len({event.event_id for event in whole}) == len(whole)
@@ -251,18 +250,18 @@ async def test_a_stream_that_never_ends_is_ended() -> None:
 )
 def test_a_wish_for_durability_that_makes_no_sense_is_refused(fields: dict[str, object], complaint: str) -> None:
     with pytest.raises(ApiError, match=complaint):
-        wants_durable(HEAD, json.dumps(fields).encode())
+        parse_durable(HEAD, json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
     "body", [b'{"durable', b'["durable"]', b'{"prompt": "\\"durable\\""}', b'{"stream_options": "durable"}']
 )
 def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
-    assert wants_durable(HEAD, body) == (False, False, body)
+    assert parse_durable(HEAD, body) == (False, False, body)
 
 
 class Reader:
-    """A client that is told of a stream."""
+    """A client that follows a stream."""
 
     def __init__(self) -> None:
         self.status, self.headers, self.body, self.is_over = 0, dict[str, str](), b"", False
@@ -337,11 +336,11 @@ FUNCTION = Head("POST", "/fn/f", "/fn/f", [])
     ("head", "entries", "is_over", "may_go_on"),
     [
         (HEAD, [], False, True),
-        (HEAD, [AnswerBegun(200, (), None)], False, True),
-        (HEAD, [AnswerBegun(200, (), None), JournalEvents(event(0), ())], False, False),
-        (HEAD, [AnswerBegun(200, (), None), JournalEvents(event(0), (ResumePoint(0, (7,)),))], False, True),
-        (HEAD, [AnswerBegun(200, (), None), JournalEvents(event(0) + DONE, ())], True, False),
-        (HEAD, [AnswerBegun(200, (), b"whole"), StreamEnded()], True, True),
+        (HEAD, [AnswerStarted(200, (), None)], False, True),
+        (HEAD, [AnswerStarted(200, (), None), JournalEvents(event(0), ())], False, False),
+        (HEAD, [AnswerStarted(200, (), None), JournalEvents(event(0), (ResumePoint(0, (7,)),))], False, True),
+        (HEAD, [AnswerStarted(200, (), None), JournalEvents(event(0) + DONE, ())], True, False),
+        (HEAD, [AnswerStarted(200, (), b"whole"), StreamEnded()], True, True),
         (FUNCTION, [], False, False),
         (Head("GET", "/fn/f", "/fn/f", []), [], False, True),
     ],
@@ -389,7 +388,7 @@ async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
 
 
 class AskedStreams:
-    """The routes of streams, asked without a server."""
+    """The routes of streams, called without a server."""
 
     def __init__(self, *, is_required: bool = False, **default: float) -> None:
         self.clock = Clock()
@@ -486,7 +485,7 @@ async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -
     assert [(each.events, each.points) for each in told] == [
         (event(0), (first, second)), (event(1), ()), (event(2), (ResumePoint(0, (4,)),)),
     ]  # fmt: skip
-    assert recording.begun == (ASKED.answer, recording.log, "name.3")
+    assert recording.started == (ASKED.answer, recording.log, "name.3")
     again = stream()
     assert not again.replay(kept.entries)
     assert (again.log.num_tokens, again.events.num_bytes) == (4, recording.events.num_bytes)
@@ -494,7 +493,7 @@ async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -
     assert isinstance(kept.entries[-1], JournalEvents)
     kept.is_ours = False
     num_entries = len(kept.entries)
-    await recording.refuse(ApiError("aborted", "it may go on elsewhere"))
+    await recording.refuse(ApiError("aborted", "it may continue elsewhere"))
     assert len(kept.entries) == num_entries
     assert recording.events.last is not None
     assert recording.events.last.event_id is None

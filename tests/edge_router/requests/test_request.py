@@ -1,4 +1,4 @@
-"""The door: what the router reads of a request, refuses of it, and adds to it."""
+"""Parsing requests at the router: the fields it reads, its refusals, and the fields it adds."""
 
 import hashlib
 import time
@@ -13,8 +13,8 @@ from pilotlight.edge_router.requests.request import (
     Head,
     RequestParser,
     ValidRequest,
+    parse_durable,
     request_id_of,
-    wants_durable,
 )
 from pilotlight.edge_router.requests.session import FIRST_PREFIXES, LAST_PREFIXES
 from pilotlight.wire.chat import MAX_MESSAGES
@@ -108,7 +108,7 @@ TEXT = "word " * 200
     ],
 )
 def test_whatever_a_request_asks_its_prompt_has_tokens(path: str, fields: dict[str, object]) -> None:
-    """Of which an account has so many a minute."""
+    """The tokens count against an account's limit per minute."""
     assert look(orjson.dumps({"model": "m", **fields}), head(path)).conversation.tokens == pytest.approx(250, rel=0.2)
 
 
@@ -129,7 +129,7 @@ def test_a_run_in_the_form_of_responses_is_a_conversation_and_texts_to_embed_are
     [
         ({}, 0),
         ({"max_tokens": 5, "n": 2}, 10),
-        ({"max_tokens": 5.0, "n": 2.0}, 10),  # some languages have one kind of number
+        ({"max_tokens": 5.0, "n": 2.0}, 10),  # some languages have only one type of number
         ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
         ({"max_output_tokens": 5, "max_tokens": None}, 5),
         ({"max_tokens": True, "n": -1}, 0),
@@ -282,7 +282,7 @@ def test_a_stream_is_durable_where_its_body_or_its_client_says_so_and_the_site_d
     prefer: str, body: bytes, told: tuple[bool, bool, bytes | None]
 ) -> None:
     head = Head("POST", "/v1/completions", "/v1/completions", [("prefer", prefer)] if prefer else [])
-    assert wants_durable(head, body) == (*told[:2], body if told[2] is None else told[2])
+    assert parse_durable(head, body) == (*told[:2], body if told[2] is None else told[2])
 
 
 def test_a_cache_salt_parts_the_conversations_of_one_tenant() -> None:

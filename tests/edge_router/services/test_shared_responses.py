@@ -1,4 +1,4 @@
-"""Routers that share kept responses, in a real PostgreSQL: what one keeps or makes all know, and what one that is gone was making has failed."""
+"""Routers that share stored responses in a real PostgreSQL: each sees the others', and fails those of a router that is gone."""
 
 import asyncio
 import json
@@ -59,8 +59,8 @@ def response(name: str, *, tenant: str = "t", size: int = 10, status: str = "com
     return KeptResponse(tenant, {"id": name, "status": status, "output": output, "background": True}, b'{"id":"i"}')
 
 
-async def begun(store: ResponseStore, name: str) -> KeptResponse:
-    """Begin one that is made until somebody ends it."""
+async def started(store: ResponseStore, name: str) -> KeptResponse:
+    """Start a response that runs until it is ended."""
     made = response(name, status="in_progress")
     await store.begin(made)
 
@@ -116,7 +116,10 @@ def ask_number(server: Postgres, name: str) -> int:
 
 
 def time_passes(server: Postgres, lost: ResponseStore, watching: ResponseStore) -> None:
-    """Be past the time after which a router that is gone is missed by another one, which has been there all the while."""
+    """Advance past the time after which another router misses a lost one.
+
+    The watching one has been there all the time.
+    """
     ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost._maker}'")
     ask(server, f"UPDATE response_makers SET since_s = since_s - {EXPIRES_S + 1} WHERE maker = '{watching._maker}'")
 
@@ -152,7 +155,7 @@ async def test_what_one_router_keeps_another_one_has_and_its_tenants_alone(serve
 
 async def test_one_that_is_made_is_followed_at_another_router_from_any_event(server: Postgres) -> None:
     async with opened(server) as a, opened(server) as b:
-        made = await begun(a, "1")
+        made = await started(a, "1")
         shown = await b.find("1", "t")
         assert (shown.task, shown.fields["status"]) == (None, "in_progress")
         with pytest.raises(ApiError) as refused:
@@ -178,8 +181,8 @@ async def test_one_that_is_made_is_followed_at_another_router_from_any_event(ser
 @pytest.mark.parametrize("ends", ["cancelled", "deleted"])
 async def test_what_is_ended_at_another_router_is_no_longer_made(server: Postgres, ends: str) -> None:
     async with opened(server) as a, opened(server) as b:
-        made = await begun(a, "1")
-        other = await begun(a, "2")
+        made = await started(a, "1")
+        other = await started(a, "2")
         shown = await b.find("1", "t")
         if ends == "cancelled":
             assert (await b.cancel(shown)).fields["status"] == "cancelled"
@@ -197,7 +200,7 @@ async def test_what_is_ended_at_another_router_is_no_longer_made(server: Postgre
 
 async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_when_it_is_back(server: Postgres) -> None:
     async with opened(server) as a, opened(server) as b:
-        made, ending = await begun(a, "1"), response("2", status="in_progress")
+        made, ending = await started(a, "1"), response("2", status="in_progress")
         await a.begin(ending)
         made.add_event(b"data: 0\n\n")
         shown = await b.find("1", "t")
@@ -220,7 +223,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "it can be asked again"
 
-        a._confirming = None  # it is back, and says first how one of them has ended
+        a._confirming = None  # it is back, and first reports how one of them has ended
         await a.end(ending, response("2").fields, b"data: end\n\n")
         assert ending.fields["status"] == "failed"
         assert ending.is_settled
@@ -235,7 +238,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
 async def test_a_router_that_stops_leaves_what_it_was_making_failed_for_the_others(server: Postgres) -> None:
     async with opened(server) as b:
         async with opened(server) as a:
-            made = await begun(a, "1")
+            made = await started(a, "1")
             made.add_event(b"data: 0\n\n")
         shown = await b.find("1", "t")
         assert shown.fields["status"] == "failed"
@@ -266,7 +269,7 @@ async def test_after_its_days_a_response_is_gone(server: Postgres) -> None:
 
 
 async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: Postgres) -> None:
-    """Deletions of what others go on from meanwhile, and all of it under a limit that makes room."""
+    """They delete responses that others continue meanwhile, all under a limit that evicts."""
     async with opened(server) as a, opened(server) as b:
         for i in range(20):
             assert await a.keep(response(f"first{i}"))
@@ -289,7 +292,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
     fail, mend = (server.kill, server.start) if fails == "killed" else (server.stop, server.go_on)
     async with opened(server, answer_s=1.0) as a, opened(server, answer_s=1.0) as b:
         assert await a.keep(response("before"))
-        made = await begun(a, "made")
+        made = await started(a, "made")
         assert await status_of(b, "made") == "in_progress"
         await asyncio.to_thread(fail)
         try:
@@ -298,7 +301,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
                 with pytest.raises(ApiError) as refused:
                     await a.begin(response("refused", status="queued"))
                 assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
-                assert "pilotlight-pg" not in refused.value.message, "clients are told of no host"
+                assert "pilotlight-pg" not in refused.value.message, "clients see no host name"
                 assert "cannot be read or written right now: their database" in refused.value.message
                 with pytest.raises(ApiError):
                     await b.after(response("made", status="in_progress"), 0)
@@ -308,7 +311,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
             assert len(errors) == 2, "once for each router, not for each that fails"
             ending = asyncio.create_task(a.end(made, response("made").fields, b"data: 0\n\n"))
             await asyncio.wait({ending})
-            assert made.fields["status"] == "completed", "who reads it here is told"
+            assert made.fields["status"] == "completed", "a reader here gets it"
         finally:
             await asyncio.to_thread(mend)
         for store in (a, b):
@@ -372,9 +375,9 @@ async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgre
 
 
 async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Postgres) -> None:
-    """As where the answer to its beginning was lost: nobody knows its name."""
+    """This happens if the answer to its start was lost: its name is unknown."""
     async with opened(server) as a:
-        refused, made = response("refused", status="queued"), await begun(a, "made")
+        refused, made = response("refused", status="queued"), await started(a, "made")
         assert await a.keep(refused)
 
         async def is_dropped() -> bool:
@@ -638,7 +641,7 @@ async def test_what_was_told_to_be_kept_is_kept_whichever_is_killed_under_load(
 
 
 async def forever(asking: Callable[..., Any], client: Client, number: int) -> None:
-    """Ask again where what it goes on from cannot be read."""
+    """Repeat a request whose previous response cannot be read."""
     while True:
         with suppress(AssertionError):
             await asking(client, number)

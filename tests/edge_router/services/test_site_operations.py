@@ -1,4 +1,4 @@
-"""What an operator does with the sites of a network through its router."""
+"""An operator's actions on the sites of a network through its router."""
 
 import json
 from collections.abc import Awaitable

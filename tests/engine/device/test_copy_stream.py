@@ -1,4 +1,4 @@
-"""Copies beside the computation: by a GPU's own copy engines where there is one, else by a stand-in that copies late."""
+"""Copies beside the computation: by a GPU's own copy engines if there is one, else by a stand-in that copies late."""
 
 from types import SimpleNamespace
 
@@ -69,7 +69,7 @@ def test_what_has_begun_can_be_waited_for_before_the_end(stream: CopyStream) -> 
     keep_busy()
     with copying(stream, stream.mark()):
         stream.begin_copy(here.data_ptr(), there.data_ptr(), HALF)
-        stream.begun().synchronize()
+        stream.started().synchronize()
         assert bool((here[:HALF] == 5).all())
         stream.begin_copy(here.data_ptr() + HALF, there.data_ptr() + HALF, HALF)
     assert bool((here[HALF:] == 5).all())
@@ -81,7 +81,7 @@ class FakeEvent:
 
 
 def test_a_device_without_a_number_is_the_one_that_its_stream_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As "auto" and "cuda" name it: torch refuses to make it a thread's own."""
+    """ "auto" and "cuda" name it without a number, with which torch refuses to select a thread's device."""
     chosen: list[int] = []
     side = SimpleNamespace(device=torch.device("cuda", 0), events=[], waits_for=[])
     side.wait_event = side.waits_for.append

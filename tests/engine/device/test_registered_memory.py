@@ -1,4 +1,4 @@
-"""How memory of the host is registered with a device, on a registrar that keeps a list of what it was told: order, refusal, release, and the end."""
+"""Registering host memory with a device, with a registrar that records its calls: order, refusal, release, and the end."""
 
 import logging
 import mmap
@@ -79,7 +79,7 @@ def test_closing_waits_for_the_piece_under_way_and_begins_no_other() -> None:
     registered = RegisteredMemory(mapping(3 * PIECE), CUDA, PIECE, registrar=fake)
     fake.may_go_on.clear()
     registered.start()
-    assert fake.begun.acquire(timeout=60)
+    assert fake.started.acquire(timeout=60)
     closing = threading.Thread(target=registered.close)
     closing.start()
     closing.join(0.02)
@@ -99,7 +99,7 @@ def test_a_refusal_is_said_once_and_what_was_registered_before_stays(caplog: pyt
     assert not registered.covers(2 * PIECE, 2 * PIECE + 1)
     registered.register(5 * PIECE, 6 * PIECE)
     assert not registered.wait(0.01)
-    assert len(fake.calls) == 3, "nothing is tried behind it"
+    assert len(fake.calls) == 3, "nothing is tried after it"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "4.0 MiB" in caplog.text
     assert REFUSAL in caplog.text
@@ -144,8 +144,8 @@ def test_a_piece_that_is_released_while_it_is_registered_is_never_covered() -> N
     registered = RegisteredMemory(mapping(2 * PIECE), CUDA, PIECE, registrar=fake)
     fake.may_go_on.clear()
     registered.start()
-    assert fake.begun.acquire(timeout=60)
-    registered.release(0, 2 * PIECE)  # the other one has not been begun, and is not
+    assert fake.started.acquire(timeout=60)
+    registered.release(0, 2 * PIECE)  # the other one has not been started, and will not be
     fake.may_go_on.set()
     until(lambda: len(fake.calls) == 2)
     assert (fake.calls, fake.registered) == (["register register-memory", "unregister"], {})

@@ -36,6 +36,7 @@ class AI(Face):
             raw=is_raw,
             queue=bool(given.get("queue_request")),
             reject_if_busy=bool(given.get("reject_if_busy")),
+            gateway=_gateway(given.get("gateway")),
             extra_headers={str(name): str(value) for name, value in dict(given.get("extra_headers", {})).items()},
         )
         signal = given.get("signal")
@@ -55,8 +56,10 @@ class AI(Face):
         return Items(as_record(await self._call("models", search=given.get("search", ""))))
 
     async def to_markdown(self, files: Any = None, options: Any = None) -> Any:
-        """Convert a file {name, blob}, or several, to Markdown, here in the function, by the library `markitdown` among its dependencies. Without
-        files: the types that are taken."""
+        """Convert one or several files {name, blob} to Markdown; without files, return the accepted types.
+
+        The function's dependency `markitdown` does it in this process.
+        """
         from workers.bindings.markdown import converted, supported  # few functions want it
 
         if files is None:
@@ -70,6 +73,30 @@ class AI(Face):
 
     def autorag(self, id: str) -> Any:
         raise NotImplementedError("AutoRAG is not offered here: bind Vectorize, and embed with an embedding model")
+
+
+_GATEWAY = (
+    "id",
+    "cache_key",
+    "cache_ttl",
+    "skip_cache",
+    "metadata",
+    "collect_log",
+    "event_id",
+    "request_timeout_ms",
+    "retries",
+)
+_RETRIES = ("max_attempts", "retry_delay_ms", "backoff")
+
+
+def _gateway(given: Any) -> dict[str, Any] | None:
+    """Return the options of a gateway by the names of the site."""
+    if given is None:
+        return None
+    options = options_of(given, {}, _GATEWAY, "AI run: gateway")
+    if "retries" in options:
+        options["retries"] = options_of(options["retries"], {}, _RETRIES, "AI run: gateway.retries")
+    return options
 
 
 def _plain(inputs: Any) -> dict[str, Any]:

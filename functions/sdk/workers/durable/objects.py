@@ -1,4 +1,4 @@
-"""The Durable Objects that live in this isolate: one instance for each class and id, made by the first event that is for it.
+"""The Durable Objects of this isolate: one instance for each class and id, made by its first event.
 
 An event begins when the gate of its object is open: `blockConcurrencyWhile` and transactions close it. An instance whose storage was given to another
 one, or failed, is thrown away; the events in it end with the reason, and the next one finds a new instance. Runs in the isolate; knows the SDK.
@@ -47,7 +47,7 @@ class ObjectContext(Context):
     blockConcurrencyWhile = block_concurrency_while
 
     def accept_web_socket(self, socket: Any, tags: Any = ()) -> None:
-        """Accept a socket: its messages come to the object's `webSocketMessage`, its end to `webSocketClose`."""
+        """Accept a socket, whose messages call the object's `webSocketMessage`, its end `webSocketClose`."""
         self._instance.sockets.accept(socket, tags)
 
     def get_web_sockets(self, tag: Any = None) -> list[Any]:
@@ -96,7 +96,7 @@ class Instance:
         """Run one event. Its answer leaves after its writes are on the disk."""
         self.events += 1
         try:
-            value = await self._until_broken(self._begun(act))
+            value = await self._until_broken(self._started(act))
             self._asker.flush()
             self._check()
             return value
@@ -130,7 +130,7 @@ class Instance:
             self._broke.set()
             self._opened.set()
 
-    async def _begun(self, act: Callable[[Any], Awaitable[T]]) -> T:
+    async def _started(self, act: Callable[[Any], Awaitable[T]]) -> T:
         """Begin an event: nothing comes between the look at the gate and its first step, which may close it."""
         while not self._opened.is_set():
             await self._opened.wait()
@@ -142,7 +142,7 @@ class Instance:
         return await self.run(lambda target: act())
 
     async def _event(self, name: str, *arguments: Any) -> None:
-        """Call a method of the class, where it has one of that name."""
+        """Call a method of the class, if it has one of that name."""
 
         async def act(target: Any) -> None:
             method = getattr(target, name, None) or getattr(target, snake_case(name), None)

@@ -1,4 +1,6 @@
-"""The common part of Request and Response: a body that is bytes or a stream, given in many forms, read once in one of several.
+"""The common part of Request and Response: a body, given and read in many forms, once.
+
+The body is bytes or a stream.
 
 A stream may be any asynchronous or plain iterator of str or bytes. Reading it twice raises an error.
 """
@@ -58,7 +60,7 @@ class Body:
 
     @property
     def body(self) -> Any:
-        """A stream, None where there is no body. Reading from it uses the body up."""
+        """The body as a stream, None without one. Reading from it uses the body."""
         if self._stream is not None:
             self.body_used = True
             return self._stream

@@ -1,15 +1,16 @@
-"""Values that can be sent to another function besides storable ones: messages of HTTP, files and forms, and, by a number of the session, functions,
-RpcTargets and streams."""
+"""Values that can be sent to another function but not stored.
+
+HTTP messages, files and forms; and, by a number of the session, functions, RpcTargets and streams.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from pilotlight.functions.channel.frames import RESPONSE
-from workers.http import outbound
 from workers.http.forms import Blob, File, FormData
 from workers.http.headers import Headers
 from workers.http.request import Request, received
-from workers.http.response import Response
+from workers.http.response import Response, response_of
 from workers.http.streams import ByteStream
 from workers.values import KEPT, DataCloneError, Packer, Unpackers, pack, unpack
 
@@ -19,7 +20,7 @@ SENT = f"{KEPT}, Request, Response, Headers, Blob, FormData, streams, functions 
 
 class Exporter(Protocol):
     def export(self, value: Any) -> int | None:
-        """Return a number for a function, a target or a stream, by which the other side calls it; None for other values."""
+        """Return the number by which the other side calls a function, target or stream; None for others."""
 
 
 class Importer(Protocol):
@@ -91,7 +92,7 @@ def _unpackers(session: Importer) -> Unpackers:
     table: dict[str, Callable[[Any], Any]] = {
         HEADERS: lambda pairs: Headers(_tuples(pairs)),
         REQUEST: request,
-        RESPONSE: lambda told: outbound.response_of(told, stream(told)),
+        RESPONSE: lambda told: response_of(told, stream(told)),
         BLOB: blob,
         FORM: lambda fields: FormData([(name, unpack_sent(field, session)) for name, field in fields]),
         STUB: session.stub,
