@@ -117,7 +117,8 @@ def _heap_mib(page: Page) -> float:
 
 
 def cost_of_open_pages(browser: Browser, network: LocalNetwork, minutes: float) -> dict[str, float]:
-    """Measure the router of a quiet network: cores that it uses without pages and with ten, and the growth of its memory meanwhile."""
+    """Measure the cores that the router of a quiet network uses without pages and with ten.
+    Also the growth of its memory."""
     status = json.load(urlopen(f"{network.url}/status"))
     router = psutil.Process(status["process"]["pid"])
 
