@@ -106,7 +106,8 @@ def search(words: str) -> list[dict[str, Any]]:
     from huggingface_hub import constants, get_session, get_token
 
     fields = ("config", "downloads", "gated", "safetensors", "tags")
-    query = [("search", words), ("filter", "safetensors"), ("sort", "downloads"), ("limit", str(MAX_FOUND))]
+    query: list[tuple[str, str | int | float | bool | None]]
+    query = [("search", words), ("filter", "safetensors"), ("sort", "downloads"), ("limit", MAX_FOUND)]
     query += [("expand", field) for field in fields]
     headers = {"authorization": f"Bearer {token}"} if (token := get_token()) else {}
     try:  # not by HfApi.list_models, which would try an unreachable hub for half a minute
