@@ -44,6 +44,7 @@ REMARKS = {
     "GptOssForCausalLM": "plain or MXFP4",
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
+    "Mistral3ForConditionalGeneration": "text and pictures; of Mistral Small 4 text alone",
     "Phi3ForCausalLM": "of two lists of rotary factors the long one at every length",
 }
 

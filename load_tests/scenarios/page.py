@@ -117,8 +117,7 @@ def _heap_mib(page: Page) -> float:
 
 
 def cost_of_open_pages(browser: Browser, network: LocalNetwork, minutes: float) -> dict[str, float]:
-    """Measure the cores that the router of a quiet network uses without pages and with ten.
-    Also the growth of its memory."""
+    """Measure the router of an idle network: its cores without pages and with ten, and memory growth."""
     status = json.load(urlopen(f"{network.url}/status"))
     router = psutil.Process(status["process"]["pid"])
 

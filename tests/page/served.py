@@ -1,6 +1,6 @@
-"""The page's own routes for a scripted network, under a stock server in a thread.
+"""The page's own routes with a fake network, under a stock server in a thread.
 
-Every text of that network comes from `texts`, by its kind: hostile ones, or marks by which a test finds the parts that a key may see.
+Every text of that network comes from `texts`, by its kind: hostile ones, or marks by which a test finds the texts that a key may see.
 """
 
 import asyncio

@@ -8,7 +8,7 @@ Usage and leases together never exceed a limit. The store itself is postgres_lea
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-EXPIRES_S = 10.0  # a lease that its router does not confirm
+EXPIRES_S = 10.0  # a lease without a confirmation ends after this time
 
 
 class LeaseKey(NamedTuple):
