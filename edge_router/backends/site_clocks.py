@@ -25,7 +25,7 @@ class SiteClocks:
 
     def learns(self, refusal: str, told: str, secret: str, site: str, request_id: str) -> bool:
         """Record a site's time from its refusal of a signature; return whether to send the request again.
-        The values of its headers are `refusal` and the clock (`told`). One of the two clocks was set since the last probe."""
+        The arguments before `secret` are values of its headers. One of the two clocks was set since the last probe."""
         told_s = told_clock(told, secret, site, request_id) if refusal == "clock" and secret else None
         if told_s is not None:
             self.record(site, told_s)
