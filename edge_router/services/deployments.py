@@ -76,7 +76,7 @@ from pilotlight.wire.hop.headers import (
 from pilotlight.wire.hop.status import FunctionsStatus
 
 MAX_BODY = 64 << 10
-TRY_TIMEOUT_S = 120.0
+TRY_TIMEOUT_S = 360.0  # a site may take 300 s to install packages, and then calls the version
 SERVE_TIMEOUT_S = 10.0  # for a version that was tried: a site fetches it, and a process may have to start
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}
