@@ -35,7 +35,7 @@ class KeptResponse:
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
         """`fields`: the response itself, as clients see it.
-        `own`: the items of its input that it does not have from `before`, as JSON."""
+        `own` are the items of its input besides those of `before`, as JSON."""
         self.tenant = tenant
         self.fields = fields
         self.own = own

@@ -24,8 +24,8 @@ class SiteClocks:
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
 
     def learns(self, refusal: str, told: str, secret: str, site: str, request_id: str) -> bool:
-        """Take over a site's own time if it has refused a request's signature for its time only. Returns whether the request may be sent again.
-        `refusal` and `told` are the answer's headers. One of the two clocks was set since the last probe."""
+        """Record a site's time from its refusal of a signature; return whether to send the request again.
+        The arguments before `secret` are values of its headers. One of the two clocks was set since the last probe."""
         told_s = told_clock(told, secret, site, request_id) if refusal == "clock" and secret else None
         if told_s is not None:
             self.record(site, told_s)

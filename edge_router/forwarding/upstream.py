@@ -439,7 +439,7 @@ class SiteConnections:
         self.pool.sweep()
 
     def learns_clock(self, response: ResponseParser, site: str, request: ValidRequest) -> bool:
-        """Tell whether a site refused the request for one of the two clocks, and takes it when it is sent again."""
+        """Tell whether a site refused the request because of its clock, and would accept it now."""
         refusal, told = response.header(REFUSAL), response.header(CLOCK)
         return bool(refusal) and self._clocks.learns(refusal, told, self._secret, site, request.request_id)
 

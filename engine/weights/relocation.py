@@ -204,8 +204,8 @@ class HugePages:
     """A thread that ends by itself when weights have been moved in place, or on `close`.
 
     Weights are read into small pages first, since a system that has to find huge pages takes longer to fill them: seconds per GiB in a virtual
-    machine whose free memory belongs to its host, and 0.4 s with small ones. Those in a file's pages are copied piece by piece, so that a model never
-    lies in memory twice.
+    machine whose free memory belongs to its host, and 0.4 s with small ones. Those in a file's pages are copied piece by piece, so that a model
+    is never in memory twice.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class HugePages:
         first_after_s: float = _FIRST_AFTER_S,
         share: float = _SHARE,
     ) -> None:
-        """`memory`: as pages.small allocates it. `in_files`: tensors in the maps of files, which nobody writes."""
+        """Move weights. `memory` comes from pages.small; `in_files` are tensors in read-only maps of files."""
         self.moved_bytes = 0
         self._memory = memory
         self._in_files = in_files

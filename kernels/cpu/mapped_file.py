@@ -113,7 +113,7 @@ def _map_over(address: int, num_bytes: int, fd: int, start: int, is_writable: bo
 
 
 def copy_to_huge(address: int, num_bytes: int) -> bool:
-    """Put private huge pages with the same bytes in the place of a map of a file, which other threads may read meanwhile.
+    """Replace a file's map by private huge pages with the same bytes; other threads may read meanwhile.
 
     The range consists of whole huge pages. Return False if the system has no memory for it.
     """

@@ -79,7 +79,7 @@ def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
 
 
 def whole_huge_pages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-    """Return the ranges of addresses of the whole huge pages that the tensors fill, with less than one between two of them."""
+    """Return the address ranges of whole huge pages that the tensors fill, with gaps below one page."""
     ranges: list[tuple[int, int]] = []
     for begin, end in sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors):
         if ranges and begin - ranges[-1][1] < HUGE_PAGE:
@@ -91,7 +91,7 @@ def whole_huge_pages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
 
 
 def can_copy_to_huge() -> bool:
-    """True if a mapped file's pages can be copied to huge ones, where there are some (mapped_file.copy_to_huge)."""
+    """True if a mapped file's pages can be copied to huge ones (mapped_file.copy_to_huge)."""
     return sys.platform.startswith("linux") and hasattr(mmap, "MADV_HUGEPAGE")
 
 
