@@ -15,15 +15,11 @@ class ImagesConfig(Table, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = {"allowed_hosts": are_host_names}
 
-    max_per_request: Annotated[Count, Meta(description="Images in one request.")] = 16
-    max_mib: Annotated[Positive, Meta(description="Size of one image file.")] = 8.0
-    max_megapixels: Annotated[float, Meta(gt=0, le=64, description="Pixels of one image, in millions.")] = 50.0
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Meta(
-            description=(
-                "Hosts from which https: URLs of images are fetched, if their addresses are public; empty: only data: "
-                "URLs are accepted."
-            )
-        ),
-    ] = ()
+    max_per_request: Count = 16
+    """Images in one request."""
+    max_mib: Positive = 8.0
+    """Size of one image file."""
+    max_megapixels: Annotated[float, Meta(gt=0, le=64)] = 50.0
+    """Pixels of one image, in millions."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts from which https: URLs of images are fetched, if their addresses are public; empty: only data: URLs are accepted."""
