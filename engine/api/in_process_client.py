@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from pilotlight.engine.api.client import HostClient
+from pilotlight.engine.api.client import EngineClient
 from pilotlight.engine.api.protocol import VERSION, Command, Event, Hello, HostConfig, Shutdown
 
 Argument = TypeVar("Argument")
@@ -14,7 +14,7 @@ Argument = TypeVar("Argument")
 _LAST_WORD_S = 1.0  # how long the host may take to obey a Shutdown
 
 
-class InProcessEngineClient(HostClient):
+class InProcessEngineClient(EngineClient):
     """A host in a thread of this process: the same loop without a socket, for tests and tools."""
 
     def __init__(self, config: HostConfig) -> None:

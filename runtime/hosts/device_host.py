@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from pilotlight.engine.api.client import EngineClient, EngineError, ProgressCallback
 from pilotlight.engine.api.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
-from pilotlight.runtime.hosts.running_host import Launcher, RunningHost
+from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
@@ -30,7 +30,7 @@ State = Literal["starting", "up", "restarting", "stopped"]
 
 
 class HostHandle:
-    def __init__(self, launcher: Launcher, config: EngineConfig, index: int = 0) -> None:
+    def __init__(self, launcher: ProcessLauncher, config: EngineConfig, index: int = 0) -> None:
         """`index`: of the device among those of the site. `launcher`: of its standby hosts."""
         self.index = index
         self.device = config.all_devices[index]
@@ -48,7 +48,7 @@ class HostHandle:
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
-        self.running: RunningHost | None = None
+        self.running: HostProcess | None = None
         self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of hosts that are dead
         self._ended: str | None = None  # why nothing open is waited for any longer
         self.changed = ChangeNotifier()  # a host has come or gone, or none is waited for any longer
@@ -155,7 +155,7 @@ class HostHandle:
         self._ended = reason
         self.changed.notify_all()
 
-    def set_up(self, host: RunningHost) -> None:
+    def set_up(self, host: HostProcess) -> None:
         """Take the host that the supervisor has started."""
         self.progress.begin()
         host.client.on_step(self._note_step)

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.runtime.hosts.device_host import HostHandle
-from pilotlight.runtime.hosts.running_host import Launcher, RunningHost
+from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.sites.site import EngineConfig
 from pilotlight.support import background
@@ -30,7 +30,7 @@ class Supervisor:
     """Use as `async with`, whose value is the device's host."""
 
     def __init__(
-        self, launcher: Launcher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
+        self, launcher: ProcessLauncher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
     ) -> None:
         """`index`: of the device among those of the site."""
         self.device_host = HostHandle(launcher, config, index)
@@ -102,7 +102,7 @@ class Supervisor:
             await host.stop(STOP_GRACE_S if device_host.progress.has_spoken else 0.0)
             device_host.restarts.note_exit(host.has_crashed)
 
-    async def _charged(self, host: RunningHost, is_stuck: bool) -> Iterable[str]:
+    async def _charged(self, host: HostProcess, is_stuck: bool) -> Iterable[str]:
         """Return the sequences that were open when a host crashed; none if it was killed or suspended from outside.
 
         `is_stuck` means that its process lives but takes no steps."""
@@ -121,7 +121,7 @@ class Supervisor:
         self._timeline.note("engine lost", time.time())
         self.device_host.set_down(reason)
 
-    async def _greet(self, host: RunningHost, launched_at: float | None) -> None:
+    async def _greet(self, host: HostProcess, launched_at: float | None) -> None:
         """`launched_at`: of a host whose start requests wait for."""
         with suppress(EngineError):  # it died: `_until_dead` knows
             self.device_host.ready = ready = await host.client.hello()
@@ -131,7 +131,7 @@ class Supervisor:
                 began_s = self._timeline.note_phases(phases, time.time())  # and before that the interpreter's own start
                 self._timeline.note("engine process", launched_at, max(launched_at, began_s))
 
-    async def _until_dead(self, host: RunningHost) -> str:
+    async def _until_dead(self, host: HostProcess) -> str:
         """Return when the host is dead, or has to be treated as dead: a sentence that says why."""
         exited = asyncio.create_task(host.exited(), name="engine exit")
         try:
@@ -144,7 +144,7 @@ class Supervisor:
             exited.cancel()
             await asyncio.wait({exited})  # which raises only when this task is cancelled as well
 
-    def _why_stuck(self, host: RunningHost) -> str | None:
+    def _why_stuck(self, host: HostProcess) -> str | None:
         """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""
         progress = self.device_host.progress
         is_silent = time.monotonic() - host.client.last_event_at > SILENT_S
