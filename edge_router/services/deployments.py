@@ -38,7 +38,6 @@ from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
 from pilotlight.edge_router.services.function_logs import find_logs, log_query
 from pilotlight.edge_router.services.function_secrets import FunctionSecrets
-from pilotlight.edge_router.telemetry.status_routes import limited_body
 from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.support import atomic_files
 from pilotlight.wire.credentials import Access, Account, bearer_token
@@ -74,6 +73,7 @@ from pilotlight.wire.hop.headers import (
     sign_hop,
 )
 from pilotlight.wire.hop.status import FunctionsStatus
+from pilotlight.wire.http.asgi import read_body
 
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 120.0
@@ -386,7 +386,7 @@ class DeploymentApi:
         """Put or delete a secret, which the function's sites then fetch."""
         author = self._guard.author(request)
         name, secret = _named(request.path_params["name"]), request.path_params["secret"]
-        body = await limited_body(request, MAX_BODY)
+        body = await read_body(request.scope, request.receive, MAX_BODY)
         deployment = self._deployments.get(name, author)
         if request.method == "DELETE":
             word = self._secrets.delete(name, secret)
@@ -562,7 +562,7 @@ def deployment_api(
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:
-    body = await limited_body(request, MAX_BODY)
+    body = await read_body(request.scope, request.receive, MAX_BODY)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
