@@ -1,6 +1,6 @@
 """Every operation of kernels/ with its formula, cases, cost and tolerance."""
 
-from pilotlight.kernels.catalogue import (
+from load_tests.catalogue import (
     activations,
     adapters,
     attention,
@@ -11,7 +11,7 @@ from pilotlight.kernels.catalogue import (
     pooling_cases,
     sampling_cases,
 )
-from pilotlight.kernels.catalogue.operation import Operation
+from load_tests.catalogue.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
     *norms.OPERATIONS,
