@@ -1,6 +1,6 @@
 """EngineClient: the front end's view of an engine host.
 
-It has two forms, socket_client.py and in_process_client.py. Knows how to match outputs to submitted sequences and how to abort one when its reader
+Its form for a host in another process is socket_client.py. Knows how to match outputs to submitted sequences and how to abort one when its reader
 leaves; does not know HTTP, text and torch.
 """
 
