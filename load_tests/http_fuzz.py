@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 from load_tests.peers.uvicorn_server import SERVERS, make_server
-from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.listen import bind
 
 ANSWER_S = 1.0  # for a server to say something; what says nothing by then waits for more

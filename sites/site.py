@@ -24,8 +24,8 @@ from pilotlight.sites.config import (
     parse,
     read,
 )
-from pilotlight.sites.images import ImagesConfig
 from pilotlight.sites.rules import (
+    are_host_names,
     can_stand_together,
     is_a_device,
     is_a_speculation,
@@ -42,6 +42,22 @@ Role = Literal["prefill", "decode", "both"]
 # unset: auto, unless devices are named
 Device = Annotated[str, Meta(extra_json_schema={"default": "auto"})] | UnsetType
 DeviceGroup = Annotated[tuple[str, ...], Meta(min_length=1)]
+
+
+class ImagesConfig(Table, frozen=True, kw_only=True):
+    """Limits of images in requests.
+    The whole body, with images in base64, must fit in limits.max_body_mib."""
+
+    rules: ClassVar[Rules] = {"allowed_hosts": are_host_names}
+
+    max_per_request: Count = 16
+    """Images in one request."""
+    max_mib: Positive = 8.0
+    """Size of one image file."""
+    max_megapixels: Annotated[float, Meta(gt=0, le=64)] = 50.0
+    """Pixels of one image, in millions."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts from which https: URLs of images are fetched, if their addresses are public; empty: only data: URLs are accepted."""
 
 
 class EngineHostConfig(Table, frozen=True, kw_only=True):
