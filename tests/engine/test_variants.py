@@ -14,7 +14,7 @@ from tests.kernels.triton.conftest import run_module
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(600)]  # where nothing is cached, every kernel is compiled
 
 SOME = ("gpt-oss",)  # a llama launches less
 

@@ -481,7 +481,11 @@ from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, content, name, pu
 tier = HostTier.open(Path(sys.argv[1]), 10 * STRIDE)
 start = int(sys.argv[2])
 """
-ENDLESS = WRITER + "print('ready', flush=True)\nfor n in range(start, 10**9): put(tier, n)\n"
+ENDLESS = WRITER + (
+    "for n in range(start, start + 10): put(tier, n)\n"
+    "print('ready', flush=True)\n"
+    "for n in range(start + 10, 10**9): put(tier, n)\n"
+)
 HALF = WRITER + (
     "put(tier, start)\n"
     "slot = tier.reserve(name(start + 1), SIZE)\n"
