@@ -1,4 +1,4 @@
-"""Write the JSON Schemas of site and router files, with which editors complete them: `python -m pilotlight.sites.schema`.
+"""Write the JSON Schemas of site and router files, with which editors complete them: `python -m load_tests.config_schema`.
 
 The meaning of a key is the string below its field, which only this module reads.
 """
@@ -16,7 +16,7 @@ from pilotlight.sites.network import NetworkConfig
 from pilotlight.sites.site import SiteConfig
 from pilotlight.sites.table import Table
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "sites"
 FILES: dict[str, type[Table]] = {"site.schema.json": SiteConfig, "network.schema.json": NetworkConfig}
 
 
