@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 
-from pilotlight.engine.device.copy_stream import BegunCopies, CopyStream, CudaCopyStream, copying
+from pilotlight.engine.device.copy_stream import CudaCopyStream, copying
 from pilotlight.engine.device.registered_memory import RegisteredMemory
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class BlockStaging:
     Threads move bytes between that memory and one buffer while the device copies the other.
     """
 
-    def __init__(self, block_bytes: int, stream: CopyStream, movers: ThreadPoolExecutor) -> None:
+    def __init__(self, block_bytes: int, stream: CudaCopyStream, movers: ThreadPoolExecutor) -> None:
         self._block_bytes = block_bytes
         self._stream = stream
         self._movers = movers
@@ -47,7 +47,7 @@ class BlockStaging:
 
     def store(self, moves: Sequence[BlockMove]) -> None:
         """Copy from device to host; return when the bytes are there."""
-        waiting: list[tuple[BegunCopies, list[tuple[int, int]]]] = []
+        waiting: list[tuple[torch.cuda.Event, list[tuple[int, int]]]] = []
         for part in self._parts(moves):
             for row, move in part:
                 self._stream.begin_copy(row, move.device, self._block_bytes)
@@ -59,7 +59,7 @@ class BlockStaging:
 
     def fetch(self, moves: Sequence[BlockMove]) -> None:
         """Start to copy from host to device; return when everything is in the buffers."""
-        copied: list[BegunCopies] = []
+        copied: list[torch.cuda.Event] = []
         for i, part in enumerate(self._parts(moves)):
             if i >= 2:
                 copied[i - 2].synchronize()
@@ -75,7 +75,7 @@ class BlockStaging:
             part = moves[start : start + self._num_rows]
             yield [(address + row * self._block_bytes, move) for row, move in enumerate(part)]
 
-    def _empty(self, filled: BegunCopies, moves: Sequence[tuple[int, int]]) -> None:
+    def _empty(self, filled: torch.cuda.Event, moves: Sequence[tuple[int, int]]) -> None:
         filled.synchronize()
         self._move(moves)
 
@@ -150,7 +150,7 @@ class CudaBlockCopier:
     store_bytes = 16 << 20  # 0.4 ms on a bus of 47 GB/s, 1.6 for checksums, and 2.8 in slots without pages
     fetch_bytes = 64 << 20  # 1.4 ms, and 5 through staging; 4 MiB at a time would reach 38 GB/s
 
-    def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CopyStream) -> None:
+    def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CudaCopyStream) -> None:
         self._blocks = blocks  # kept alive with its address
         self._start = blocks.data_ptr()
         self._block_bytes = blocks.shape[1]
