@@ -349,9 +349,10 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation.
+    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own.
 
-    Clients move `cache_control` from turn to turn, so it is excluded."""
+    Clients move `cache_control` from turn to turn, so it is excluded.
+    """
     if system := without_billing(fields.get("system")):
         yield canonical(_without_labels(system)), False
     messages = fields.get("messages")

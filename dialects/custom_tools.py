@@ -58,7 +58,7 @@ class InputReader:
     def __init__(self) -> None:
         self.text = ""
         self._is_open = False
-        self._arguments = ""  # that are not read yet
+        self._arguments = ""  # arguments that are not read yet
 
     def push(self, arguments: str) -> str:
         """Return what more arguments add to the input."""

@@ -368,7 +368,7 @@ def routing_fields(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
+    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own."""
     messages, system = fields.get("messages"), fields.get("system")
     if not isinstance(messages, list):
         if isinstance(system, str) and system:

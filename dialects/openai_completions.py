@@ -46,7 +46,9 @@ class CompletionBody(StreamingBody, frozen=True, kw_only=True):
     PARTS: ClassVar = {"stream_options": StreamOptionsBody}
 
     model: str
-    max_tokens: Annotated[int, Meta(ge=0)] | None = 16  # as OpenAI and vLLM; 0: the prompt alone, with echo
+    max_tokens: Annotated[int, Meta(ge=0)] | None = (
+        16  # OpenAI's and vLLM's default; 0 to return only the prompt, with echo
+    )
     echo: bool | None = None
     prompt: tuple[str | TokenIds, ...]
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None

@@ -154,7 +154,7 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
 
 
 def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]:
-    if instructions := without_billing(body.instructions):  # which proxies before Claude Code forward
+    if instructions := without_billing(body.instructions):  # some proxies before Claude Code forward a billing line
         yield MessageBody(role="system", content=instructions)
     yield from messages_of(body.input, left_out)
 
@@ -186,10 +186,10 @@ def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Itera
                 yield turn.ended()
             turn.texts += _texts(item.get("content"), f"{where}.content")
         else:
-            if turn.has_begun:
+            if turn.has_started:
                 yield turn.ended()
             yield _other(kind, role, item, where)
-    if turn.has_begun:
+    if turn.has_started:
         yield turn.ended()
 
 
@@ -200,7 +200,7 @@ class _Turn:
         self.calls: list[CallBody] = []
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self.thoughts or self.texts or self.calls)
 
     def ended(self) -> MessageBody:
@@ -362,7 +362,7 @@ def _declared(tool: ResponsesToolBody) -> dict[str, Any]:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
+    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own."""
     if instructions := without_billing(fields.get("instructions")):
         yield canonical(instructions), False
     given = fields.get("input")

@@ -1,4 +1,4 @@
-"""The OpenAPI document of all dialects (/openapi.json), generated from their structs, and its page (/docs)."""
+"""The OpenAPI document of all dialects (/openapi.json), made from their structs, and its page (/docs)."""
 
 from functools import cache
 from html import escape

@@ -86,10 +86,10 @@ class ValidGeneration(Struct, frozen=True):
         tuple[int, int], ...
     ] = ()  # digests by which the router knows the prompt's beginnings, longest first
 
-    data_sites: DataSites = NO_OTHERS  # that may see it beside this one, as a router says
+    data_sites: DataSites = NO_OTHERS  # other sites that may see it, as the router names them
     cache_salt: str = ""  # its prompt shares what is cached with those of the same tenant and salt alone
     most_prompt_tokens: int | None = (
-        None  # the last ones of a longer prompt are read; -1: as many as leave room for the answer
+        None  # number of last tokens to keep of a longer prompt; -1 for as many as leave room for the answer
     )
     lora: str | None = None  # the adapter, where the request names it beside the model
 

@@ -13,7 +13,7 @@ from pilotlight.dialects.requests import ScoredText, ValidScoring
 from pilotlight.wire.errors import ApiError
 
 MAX_DOCUMENTS = 2048  # of one request, as Jina has it
-COHERE_DOCUMENT_TOKENS = 4096  # at which Cohere's second version cuts a document where a request does not say
+COHERE_DOCUMENT_TOKENS = 4096  # limit of a document in Cohere's second version, if the request has none
 
 _Query = Annotated[str, Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=1)]
@@ -53,7 +53,7 @@ class RerankBody(Body, frozen=True, kw_only=True):
     texts: tuple[str, ...] | None = None  # in their place, of text-embeddings-inference
     top_n: _Count | None = None
     return_documents: bool | None = None
-    return_text: bool | None = None  # and of this
+    return_text: bool | None = None  # of text-embeddings-inference
     raw_scores: bool | None = None
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] | None = None

@@ -20,9 +20,9 @@ _FINAL_EVENTS = anthropic.FINAL_EVENTS | openai_responses.FINAL_EVENTS
 
 
 def prompt_pieces(dialect: Dialect, fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats, each with whether it identifies a conversation."""
+    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own."""
     if dialect is Dialect.WORKERS_AI and all(fields.get(name) is None for name in ("messages", "prompt")):
-        dialect = Dialect.OPENAI_RESPONSES  # whose form a `run` may have
+        dialect = Dialect.OPENAI_RESPONSES  # the form that `run` accepts, too
     return _PIECES.get(dialect, prefix_pieces.pieces)(fields)
 
 

@@ -130,9 +130,9 @@ class RouterApp(Starlette):
 
         self._others = others
 
-    def become(self, network: NetworkConfig) -> None:
+    def reload(self, network: NetworkConfig) -> None:
         """Take over what may change while the router runs, with what another worker has deployed."""
-        self.edge.become(network)
+        self.edge.reload(network)
         if self.siblings is not None and not self.siblings.is_first:
             self.deployments.read_again()
 

@@ -145,22 +145,22 @@ class EdgeRouter:
             stack.push_async_callback(self.recordings.close)
             yield
 
-    def become(self, found: NetworkConfig) -> None:
+    def reload(self, found: NetworkConfig) -> None:
         """Take over what can change while the router runs: sites, keys, limits, prices and data rules.
 
         Raises ConfigError."""
         merged = with_issued_keys(found, self.keys_file)
         self.configured = found
-        self.admission.access.become(access_of(merged))
+        self.admission.access.update_from(access_of(merged))
         self.admission.limits.set(merged.door, merged.tenant_limits, merged.accounts)
-        self.hosts.become(merged)
-        self.accounting.prices.become(PriceList(merged.prices, self.network.ledger.currency))
+        self.hosts.reload(merged)
+        self.accounting.prices.update_from(PriceList(merged.prices, self.network.ledger.currency))
         self.accounting.quotas.set(merged.accounts)
         self.set_sites(merged)
 
     def renew_keys(self) -> None:
         """Take over the keys that were made or revoked while the router runs, in all workers."""
-        self.become(self.configured)
+        self.reload(self.configured)
         self.tell_workers()
 
     def tell_workers(self) -> None:
@@ -170,9 +170,9 @@ class EdgeRouter:
 
     def set_sites(self, network: NetworkConfig) -> None:
         """Take over the sites of the file, and where data may go."""
-        self.discovery.become(network)
-        self.proxy.selector.places.become(DataPlaces(network))
-        self.proxy.become(self.stages.present())
+        self.discovery.reload(network)
+        self.proxy.selector.places.update_from(DataPlaces(network))
+        self.proxy.set_stages(self.stages.present())
         if self._monitor is not None:
             self._monitor.changed()
 
@@ -272,7 +272,7 @@ def _accounting(
         raise ConfigError(
             f"the ledger needs a network secret, with which sites report usage: set {HOP_SECRET_ENV}, at routers and sites"
         )
-    ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.as_kept)
+    ledger = Ledger(config, Path(config.directory).expanduser(), prices, kept=recordings.corrected_usage)
     return Accounting(prices, ledger, quotas)
 
 

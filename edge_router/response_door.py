@@ -1,4 +1,4 @@
-"""Admission for stored responses: the same limits and timeouts as other requests, and each request counts once."""
+"""Admission for stored responses: the limits and timeouts of other requests; each counts once."""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager

@@ -156,7 +156,7 @@ def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         try:
-            app.become(found)
+            app.reload(found)
         except ConfigError as error:
             log.error("SIGHUP: the previous configuration stays in use: %s", error)
 
@@ -213,8 +213,10 @@ async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[
 
 
 def http_limits(door: DoorConfig) -> HttpLimits:
-    """Limit connections to the number of file descriptors, with one connection to a site for each: further clients get an error instead of waiting
-    for an accept that fails."""
+    """Limit connections to the number of file descriptors, with one connection to a site for each.
+
+    Further clients get an error instead of waiting for an accept that fails.
+    """
     files = file_limit()
     return HttpLimits(
         max_head_bytes=door.max_head_kib << 10,

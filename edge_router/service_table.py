@@ -51,7 +51,7 @@ def service_of(scope: Scope) -> RouterService | None:
     if service is RouterService.RUNS:
         return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES
     if service is RouterService.MODEL_LISTS and scope["method"] != "GET":
-        return RouterService.SITES  # which decide what they accept
+        return RouterService.SITES  # sites decide which paths they accept
     return service
 
 

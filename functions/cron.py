@@ -1,4 +1,6 @@
-"""Cron expressions in the form of Cloudflare's cron triggers: five fields in UTC, Sunday is 1, names of months and days, `L`, `W` and `#`.
+"""Cron expressions in the form of Cloudflare's cron triggers: five fields in UTC.
+
+Sunday is 1; names of months and days, `L`, `W` and `#` are allowed.
 
 `parse` is the only reader; a schedule returns the next matching minute.
 """

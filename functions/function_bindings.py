@@ -36,7 +36,7 @@ class FunctionBindings:
         self._state_dir = state_dir
         self._services = services
         self._consumers: list[QueueConsumer] = []
-        self._stopped: list[QueueConsumer | Crons] = []  # which may have batches and runs under way
+        self._stopped: list[QueueConsumer | Crons] = []  # they may still have batches and runs in progress
         self._crons: Crons | None = None
         self._objects: ObjectStorage | None = None
         self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)
@@ -52,8 +52,11 @@ class FunctionBindings:
         )
 
     def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
-        """Consume the queues, run the clock and apply the migrations of this version, in place of an earlier one. `ask` has this version handle an
-        event. Raises BindingError, with nothing changed, if another function consumes one of its queues."""
+        """Consume the queues, run the clock and apply the migrations of this version.
+
+        Those of an earlier version end. `ask` has this version handle an event. Raises BindingError, with nothing changed, if another function
+        consumes one of its queues.
+        """
         functions, services, manifest = self._services.functions, self._services, self._manifest
         for declared in manifest.consumers if functions is not None else ():
             Queue.of(declared.queue, self._state_dir, services).check_consumer(services.function)

@@ -1,4 +1,7 @@
-"""The interface between functions and their site's models: Workers AI's inputs in; results, errors and events out. A site implements it."""
+"""The interface between functions and their site's models, which a site implements.
+
+It takes Workers AI's inputs, and returns results, errors and events.
+"""
 
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, NamedTuple, Protocol
@@ -36,8 +39,10 @@ class Inference(Protocol):
         """Tell whether a request for the model would have to wait or be refused."""
 
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
-        """Answer `inputs`, a JSON object, for the tenant of this account (and of the key in `headers`, if any). Cancelling it aborts the generation.
-        Refusals are responses too."""
+        """Answer `inputs`, a JSON object, for the tenant of this account and of the key in `headers`, if any.
+
+        Cancelling it aborts the generation. Refusals are responses too.
+        """
 
     def own_names(self, model: str) -> tuple[str, str]:
         """Return a model's own name, and the name of the requested adapter; empty if there is none."""

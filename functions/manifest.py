@@ -1,4 +1,6 @@
-"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json as frozen values, with the variables of `.dev.vars` or `.env`.
+"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json as frozen values.
+
+With the variables of `.dev.vars` or `.env`.
 
 `load_manifest` is the only reader. A misspelt key and an unsupported kind of binding are refused with the nearest valid name. Keys for Cloudflare's
 platform (routes, account_id, ...) are accepted and listed in `ignored`.
@@ -41,7 +43,7 @@ class ManifestError(ConfigError):
 
 
 class MisfitError(ManifestError):
-    """The function does not go with the Durable Objects that it has here: their classes were renamed or deleted."""
+    """The version does not fit its Durable Objects here, whose classes were renamed or deleted."""
 
 
 class BindingDeclaration(NamedTuple):
@@ -76,7 +78,7 @@ class Manifest:
 
     @property
     def keeps_data(self) -> bool:
-        """Tell whether two sites that served it would have different data, or would both run what must run once."""
+        """Tell whether two sites that serve it would have different data, or do twice what must run once."""
         return bool(self.crons or self.consumers) or any(binding.kind in _KEPT for binding in self.bindings)
 
     @property
@@ -373,7 +375,10 @@ def _rate_limit(name: str, namespace_id: str | int, simple: SimpleTable) -> Bind
 
 
 def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
-    """Add local secrets; as on the platform, they win over vars of the same name, and `.env` files count where there is no `.dev.vars`."""
+    """Add local secrets, which win over vars of the same name, as on the platform.
+
+    `.env` files count if there is no `.dev.vars`.
+    """
     paths = _secret_files(manifest.directory, environment)
     if not paths:
         return manifest

@@ -1,4 +1,6 @@
-"""The network's models for a site's functions: its own are answered here, others at another site, through the router in its file.
+"""The network's models for a site's functions.
+
+Requests for the site's own models are answered here, others at another site through the router in its file.
 
 The router bills such calls to the account that deployed the function, which the site names in its signed request; local answers are counted here
 (bindings/usage.py).

@@ -70,8 +70,11 @@ class ServedFunctions:
         authority: str | None = None,
         clock: Clock = CLOCK,
     ) -> None:
-        """`inference` answers AI bindings; no function may connect to this machine's `own_ports`; `trace` is the scope of an invocation; `authority`
-        is of the network's certificates; bindings go by `clock`. Raises ManifestError."""
+        """Serve nothing yet.
+
+        `inference` answers AI bindings. No function may connect to this machine's `own_ports`. `trace` is the scope of an invocation. `authority` is
+        of the network's certificates. Bindings use `clock`. Raises ManifestError.
+        """
         self._authority = authority
         self._clock = clock
         self.config = config
@@ -153,8 +156,11 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """Serve a function from its next request on, in place of one with its name; with `pool`, as one version beside others, which owns its
-        resources once it is accepted (`claim`). Raises ManifestError, with nothing changed."""
+        """Serve a function from its next request on, in place of one with its name.
+
+        With `pool` it is one version beside others, which owns its resources once it is accepted (`claim`). Raises ManifestError, with nothing
+        changed.
+        """
         served = name or manifest.name
         named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
         try:
@@ -171,7 +177,7 @@ class ServedFunctions:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
     def _with_own_stores(self, manifest: Manifest) -> Manifest:
-        """Name the stores that a deployed function does not name `FUNCTION/BINDING`: those of two functions are two."""
+        """Give unnamed stores of a deployed function the name `FUNCTION/BINDING`, so that no two share one."""
         bindings = []
         for binding in manifest.bindings:
             names = UNNAMED.get(binding.kind, ())
@@ -234,7 +240,7 @@ class ServedFunctions:
         return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
-        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
+        """Return the migrations that change classes of objects when this version takes the traffic."""
         bindings = self.functions.pools[pool].bindings
         return () if bindings is None else bindings.moves
 
@@ -304,7 +310,7 @@ def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
 
 
 def _with_secrets(manifest: Manifest, secrets: SecretStore) -> Manifest:
-    """Add the secrets that were put into this site, which win over a var or a local secret of the same name."""
+    """Add this site's secrets, which win over a var or a local secret of the same name."""
     kept = secrets.values(manifest.name)
     if not kept:
         return manifest

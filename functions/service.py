@@ -1,4 +1,4 @@
-"""The functions of a site for the site: a scope in which they are served, routes to mount, and a status.
+"""The functions of a site for the site: a scope in which they are served, routes, and a status.
 
 The constructor names everything that the site provides.
 """
@@ -130,7 +130,10 @@ def _state(name: str, pool: FunctionPool) -> FunctionStatus:
 
 @contextmanager
 def _alone_in(state: Path, site: str) -> Iterator[None]:
-    """Keep other sites of this name, as those of another network of the same user, out of a directory while this one serves. Raises ConfigError."""
+    """Lock a directory against other sites of this name while this one serves.
+
+    The same user may run another network. Raises ConfigError.
+    """
     state.mkdir(parents=True, exist_ok=True)
     directory = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
     try:

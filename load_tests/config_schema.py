@@ -1,4 +1,4 @@
-"""Write the JSON Schemas of site and router files, with which editors complete them: `python -m load_tests.config_schema`.
+"""Write the JSON Schemas of configuration files for editors: `python -m load_tests.config_schema`.
 
 The meaning of a key is the string below its field, which only this module reads.
 """

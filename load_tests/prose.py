@@ -45,7 +45,7 @@ PATTERNS: dict[str, re.Pattern[str]] = {
     ),
     # "somebody else's is none" -> "raises 404 if it belongs to another account"
     "elliptical genitive": re.compile(
-        r"\b(of (its|their|his|one's) own\b|(?<!there )(is|are) none\b|else's\b|an owner's\b|nobody's\b|theirs\b)", re.IGNORECASE
+        r"\b(of (its|their|his|one's) own\b|(?<!there )(is|are) (?-i:none)\b|else's\b|an owner's\b|nobody's\b|theirs\b)", re.IGNORECASE
     ),
     # "; none: it is unknown" -> "; None if it is unknown"
     "None: as grammar": re.compile(r"(^|[.;,(] )[Nn]one: "),
@@ -215,9 +215,21 @@ def main() -> int:
 
 # How many findings each package may have. Figures only fall.
 BUDGET = {
-    "dialects": 8, "edge_router": 128, "engine": 3, "functions": 233, "kernels": 0, "load_tests": 607, "page": 8, "response_store": 9,
-    "runtime": 232, "sites": 9, "support": 10, "tests": 1224, "wire": 66, "Markdown": 214,
-}  # fmt: skip
+    "dialects": 0,
+    "edge_router": 0,
+    "engine": 0,
+    "functions": 0,
+    "kernels": 0,
+    "load_tests": 607,
+    "page": 0,
+    "response_store": 0,
+    "runtime": 0,
+    "sites": 0,
+    "support": 0,
+    "tests": 1224,
+    "wire": 0,
+    "Markdown": 0,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

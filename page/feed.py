@@ -17,7 +17,10 @@ RETRY_MS = 1000
 
 
 class Feed:
-    """The page's feed: reads the source once a second while its task runs, even if no page is open, so that the history is complete."""
+    """The page's feed: reads the source once a second while its task runs.
+
+    It does so even if no page is open, so that the history is complete.
+    """
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         self.history = History()
@@ -77,7 +80,7 @@ class Feed:
         )  # fmt: skip
 
     def _changes(self) -> tuple[list[bytes], list[str]]:
-        """Return the rows of sites that differ from the last written ones, and the names of sites that are gone."""
+        """Return the rows of sites that changed since they were last written, and the names of gone sites."""
         rows = self._source.sites()
         self.faults.note(self._clock(), rows)
         if self._second % max(1, len(rows) // SITES_A_SECOND):

@@ -1,4 +1,7 @@
-"""The last day in a bounded ring: one sample a second for five minutes, one in ten seconds for an hour, one in two minutes for a day."""
+"""The last day in a bounded ring of samples.
+
+One a second for five minutes, one in ten seconds for an hour, one in two minutes for a day.
+"""
 
 from collections import deque
 from collections.abc import Iterable
@@ -21,7 +24,7 @@ class Sample(msgspec.Struct, frozen=True):
     """A sample of a period. Rates are per second; a percentile is None if there was no measurement."""
 
     at: float  # of the Unix clock: its end
-    requests: dict[str, float]  # that ended, by outcome
+    requests: dict[str, float]  # ended requests by outcome
     tokens: float
     cached_share: float | None  # of the prompts' tokens
     first_token_ms: tuple[float, float, float] | None  # p50, p95, p99
@@ -35,20 +38,20 @@ class History:
 
     def __init__(self) -> None:
         self._rings = {name: deque[Sample](maxlen=one.length) for name, one in RANGES.items()}
-        self._begun: dict[str, tuple[float, Counts]] = {}  # by range: where the stretch under way began
+        self._started: dict[str, tuple[float, Counts]] = {}  # by range: where the stretch under way began
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:
         """Return the last second's sample; None at the first call."""
-        if not self._begun:
-            self._begun = dict.fromkeys(RANGES, (at, counts))
+        if not self._started:
+            self._started = dict.fromkeys(RANGES, (at, counts))
             return None
         self._num_seconds += 1
         newest = None
         for name, one in RANGES.items():
             if self._num_seconds % one.step == 0:
-                sample = sample_of(*self._begun[name], at, counts)
-                self._begun[name] = (at, counts)
+                sample = sample_of(*self._started[name], at, counts)
+                self._started[name] = (at, counts)
                 self._rings[name].append(sample)
                 newest = newest or sample
         return newest
@@ -58,10 +61,10 @@ class History:
         return tuple(self._rings[name])
 
 
-def sample_of(begun: float, before: Counts, at: float, after: Counts) -> Sample:
+def sample_of(started: float, before: Counts, at: float, after: Counts) -> Sample:
     """Return the difference of two readings.
     A counter that fell, because a site restarted, counts as unchanged."""
-    seconds = max(at - begun, 1e-3)
+    seconds = max(at - started, 1e-3)
 
     def per_s(old: int, new: int) -> float:
         return round(max(0, new - old) / seconds, 3)
@@ -91,7 +94,10 @@ def _percentiles(before: TimeHistogram, after: TimeHistogram) -> tuple[float, fl
 
 
 def quantile(bounds_ms: tuple[float, ...], counts: Iterable[int], share: float) -> float:
-    """Return a quantile in milliseconds, by linear interpolation within its bucket as Prometheus's histogram_quantile; above the last bound, that."""
+    """Return a quantile in milliseconds, as Prometheus's histogram_quantile.
+
+    Interpolates linearly within the bucket; above the last bound it returns that bound.
+    """
     counts = tuple(counts)
     rank, below = share * sum(counts), 0
     for i, number in enumerate(counts[: len(bounds_ms)]):

@@ -1,5 +1,7 @@
-"""Routes of the page, for a router or a site to mount: `/` for browsers, files and feed under `/page/`. The surrounding application handles their
-ApiErrors."""
+"""Routes of the page, for a router or site to mount: `/` for browsers, files and feed in `/page/`.
+
+The surrounding application handles their ApiErrors.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path

@@ -32,7 +32,10 @@ OPERATOR = Visitor("this machine", True)  # where no key is required: on loopbac
 
 class Sessions:
     def __init__(self, access: Access, secret: str, clock: Callable[[], float] = time.time) -> None:
-        """`secret` is the network's, so that all its routers accept the cookie; empty for one of this process only."""
+        """Sign cookies with a key derived from `secret`.
+
+        `secret` is the network's, so that all its routers accept the cookie; empty for a random key of this process.
+        """
         self._access = access
         self._secret = hmac.digest(secret.encode() or os.urandom(32), b"pilotlight page", "sha256")
         self._clock = clock

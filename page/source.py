@@ -21,7 +21,7 @@ class TimeHistogram(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct, frozen=True):
     """Counters since the process's start, and two gauges: running, waiting."""
 
-    requests: dict[str, int]  # that have ended, by outcome: `ok`, or an error's word
+    requests: dict[str, int]  # ended requests by outcome: `ok`, or an error's word
     tokens: int  # of answers, those of open streams included
     prompt_tokens: int
     cached_tokens: int  # of these, found in a prefix cache

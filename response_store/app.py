@@ -1,5 +1,6 @@
-"""Stored responses, as an ASGI application around the one that answers: `store`, `previous_response_id`, `background`, and reading, cancelling or
-deleting a response by id.
+"""Stored responses, as an ASGI application around the one that answers.
+
+It implements `store`, `previous_response_id`, `background`, and reading, cancelling or deleting a response by id.
 
 The inner application gets a body with the whole conversation and stores nothing, so its stream can continue at another site like any other. A router
 runs this before its sites, and a site that serves clients directly runs it before its engine. Responses are stored on this process's disk, or in a
@@ -223,7 +224,9 @@ class ResponsesApp:
     async def _create(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
         raw, fields = await self._asked(read_body)
         if not isinstance(fields, dict) or not isinstance(fields.get("input"), str | list):
-            return await self._app(_sized(scope, raw), _replayed(raw, receive), send)  # which has the words for that
+            return await self._app(
+                _sized(scope, raw), _replayed(raw, receive), send
+            )  # the inner application explains the error
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
         if asked.conversation is not None and not asked.is_stored:
             said = "leave store out" if self._keeping.is_on else "none is kept here"
@@ -275,7 +278,7 @@ class ResponsesApp:
         await recorded.is_kept.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REFUSED_WITHIN_S):
-                await recorded.has_begun.wait()
+                await recorded.has_started.wait()
         if recorded.refusal is not None:
             with contextlib.suppress(ApiError):
                 await self.store.delete(kept)
@@ -301,7 +304,7 @@ class ResponsesApp:
             log.exception("the response %s failed", recorded.kept.id)
         finally:
             recorded.is_kept.set()
-            recorded.has_begun.set()
+            recorded.has_started.set()
             recorded.kept.end_as("failed", recorded.error or error)
             await self.store.settle(recorded.kept)
             if asked.conversation is not None and recorded.kept.fields["status"] in ("completed", "incomplete"):
@@ -326,7 +329,7 @@ class ResponsesApp:
 
 
 class _Patched:
-    """An ASGI `send` for the inner application: its response and lifecycle events are rewritten for the client, and stored at the end."""
+    """An ASGI `send` for the inner application: rewrites its events for the client, and stores the result."""
 
     def __init__(
         self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None
@@ -410,8 +413,8 @@ class _Recorded(_Patched):
         super().__init__(asked, self._ignored, None)
         self._store = store
         self.kept = kept
-        self.is_kept = asyncio.Event()  # or it never will be
-        self.has_begun = asyncio.Event()
+        self.is_kept = asyncio.Event()  # set when it is stored, or cannot be
+        self.has_started = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
         self.error: ApiError | None = None
 
@@ -431,7 +434,7 @@ class _Recorded(_Patched):
             event = parse_event(raw)
             if event.data is None:
                 continue
-            self.has_begun.set()
+            self.has_started.set()
             fields = orjson.loads(event.data)
             if raw.startswith(_LAST):
                 await self._store.end(self.kept, fields["response"], raw)
@@ -454,7 +457,7 @@ class _Recorded(_Patched):
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self._start["headers"]]
         kept = [pair for pair in headers if pair[0] not in ("content-length", "content-type")]
         self.refusal = (self._start["status"], kept, bytes(self._whole))
-        self.has_begun.set()
+        self.has_started.set()
 
     async def _ignored(self, message: Message) -> None:
         pass

@@ -1,4 +1,7 @@
-"""The parts of a request for a response, and the body for the inner application: the whole conversation, with nothing to store."""
+"""The parts of a request for a response, and the body for the inner application.
+
+That body has the whole conversation, and asks to store nothing.
+"""
 
 import os
 import time

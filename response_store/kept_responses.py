@@ -1,4 +1,4 @@
-"""A stored response: its input and output, and the events of a background response, which readers follow.
+"""A stored response: its input and output, and a background response's events for readers.
 
 Knows neither HTTP nor the storage (storage.py).
 """
@@ -22,7 +22,7 @@ CONVERSATION = "conv_"  # of a conversation's id
 class PreviousResponse(NamedTuple):
     """A stored response that another one continues, with the conversation up to its end."""
 
-    number: int  # the row of it; 0: it is not written yet
+    number: int  # its row's number; 0 if it is not written yet
     id: str
     items: bytes  # JSON, with commas between
     is_ended: bool = True  # only an ended response can be continued
@@ -42,7 +42,7 @@ class KeptResponse:
         self.before = before
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
-        self.is_begun = False  # in a database where others may end or delete it
+        self.is_started = False  # in a database where others may end or delete it
         self.is_settled = False  # on the disk, as it ended
         self.is_deleted = False
         self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know
@@ -113,7 +113,10 @@ def joined(*items: bytes) -> bytes:
 
 
 def conversation_id(given: Any) -> str | None:
-    """Return the conversation that a response will belong to, given by id or as an object. Raises ApiError."""
+    """Return the id of the conversation to which a response will belong; `given` is an id or an object.
+
+    Raises ApiError.
+    """
     name = given.get("id") if isinstance(given, dict) else given
     if name is None:
         return None

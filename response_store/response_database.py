@@ -1,4 +1,4 @@
-"""The database of stored responses, as their store uses it: a SQLite file, or PostgreSQL shared by routers."""
+"""The database of stored responses: a SQLite file, or PostgreSQL shared by routers."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ class RetentionPolicy(NamedTuple):
     path: Path  # of a file of this process's own
     max_bytes: int  # 0: none is kept
     keep_s: float
-    database: ResponseDatabase | None = None  # which routers share, instead of a file
+    database: ResponseDatabase | None = None  # shared by routers, in place of a file
 
     @property
     def is_on(self) -> bool:

@@ -40,7 +40,7 @@ class ResponseRow(NamedTuple):
     item_ids: tuple[str, ...]
     fields: bytes
     events: tuple[bytes, ...]
-    is_begun: bool  # the row exists, unless another process deleted it
+    is_started: bool  # the row exists, unless another process deleted it
 
     @classmethod
     def of(cls, response: KeptResponse) -> "ResponseRow":
@@ -48,7 +48,7 @@ class ResponseRow(NamedTuple):
         ids = tuple(str(item["id"]) for item in response.fields["output"])
         return cls(
             response.tenant, response.id, state, response.before, response.own, response.output, ids, _fields(response),
-            tuple(response.events), response.is_begun,
+            tuple(response.events), response.is_started,
         )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def add(
     first, taken = None, dict[Name, KeptResponse | None]()
     for row in rows:
         found = find(connection, row.tenant, row.id)
-        if row.is_begun and (found is None or found.maker != maker):
+        if row.is_started and (found is None or found.maker != maker):
             taken[row.tenant, row.id] = None if found is None else found.response
             continue
         if row.state == MADE:
@@ -282,7 +282,7 @@ def _end_made(
 def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
     if progress.fields is not None:
         connection.execute("UPDATE responses SET fields = ? WHERE number = ?", (progress.fields, number))
-    if progress.events:  # which may be there, where the answer to that was lost
+    if progress.events:  # they may be there already if the answer to an earlier write was lost
         added = "INSERT INTO response_events (response, till, events) VALUES (?, ?, ?) ON CONFLICT (response, till) DO NOTHING"
         connection.execute(added, (number, progress.till, _packed(progress.events)))
 

@@ -1,4 +1,6 @@
-"""Storage of responses: they survive a restart and belong to their tenants for a limited time; responses in progress are in memory.
+"""Storage of responses: they survive a restart, and belong to their tenants for a limited time.
+
+Responses in progress are in memory.
 
 A response is in the database before its last event is sent, written together with others that end at the same time; earlier events do not wait. If
 the database is full or does not answer, responses that end meanwhile are lost, and their clients get an error. If processes share the database, each
@@ -62,7 +64,7 @@ class ResponseStore:
             set()
         )  # responses reported to clients as not stored, although the database may have them
         self._taking_back: asyncio.Task[None] | None = None
-        self._has_begun = asyncio.Event()
+        self._has_started = asyncio.Event()
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
@@ -82,13 +84,13 @@ class ResponseStore:
         if not await self.keep(response):
             del self._made[name]
             raise self._failing()
-        response.is_begun = self.database.is_shared
-        self._has_begun.set()
+        response.is_started = self.database.is_shared
+        self._has_started.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
         """End one that is made in the background, with its last event: on the disk first, if that is possible."""
         row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
-        row = row._replace(events=(*response.events, event), is_begun=response.is_begun)
+        row = row._replace(events=(*response.events, event), is_started=response.is_started)
         response.is_settled = await self.keep(response, row)
         if not response.is_ended:
             response.fields = fields
@@ -133,7 +135,9 @@ class ResponseStore:
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
 
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from a number on, once there are any, and whether they are the last, of another process's response.
+        """Return the events of another process's response from a number on, and whether they are the last.
+
+        Waits until there are any.
 
         If that process was lost, the last event is a failure, wherever the reader was. Raises ApiError.
         """
@@ -229,7 +233,7 @@ class ResponseStore:
         while self._refused:
             await asyncio.sleep(self.timings.retry_s)
             refused = frozenset(self._refused)
-            with suppress(ResponsesFault):  # which the next request finds, too; and a full disk is no less full by this
+            with suppress(ResponsesFault):  # the next request finds the same fault
                 delete = partial(rows.delete_all, names=refused)
                 await self.database.run(delete, self.timings.answer_s, is_write=True)
                 self._refused -= refused
@@ -238,20 +242,20 @@ class ResponseStore:
         """Report to other processes that this one is alive, and its progress."""
         while True:
             await asyncio.sleep(self.timings.progress_s)
-            self._has_begun.clear()
+            self._has_started.clear()
             with suppress(ApiError):  # the error is logged already
                 await self._confirm()
             with suppress(TimeoutError):
                 async with asyncio.timeout(0 if self._made else self.timings.presence_s):
-                    await self._has_begun.wait()
+                    await self._has_started.wait()
 
     async def _confirm(self) -> None:
-        begun = [made for made in self._made.values() if made.is_begun and not made.is_settled]
-        progress = [Progress.of(made) for made in begun]
-        shown = [made.fields for made in begun]
+        started = [made for made in self._made.values() if made.is_started and not made.is_settled]
+        progress = [Progress.of(made) for made in started]
+        shown = [made.fields for made in started]
         work = partial(rows.confirm, maker=self._maker, told=progress)
         confirmed = await self._do(work, is_write=True, within_s=self.timings.answer_s)
-        for made, fields, one in zip(begun, shown, progress, strict=True):
+        for made, fields, one in zip(started, shown, progress, strict=True):
             made.told = (one.till, fields)
             if one.name in confirmed.taken:
                 _end_elsewhere(made, confirmed.taken[one.name])

@@ -50,9 +50,12 @@ def build_app(
     hop_secret: str | None = None,
     url: str | None = None,
 ) -> "SiteApp":
-    """`launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
+    """Assemble a site's application.
 
-    `url` is the site's address. Raises ConfigError."""
+    `launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
+
+    `url` is the site's address. Raises ConfigError.
+    """
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
         raise ConfigError(f"site {config.name!r}: listen.require_hop needs the network's secret in {HOP_SECRET_ENV}")

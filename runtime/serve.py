@@ -1,4 +1,4 @@
-"""The process of one site: `serve_file` for `python -m pilotlight.runtime SITE_FILE`, `run(site)` for the command line.
+"""The process of one site: `python -m pilotlight.runtime SITE_FILE`, or `run(site)` for commands.
 
 SIGTERM or SIGINT drains: /readyz turns 503, new requests are refused, open streams may finish for drain_timeout_s and are then ended with an error
 event. After that the server closes. SIGHUP reloads the site's file.
@@ -60,11 +60,11 @@ NO_TORCH = (
     "models need torch, which is not installed: `pip install torch --index-url https://download.pytorch.org/whl/cpu` for a CPU, "
     "`pip install 'torch>=2.11,<2.14'` for a GPU, by the Python that runs pilotlight"
 )
-LAST_BYTES_S = 3.0  # for answers whose last bytes are on their way when the drain ends
+LAST_BYTES_S = 3.0  # for answers whose last bytes are being sent when the drain ends
 MAX_HEAD_BYTES = 128 << 10  # a router lets 64 KiB and 128 headers through by default, and adds its own
 MAX_HEADERS = 1024
-# For a client to take what waits for it. It may be a router that waits for a slow client of its own: a kernel that holds 4 MB of an answer lets more
-# in when a third of it has been taken, and at 10 kB/s that is two minutes.
+# The time in which a client must read some of its answer. It may be a router with a slow client: a kernel that holds 4 MB of an answer accepts more
+# when a third of it has been read, and at 10 kB/s that is two minutes.
 STALL_S = 600.0
 
 
@@ -260,7 +260,7 @@ async def _announce(site: Site, url: str, on_ready: Callable[[str], None] | None
 
 
 def _settle_memory(_: str) -> None:
-    """Freeze all current objects: a full collection that scanned them would delay every request by 20 to 40 ms."""
+    """Freeze all current objects: collections that scanned them would delay requests by 20 to 40 ms."""
     gc.freeze()
     gc.set_threshold(700, 10, 50)
 
@@ -273,7 +273,7 @@ def reload(site: Site, file: Path | None, load: Callable[[Path], SiteConfig] = l
     if file is None:
         log.warning("SIGHUP: this site has no file that could be read again")
     elif (found := read_again(site.config, file, load, LIVE)) is not None:
-        site.access.become(access_of(found))
+        site.access.update_from(access_of(found))
 
 
 def _stop_on_signals(force_shutdown: asyncio.Event, reload: Callable[[], None]) -> asyncio.Event:

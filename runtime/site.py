@@ -48,7 +48,10 @@ class Site:
         secret: str | None = None,
         url: str | None = None,
     ) -> None:
-        """`launchers` start the engine hosts, one per device; `secret` is the network's; `url` is the site's address, if any."""
+        """Assemble a site.
+
+        `launchers` start the engine hosts, one per device; `secret` is the network's; `url` is the site's address, if any.
+        """
         self.config = config
         self.url = url
         self.access = access_of(config)

@@ -148,7 +148,7 @@ class TelemetryConfig(Table, frozen=True, kw_only=True):
 
 
 class ResponsesConfig(Table, frozen=True, kw_only=True):
-    """Stored responses (POST /v1/responses) on the disk of a router, or of a site that serves clients directly."""
+    """Stored responses (POST /v1/responses), on the disk of a router or of a site that serves clients."""
 
     directory: str | None = None
     """Directory of this process only; unset: ~/.local/state/pilotlight/SITE, or router-PORT."""
@@ -170,7 +170,7 @@ def state_directory(name: str) -> Path:
 
 
 def router_state_directory() -> Path:
-    """Return the directory where a router stores deployed functions: versions, bundles and shares of traffic."""
+    """Return the router's directory for deployed functions: versions, bundles and shares of traffic."""
     given = os.environ.get(ROUTER_STATE_ENV)
     return Path(given).expanduser() if given else state_directory("router")
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pilotlight.sites.accounts import KeyConfig
 from pilotlight.sites.config import ConfigError, parse
 
-PREFIX = "pl-"  # so that a key in a log or a commit is recognised
+PREFIX = "pl-"  # makes a key recognisable in a log or a commit
 KEY_BYTES = 32
 
 _TABLE = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(#.*)?$")

@@ -1,4 +1,4 @@
-"""The configuration file of a router: the sites of its network, clients, accounts, limits and timeouts.
+"""A router's configuration file: its network's sites, clients, accounts, limits and timeouts.
 
 `load_network` reads it. Sites never import this module.
 """

@@ -1,5 +1,7 @@
 """Rules for single values of configuration files, beyond their types.
-Each rule raises ValueError with a sentence that says what to change."""
+
+Each rule raises ValueError with a sentence that names the change to make.
+"""
 
 import re
 from ipaddress import ip_address, ip_network

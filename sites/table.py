@@ -1,4 +1,4 @@
-"""Base class of configuration tables: frozen values, units in field names, and rules that types cannot express."""
+"""Base class of configuration tables: frozen values, units in names, rules beyond types."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar

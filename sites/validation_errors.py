@@ -1,4 +1,4 @@
-"""Describe the errors of an invalid configuration file: one sentence for each, with its key and what to change.
+"""Describe each error of an invalid configuration file by its key and the change to make.
 
 msgspec.convert alone decides what is valid. A value that it refuses is split into parts, and each part is converted again, until no part of a refused
 value is refused. So the errors are exactly those of convert. Only an invalid file imports this module.

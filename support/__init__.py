@@ -1,1 +1,1 @@
-"""Helpers that every process needs: a thread for SQLite, whole files, counters in mapped memory, signals, forms, credentials."""
+"""Helpers that every process needs, such as SQLite's thread, whole files, signals and credentials."""

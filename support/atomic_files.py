@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read: afterwards the old or the new one exists, never half of it. Raises OSError."""
+    """Write a file that only its owner can read: afterwards the old or the new one exists, never a part.
+
+    Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
@@ -44,7 +47,7 @@ def sync(path: Path) -> None:
 
 
 def let_others_read(folder: Path) -> None:
-    """Open a folder and everything in it to other users of the machine, regardless of this process's umask."""
+    """Open a folder and everything in it to other users of the machine, whatever this process's umask."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)

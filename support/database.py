@@ -1,7 +1,8 @@
-"""Run SQLite with one thread for each file, which executes one piece of work after another, each with a time limit.
+"""Run SQLite with one thread for each file.
 
-Work is a function of the connection. If its caller is cancelled, the work is interrupted and its transaction rolled back. A commit is on the disk
-before its caller continues (WAL, synchronous=FULL). What is stored, and which SQL is allowed, is decided elsewhere.
+A thread executes one piece of work after another, each with a time limit. Work is a function of the connection. If its caller is cancelled, the work
+is interrupted and its transaction rolled back. A commit is on the disk before its caller continues (WAL, synchronous=FULL). Callers decide which SQL
+is allowed.
 """
 
 import asyncio
@@ -190,7 +191,7 @@ class Databases:
 
 
 def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
-    """Create missing tables, and upgrade those of an earlier version: the first of `migrations` leads from version 1 to 2.
+    """Create missing tables, and upgrade those of an earlier version by `migrations`, 1 to 2 first.
 
     Raises DatabaseError for a file of a later version of Pilotlight.
     """
@@ -204,8 +205,10 @@ def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) 
 
 
 def claim_version(connection: Connection, newest: int = 1) -> int:
-    """Record that a file's tables have the newest version; return their previous version, `newest` for a new file. Raises DatabaseError for an
-    unknown version."""
+    """Record that a file's tables have the newest version, and return the previous one.
+
+    A new file's is `newest`. Raises DatabaseError for an unknown version.
+    """
     has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     (written,) = connection.execute("PRAGMA user_version").fetchone()
     if written > newest:
@@ -216,7 +219,7 @@ def claim_version(connection: Connection, newest: int = 1) -> int:
 
 
 def storage_word(error: Exception) -> tuple[str, int, str] | None:
-    """Describe a failure of the storage itself as (code, HTTP status, sentence); return None for any other failure."""
+    """Return (code, HTTP status, sentence) for a failure of the storage itself; None for any other."""
     if isinstance(error, DatabaseError):
         status = {"overloaded": 429, "timeout": 408}.get(error.code, 500)
         return error.code, status, str(error)

@@ -48,7 +48,10 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, process, pid, level, logger, message; request_id, exception and access fields if present."""
+    """One JSON object a line: time, process, pid, level, logger and message.
+
+    And request_id, exception and access fields if present.
+    """
 
     def __init__(self, process: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Notifications to the service manager that started the process (systemd's `Type=notify`); none without one.
+"""Notifications to the service manager that started the process (systemd's `Type=notify`), if any.
 
 The protocol is sd_notify(3): lines of NAME=VALUE in one datagram to the socket that NOTIFY_SOCKET names.
 """

@@ -27,16 +27,16 @@ ROOT = Path(__file__).parents[1]
 PLANNING = ROOT / "tests" / "engine" / "planning"
 HEAD = """# Supported models
 
-A checkpoint runs if the class that its `config.json` names under `architectures` is in the first table; `pilotlight plan DIRECTORY` says so before
-anything is downloaded but that file, and refuses another class by name. This page is written by `python -m tests.models_page`.
+A checkpoint runs if the first table has the class that its `config.json` names under `architectures`. `pilotlight plan DIRECTORY` checks this with
+that file only, before anything is downloaded, and refuses another class by name. This page is written by `python -m tests.models_page`.
 
-*Checkpoints*: so many tiny ones, of awkward sizes, are written by `transformers` 5.23 and loaded here; every log probability is within 1e-4 of its
-own in fp32. Those of decoders are taken along every path of [tests/README.md](../tests/README.md): whole, in chunks, in a batch, behind a cached
-prefix, after preemption, and through host memory and disk; of a class that ends in ForConditionalGeneration, in chunks and in a batch. *Ranks*: the
-answers of several ranks are those of one, by tensors, layers and, where there are any, experts. *GGUF*: files of llama.cpp are read.
+*Checkpoints*: the number of tiny checkpoints, of awkward sizes, that `transformers` 5.23 writes and the tests load; every log-probability is within
+1e-4 of that of `transformers` in fp32. Decoders are tested along every path of [tests/README.md](../tests/README.md): whole, in chunks, in a batch,
+after a cached prefix, after preemption, and through host memory and disk; classes that end in ForConditionalGeneration in chunks and in a batch.
+*Ranks*: several ranks give the answers of one, divided by tensors, layers and, if there are any, experts. *GGUF*: files of llama.cpp are read.
 
-Weights may be quantized as FP8, GPTQ, AWQ or by compressed-tensors, gpt-oss' as MXFP4. Of Phi and GLM-4, which keep several projections in one
-tensor, GPTQ and AWQ are refused by name.
+Weights may be quantized as FP8, GPTQ, AWQ or by compressed-tensors, those of gpt-oss as MXFP4. GPTQ and AWQ are refused by name for Phi and GLM-4,
+which store several projections in one tensor.
 
 """
 REMARKS = {

@@ -26,7 +26,7 @@ class CompletionTokensDetails(msgspec.Struct, frozen=True):
     accepted_prediction_tokens: int = (
         0  # drafts of speculative decoding that were right, as counted by the site that ended the answer
     )
-    rejected_prediction_tokens: int = 0  # and those that were not, which are no completion tokens
+    rejected_prediction_tokens: int = 0  # predicted tokens that were rejected; they are not completion tokens
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -182,8 +182,10 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
-    """The older endpoint's parallel lists; `text_offset` counts characters from the beginning of the answer. An echoed prompt's first token
-    has no probability."""
+    """The parallel lists of the older endpoint; `text_offset` counts characters from the answer's start.
+
+    The first token of an echoed prompt has no probability.
+    """
 
     tokens: tuple[str, ...]
     token_logprobs: tuple[float | None, ...]
@@ -217,8 +219,8 @@ class ListedModel(msgspec.Struct, frozen=True):
     created: int
     context_length: int | UnsetType = UNSET  # beyond OpenAI's fields: known once the model has been loaded
     max_model_len: int | UnsetType = UNSET  # the same, by vLLM's name
-    kv_cache_tokens: int | UnsetType = UNSET  # that its KV cache holds while no other model needs room
-    dtype: str | UnsetType = UNSET  # that it computes in
+    kv_cache_tokens: int | UnsetType = UNSET  # tokens that its KV cache holds while no other model needs room
+    dtype: str | UnsetType = UNSET  # type in which it computes
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
     saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
@@ -228,7 +230,7 @@ class ListedModel(msgspec.Struct, frozen=True):
     labels: tuple[str, ...] | UnsetType = UNSET  # of a classification model's classes
     input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # as OpenRouter calls them
     root: str | UnsetType = UNSET  # of an adapter, its own name
-    parent: str | UnsetType = UNSET  # and the model that it changes
+    parent: str | UnsetType = UNSET  # the model that the adapter changes
     owned_by: str = "pilotlight"
     object: Literal["model"] = "model"
 

@@ -1,4 +1,4 @@
-"""Read a request's Authorization header, in one place, so that a key is one tenant at routers and sites however it is spelled.
+"""Read a request's Authorization header: one key is one tenant everywhere, however it is spelled.
 
 Knows the header's form (RFC 6750), the configured keys, their accounts and scopes. Limits of accounts are enforced elsewhere.
 """
@@ -20,7 +20,10 @@ _BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE)
 
 
 def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Return a request's headers with a key from a header of its own, such as Anthropic's `x-api-key`, as an Authorization header."""
+    """Return a request's headers with its key as an Authorization header.
+
+    The key may come in a dialect's own header, such as Anthropic's `x-api-key`.
+    """
     names = [name for name, _ in headers]
     found = next((name for name in API_KEYS if name in names), None)
     if found is None or b"authorization" in names:
@@ -38,8 +41,11 @@ def bearer_token(authorization: str | None) -> str:
 
 
 class Tenant(NamedTuple):
-    """The owner of a request: a known account, or all users of one unknown key; then the account id of Cloudflare's paths. The prefix cache of a
-    tenant is found only with its salt, so two tenants never share cached blocks (I4)."""
+    """The owner of a request: a known account, or all users of one unknown key.
+
+    Each account id of Cloudflare's paths is a separate tenant. A tenant's prefix cache is found only with its salt, so two tenants never share cached
+    blocks (I4).
+    """
 
     id: str  # safe to log: a hash, never the key
     salt: bytes  # seeds the engine's prefix cache
@@ -54,7 +60,7 @@ def owner_of(authorization: str | None, account: str) -> str:
 
 @lru_cache(4096)
 def tenant_of(owner: str, account_id: str | None) -> Tenant:
-    """Return the tenant of an owner (`owner_of`) and a path's account id; a request without either is anonymous."""
+    """Return the tenant of an owner (`owner_of`) and a path's account id; anonymous without either."""
     if not owner and not account_id:
         return ANONYMOUS
     # Lengths first, so that no pair of owner and account can be confused with another.
@@ -65,7 +71,7 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
 
 
 def salted(salt: bytes, cache_salt: object) -> bytes:
-    """Return the salt of a request's cache: shared by its tenant, or only by requests with the same `cache_salt`."""
+    """Return the salt of a request's cache: its tenant's, or one for requests with this `cache_salt`."""
     if not isinstance(cache_salt, str) or not cache_salt:
         return salt
     return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
@@ -184,7 +190,7 @@ class Access:
         self.keys: Mapping[str, Key] = {key.sha256: key for key in keys}
         self._clock = clock
 
-    def become(self, other: "Access") -> None:
+    def update_from(self, other: "Access") -> None:
         """Know the same keys as the other from now on."""
         self.is_required, self.keys = other.is_required, other.keys
 
@@ -201,7 +207,7 @@ class Access:
         return key
 
     def of_account(self, name: str) -> Key | None:
-        """Return a key with the limits of an account, for a process that acts for the account; None if there is no such account."""
+        """Return a key with the limits of an account, for a process that acts for it; None if unknown."""
         accounts = (key.account for key in self.keys.values() if key.account.name == name)
         return Key("", "", account=next(accounts, Account(name))) if name else None
 

@@ -1,4 +1,7 @@
-"""OpenAI's form of embeddings: one vector per input, in order, as numbers or as base64 of little-endian fp32."""
+"""OpenAI's form of embeddings: one vector per input, in order, as numbers or base64.
+
+base64 has little-endian fp32.
+"""
 
 import base64
 import struct

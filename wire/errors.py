@@ -1,7 +1,7 @@
 """The table of errors: Pilotlight's word, its HTTP status, and each dialect's code and body.
 
-Every error that a client sees is a word of this table with a sentence that says what to change. Workers AI codes are Cloudflare's documented ones
-where one fits; 5000 is ours, because they document none for an internal error.
+Every error that a client sees is a word of this table, with a sentence that names the change to make. Workers AI codes are Cloudflare's documented
+ones where one fits; 5000 is ours, because they document none for an internal error.
 """
 
 from collections.abc import Iterable
@@ -149,8 +149,10 @@ class ApiError(Exception):
 
 
 def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialect:
-    """Return the dialect that a request speaks: OpenAI's paths are under Cloudflare's too, and paths that several dialects have, or none, are
-    Anthropic's for a client that names its version."""
+    """Return the dialect that a request speaks.
+
+    OpenAI's paths are under Cloudflare's, too. Paths of several dialects, or of none, are Anthropic's if the client sends Anthropic's version header.
+    """
     if path.endswith("/v1/messages") or "/v1/messages/" in path:
         return Dialect.ANTHROPIC
     if "/v1/responses" in path:

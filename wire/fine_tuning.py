@@ -1,4 +1,6 @@
-"""OpenAI's fine-tuning jobs (/v1/fine_tuning/jobs) as a view of the adapters that an account has uploaded: each is a job that was done elsewhere.
+"""OpenAI's fine-tuning jobs (/v1/fine_tuning/jobs) as a view of an account's uploaded adapters.
+
+Each adapter is a job that was done elsewhere.
 
 Nothing is trained here, so a job cannot be started; an adapter is uploaded by Workers AI's paths. Sites and routers answer alike.
 """

@@ -1,5 +1,6 @@
-"""Patterns of host and path of a function, in the form of Cloudflare's routes: `shop.example/*`, `*.shop.example/api/*`, or, for a custom domain, the
-host.
+"""Patterns of host and path of a function, in the form of Cloudflare's routes.
+
+Such as `shop.example/*`, `*.shop.example/api/*` or, for a custom domain, the host.
 
 https://developers.cloudflare.com/workers/configuration/routing/routes/: `*` is at a host's start and at a path's end, and the most specific of
 several matching patterns counts.
@@ -23,7 +24,10 @@ class HostPattern(NamedTuple):
 
     @property
     def rank(self) -> tuple[bool, int, bool, int]:
-        """Return a key that sorts the more specific pattern first: hosts before wildcards, long before short, paths before prefixes."""
+        """Return a key that sorts the more specific pattern first.
+
+        Hosts come before wildcards, long patterns before short ones, paths before prefixes.
+        """
         return self.has_subdomains, -len(self.host), self.is_prefix, -len(self.path)
 
 

@@ -23,8 +23,10 @@ _ABSENT = {
 
 
 def normalize_path(scope: Any) -> None:
-    """Write an API path as the routes have it: without a slash at its end, which clients add to a base URL, and without Azure's prefix.
-    A redirect would turn a POST into a GET."""
+    """Return an API path as the routes have it: without a final slash and without Azure's prefix.
+
+    Clients add the slash to a base URL. A redirect would turn a POST into a GET.
+    """
     path = scope.get("path", "")  # a lifespan has none
     if path.startswith("/openai/"):
         _set(scope, _AZURE.sub("/v1", path, count=1), lambda raw: _AZURE.sub("/v1", raw, count=1))

@@ -1,7 +1,6 @@
-"""The shapes of scores: documents in the order of their relevance as Jina and Cohere give them, text-embeddings-inference's bare list of the same,
-and vLLM's scores of pairs and classes of texts.
+"""The shapes of scores: of Jina and Cohere, of text-embeddings-inference, and of vLLM.
 
-The module refuses to know where the scores come from.
+The first two list documents in the order of their relevance; vLLM's are scores of pairs and classes of texts.
 """
 
 from typing import Literal

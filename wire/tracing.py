@@ -1,4 +1,7 @@
-"""Spans for a collector of OTLP over HTTP: how a process makes and sends them, and the parent of present work."""
+"""Spans for a collector of OTLP over HTTP: how a process makes and sends them.
+
+The parent span of the present work is here, too.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

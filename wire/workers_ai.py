@@ -1,4 +1,4 @@
-"""Cloudflare Workers AI's native shapes: the envelope, a text model's result, and the events of its stream.
+"""Cloudflare Workers AI's shapes: the envelope, a text model's result, and its stream's events.
 
 The module refuses to know where the tokens come from.
 """

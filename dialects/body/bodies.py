@@ -215,7 +215,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             values = only(values, cls)
         for name, part in cls.PARTS.items():
             value = values.get(name)
-            if isinstance(value, list) and len(value) <= MAX_MESSAGES:  # else it is refused for its length
+            if isinstance(value, list) and len(value) <= MAX_MESSAGES:  # a longer list is refused for its length
                 values[name] = [
                     part.known(item, ignored, f"{where}{name}[{i}].") if isinstance(item, dict) else item
                     for i, item in enumerate(value)

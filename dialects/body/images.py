@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pilotlight.dialects.body.invalid_values import ValidationError
 
-ROLES = ("user", "tool")  # whose messages may have images
+ROLES = ("user", "tool")  # roles whose messages may have images
 _NO_URL = "must be an https: URL, or a data: URL such as data:image/png;base64,..."
 
 

@@ -198,7 +198,7 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
     The developer's role becomes `system`, arguments become objects, and absent fields are left out."""
     role = "system" if message.role == "developer" else message.role
     content = message.content if message.content is not None else message.refusal
-    if content is None and role != "assistant":  # of which nothing may have been said before the length cut it
+    if content is None and role != "assistant":  # the answer may have reached its length before any text
         raise ApiError(
             "invalid_request", f"{where}.content is required for the role {role!r}", param=f"{where}.content"
         )
@@ -214,7 +214,9 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
         rendered["tool_calls"] = [_call(id, function.name, function.arguments) for id, function in called]
     reasoning = message.reasoning if message.reasoning_content is None else message.reasoning_content
     further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
-    if not (message.tool_calls and content):  # that of gpt-oss calls it so, and writes one of the two before calls
+    if not (
+        message.tool_calls and content
+    ):  # gpt-oss's template uses this name, and accepts either text or reasoning before calls
         further["thinking"] = reasoning
     rendered |= {name: value for name, value in further.items() if value is not None}
     return rendered

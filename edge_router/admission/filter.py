@@ -80,7 +80,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, now: float, amount: float = 1.0) -> float:
-        """Return the seconds until `amount` is available, at most the bucket's capacity; 0 if it is available now."""
+        """Return the seconds until `amount` is available, at most the bucket's capacity; 0 if it is there now."""
         return max(0.0, min(amount, self.per_min) - self._filled(now)) * 60 / self.per_min
 
     def take(self, amount: float, now: float) -> None:
@@ -256,7 +256,7 @@ class TenantLimits:
             reserved.shared.spend(tokens)
 
     def _lease(self, head: Head, limit: str) -> QuotaLease | None:
-        """Return this router's lease of an account's limit; None if there is no limit, or routers do not share it."""
+        """Return this router's lease of an account's limit; None without a limit or without shared limits."""
         if self.shared is None or head.holder is None:
             return None
         account = head.holder.account.name

@@ -1,4 +1,4 @@
-"""A site as the router sees it: state, round trip, newest status, and requests sent since that status was published.
+"""A site as the router sees it: state, round trip, newest status, and requests sent since then.
 
 Joins these facts and notifies of changes; probing, sending and choosing are in other files.
 """
@@ -142,16 +142,19 @@ class Backend:
     def refused_hop(self, reason: str) -> None:
         """Mark the site as refusing this router's signatures. Requests that it accepted before continue."""
         self.probed.refuses_hops = True
-        self.probed.become("unhealthy", reason)
+        self.probed.set_state("unhealthy", reason)
         self._view = None
 
     def refused_draining(self) -> None:
         """The site refused a request because it drains; its next status will say the same."""
-        self.probed.become("draining", "the site is draining")
+        self.probed.set_state("draining", "the site is draining")
         self._view = None
 
     def view(self) -> BackendView:
-        """Return a snapshot, made again only after a change: a decision looks at every site, and most are unchanged."""
+        """Return a snapshot, made again only after a change.
+
+        A decision looks at every site, and most are unchanged.
+        """
         now, known = self._clock(), self._view
         if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
             known = self._view = self._look(now)
@@ -189,7 +192,7 @@ class Backend:
             is_ejected=now < ejected_until,
             slow_start=slow_start,
         )
-        if slow_start < 1 or late_at <= now:  # which change all the time
+        if slow_start < 1 or late_at <= now:  # both change all the time
             return _CachedView(view, now, until=now)
         changes = [at for at in (stale_at, ejected_until, late_at) if at > now]
         if not self._lateness.is_punctual:

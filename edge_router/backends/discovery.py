@@ -1,4 +1,7 @@
-"""The sites that exist: one Backend for each site of the network file, which may be read again while the router runs."""
+"""The sites that exist: one Backend for each site of the network file.
+
+The file may be read again while the router runs.
+"""
 
 from collections.abc import Callable
 
@@ -17,9 +20,9 @@ class Discovery:
         self.urls: dict[str, str] = {}
         self._clock = clock
         self._known: dict[str, SiteRef] = {}
-        self.become(network)
+        self.reload(network)
 
-    def become(self, network: NetworkConfig) -> None:
+    def reload(self, network: NetworkConfig) -> None:
         """Take over the sites of the file.
         A removed site gets nothing new and is dropped when its last request has ended (`sweep`); one whose entry changed starts again."""
         here = router_place(network)

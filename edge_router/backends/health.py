@@ -86,7 +86,7 @@ class HealthMonitor:
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
-        if begin_after_s > self._config.interval_s:  # else all may be asked at once
+        if begin_after_s > self._config.interval_s:  # otherwise all may be probed at once
             await self._sleep(begin_after_s)
         while True:
             await self.probe(backend)
@@ -151,7 +151,7 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
         fetched, told_s = await ask(url, site)
         if told_s is None:
             return fetched
-        clocks.is_told(site, told_s)
+        clocks.record(site, told_s)
         again = (await ask(url, site))[0]
         return again._replace(round_trips=fetched.round_trips + again.round_trips)
 

@@ -1,4 +1,6 @@
-"""How much later a site answers than this router expected: this reveals a slow or lying site, whatever it publishes.
+"""The lateness of a site: how much later it answers than this router expected.
+
+It reveals a slow site, and one that publishes wrong figures.
 
 A prediction is an average, so an answer counts as late only above TOLERANCE times it. Observations decay with a half-life: a site that was avoided is
 tried again, with one request at a time.
@@ -11,8 +13,8 @@ from collections.abc import Callable
 
 TOLERANCE = 1.5  # times the prediction
 HALF_LIFE_S = 20.0
-PRIOR_ANSWERS = 3.0  # that came in time: one late answer says little
-LEAST_MS = 20.0  # below which a site counts as punctual
+PRIOR_ANSWERS = 3.0  # imaginary answers in time: one late answer means little
+LEAST_MS = 20.0  # a smaller delay counts as punctual
 
 
 class Lateness:

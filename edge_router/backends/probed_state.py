@@ -1,4 +1,7 @@
-"""The state of a site by its probes, with rules that exclude a flapping site and ramp up a recovered one slowly."""
+"""The state of a site by its probes.
+
+A flapping site is excluded, and a recovered one gets its full load slowly.
+"""
 
 from collections.abc import Callable
 
@@ -28,16 +31,16 @@ class ProbedState:
         self.refuses_hops = False
         self.failures = 0
         if status.draining:
-            self.become("draining", "the site is draining")
+            self.set_state("draining", "the site is draining")
         elif not status.ready:
-            self.become("unhealthy", "the site is not ready")
+            self.set_state("unhealthy", "the site is not ready")
         else:
             self._successes += 1
             flapping = self.state == "unhealthy" and self.was_healthy
             if not flapping or self._successes >= RECOVER_AFTER:
                 if self.was_healthy and self.state == "unhealthy":
                     self.slow_start_until = self._clock() + SLOW_START_S
-                self.become("healthy", "")
+                self.set_state("healthy", "")
                 self.was_healthy = True
 
     def failed(self, reason: str) -> bool:
@@ -47,10 +50,10 @@ class ProbedState:
         if self.failures < self._config.unhealthy_after:
             return False
         self.refuses_hops = False
-        self.become("unhealthy", reason)
+        self.set_state("unhealthy", reason)
         return True
 
-    def become(self, state: State, detail: str) -> None:
+    def set_state(self, state: State, detail: str) -> None:
         if state != "healthy":
             self._successes = 0
         self.state, self.detail = state, detail

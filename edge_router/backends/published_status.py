@@ -10,7 +10,7 @@ class PublishedStatus:
     def __init__(self) -> None:
         self.status: SiteStatus | None = None
         self.at = float("-inf")  # when it was asked for
-        self.digests = 0  # the edition that is known of its models' prefixes; 0: none
+        self.digests = 0  # the known edition of its models' prefixes; 0 if none is known
         self.prefixes: frozenset[int] = frozenset()
         self._by_model: dict[str, frozenset[int]] = {}
         self.backlog_ms = 0.0
@@ -58,8 +58,9 @@ class PublishedStatus:
 
     def _learn_prefixes(self, status: SiteStatus) -> None:
         """Update the cached prefixes.
-        A malformed digest is ignored, because it only says where a cache is. If changes cannot be applied, the next probe asks for the whole
-        digest."""
+
+        A malformed digest is ignored, because it is only a hint about caches. If changes cannot be applied, the next probe asks for the whole digest.
+        """
         since = status.digests_since
         if since and since == status.digests == self.digests:
             return

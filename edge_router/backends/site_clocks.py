@@ -1,4 +1,4 @@
-"""SiteClocks: the difference of each site's clock from this router's, so that sites accept its signatures."""
+"""SiteClocks: each site's clock relative to this router's, so that sites accept its signatures."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ class SiteClocks:
         now_s = self._clock()
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
 
-    def is_told(self, site: str, time_s: float) -> None:
+    def record(self, site: str, time_s: float) -> None:
         """Record a site's own time. A wrong clock is logged once."""
         ahead_s = time_s - self._clock()
         self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # a stamp is of whole seconds

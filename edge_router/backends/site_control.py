@@ -19,8 +19,8 @@ MAX_ANSWER = 1 << 20
 
 
 class SiteAnswer(NamedTuple):
-    status: int  # of HTTP; 0: there was no answer
-    body: bytes  # or why there was none
+    status: int  # HTTP status; 0 without an answer
+    body: bytes  # the answer's body, or the reason for none
 
 
 class SiteControl:

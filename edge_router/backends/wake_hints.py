@@ -1,4 +1,6 @@
-"""Hint to a site that a model sleeping there was wanted (wire/hop/management.py), so that the next request finds it awake.
+"""Hints to sites that a sleeping model was wanted, so that the next request finds it awake.
+
+wire/hop/management.py has the message.
 
 A site gets a hint if it would have won without the cost of waking the model; the request itself is answered elsewhere. Hints are sent in the
 background: a lost one costs nothing but its count.
@@ -19,7 +21,7 @@ from pilotlight.wire.hop.management import WAKE_PATH, WakeHint
 
 # For one model at one site: longer than most wakes, so that the next status says whether it was heeded.
 EVERY_S = 5.0
-MAX_UNDER_WAY = 16  # beyond which they are dropped: sites that do not answer must not fill the router's memory
+MAX_UNDER_WAY = 16  # further hints are dropped: sites that do not answer must not fill the router's memory
 ASLEEP = ("host", "disk")
 
 log = logging.getLogger(__name__)
@@ -76,7 +78,10 @@ class WakeHints:
 
 
 def sleeping_winner(model: str | None, preferences: Sequence[Preference]) -> tuple[str, str] | None:
-    """Return the site, and the model's own name there, that would have won if the model were awake; None if the decision would be the same."""
+    """Return the site, and the model's name there, that would have won if the model were awake.
+
+    Return None if the decision would be the same.
+    """
     if model is None:
         return None
     chosen, *others = preferences

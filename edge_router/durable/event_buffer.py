@@ -49,7 +49,10 @@ class EventBuffer:
         )
 
     async def read(self, place: int) -> AsyncGenerator[bytes, None]:
-        """Yield events from `place` on, as many at once as there are, until the end; a comment after a long silence."""
+        """Yield the events from `place` on, all available ones at once, until the end.
+
+        After a long silence a comment is yielded.
+        """
         while True:
             if place < len(self._events):
                 batch = b"".join(self._events[place:])

@@ -47,7 +47,7 @@ class JournalHeader(msgspec.Struct, frozen=True, tag=True, array_like=True):
     answer: AnswerName
 
 
-class AnswerBegun(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AnswerStarted(msgspec.Struct, frozen=True, tag="AnswerBegun", array_like=True):  # the tag of older journals
     """The start of an answer. `body` is set if it is not a stream."""
 
     status: int
@@ -72,7 +72,7 @@ class StreamEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 log = logging.getLogger(__name__)
 
-Entry = JournalHeader | AnswerBegun | JournalEvents | TakenOver | StreamEnded
+Entry = JournalHeader | AnswerStarted | JournalEvents | TakenOver | StreamEnded
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
@@ -121,7 +121,7 @@ class JournalFile:
             return False
         return True
 
-    def begin_behind(self) -> None:
+    def resume(self) -> None:
         """Continue a journal after the entries that were read. Raises StreamStopped, OSError."""
         os.ftruncate(self._fd, self._at)
         self.append(TakenOver())
@@ -186,9 +186,9 @@ class Journal:
         self.num_parts += sum(isinstance(entry, TakenOver) for entry in entries)
         return entries
 
-    async def begin_behind(self) -> None:
+    async def resume(self) -> None:
         """Continue a journal that was taken. Raises StreamStopped, OSError."""
-        await self._aside(self._file.begin_behind)
+        await self._aside(self._file.resume)
         self.num_parts += 1
 
     async def is_there(self) -> bool:
@@ -270,7 +270,10 @@ class Journals:
             return None
 
     def parts(self, name: str) -> list[list[Entry]] | None:
-        """Return a stream's entries, one list for each router that wrote them; None if there is no such stream. Raises OSError."""
+        """Return a stream's entries, one list for each router that wrote them; None without such a stream.
+
+        Raises OSError.
+        """
         journal = self._open(name)
         if journal is None:
             return None

@@ -1,4 +1,4 @@
-"""Streams that can be read again: their events are kept until some time after the end, and survive a disconnect of the client.
+"""Streams that can be read again, after a disconnect of the client and for some time after their end.
 
 A recording acts as the client of the proxy, so that a durable stream continues at another site like any other. Only its events are numbered, because
 line-by-line clients expect no ids in other streams. A stream belongs to its tenant and is invisible to others. It is kept in memory and, if a folder
@@ -24,7 +24,7 @@ from pilotlight.dialects.table import is_final
 from pilotlight.edge_router.admission.filter import AdmissionFilter, tenant_of
 from pilotlight.edge_router.durable.event_buffer import EVENT_BYTES, LAST_EVENT_ID, EventBuffer
 from pilotlight.edge_router.durable.journal import (
-    AnswerBegun,
+    AnswerStarted,
     Entry,
     Journal,
     JournalEvents,
@@ -36,7 +36,7 @@ from pilotlight.edge_router.durable.journal import (
 )
 from pilotlight.edge_router.forwarding.downstream import Downstream, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import DeliveryLog
-from pilotlight.edge_router.forwarding.request_state import BegunAnswer
+from pilotlight.edge_router.forwarding.request_state import StartedAnswer
 from pilotlight.edge_router.requests.request import Head
 from pilotlight.sites.network import DurableConfig
 from pilotlight.wire.errors import ApiError
@@ -49,7 +49,7 @@ from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
 FOLLOW_S = 0.1  # between looks at a stream of another router
-CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # which no disk needs
+CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # headers that are not written to the disk
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class DurableStream:
         self.head = head
         self.address = asked.address  # where its client was when it asked: it may have left
         self.request_id = asked.request_id
-        self.answer: AnswerBegun | None = None
+        self.answer: AnswerStarted | None = None
         self.log = DeliveryLog()
         self.events = EventBuffer()
         self.journal = journal
@@ -82,9 +82,9 @@ class DurableStream:
         return self.events.num_bytes + (len(self.asked.body) if self.events.ended_at is None else 0)
 
     @property
-    def begun(self) -> BegunAnswer:
+    def started(self) -> StartedAnswer:
         part = "" if self.journal is None else f"{self.name}.{self.journal.num_parts}"
-        return BegunAnswer(self.asked.answer, self.log, part)
+        return StartedAnswer(self.asked.answer, self.log, part)
 
     # called by the proxy
 
@@ -93,10 +93,10 @@ class DurableStream:
         return self.answer is not None and self.answer.body is None
 
     async def respond(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        await self._keep(AnswerBegun(status, tuple(headers), body))
+        await self._keep(AnswerStarted(status, tuple(headers), body))
 
     async def start_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
-        await self._keep(AnswerBegun(status, tuple(headers), None))
+        await self._keep(AnswerStarted(status, tuple(headers), None))
 
     async def write(self, batch: bytes) -> None:
         """`batch` is whole events. Raises ApiError where they are more than is kept."""
@@ -140,7 +140,7 @@ class DurableStream:
 
     # called by readers
 
-    async def begun_answer(self) -> AnswerBegun:
+    async def started_answer(self) -> AnswerStarted:
         """Raises ApiError where the stream was stopped before its answer began."""
         while self.answer is None and self.events.ended_at is None:
             await self.events.change()
@@ -163,9 +163,9 @@ class DurableStream:
     @property
     def may_go_on(self) -> bool:
         """Tell whether another router can produce the rest, or all if nothing was published."""
-        return self.log.has_begun or (self.events.last is None and self.head.may_be_repeated)
+        return self.log.has_started or (self.events.last is None and self.head.may_be_repeated)
 
-    async def _keep(self, entry: AnswerBegun | JournalEvents) -> None:
+    async def _keep(self, entry: AnswerStarted | JournalEvents) -> None:
         """Write an entry. Raises ApiError if the stream was stopped at another router."""
         if self.journal is not None:
             try:
@@ -176,7 +176,7 @@ class DurableStream:
         self.events.notify()
 
     def _apply(self, entry: Entry) -> None:
-        if isinstance(entry, AnswerBegun):
+        if isinstance(entry, AnswerStarted):
             self.answer = entry
         elif isinstance(entry, JournalEvents):
             for event in EventDecoder(len(entry.events) + 1).feed(entry.events):
@@ -257,9 +257,11 @@ class DurableStreams:
         assert self.journals is not None
         await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
 
-    def as_kept(self, record: UsageRecord) -> UsageRecord:
-        """Return the usage of a killed router's request without the tokens that its journal lacks: no reader has them, and the router that continues
-        counts them again."""
+    def corrected_usage(self, record: UsageRecord) -> UsageRecord:
+        """Return a killed router's usage record without the tokens that its journal lacks.
+
+        No client can read these, and the router that continues the stream counts them again.
+        """
         name, _, part = record.request.part.partition(".")
         if self.journals is None or not part or record.outcome != "recovered":
             return record
@@ -366,7 +368,7 @@ class DurableStreams:
                 is_over = recording.replay(await journal.read())
             if is_over:
                 return
-            await journal.begin_behind()
+            await journal.resume()
         except (OSError, StreamStopped, ContinuationError) as error:
             return await recording.refuse(
                 ApiError("aborted", f"the rest of the stream cannot be read: {error or 'it was stopped'}")
@@ -400,7 +402,7 @@ class DurableStreams:
 
 async def tell(recording: DurableStream, client: Downstream, place: int) -> None:
     """Send the stream to a client, from `place` on."""
-    answer = await recording.begun_answer()
+    answer = await recording.started_answer()
     if answer.body is not None:
         return await client.respond(answer.status, [*answer.headers, (STREAM, recording.name)], answer.body)
     kept = [pair for pair in answer.headers if pair[0] not in ("content-type", "content-length")]

@@ -1,4 +1,6 @@
-"""The client's side of one request, as pure ASGI: read the body, notice a disconnect, send an answer or an error.
+"""The client's side of one request, as pure ASGI.
+
+Reads the body, notices a disconnect, and sends an answer or an error.
 
 Our own server calls back when a client disconnects. Others report it through `receive()` only, so a task must call that: `while_present`.
 """
@@ -25,7 +27,7 @@ Result = TypeVar("Result")
 # rest is read and thrown away first.
 DISCARD_TIMES = 8  # of the limit
 DISCARD_S = 5.0
-STALL_S = 60.0  # time for a client to read, if the server sets no limit of its own
+STALL_S = 60.0  # time for a client to read, if the server sets no limit
 
 
 class DownstreamGone(Exception):
@@ -228,7 +230,7 @@ class Downstream:
             self._task.cancel()
 
     def _raise_ended(self) -> None:
-        """Raise the reason of a cancellation instead, if this object cancelled the task and no other caller did."""
+        """Raise the reason of a cancellation if this object alone cancelled the task."""
         was_ours, self._has_cancelled = self._has_cancelled, False
         if was_ours and self._task is not None and self._task.uncancel() <= self._cancelled_before:
             assert self._ended is not None

@@ -1,4 +1,4 @@
-"""One request through the router, in one task from its first byte: handle, admit, forward, try_sites, relay.
+"""One request through the router, in one task: handle, admit, forward, try_sites, relay.
 
 A failing site costs the client only time: before its first byte the next site answers, after it the next site continues the same answer. When no site
 is left, an error event ends the stream. Policy, probes and HTTP are in other modules.
@@ -19,11 +19,11 @@ from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.durable.streams import DurableStream, DurableStreams, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, ResponseWriter
 from pilotlight.edge_router.forwarding.relay import Forward, SiteDraining, StreamBroken, StreamDone
-from pilotlight.edge_router.forwarding.request_state import BegunAnswer, RequestState, StreamRecovery
+from pilotlight.edge_router.forwarding.request_state import RequestState, StartedAnswer, StreamRecovery
 from pilotlight.edge_router.forwarding.site_failure import SiteFailed
 from pilotlight.edge_router.forwarding.stages import Close, Stage
 from pilotlight.edge_router.forwarding.upstream import SiteConnections, StreamLost, UpstreamAttempt, UpstreamResponse
-from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large, wants_durable
+from pilotlight.edge_router.requests.request import RequestParser, ValidRequest, aside_if_large, parse_durable
 from pilotlight.edge_router.routing.selection import AttemptPace, SiteSelector
 from pilotlight.edge_router.routing.views import Preference
 from pilotlight.edge_router.telemetry.metrics import NO_SITE, RouterMetrics
@@ -126,7 +126,7 @@ class Proxy:
     async def _read_and_forward(self, client: Downstream) -> None:
         head = client.head
         body = await client.body(self._max_body_bytes, self.config.idle_timeout_s, self.body_timeout_s)
-        is_durable, is_async, body = await aside_if_large(body, wants_durable, head, body)
+        is_durable, is_async, body = await aside_if_large(body, parse_durable, head, body)
         if not is_durable:
             return await client.while_present(self.forward(client, body))
         recording = await self.recordings.start(tenant_of(head, self.parser.secret), client, body, self.record)
@@ -138,13 +138,13 @@ class Proxy:
     async def record(self, recording: DurableStream) -> None:
         """Fill a durable stream."""
         with self.admission.limits.held(recording.head, recording.address):
-            await self.handle(recording, self.forward(recording, recording.asked.body, recording.begun))
+            await self.handle(recording, self.forward(recording, recording.asked.body, recording.started))
 
-    async def forward(self, client: ResponseWriter, body: bytes, begun: BegunAnswer | None = None) -> None:
+    async def forward(self, client: ResponseWriter, body: bytes, started: StartedAnswer | None = None) -> None:
         request = await aside_if_large(body, self.parser.parse, client.head, body, client.request_id, client.address)
         proxied = self.proxied(request)
-        if begun is not None:
-            proxied.go_on(begun, self._clock())
+        if started is not None:
+            proxied.continue_answer(started, self._clock())
         closing: list[Close] = []
         try:
             for stage in self._stages:
@@ -161,7 +161,7 @@ class Proxy:
                 close(error, took_s)
             self._recent.note(proxied, error, took_s)
 
-    def become(self, stages: Iterable[Stage]) -> None:
+    def set_stages(self, stages: Iterable[Stage]) -> None:
         """Run later requests through these stages."""
         self._stages = tuple(stages)
 

@@ -125,7 +125,7 @@ class DeliveryLog:
         )
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self._choices)
 
     def delivery(self) -> bytes:
@@ -160,8 +160,8 @@ class StreamRelay:
         self.has_data = False  # an event other than a comment has come
         self._log = log
         self._decoder = EventDecoder()
-        self._last: bytes | None = None  # that carried data
-        self._held: list[bytes] = []  # whose resume point is still to come
+        self._last: bytes | None = None  # last event with data
+        self._held: list[bytes] = []  # events that wait for their resume point
         self._held_bytes = 0
         self._is_draining = False
 

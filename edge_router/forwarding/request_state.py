@@ -1,4 +1,4 @@
-"""One request in progress: the request for the next site, the sites that failed, and how often its stream was cut.
+"""One request in progress: the request for the next site, failed sites, and cuts of its stream.
 
 Facts and the rules by which they change. Sending, choosing and answering are in proxy.py.
 """
@@ -33,10 +33,10 @@ MOST = 100.0  # tries that a quiet time may have saved up
 SHARED_ABOVE = 70.0
 ACCOUNT_MOST = 30.0
 ACCOUNT_FLOOR_PER_S = 1.0
-MAX_ACCOUNTS = 4096  # whose shares are tracked; others count as full
+MAX_ACCOUNTS = 4096  # accounts with tracked shares; others count as full
 
 
-class BegunAnswer(NamedTuple):
+class StartedAnswer(NamedTuple):
     """An answer that is recorded, and so may continue at another router."""
 
     name: AnswerName
@@ -49,7 +49,7 @@ class SiteTries:
     """The sites asked since a request came, or since its stream was last cut."""
 
     failures: dict[str, SiteFailed] = field(default_factory=dict)
-    excluded: set[str] = field(default_factory=set)  # not to be asked again yet
+    excluded: set[str] = field(default_factory=set)  # sites not to be tried again yet
     declined: set[str] = field(default_factory=set)  # sites that declined
     is_paid: bool = False  # the next try, from the budget of retries
     num_silent: int = 0  # sites left for their silence
@@ -63,14 +63,14 @@ class SiteTries:
             self.declined.add(site)
             self.is_paid = True  # it cost nothing, so its payment counts for the next try
             if len(self.declined) == MAX_DECLINES:
-                self.take_back_declined()
+                self.readmit_declined()
             return
         if failure.words and any(other.words == failure.words for name, other in self.failures.items() if name != site):
             self.repeated = failure.words
         self.failures[site] = failure
         self.num_silent += failure.kind == "silent"
 
-    def take_back_declined(self) -> bool:
+    def readmit_declined(self) -> bool:
         """Let those that declined be asked again. They have to take the request."""
         returning = (self.declined & self.excluded) - self.failures.keys()
         self.excluded -= returning
@@ -81,18 +81,24 @@ class SiteTries:
         self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
 
     def begin_anew(self, lost_site: str) -> None:
-        """Reset after a cut: all sites may be asked to continue the stream, the one that lost it only if there is no other for a while."""
+        """Reset after a cut: all sites may be asked to continue the stream.
+
+        The site that lost it may only be asked if there is no other for a while.
+        """
         self.failures, self.excluded, self.num_silent, self.repeated = {}, {lost_site}, 0, ""
 
 
 @dataclass(eq=False, slots=True)
 class StreamRecovery:
-    """Counts a stream's cuts and records when its client last received something. Times are on the router's clock."""
+    """Counts a stream's cuts, and records when its client last received something.
+
+    Times are on the router's clock.
+    """
 
     config: RelayConfig
     lost: StreamLost | None = None  # why the stream was last cut; None if it never was
     lost_site: str = ""
-    is_cut: bool = False  # and not continued yet
+    is_cut: bool = False  # cut and not continued yet
     deadline: float = 0.0  # for going on
     delivered_at: float = 0.0
     went_on_at: float = 0.0  # the time of the first delivery after a cut
@@ -136,7 +142,10 @@ class StreamRecovery:
 
     @property
     def stall_s(self) -> float:
-        """Return the limit of silence: doubled by each move that did not help, so that a stream does not move between slow sites."""
+        """Return the limit of silence, doubled by each move that did not help.
+
+        So a stream does not move between slow sites.
+        """
         return self.config.stall_s * (1 if self.is_settled else 2.0**self.moves_in_a_row)
 
 
@@ -150,7 +159,7 @@ class RequestState:
         self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
         self.whole = ResourceUse()  # of an answer in one piece
         self.is_complete = False  # its client was sent the end
-        self.site = ""  # that answered last
+        self.site = ""  # the site that answered last
         self.status = 0  # of its answer
         self.first_token_s: float | None = None  # of a stream, from the request's arrival
         self.trace: RequestTrace | None = None  # where requests are traced
@@ -168,13 +177,13 @@ class RequestState:
         """Name the sites that may see the request, as a header."""
         self.request = replace(self.request, data_sites=data_sites)
 
-    def go_on(self, begun: BegunAnswer, now: float) -> None:
+    def continue_answer(self, started: StartedAnswer, now: float) -> None:
         """Name the answer, and if another router had started it, continue after its delivered part.
         Raises ApiError."""
-        self.log, self.part = begun.log, begun.part
+        self.log, self.part = started.log, started.part
         if self.request.answer_name is not None:
-            self.request = replace(self.request, answer_name=begun.name)
-        if begun.log.has_begun:
+            self.request = replace(self.request, answer_name=started.name)
+        if started.log.has_started:
             try:
                 self.cut("", StreamLost("router", "it was relaying it"), now)
             except ContinuationError as error:
@@ -216,7 +225,10 @@ class RequestState:
         return preference.expected_ms
 
     def attempt_limits(self, first_stall_s: float, now: float) -> AttemptLimits:
-        """Return the limits of an attempt: a site that freezes while it takes over must leave time for another one."""
+        """Return the limits of an attempt.
+
+        A site that freezes while it continues a stream must leave time for another site.
+        """
         if self.recovery.lost is None:
             return AttemptLimits(self._config.first_byte_timeout_s, first_stall_s, is_continuation=False)
         left_s = max(0.0, self.recovery.deadline - now)
@@ -249,7 +261,7 @@ class RequestState:
     def end_trace(self, error: BaseException | None) -> None:
         """`error`: with which the request ended."""
         if self.trace is not None:
-            used = self.log.used if self.log.has_begun else self.whole
+            used = self.log.used if self.log.has_started else self.whole
             self.trace.end(
                 status=self.status,
                 is_complete=self.is_complete,
@@ -275,10 +287,12 @@ class RequestState:
 
 
 class RetryBudget:
-    """The retries that the router may make: a share of recent requests, so that retries do not multiply the load of a network in trouble. A bucket
-    that every request fills a little and every retry empties by one; a floor allows a quiet router to retry. Each account has a smaller bucket as
-    well: when the large one runs low, an account uses at most its own share, so that one account's failing requests leave the others theirs. A
-    declined request is not a failure and costs nothing; continuing a stream is promised and costs nothing either."""
+    """The budget of retries: a share of recent requests, so that retries do not multiply the load.
+
+    Every request adds a little to a bucket, and every retry takes one out; a floor allows a quiet router to retry. Each account also has a smaller
+    bucket: when the large one runs low, an account uses at most its share, so that one account's failing requests do not use up the retries of the
+    others. A declined request is not a failure and costs nothing; continuing a stream costs nothing either.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -67,8 +67,10 @@ def plain_failure(response: ResponseParser, body: bytes) -> SiteFailed | None:
 
 def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: bool) -> None:
     """Raise SiteFailed if the site, and not the request, is at fault.
-    The site says so in a header, never in a body, which may be a function's. A gateway before the site has only a status, which counts unless a
-    function answers."""
+
+    The site marks such an answer by a header, never in the body, which may be a function's. A gateway before the site has only a status, which counts
+    unless a function answers.
+    """
     status, word = response.status, response.header(REFUSAL)
     if not word and (is_for_function or status not in SPENT_STATUSES):
         return

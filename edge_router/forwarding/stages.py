@@ -77,7 +77,7 @@ async def _reserve_tokens(limits: TenantLimits, proxied: RequestState) -> Close:
     An answer that another router has started is continued even if the quota is used up."""
     request = proxied.request
     tokens = request.expected_tokens(EXPECTED_TOKENS)
-    reserved = await limits.reserve(request.head, tokens, may_refuse=not proxied.log.has_begun)
+    reserved = await limits.reserve(request.head, tokens, may_refuse=not proxied.log.has_started)
 
     def settle(_: BaseException | None, __: float) -> None:
         prompt = request.conversation.tokens if proxied.is_admitted else 0

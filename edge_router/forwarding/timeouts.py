@@ -27,8 +27,10 @@ class SilenceWatch:
         self.watched: set[Watched] = set()
 
     async def run(self) -> None:
-        """Check all, again and again, until cancelled, a few at a time with other work in between: nine thousand at once delayed every token by 12
-        ms."""
+        """Check all requests periodically until cancelled, in small groups with other work in between.
+
+        Checking nine thousand at once delayed every token by 12 ms.
+        """
         looked_at, awake_since = time.monotonic(), float("-inf")
         while True:
             await asyncio.sleep(self._interval_s)

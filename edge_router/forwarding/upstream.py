@@ -43,7 +43,7 @@ MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
 AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
-OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # which we write ourselves
+OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the router writes itself
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
 
@@ -105,8 +105,8 @@ class UpstreamAttempt:
         self._time_limit_s = upstream.config.answer_timeout_s if request.is_generated_whole else limits.first_byte_s
         self._pace = pace
         self._log = log
-        self._heard_at = self._look_again_at = self._begun_at = time.monotonic()
-        self._until = self._begun_at + self._time_limit_s
+        self._heard_at = self._look_again_at = self._started_at = time.monotonic()
+        self._until = self._started_at + self._time_limit_s
         self._is_over = False
         self._connecting: asyncio.Timeout | None = None
         self._connection: UpstreamConnection | None = None
@@ -130,7 +130,7 @@ class UpstreamAttempt:
             if self._lost_because is not None:
                 detail = f"it became unhealthy before its first byte: {self._lost_because}"
                 raise SiteFailed("silent", detail) from None
-            waited_s = time.monotonic() - self._begun_at
+            waited_s = time.monotonic() - self._started_at
             raise SiteFailed("silent", f"it sent nothing for {waited_s:.3g} s") from None
         except ConnectionLost as error:
             raise SiteFailed("lost", str(error)) from None
@@ -260,8 +260,10 @@ class UpstreamAttempt:
 
 
 class UpstreamResponse:
-    """A site's response that has started: either a whole `body`, or a stream whose relayed events it iterates over, as many at once as one read
-    brought. Use as `with`: leaving closes the connection to a site that is still sending."""
+    """A site's response that has started: a whole `body`, or a stream to iterate over.
+
+    An iteration yields all events that one read brought. Use as `with`: leaving closes the connection to a site that is still sending.
+    """
 
     def __init__(
         self,
@@ -273,7 +275,10 @@ class UpstreamResponse:
         pace: SitePace | None = None,
         failure: SiteFailed | None = None,
     ) -> None:
-        """`first` has the part of a stream that was read already; `failure` is the failure that the answer means if the request is not at fault."""
+        """Take the response over from a connection.
+
+        `first` has the part of a stream that was read already; `failure` is the failure that the answer means if the request is not at fault.
+        """
         self.failure = failure
         self.status = connection.response.status
         self.headers = _downstream_headers(connection, body)
@@ -298,7 +303,7 @@ class UpstreamResponse:
 
     @property
     def use(self) -> ResourceUse:
-        """Return the usage: as the site reports it for a whole answer, otherwise the usage in the answer's last event."""
+        """Return the usage that the site reports for a whole answer, otherwise that of the last event."""
         header = self._connection.response.header
         told = decode_use(header(USAGE), header(WORK))
         if told is not None:

@@ -1,4 +1,4 @@
-"""WebSockets through the router: a handshake like any request to a function, then messages in both directions.
+"""WebSockets through the router: a handshake like any request to a function, then messages.
 
 A site that refuses the handshake is skipped or its answer forwarded, as the answer says; after the handshake nothing is retried, because the router
 does not know what was exchanged. An open WebSocket is not a request in progress: it counts as a connection. Plain ASGI towards the client.
@@ -177,7 +177,7 @@ def _accept(headers: Pairs) -> Message:
 
 
 def _until_disconnect(receive: Receive) -> Receive:
-    """Return a `receive` as of an HTTP request whose body is complete: it only reports the client's disconnect."""
+    """Return an ASGI `receive` of a complete body, which only reports the client's disconnect."""
 
     async def received() -> Message:
         while (await receive())["type"] != "websocket.disconnect":

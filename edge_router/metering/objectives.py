@@ -1,4 +1,4 @@
-"""Service-level objectives: the share of a model's requests that succeed, and of streams with a timely first token."""
+"""Service-level objectives: the shares of a model's requests that succeed and start in time."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from pilotlight.wire.errors import ApiError
 BUCKET_S = 300
 WRITE_EVERY_S = 10.0
 DAY_S = 86_400
-PERIOD_DAYS = 30  # that a budget is for
+PERIOD_DAYS = 30  # period of a budget
 WINDOWS = {"1h": 3600, "6h": 6 * 3600, "3d": 3 * DAY_S}
 ALL_SITES = "*"
 _SCHEMA = """
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class JudgedRequests(NamedTuple):
     """Numbers of requests. `late`: of streams."""
 
-    answers: int = 0  # and failures
+    answers: int = 0  # answers and failures
     failed: int = 0
     streams: int = 0
     late: int = 0
@@ -57,7 +57,7 @@ class ObjectiveState(NamedTuple):
     """One objective at one site. Shares are of 1."""
 
     model: str  # as in the file
-    site: str  # "*": all of them together; empty: requests that no site answered
+    site: str  # "*" for all of them together; empty for requests that no site answered
     objective: str  # answered, or first_token
     target: float
     within_ms: float | None  # of a first token
@@ -210,6 +210,6 @@ def _has_left(error: BaseException | None) -> bool:
     return isinstance(error, (DownstreamGone, asyncio.CancelledError))
 
 
-def told(states: Sequence[ObjectiveState]) -> dict[str, Any]:
+def slo_answer(states: Sequence[ObjectiveState]) -> dict[str, Any]:
     """Return the answer of GET /slo."""
     return {"period_days": PERIOD_DAYS, "objectives": [state._asdict() for state in states]}

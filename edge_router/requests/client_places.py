@@ -1,4 +1,6 @@
-"""The location of a client: from a trusted front end, otherwise from its address in a database, otherwise the router's own.
+"""The location of a client: from a trusted front end, else its address, else the router's own.
+
+A database maps addresses to locations.
 
 `x-client-geo` comes from CDNs and load balancers, but any client can invent it: it is believed only from the networks in the router's file and from
 other routers. The database is a file in MaxMind's format ("MaxMind DB File Format Specification"; GeoLite2-City is one), read again when it changes.

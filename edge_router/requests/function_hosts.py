@@ -1,4 +1,4 @@
-"""Host names of functions: a request for one goes to its function, as if its path started with /fn/NAME."""
+"""Host names of functions: a request for one goes to its function, as if its path began with /fn/NAME."""
 
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
@@ -20,9 +20,9 @@ class FunctionHosts:
         self._deployed: dict[str, Deployment] = {}
         self._places: Places = {}
         self._subdomains_off: frozenset[str] = frozenset()
-        self.become(network)
+        self.reload(network)
 
-    def become(self, network: NetworkConfig) -> None:
+    def reload(self, network: NetworkConfig) -> None:
         """Take over the present configuration of the router's file."""
         self._domain = (network.functions.domain or "").lower()
         self._fixed = [(parse_pattern(each.pattern), each.function) for each in network.hosts]
@@ -57,8 +57,11 @@ class FunctionHosts:
         return None
 
     def check(self, name: str, routes: Iterable[str], account: Account | None, owner: str) -> None:
-        """Raise ApiError for a route that is invalid, belongs to another function, or is not allowed for the account. `account` is the caller's; None
-        for the operator, who acts for `owner`."""
+        """Check a route of a function for an account.
+
+        `account` is the caller's; None for the operator, who acts for `owner`. Raises ApiError for a route that is invalid, belongs to another
+        function, or is not allowed for the account.
+        """
         allowed = self._allowed.get(owner, []) if account is not None or owner else None
         taken = {(pattern, function) for places in self._places.values() for pattern, function in places}
         for route in routes:
@@ -86,7 +89,10 @@ class FunctionHosts:
 
 
 class FunctionMount:
-    """An ASGI application: requests to hosts of functions go to `inside` under /fn/NAME, others to `otherwise`."""
+    """An ASGI application that sends requests for hosts of functions to `inside`, under /fn/NAME.
+
+    Other requests go to `otherwise`.
+    """
 
     def __init__(self, hosts: FunctionHosts, inside: Application, otherwise: Application) -> None:
         self._hosts = hosts

@@ -15,7 +15,10 @@ _REST = re.compile(r'(?:"(?:[^"\\]|\\.)*"?|[^",])*')
 
 
 def preferences(values: Iterable[str]) -> dict[str, str]:
-    """Return a request's preferences by lower-case name, from its Prefer headers in order; the value is empty if there is none."""
+    """Return a request's preferences by lower-case name, from its Prefer headers in order.
+
+    A preference without a value has the value "".
+    """
     found: dict[str, str] = {}
     for value in values:
         at = 0

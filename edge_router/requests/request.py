@@ -1,4 +1,6 @@
-"""Parsing of requests: head and body go in, a ValidRequest comes out, and later code does not look at the raw form again.
+"""Parsing of requests: head and body go in, a ValidRequest comes out.
+
+Later code does not look at the raw form again.
 
 It reads only what the choice of a site needs: model, stream flag, session, messages. The site validates the rest, so the body is forwarded unchanged.
 """
@@ -58,7 +60,7 @@ from pilotlight.wire.hop.prefixes import encode_prompt_prefixes
 from pilotlight.wire.hop.status import Place
 
 FUNCTIONS = "/fn/"  # requests and answers of functions: relayed as bytes, never read
-MODELS_AS_FUNCTIONS = "/fn/@"  # but for these: /fn/@org/model is a model's work
+MODELS_AS_FUNCTIONS = "/fn/@"  # except these: /fn/@org/model is a model's work
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
@@ -105,7 +107,10 @@ class Head:
         is_at_own_host: bool = False,
         holder: Key | None = None,
     ) -> None:
-        """`path` is decoded; `target` is unchanged, with the query; header names are lower case; `scheme` is the connection's."""
+        """The head of a request.
+
+        `path` is decoded; `target` is unchanged, with the query; header names are lower case; `scheme` is the connection's.
+        """
         self.is_at_own_host = is_at_own_host  # the client has named a host of the function that it is for
         self.method = method
         self.path = path
@@ -172,8 +177,8 @@ class ValidRequest(msgspec.Struct, frozen=True):
     answer_name: AnswerName | None = None  # the same at every site; None if the answer cannot be continued
     delivery: bytes = b""  # the part that the client already has, for a stream that is continued
     delivered_tokens: int = 0
-    most_tokens: int = 0  # that the answer may have, as the request says; 0: it does not
-    adapter: str = ""  # that a body names apart from its model
+    most_tokens: int = 0  # longest answer that the request allows; 0 without a limit
+    adapter: str = ""  # adapter that the body names apart from its model
     max_queue_ms: float | None = None  # a site with a longer queue should decline; None if it must accept the request
 
     data_sites: str = ""  # the sites that may see it, as a header (wire/hop/data_sites.py)
@@ -313,15 +318,20 @@ def _most_tokens(fields: dict[str, Any]) -> int:
 
 
 def speaks_for_an_account(head: Head, secret: str) -> bool:
-    """Tell whether to believe the account that a request names: another router forwards it, or a site asks for a function that needs a model which
-    the site lacks. Routers add the number of hops so far."""
+    """Tell whether to believe the account that a request names.
+
+    That is so if another router forwards it, or if a site sends a function's request for a model that the site lacks. Routers add the number of hops
+    so far.
+    """
     may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
     return may_speak and _signed_digest(head, secret) is not None
 
 
 def site_key(head: Head, secret: str) -> str:
-    """Return the value that sites get in place of a client's key: it distinguishes tenants and grants nothing. Without the network's secret sites get
-    the key itself, because nothing else identifies the tenant. Raises ApiError."""
+    """Return the value that sites get in place of a client's key, which identifies a tenant only.
+
+    Without the network's secret sites get the key itself, because nothing else identifies the tenant. Raises ApiError.
+    """
     return tenant_salt(head.key, "", secret).hex() if secret and head.key else head.key
 
 
@@ -336,7 +346,9 @@ def _site_authorization(head: Head, secret: str) -> str:
 
 def _signed_digest(head: Head, secret: str) -> str | None:
     """Return the digest of the body that a router or site has signed; None if neither did.
-    A router has no name of its own: it may be any site's."""
+
+    A router has no name in a signature: it may sign for any site.
+    """
     signature = head.header(HOP)
     hop = _hop(head, head.header(REQUEST_ID), site_of_hop(signature))
     return signed_body(signature, secret, time.time(), hop)
@@ -399,8 +411,10 @@ def _parse(head: Head, body: bytes) -> dict[str, Any]:
 
 
 def _check_shape(body: bytes) -> None:
-    """Refuse a large body with too many parts before objects are made of it: 80,000 tool calls hold Python's lock for 125 ms, this check takes 5 ms.
-    Raises ApiError; a body that is not JSON is refused by `_parse`."""
+    """Refuse a large body with too many parts before objects are made of it.
+
+    80,000 tool calls hold Python's lock for 125 ms, this check takes 5 ms. Raises ApiError; a body that is not JSON is refused by `_parse`.
+    """
     try:
         shape = _shape_decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -442,8 +456,11 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
-def wants_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
-    """Return whether the stream is durable, whether its client does not wait for it, and the body for a site. Raises ApiError."""
+def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
+    """Return whether the stream is durable, whether its client does not wait, and the body for a site.
+
+    Raises ApiError.
+    """
     if not (head.has("prefer") or b'"durable"' in body):
         return False, False, body
     wishes = _wishes(head)

@@ -1,4 +1,4 @@
-"""Which site holds a conversation's prefix: a bounded, expiring table from salted digests to sites.
+"""Sessions: a bounded, expiring table from salted digests of prefixes to the sites that hold them.
 
 A conversation is known by the name that its client gave it (`x-session-affinity`, `prompt_cache_key`) or, without a name, by a chain of digests over
 its own messages: every turn repeats the earlier ones, so one of its prefixes is known. All digests are keyed with the tenant's salt: equal
@@ -85,9 +85,11 @@ def session_digest(salt: bytes, model: str, name: str) -> bytes:
 
 
 def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]]) -> tuple[Prefix, ...]:
-    """Return one prefix for each piece, each digest covering all pieces so far; of many, the first and the last are kept. `seed` precedes them all
-    (model, tools). A piece that is not marked as telling is a prefix that all of a tenant's conversations share: a site may hold it, but it is no
-    reason to stay there."""
+    """Return one prefix for each piece, each digest covering `seed` (model, tools) and all pieces so far.
+
+    Of many prefixes, the first and the last are kept. A piece that does not identify a conversation is a prefix that all of a tenant's conversations
+    share: a site may hold it, but it is no reason to stay there.
+    """
     link = _root(salt, seed) if len(seed) <= SHORT_SEED else _root.__wrapped__(salt, seed)
     size = len(seed)
     first: list[Prefix] = []

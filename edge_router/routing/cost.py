@@ -1,4 +1,6 @@
-"""The policy: predict, in milliseconds, when each site would answer, and send the request where it costs least, for the client and for others.
+"""The cost policy: predict when each site would answer, and choose the site that costs least.
+
+Costs are milliseconds, for the client and for others.
 
 cost  = rtt + queue_ahead + prefill(uncached tokens) + wake(model) + decode_step + full + doubt + lateness
 score = cost + bounded(delay, most_delay) + bounded(repeat, most_repeat)
@@ -49,7 +51,7 @@ SEARCHED_DIGESTS = 2  # longest digests of the prompt, from a conversation's las
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """The policy's assumptions where nothing was measured, its tolerances, and how much a client gives way to others."""
+    """The policy's assumptions for unmeasured values, its tolerances, and the weight of others' delays."""
 
     prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B on a datacentre GPU needs about 0.37
     wake_ms: float = 5000.0  # a model that must first be read from disk
@@ -184,9 +186,12 @@ class CostPolicy:
         readable: int,
         typical: "TypicalMs",
     ) -> Priced:
-        """`cached`: tokens of this prompt that the site holds, `most_cached`: that whichever site holds most of it does, `readable`: that it
-        could read from its KV store besides; `repeat_weight`: how many times the prefill of tokens that another site holds is lost to others;
-        `typical`: what a site that has not measured itself is taken to need."""
+        """Predict the costs of one site.
+
+        `cached`: tokens of this prompt that the site holds. `most_cached`: the same for the site that holds most. `readable`: tokens that the site
+        could read from its KV store besides. `repeat_weight`: how many times the prefill of tokens that another site holds counts as lost to others.
+        `typical`: the assumption for a site that has not measured itself.
+        """
         believed, status = self.assumptions, backend.status
         # It changes slowly: a stale rate is better than a guess.
         rate = model.prefill_tokens_per_s if model is not None else 0.0
@@ -230,7 +235,7 @@ class CostPolicy:
         return Priced(cost_ms, delay_ms, repeat_ms, backend, terms, cached, ms_per_token)
 
     def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
-        """Return the rest of the model's wake when this request is decided, and how long the site has served its queue since it published."""
+        """Return the model's remaining wake time, and how long the site has worked since it published."""
         age_ms = max(0.0, request.now_s - backend.status_at_s) * 1000
         if model.residency == "device":
             return 0.0, age_ms
@@ -277,9 +282,11 @@ class CostPolicy:
 
 
 def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
-    """Return the sites that are worth pricing, at most MAX_NEAR + MAX_HOLDERS + 1, in their order: those that would answer first by round trip and
-    published queue, and those that hold a part of the prompt as far as this router knows: sites that it sent earlier turns to, and sites that publish
-    its longest prefixes."""
+    """Return the sites that are worth pricing, in their order, at most MAX_NEAR + MAX_HOLDERS + 1.
+
+    These are the sites that would answer first by round trip and published queue, and those that hold a part of the prompt: this router sent earlier
+    turns there, or the sites publish its longest prefixes.
+    """
     if request.client is None:
         waits_ms = [backend.rtt_ms + backend.backlog_ms for backend in backends]
     else:
@@ -338,7 +345,10 @@ def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
 
 
 def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) -> dict[str, int]:
-    """Return how many tokens of the prompt each KV store holds: as many as any site that shares it, because sites write there what they compute."""
+    """Return how many tokens of the prompt each KV store holds.
+
+    That is as many as any site that shares it holds, because sites write there what they compute.
+    """
     stored: dict[str, int] = {}
     for model, held in zip(models, cached, strict=True):
         if held and model is not None and model.kv_store:
@@ -361,8 +371,10 @@ def _best_first(scored: Scored) -> tuple[float, str]:
 
 
 def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
-    """Return the round trip from the router, or from the client's location if it is known: then geography decides, plus the excess that the router
-    measures over its own estimate (a late site is late for all)."""
+    """Return the round trip from the router, or from the client's location if it is known.
+
+    In the second case it is an estimate by distance, plus the excess of the router's measurement over its own estimate: a late site is late for all.
+    """
     if request.client is None:
         return backend.rtt_ms
     return seed_rtt_ms(request.client, backend.place) + max(0.0, backend.rtt_ms - backend.seed_rtt_ms)
@@ -374,7 +386,8 @@ def _queue_ms(
     """Return the wait for the rest of the published queue and of later requests when this request arrives.
 
     `worked_off_ms` is how much the site has shortened its queue since it published; other routers have sent to it too, at the rate that it publishes.
-    Requests that this router sent a moment ago always count, and so do those behind an unanswered request."""
+    Requests that this router sent a moment ago always count, and so do requests that queue after an unanswered one.
+    """
     sent_ms = backend.pending_tokens * ms_per_token
     since_ms = max(0.0, request.now_s - backend.pending_since_s) * 1000
     work_ms = model.queued_tokens * ms_per_token + sent_ms
@@ -392,6 +405,8 @@ def _occupancy(backend: BackendView) -> float:
 
 
 def _followers(model: ModelStatus, ahead_ms: float, load: float) -> float:
-    """Return how many requests will come to the site before it is idle again, if it has work for `ahead_ms`: each waits longer by what is added to
-    it. A busy period that starts with work w lasts w / (1 - load) in any queue that serves in order of arrival."""
+    """Return how many requests will come before a site with `ahead_ms` of work is idle again.
+
+    Added work delays each of them. A busy period that starts with work w lasts w / (1 - load) in any queue that serves in order of arrival.
+    """
     return model.arriving_per_s * ahead_ms / 1000 / (1 - load)

@@ -12,7 +12,7 @@ from pilotlight.wire.errors import ApiError
 
 class AllowedSites(NamedTuple):
     names: frozenset[str]
-    why: str  # whose rule it is
+    why: str  # the owner of the rule
 
 
 class DataPlaces:
@@ -24,7 +24,7 @@ class DataPlaces:
 
         self.is_empty = not (self._accounts or self._models)  # no rule exists: all data may go everywhere
 
-    def become(self, other: "DataPlaces") -> None:
+    def update_from(self, other: "DataPlaces") -> None:
         self._accounts, self._models, self.is_empty = other._accounts, other._models, other.is_empty
 
     def allowed(self, request: ValidRequest, own_name: str | None) -> AllowedSites | None:

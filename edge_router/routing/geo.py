@@ -27,7 +27,10 @@ def parse_place(header: str) -> Place:
 
 
 def distance_km(a: Place, b: Place) -> float:
-    """Return the great-circle distance (haversine: stable for near points, at most 0.5 % off, because the Earth is not a sphere)."""
+    """Return the great-circle distance.
+
+    By the haversine formula: stable for near points, at most 0.5 % off, because the Earth is not a sphere.
+    """
     phi_a, phi_b = math.radians(a.latitude), math.radians(b.latitude)
     half_phi = (phi_b - phi_a) / 2
     half_lambda = math.radians(b.longitude - a.longitude) / 2

@@ -12,7 +12,7 @@ from pilotlight.edge_router.routing.views import BackendView
 
 BOUND = 1.25  # a site may hold so many times the mean occupancy before newcomers pass it by
 ALWAYS_FREE = (
-    0.05  # and below this occupancy it never counts as full: with three requests in the house, means mean nothing
+    0.05  # below this occupancy a site never counts as full: with three requests in the network, a mean is meaningless
 )
 MAX_WALK = 16  # sites that are hashed: the cheapest ones; a conversation has nothing to gain from the seventeenth
 
@@ -20,8 +20,11 @@ MAX_WALK = 16  # sites that are hashed: the cheapest ones; a conversation has no
 def placement_order(
     key: bytes, backends: Sequence[BackendView], mean_occupancy: float | None = None
 ) -> list[BackendView]:
-    """Highest hash first; then, in the same order, sites above the bound and those whose trial period does not extend to this key; then those
-    beyond the walk as they came. `backends`: best first; `mean_occupancy`: over all sites, not only these."""
+    """Return the sites for a key, highest hash first.
+
+    `backends` are ordered best first; `mean_occupancy` is that of all sites, not only these. Sites above the bound, and those whose trial period does
+    not extend to this key, come after the others, in the same order; sites beyond the first MAX_WALK come last, as they came.
+    """
     walked = backends[:MAX_WALK]
     weights = {backend.name: _weight(key, backend.name) for backend in walked}
     hashed = sorted(walked, key=lambda backend: (weights[backend.name], backend.name), reverse=True)
@@ -38,7 +41,10 @@ def placement_order(
 
 
 def _is_taken_by(backend: BackendView, weight: bytes) -> bool:
-    """Tell whether a site that has just returned takes this key: it takes a growing share, always the same keys first."""
+    """Tell whether a site that has just returned takes this key.
+
+    It takes a growing share of keys, the same ones first each time.
+    """
     return backend.slow_start >= 1 or weight[-1] < 256 * backend.slow_start
 
 

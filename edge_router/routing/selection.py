@@ -72,8 +72,11 @@ class SiteSelector:
         return route, ranking
 
     def _views(self, request: ValidRequest) -> list[BackendView]:
-        """Return the sites that may see the request and have its function, if any site says so, or its uploaded adapter. While no site says so,
-        return those that have never published a status: the others' lack of the function does not show that it does not exist."""
+        """Return the sites that may see the request and have its function or its uploaded adapter.
+
+        While no site publishes the function, return those that have never published a status: that the others lack it does not show that it does not
+        exist.
+        """
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:
             name = request.head.path.removeprefix(FUNCTIONS).partition("/")[0]
@@ -96,7 +99,7 @@ class SiteSelector:
         return encode_data_sites(None if allowed is None else allowed.names)
 
     def own_name(self, model: str) -> str:
-        """Return a model's own name, if the request used an alias; the name in the request if no site knows it."""
+        """Return the model's own name for a name or alias; the given name if no site knows it."""
         return self.own_names(model)[0]
 
     def own_names(self, model: str) -> tuple[str, str]:
@@ -122,7 +125,7 @@ class SiteSelector:
             for preference in preferences:
                 if preference.backend.name not in tries.excluded:
                     return route, preference
-            if tries.take_back_declined():
+            if tries.readmit_declined():
                 continue
             if (last := self._last_resort(proxied.request, route, tries.excluded)) is not None:
                 return route, last
@@ -173,7 +176,7 @@ class SiteSelector:
     def note_answer(
         self, proxied: RequestState, preference: Preference, response: UpstreamResponse, elapsed_s: float
     ) -> None:
-        """Record what an answer's start shows: where the conversation is cached now, and the error of the prediction."""
+        """Record what an answer's start shows: where the conversation is cached, and the prediction's error."""
         self._metrics.tried(preference.backend.name, "answered")
         self._metrics.decided(preference)
         if response.failure is None:
@@ -220,7 +223,10 @@ def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
 
 
 def first_token_limit_s(preference: Preference, name: str | None, stall_s: float) -> float:
-    """Return how long a stream may be silent before its first token; without bound if nothing was measured or the model must wake first."""
+    """Return how long a stream may be silent before its first token.
+
+    Infinite if nothing was measured or the model must wake first.
+    """
     model = preference.backend.model(name) if name is not None else None
     if model is None or model.residency != "device" or model.prefill_tokens_per_s <= 0:
         return float("inf")

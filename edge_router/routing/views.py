@@ -79,7 +79,7 @@ class BackendView(msgspec.Struct, frozen=True):
     slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
 
     def cached_tokens(self, request: RouteRequest) -> int:
-        """Return the tokens of the prompt that need no prefill at a site, by this router's requests or the site's own digest."""
+        """Return the tokens of the prompt that a site has cached, by this router's requests or its digest."""
         sent = request.sent_tokens(self.name)
         if self.prefixes:
             for digest, tokens in request.digests:
@@ -103,7 +103,10 @@ class BackendView(msgspec.Struct, frozen=True):
 
     @property
     def occupancy(self) -> float | None:
-        """Return the share of the site's permits in use, including requests sent since; None without a recent status."""
+        """Return the share of the site's permits in use, with requests sent since its status.
+
+        Return None without a recent status.
+        """
         if self.status is None or not self.status_is_fresh or self.status.max_inflight <= 0:
             return None
         return (self.status.inflight + self.pending_requests) / self.status.max_inflight
@@ -129,8 +132,10 @@ class Preference(msgspec.Struct, frozen=True):
 
     @property
     def expected_ms(self) -> float:
-        """Return when the first token should reach this router, from the site's status and the requests sent: without the terms for risk. The round
-        trip is the router's own, even where sites are compared by the client's."""
+        """Return when the first token should reach this router, without the terms for risk.
+
+        Based on the site's status and the requests sent. The round trip is the router's own, even if sites are compared by the client's.
+        """
         terms, rtt_ms = self.terms, self.backend.rtt_ms
         feared_ms = terms.get("doubt", 0.0) + terms.get("full", 0.0) + terms.get("lateness", 0.0)
         return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
@@ -157,9 +162,12 @@ HEALTHY_FLOOR = (
 
 
 def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
-    """Return the usable sites among those that serve the model, or of which that is not known; only if each is known not to, all sites count, so
-    that one of them can say so. When none is usable, the least bad ones: a site that missed its probes may still answer, one that drains is
-    certain to refuse. So a model whose only site is away is never asked for at the others, which would call it unknown."""
+    """Return the usable sites that serve the model, or may serve it as far as is known.
+
+    Only if each site is known not to serve it, all sites count, so that one of them can refuse by name. When no site is usable, return the unhealthy
+    ones: a site that missed its probes may still answer, one that drains is certain to refuse. So a request for a model whose only site is away is
+    never sent to the others, which would call the model unknown.
+    """
     if len(backends) == 1:  # there is no choice
         return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
     serving = [backend for backend in backends if may_serve(backend, request.model)]
@@ -176,7 +184,9 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
 def may_serve(backend: BackendView, name: str | None) -> bool:
     if backend.status is None or name is None:
         return True
-    for model in backend.status.models:  # not BackendView.model(): one call less for each site of a large network
+    for model in (
+        backend.status.models
+    ):  # a loop in place of BackendView.model(): one call less for each site of a large network
         if name == model.name or name in model.aliases or is_adapter_of(name, model):
             return model.residency != "failed"
     return False

@@ -1,1 +1,1 @@
-"""Services of the router besides forwarding: batches, deployments, fine-tunes, model lists, stored responses."""
+"""Services of the router besides forwarding, such as batches, deployments and model lists."""

@@ -3,7 +3,7 @@
 Off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
-deploy token and admin keys are the operator's, who may access all functions.
+deploy token and admin keys belong to the operator and give access to all functions.
 
 A new version takes traffic only after the sites have started it and its health call has succeeded there. Of two simultaneous changes the later one is
 refused: each names the revision that it was made for. A change is on the disk before it is answered. Sites fetch the deployments, and are notified of
@@ -88,7 +88,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class DeployGuard:
-    """Authorization: authors by the token or by a key with the scope `deploy`, sites by the network's signature."""
+    """Authorization: authors by the token or a key with the scope `deploy`, sites by a signature."""
 
     token: str
     secret: str
@@ -403,7 +403,10 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
-        """Return the name of a function whose output the author may read; a site's own function is the operator's. Raises ApiError."""
+        """Return the name of a function whose output the author may read.
+
+        A site's own function belongs to the operator. Raises ApiError.
+        """
         author, name = self._guard.author(request), _named(request.path_params["name"])
         self._deployments.get(name, author)
         if author is not None and name not in self._deployments.known:
@@ -469,8 +472,11 @@ class DeploymentApi:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_fits(self, deployment: Deployment) -> None:
-        """Raise ApiError where a site says that a version must not take the traffic again: its classes of objects were renamed or deleted since. One
-        that fails, or a site that cannot be asked in time, stops no rollback."""
+        """Raise ApiError if a site answers that a version must not take the traffic again.
+
+        Its classes of objects were renamed or deleted since. A version that fails, or a site that cannot be asked in time, does not prevent a
+        rollback.
+        """
         version = deployment.version(deployment.shares[0].number)
         assert version is not None
         body = encode(Try(deployment.name, version))

@@ -1,4 +1,4 @@
-"""Adapters uploaded by accounts, as this router knows them from its sites, and how an adapter is copied to sites that lack it.
+"""Adapters uploaded by accounts, as this router knows them, and how sites get copies of them.
 
 The sites store adapters, the router stores nothing: it asks a site for its list whenever the site's status shows a change, and copies each adapter to
 every other site that serves the base model, also to one that was away. An adapter that was removed while a site was away is removed there when it
@@ -39,7 +39,7 @@ class SiteFinetunes:
         self._carrying = asyncio.Lock()
 
     def holders(self, owner: str, name: str) -> set[str]:
-        """Return the sites that hold both files of an owner's adapter, by its name or id; empty if unknown."""
+        """Return the sites that hold both files of an adapter of `owner`, by name or id; empty if unknown."""
         return self._holders.get((owner, name), set())
 
     def asked_by(self, request: ValidRequest) -> set[str]:
@@ -58,7 +58,7 @@ class SiteFinetunes:
         return site_key(head, self.orders.secret if self.orders is not None else "")
 
     def of(self, owner: str) -> dict[str, Finetune]:
-        """Return an owner's adapters by id, the oldest first."""
+        """Return the adapters of an owner by id, the oldest first."""
         found: dict[str, Finetune] = {}
         for told in self._told.values():
             for each in told.kept:

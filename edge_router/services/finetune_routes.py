@@ -1,4 +1,7 @@
-"""Workers AI's fine-tunes behind a router, as an ASGI application: one site validates an upload, and the others get it from there."""
+"""The router's API of Workers AI's fine-tunes, as an ASGI application.
+
+One site validates an upload, and the others copy it from there.
+"""
 
 from http import HTTPStatus
 from typing import Any
@@ -17,7 +20,7 @@ from pilotlight.wire.hop.headers import ACCOUNT, HOP_SECRET_ENV, REQUEST_ID
 CREATE_BYTES = 64 << 10
 FORM_BYTES = 16 << 10  # round a file
 UPLOAD_S = 600.0
-_AT_SITES = "/client/v4/accounts/-/ai/finetunes"  # whose they are, a site knows by the key
+_AT_SITES = "/client/v4/accounts/-/ai/finetunes"  # a site identifies the owner by the key
 
 Answer = tuple[int, bytes]
 

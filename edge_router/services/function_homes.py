@@ -1,4 +1,6 @@
-"""Homes of deployed functions: a function runs at every site, or at its home only, if its bindings keep data on that site's disk.
+"""Homes of deployed functions.
+
+A function whose bindings keep data on a site's disk runs only at its home; others run at every site.
 
 Two sites would have two databases of one name and two instances of one Durable Object. So a function that keeps data, or calls one that does, has a
 home, which stays the same for all its versions.
@@ -42,7 +44,10 @@ def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deploym
 
 
 def with_callers(known: Mapping[str, Deployment]) -> dict[str, Deployment]:
-    """Give the functions that run everywhere, and call one that has a home, that home, and those that call them."""
+    """Move functions to the home of a function that they call, and their callers, too.
+
+    Only functions that would run everywhere are moved.
+    """
     moved = dict(known)
     while True:
         homes = {name: deployment.home for name, deployment in moved.items() if deployment.home}

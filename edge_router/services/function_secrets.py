@@ -1,4 +1,4 @@
-"""Secrets of deployed functions, kept sealed by this router for the sites that serve them now, and for those that will."""
+"""Secrets of deployed functions, which this router keeps sealed for the sites that serve them."""
 
 import uuid
 from pathlib import Path

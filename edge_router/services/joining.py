@@ -1,4 +1,6 @@
-"""Routes with which a machine joins as a site: it shows a token, and gets a certificate, the network's secret and an entry in the router's file.
+"""Routes with which a machine joins as a site.
+
+It shows a token, and gets a certificate, the network's secret and an entry in the router's file.
 
 A token is valid once. The site is first written to the router's file, which the router then reads again.
 """
@@ -62,7 +64,7 @@ class JoinRoutes:
         return [Route(AUTHORITY_PATH, self.face, methods=["GET"]), Route(JOIN_PATH, self.join, methods=["POST"])]
 
     async def face(self, request: Request) -> Response:
-        """Return the authority's certificate, which a machine compares with its token, and the router's location."""
+        """Return the authority's certificate, for the machine to compare with its token, and the location."""
         assert self._network is not None
         place = self._router.network.place
         told = NetworkFace(self._network.authority.pem.decode(), Place(place.city, place.latitude, place.longitude))
@@ -80,7 +82,7 @@ class JoinRoutes:
         host = _host_of(asked.url)
         async with self._joining:
             joined = await asyncio.to_thread(self._join, self._network, asked, host)
-            self._router.become(load_network(self._network.file))
+            self._router.reload(load_network(self._network.file))
             self._router.tell_workers()
         log.info("site %s at %s has joined", asked.name, asked.url)
         return Response(msgspec.json.encode(joined), media_type=JSON)

@@ -1,4 +1,7 @@
-"""Lists of the network's models, as an ASGI application: sites have different models, so one site of each kind is asked for its own."""
+"""Lists of the network's models, as an ASGI application.
+
+Sites have different models, so one site of each kind is asked for its own.
+"""
 
 import asyncio
 import re
@@ -38,8 +41,10 @@ class Answer(NamedTuple):
 
 
 class ModelLists:
-    """Combine the lists of all sites: of a model at several sites, the entry of the first in the router's file counts. An account sees the models
-    that it may use, and every client sees prices."""
+    """Combines the lists of all sites; of a model at several sites, the first site's entry counts.
+
+    The order is that of the router's file. An account sees the models that it may use, and every client sees prices.
+    """
 
     def __init__(self, proxy: Proxy, prices: PriceList) -> None:
         self._proxy = proxy
@@ -136,8 +141,10 @@ class ModelLists:
         return self._proxy.parser.parse(head, b"", client.request_id, client.address)
 
     def _kinds(self, model: str | None = None) -> Iterable[set[str]]:
-        """Group the sites that may be asked by the models that they publish; with `model`, only those that publish it or have published nothing. If
-        none of these is healthy, the others are asked."""
+        """Group the sites to ask by the models that they publish.
+
+        With `model`, only those that publish it or have published nothing. If none of these is healthy, the others are asked.
+        """
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         if model is not None:
             views = [view for view in views if view.status is None or view.model(model) is not None]
@@ -192,7 +199,7 @@ class ModelLists:
         return [model]
 
     def _priced(self, entry: Fields) -> Fields:
-        price = self._prices.told(_id(entry), time.time())
+        price = self._prices.listed(_id(entry), time.time())
         return entry if price is None else {**entry, "pricing": price}
 
 

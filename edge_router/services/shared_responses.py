@@ -23,7 +23,7 @@ from pilotlight.response_store.response_database import ResponsesFault, Result, 
 TURN_WITHIN_S = 3.0
 STANDS_STILL_S = 3.0  # a router amid its turn, which then loses it
 CLOSES_WITHIN_S = 2.0
-_LOCK = 0x70696C6F7402  # whose turn it is
+_LOCK = 0x70696C6F7402  # the advisory lock of a writer
 _MAKES_TABLES = 0x70696C6F7403
 _TURN = f"""SELECT set_config('lock_timeout', '{TURN_WITHIN_S:.0f}s', TRUE),
     set_config('idle_in_transaction_session_timeout', '{STANDS_STILL_S:.0f}s', TRUE), pg_advisory_xact_lock({_LOCK})"""
@@ -157,4 +157,4 @@ def _is_there(row: dict[str, Any] | None) -> bool:
 
 def _heard(doing: "asyncio.Future[Any]") -> None:
     if not doing.cancelled():
-        doing.exception()  # even where its caller has left
+        doing.exception()  # retrieve it, even if the caller has left

@@ -1,4 +1,6 @@
-"""The router's metrics, in Prometheus's form: requests, tries, decisions with predicted terms and actual times, and sites.
+"""The router's metrics, in Prometheus's form: requests, attempts, decisions and sites.
+
+A decision's predicted terms are beside actual times.
 
 One registry for each application, so that two routers in one process do not count into each other.
 """
@@ -25,7 +27,10 @@ STATES = ("unknown", "healthy", "unhealthy", "draining")
 
 
 class _Counts(Collector):
-    """A counter, read when it is asked for: to count in prometheus_client's own takes seven calls and a lock, for threads that are not here."""
+    """A counter whose values are collected on request.
+
+    A counter of prometheus_client takes seven calls and a lock for each increment, for threads that do not exist here.
+    """
 
     def __init__(self, registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...]) -> None:
         self.by: defaultdict[tuple[str, ...], float] = defaultdict(float)

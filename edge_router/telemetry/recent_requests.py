@@ -26,7 +26,7 @@ class EndedRequest(NamedTuple):
     account: str  # empty: without a known key
     path: str
     model: str
-    site: str  # that answered last; empty: none did
+    site: str  # the site that answered last; empty if none did
     tries: int  # sites that failed or declined before
     moves: int  # of its stream to another site
     outcome: str  # ok, an error's word, or a status

@@ -15,7 +15,7 @@ from starlette.types import ExceptionHandler
 from pilotlight.dialects import ollama
 from pilotlight.dialects.openapi import document, page
 from pilotlight.edge_router.forwarding.proxy import Proxy
-from pilotlight.edge_router.metering.objectives import told
+from pilotlight.edge_router.metering.objectives import slo_answer
 from pilotlight.edge_router.requests.client_places import ClientPlaces
 from pilotlight.edge_router.requests.request import Head, RequestParser, aside_if_large, request_id_of
 from pilotlight.page.sessions import Sessions
@@ -119,11 +119,13 @@ class OwnRoutes:
         if objectives is None:
             sentence = "this router has no objectives: add [[objectives]] to its file"
             raise ApiError("not_found", sentence)
-        return _json(told(await objectives.states()))
+        return _json(slo_answer(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
-        """The ranking of a request that is not sent: POST the body and headers it would have, or GET with `?model=`; `?address=` is
-        the client it would come from."""
+        """Return the ranking for a request without sending it.
+
+        POST the body and headers that it would have, or GET with `?model=`; `?address=` is the client that it would come from.
+        """
         path = request.query_params.get("path", "/ai/v1/chat/completions")
         model = request.query_params.get("model")
         headers = [(name.lower(), value) for name, value in request.headers.items()]

@@ -26,7 +26,7 @@ class WorkerRole:
     @classmethod
     def present(cls) -> "WorkerRole | None":
         """Return the role that the supervisor gave to this process; None in a router of one process."""
-        given = os.environ.pop(WORKER_ENV, None)  # not for this process's own children
+        given = os.environ.pop(WORKER_ENV, None)  # removed, so that this process's children do not inherit it
         if given is None:
             return None
         index, count, listener, folder = given.split(",", 3)

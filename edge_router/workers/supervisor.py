@@ -1,6 +1,6 @@
 """A router's supervisor: it owns the sockets, and starts, replaces and stops the workers.
 
-Each worker has a socket of its own that listens on the router's port (SO_REUSEPORT), so the kernel spreads connections evenly. The sockets are the
+Each worker has a separate socket that listens on the router's port (SO_REUSEPORT), so the kernel spreads connections evenly. The sockets are the
 supervisor's: connections that a worker has not accepted wait for its successor. SIGHUP reaches every worker. SIGUSR2 replaces the workers one by one,
 such as after an upgrade: the old one accepts no more connections, and ends when its last stream has ended.
 """

@@ -32,7 +32,7 @@ _ALIGNMENT = 64  # values, to which every A and B is aligned
 class SlotContent(NamedTuple):
     rank: int  # the padded rank
     values: torch.Tensor  # [n]
-    places: torch.Tensor  # [projections, 3] int64: offsets of A and B, and the padded rank; 0: unchanged
+    places: torch.Tensor  # [projections, 3] int64: offsets of A and B, and the padded rank, 0 if unchanged
 
 
 def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
@@ -48,7 +48,7 @@ def read_content(
 
     Raises AdapterError for an adapter of another model, or if its files have changed since it was registered.
     """
-    from safetensors import SafetensorError  # not needed at a host's start
+    from safetensors import SafetensorError  # imported here because a host's start does not need it
     from safetensors.torch import load_file
 
     directory = Path(source.path)

@@ -129,7 +129,7 @@ def read_tensors(path: Path) -> dict[str, StoredTensor]:
 
 def _check_numbers(path: Path) -> None:
     """Raise AdapterError for a tensor with NaN or infinity."""
-    import numpy as np  # not needed at a site's start
+    import numpy as np  # imported here because a site's start does not need it
 
     try:
         content = np.memmap(path, np.uint8, "r")

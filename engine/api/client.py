@@ -87,7 +87,7 @@ class EngineClient(ABC):
     def __init__(self, greeting: Hello) -> None:
         self._host_version = (0, 0)  # until it has announced its version
         self._greeting = greeting  # the first command to every host
-        self._has_begun = False
+        self._has_started = False
         self._streams: dict[str, _OutputQueue] = {}
         self._greetings: _PendingCalls[HostReady] = _PendingCalls()
         self._loads: _PendingCalls[ModelInfo] = _PendingCalls()
@@ -174,9 +174,9 @@ class EngineClient(ABC):
         """
         if self.death is not None:
             raise EngineError("engine_error", self.death)
-        if not self._has_begun:
+        if not self._has_started:
             self._connect()
-            self._has_begun = True
+            self._has_started = True
             self._send(self._greeting)
 
     @abstractmethod
@@ -193,7 +193,7 @@ class EngineClient(ABC):
                 self.loads = event.loads
                 for output in event.outputs:
                     stream = self._streams.get(output.sequence_id)
-                    if stream is not None:  # else its reader has left, and the host will be notified
+                    if stream is not None:  # otherwise its reader has left, and the host will be notified
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)

@@ -36,7 +36,7 @@ STACK_BYTES = 4 << 20
 PREPARE_S = 60.0  # wall time until a child has started and prepared; the vocabulary of a large model takes a second
 SLACK = 4.0  # a job's deadline, as a multiple of its CPU limit: a machine that gives less is overloaded
 MAX_CALLS = 1000  # per child, which is then replaced, because libraries leak
-MAX_KEPT_BYTES = 64 << 20  # that one call may leave allocated
+MAX_KEPT_BYTES = 64 << 20  # memory that one call may leave allocated
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent from outside; limits and crashes are other signals
 # A library's threads would count as memory, a stack and an arena each; Rust's backtraces do not belong in a site's log.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
@@ -90,8 +90,11 @@ class GuardedPool:
     """A few children, each started when first needed. Jobs wait for one in order."""
 
     def __init__(self, size: int, niceness: int = 0) -> None:
-        """`niceness`: of the children, beyond this process's. With 5 they get a third of its CPU share under contention, so the jobs must be some
-        for which others should not wait."""
+        """Make the children without starting them.
+
+        `niceness` is added to this process's. With 5 they get a third of its CPU share under contention, so no caller should have to wait for their
+        jobs.
+        """
         self._threads = ThreadPoolExecutor(size, "guarded")
         self._children = [_Child(niceness) for _ in range(size)]
         self._idle = deque(self._children)  # the last one is taken next
@@ -131,15 +134,15 @@ class _Child:
 
     def run(self, job: GuardedJob) -> Any:
         """Return the job's result. Raises JobError, JobEndedError."""
-        channel, has_begun = self._start(), False
+        channel, has_started = self._start(), False
         prepare = None if job.prepare is None else job.prepare.named()
         try:
             _send(channel, [job.call.named(), prepare, job.cpu_s, job.memory_bytes])
             _receive(channel, PREPARE_S)
-            has_begun = True
+            has_started = True
             answer = _receive(channel, job.deadline_s)
         except (OSError, EOFError) as error:
-            raise self._ended(job, has_begun=has_begun, is_late=isinstance(error, TimeoutError)) from None
+            raise self._ended(job, has_started=has_started, is_late=isinstance(error, TimeoutError)) from None
         if answer["retires"]:
             self.end()
         if answer["is_memory"]:
@@ -191,13 +194,13 @@ class _Child:
             self._process = self._channel = None
             return status
 
-    def _ended(self, job: GuardedJob, *, has_begun: bool, is_late: bool) -> JobEndedError:
+    def _ended(self, job: GuardedJob, *, has_started: bool, is_late: bool) -> JobEndedError:
         """End the process, and return the reason why its job ended."""
         status = self.end(is_ending=not is_late)
-        if is_late and has_begun:
+        if is_late and has_started:
             message = f"it got too little CPU time in {job.deadline_s:g} s: the machine is overloaded"
             return JobEndedError("deadline", message)
-        if status is None or is_late or not has_begun or status >= 0 or -status in _OUTSIDE:
+        if status is None or is_late or not has_started or status >= 0 or -status in _OUTSIDE:
             return JobEndedError("lost", f"its process ended too early (status {status})")
         if -status == signal.SIGPROF:
             return JobEndedError("cpu", f"it needs more than {job.cpu_s:g} s of CPU time")

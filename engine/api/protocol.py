@@ -127,11 +127,11 @@ class HostConfig(_Value, frozen=True):
     max_num_seqs: int = 64
     max_waiting: int = 1024
     # The tiers after the device. They outlive the host: its starter chooses their places and removes them.
-    kv_host_bytes: int = 0  # of shared memory for all models; 0: no tiers
+    kv_host_bytes: int = 0  # shared memory for all models; 0 for no tiers
     kv_host_dir: str | None = None  # on a file system in memory
     kv_disk_bytes: int = 0
     kv_disk_dir: str | None = None  # None for no disk tier
-    kv_disk_write_bytes_per_s: float = 0.0  # upper bound; 0: as fast as the disk allows
+    kv_disk_write_bytes_per_s: float = 0.0  # upper bound; 0 for as fast as the disk allows
     kv_store: str | None = None  # HOST:PORT of the master of the cluster's Mooncake Store; None for no store
     # Address at which this host serves its host tier's blocks to others (ipc://PATH, tcp://HOST:PORT), and may fetch their blocks; None for neither
     peer_address: str | None = None
@@ -175,7 +175,7 @@ class BlockSource(_Value, frozen=True):
 
     address: str  # where that host serves them (HostConfig.peer_address)
     hand_over: str  # the sequence's id there
-    within_s: float  # after which this host computes missing blocks
+    within_s: float  # this host then computes missing blocks
     is_lent: bool = False  # the host belongs to another site: its blocks come over the socket only
 
 
@@ -307,7 +307,7 @@ class TokenOutput(_Value, frozen=True):
     error_code: ErrorCode | None = None  # with finish_reason "error"
     error_message: str | None = None
     num_fetched_tokens: int = 0  # of num_cached_tokens, those that another host computed for this sequence
-    fetched_bytes_per_s: float = 0.0  # rate at which that host's blocks arrive, as measured here; 0: not yet
+    fetched_bytes_per_s: float = 0.0  # rate at which that host's blocks arrive, as measured here; 0 if unknown
     num_drafted: int = 0  # drafts that this step has verified
     num_accepted: int = 0  # of these, tokens of `token_ids`
     # its shares of the steps since its last output; the sum over all outputs is the device's total busy time
@@ -377,12 +377,14 @@ class ModelLoad(_Value, frozen=True):
     tier_losses: int = 0  # chains that a tier had lost or damaged when they were needed (counter)
     prompt_tokens: int = 0  # computed since load (counter)
     output_tokens: int = 0  # produced since load (counter)
-    prefill_tokens_per_s: float = 0.0  # moving averages of measured steps; 0: not measured yet
+    prefill_tokens_per_s: float = 0.0  # moving averages of measured steps; 0 if not measured yet
     decode_tokens_per_s: float = 0.0  # per sequence
-    handed_over_tokens_per_s: float = 0.0  # of blocks that other hosts fetch; a moving average, 0: not measured yet
+    handed_over_tokens_per_s: float = (
+        0.0  # rate of blocks that other hosts fetch; a moving average, 0 if not measured yet
+    )
     pinned_blocks: int = 0  # blocks of the host tier, of all models, kept for readers and waiters
-    store: str = ""  # the name of its KV store among the store's members; "": none is connected
-    store_tokens_per_s: float = 0.0  # of blocks read from the store; 0: not measured yet
+    store: str = ""  # the name of its KV store among the store's members; "" if none is connected
+    store_tokens_per_s: float = 0.0  # rate of blocks read from the store; 0 if not measured yet
     drafts: DraftCounts = NO_DRAFTS
     adapter_loads: int = 0  # adapters put into slots since load (counter)
     image_encodes: int = 0  # images that the encoder has computed since load (counter)
@@ -411,12 +413,12 @@ class ModelInfo(_Value, frozen=True):
     saved_bytes: int = 0  # bytes saved by matrices in 12 bits
     mapped: bool = False  # the weights came from a whole bundle: the checkpoint was not read
     load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the load, in order
-    image_token_id: int | None = None  # that represents an image's embeddings in prompts; None if it takes no images
-    kv_block_bytes: int = 0  # of one block of the KV cache, summed over ranks; 0: it caches nothing
+    image_token_id: int | None = None  # represents an image's embeddings in prompts; None if the model takes no images
+    kv_block_bytes: int = 0  # bytes of one block of the KV cache, summed over ranks; 0 if it caches nothing
     # per group of layers, the number of tokens that a query sees; None for all before it
     kv_windows: tuple[int | None, ...] = ()
     text_prompt: str = ""  # prefix of every text for an embedding model
-    stored_dtypes: tuple[str, ...] = ()  # of the checkpoint's tensors, by safetensors' names; empty: unknown
+    stored_dtypes: tuple[str, ...] = ()  # types of the checkpoint's tensors, by safetensors' names; empty if unknown
     prompts: tuple[tuple[str, str], ...] = ()  # prefixes that a request may choose instead of text_prompt, by name
     labels: tuple[str, ...] = ()  # of the classes whose logits a text's vector contains; empty for an embedding
     activation: Activation = "none"  # function from those logits to scores

@@ -29,7 +29,7 @@ def step_of(
     chunks: SequenceOf[Chunk],
     block_size: int,
     row_of: Mapping[Sequence, int] | None = None,
-    begun_texts: frozenset[int] = frozenset(),
+    started_texts: frozenset[int] = frozenset(),
 ) -> StepInput:
     """Return the step that computes `chunks`.
 
@@ -66,7 +66,7 @@ def step_of(
         feeds=_feeds(chunks, lengths, token_ids, row_of),
         prompt_logprobs=_prompt_logprobs(new, lengths),
         pooling=_pooling(new),
-        begun_texts=begun_texts,
+        started_texts=started_texts,
         adapter_slots=_adapter_slots(chunks, lengths),
         images=_images(chunks, lengths),
         token_types=_token_types(chunks),

@@ -306,10 +306,10 @@ class Engine:
 
     def _launch(self, chunks: list[Chunk]) -> ForwardedStep:
         """Start the forward pass of a step."""
-        begun_texts: frozenset[int] = frozenset()
+        started_texts: frozenset[int] = frozenset()
         if self.info.pooling is not None:
-            begun_texts = frozenset(s.arrival for s in self.scheduler.running if s.num_computed_tokens)
-        launched = self._steps.forward(chunks, begun_texts)
+            started_texts = frozenset(s.arrival for s in self.scheduler.running if s.num_computed_tokens)
+        launched = self._steps.forward(chunks, started_texts)
         is_fed = self._steps.feeds_next
         for chunk in chunks:
             self.scheduler.launch(chunk, is_fed)

@@ -114,10 +114,10 @@ class InFlightSteps:
         """True if the tokens that a step chooses can be the next one's input before the host knows them."""
         return self._runner.depth == 2
 
-    def forward(self, chunks: SequenceOf[Chunk], begun_texts: frozenset[int]) -> ForwardedStep:
+    def forward(self, chunks: SequenceOf[Chunk], started_texts: frozenset[int]) -> ForwardedStep:
         """Start the forward pass of a step."""
         row_of = self._steps[-1].row_of() if self._steps and self.feeds_next else None
-        step = step_of(chunks, self._block_size, row_of, begun_texts)
+        step = step_of(chunks, self._block_size, row_of, started_texts)
         return ForwardedStep(chunks, step.num_decodes, self._runner.forward(step))
 
     def choose(

@@ -18,13 +18,13 @@ class StepTimes(NamedTuple):
 
 class PublishedStep(NamedTuple):
     step: "CollectedStep"
-    num_tokens: int  # that the step published
+    num_tokens: int  # tokens that the step published
     publish_s: float
 
 
 class EngineStats:
     def __init__(self) -> None:
-        self.num_steps = 0  # whose results have arrived
+        self.num_steps = 0  # steps whose results have arrived
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.rates = Rates()

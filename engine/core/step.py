@@ -79,7 +79,7 @@ class StepInput(NamedTuple):
     feeds: tuple[tuple[int, int], ...] = ()
     prompt_logprobs: tuple[PromptLogprobsInput, ...] = ()
     pooling: tuple[PoolingInput, ...] = ()
-    begun_texts: frozenset[int] = frozenset()  # texts of which a part has been computed, and the rest is still needed
+    started_texts: frozenset[int] = frozenset()  # texts of which a part has been computed, and the rest is still needed
     adapter_slots: "array[int] | None" = None  # one per token, -1 for no adapter; None if no token has one
     images: tuple[ImageInput, ...] = ()
     token_types: "array[int] | None" = None  # one per token, 1 in a pair's second text; None if there are no pairs

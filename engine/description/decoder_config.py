@@ -27,7 +27,7 @@ class LayerKind(NamedTuple):
     """The properties of one layer's attention that may differ between layers."""
 
     window: int | None = None  # tokens that a query sees, itself included; None for all before it
-    rotary: int | None = 0  # which of the model's rotary rules; None for no rotation
+    rotary: int | None = 0  # index of the model's rotary rule; None for no rotation
     is_chunked: bool = False  # positions are cut into chunks of `window` tokens, and a query sees only its own chunk
     # If they differ from the model's:
     num_kv_heads: int | None = None

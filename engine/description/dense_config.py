@@ -23,7 +23,7 @@ class DenseConfig(DecoderConfig):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head, before rotation
-    joint_qk_norm: bool = False  # or jointly: all queries of a token, and all keys
+    joint_qk_norm: bool = False  # normalize all queries of a token together, and all keys
     norms: NormNames = NORMS_BEFORE
     activation: Activation = "silu"
     is_interleaved: bool = False  # the two numbers of a rotated pair are adjacent

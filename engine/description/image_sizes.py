@@ -37,7 +37,7 @@ class TileGrid(NamedTuple):
 
     rows: int
     columns: int
-    width: int  # to which the image is resized; the rest of the tiles is empty
+    width: int  # width of the resized image; the rest of the tiles is empty
     height: int
 
     @property
@@ -96,7 +96,7 @@ class PatchGrid(NamedTuple):
 
     rows: int
     columns: int
-    width: int  # to which the image is resized; the rest of the patches is empty
+    width: int  # width of the resized image; the rest of the patches is empty
     height: int
 
 

@@ -10,7 +10,7 @@ class AttentionShape(NamedTuple):
     scale: float
     window: int | None = None  # tokens that a query sees, itself included; None for all before it
     layer: int = 0  # number of its cache, among the model's
-    rotary: int | None = 0  # which of the model's rotary rules; None for no rotation
+    rotary: int | None = 0  # index of the model's rotary rule; None for no rotation
     is_chunked: bool = False  # positions are cut into chunks of `window` tokens, and a query sees only its own chunk
     soft_cap: float | None = None  # a score s becomes soft_cap * tanh(s / soft_cap)
     is_interleaved: bool = (

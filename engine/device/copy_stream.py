@@ -32,7 +32,7 @@ class CudaCopyStream:
         """Copy between the device and memory that it can access; copies run in sequence."""
         self._runtime.begin_copy(into, source, num_bytes, self._stream.cuda_stream)
 
-    def begun(self) -> torch.cuda.Event:
+    def started(self) -> torch.cuda.Event:
         """Return an event for all copies started so far."""
         return self._event(self._stream)
 
@@ -56,4 +56,4 @@ def copying(stream: CudaCopyStream, mark: object) -> Iterator[None]:
     try:
         yield
     finally:
-        stream.begun().synchronize()
+        stream.started().synchronize()

@@ -21,14 +21,14 @@ class TextPooling:
     def __init__(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """`finish`: converts pooled vectors [texts, hidden] fp32 to results [texts, numbers] fp32."""
         self._finish = finish
-        self._begun: dict[int, torch.Tensor] = {}  # sums of each text's chunks so far
+        self._started: dict[int, torch.Tensor] = {}  # sums of each text's chunks so far
 
     def add(self, step: StepInput, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the vector [numbers] fp32 of each chunk that ends a text.
 
         hidden [tokens, hidden], after the final norm, chunk after chunk.
         """
-        self._begun = {text: piece for text, piece in self._begun.items() if text in step.begun_texts}
+        self._started = {text: piece for text, piece in self._started.items() if text in step.started_texts}
         starts = to_device(torch.tensor([0, *accumulate(step.lengths)], dtype=torch.int32), hidden.device)
         pooled: dict[int, torch.Tensor] = {}
         for kind in {chunk.kind for chunk in step.pooling}:
@@ -43,9 +43,9 @@ class TextPooling:
     def _add(self, chunk: PoolingInput, piece: torch.Tensor) -> torch.Tensor | None:
         """Add a chunk to its text, and return the text's pooled vector, or None before its last chunk."""
         if not chunk.is_first and chunk.kind != "last":
-            begun = self._begun.pop(chunk.text)
-            piece = begun + piece if chunk.kind == "mean" else begun
+            started = self._started.pop(chunk.text)
+            piece = started + piece if chunk.kind == "mean" else started
         if not chunk.is_last:
-            self._begun[chunk.text] = piece
+            self._started[chunk.text] = piece
             return None
         return piece / chunk.num_tokens if chunk.kind == "mean" else piece

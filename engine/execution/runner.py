@@ -187,7 +187,9 @@ class ModelRunner:
         if self.kv_cache.is_cuda:
             return DecodeGraphs(forward, self.layout.block_size, CudaRecorder(), device)
         head = model.head if isinstance(model, Decoder) else None
-        in_blocks = head is not None and isinstance(head.weight, BlockWeight)  # then the matrices before it are, too
+        in_blocks = head is not None and isinstance(
+            head.weight, BlockWeight
+        )  # the matrices before the head are of the same kind
         recorder = ProgramRecorder(self.layout.dtype, in_blocks)
         return DecodeGraphs(forward, self.layout.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
 

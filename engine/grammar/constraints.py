@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_GRAMMARS = 64  # kept compiled, for each model
 _MOST_SPELLINGS = 32  # of a text that is forced: with more of them some text is not
-COMPILE_S = 20.0  # for which a sequence waits: its grammar took a child process a few seconds at most, so the machine is overloaded then
+COMPILE_S = 20.0  # wait of a sequence: a child process compiled its grammar in a few seconds, so beyond this the machine is overloaded
 
 
 def everything(vocab_size: int, count: int) -> "list[array[int]]":
@@ -210,32 +210,32 @@ class Grammars:
         self._compiled[constraint] = known
         if len(self._compiled) > MOST_GRAMMARS:
             self._compiled.popitem(last=False)
-        begun: Future[Matcher] = Future()
+        started: Future[Matcher] = Future()
 
         def begin_soon(grammar: "Future[LLMatcher]") -> None:
             with suppress(RuntimeError):  # the model is being closed
-                self._starting.submit(self._begin, grammar, delivered, begun, is_optional=constraint.is_optional)
+                self._starting.submit(self._begin, grammar, delivered, started, is_optional=constraint.is_optional)
 
         known.add_done_callback(begin_soon)  # no thread waits for another
-        return begun
+        return started
 
     def close(self) -> None:
         self._compiling.close()
         self._starting.shutdown(wait=False, cancel_futures=True)
 
     def _begin(
-        self, grammar: "Future[LLMatcher]", delivered: SequenceOf[int], begun: "Future[Matcher]", *, is_optional: bool
+        self, grammar: "Future[LLMatcher]", delivered: SequenceOf[int], started: "Future[Matcher]", *, is_optional: bool
     ) -> None:
-        if not begun.set_running_or_notify_cancel():
+        if not started.set_running_or_notify_cancel():
             return
         try:
             matcher = Matcher.at_start(grammar.result(), self._compiler, is_optional=is_optional)
             for token_id in delivered:
                 matcher.accept(token_id)
         except Exception as error:  # those that wait read it from the future
-            begun.set_exception(error)
+            started.set_exception(error)
         else:
-            begun.set_result(matcher)
+            started.set_result(matcher)
 
     def _compile(self, constraint: Constraint) -> "LLMatcher":
         return satisfiable(self._compiler, constraint)

@@ -254,7 +254,7 @@ def main(words: Sequence[str]) -> None:
     except BuildError as error:
         sys.exit(f"pilotlight.engine.host.engine_host: {error}")
     if arguments.afresh:
-        with suppress(BuildError, OSError):  # then there is none
+        with suppress(BuildError, OSError):  # without a library torch computes
             discard_libraries()
     keys = _keys(arguments.keys)
     if problem := address_problem(arguments.address, has_keys=keys is not None):

@@ -51,7 +51,7 @@ class HostedModels:
     def collect(self) -> None:
         """Take the loader's results for this host."""
         for spec, result in self._loader.take_results():
-            is_wanted = self.loading.get(spec.name) is spec  # else it was unloaded while it loaded
+            is_wanted = self.loading.get(spec.name) is spec  # otherwise it was unloaded while it loaded
             match result:
                 case ModelFailed() if is_wanted:
                     del self.loading[spec.name]

@@ -54,7 +54,7 @@ class ModelLoader:
         self._memory: KvMemory | None = None
         self._tiers: SharedTiers | None = None
         self._has_prewarmed = False
-        self.has_begun = False
+        self.has_started = False
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
 
     @property
@@ -63,8 +63,8 @@ class ModelLoader:
 
     def start(self) -> None:
         """Start to import torch. Calling it twice is harmless."""
-        if not self.has_begun:
-            self.has_begun = True
+        if not self.has_started:
+            self.has_started = True
             self._thread.start()
 
     def load(self, spec: ModelSpec) -> None:
@@ -84,7 +84,7 @@ class ModelLoader:
         if self._memory is not None:
             self._memory.close()
         self._specs.put(None)
-        if self.has_begun:
+        if self.has_started:
             self._thread.join(_LAST_LOAD_S)
         if self._tiers is not None:
             self._tiers.close()

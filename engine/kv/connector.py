@@ -190,7 +190,7 @@ class _HostLoad(_Load):
         connector, sequence = self._connector, self.sequence
         connector.blocks.end_fetch(sequence, self.prefix, self._transfer.num_blocks)
         num_fetched = max(0, sequence.num_registered_blocks - self.prefix.num_cached)
-        if sequence.num_cached_tokens is None:  # else they were counted before it was preempted
+        if sequence.num_cached_tokens is None:  # otherwise they were counted before a preemption
             asked = len(self.prefix.names)  # of all groups
             num_from_peer = num_fetched * min(sequence.num_peer_blocks, asked) // asked
             rest = num_fetched - num_from_peer

@@ -24,9 +24,9 @@ class TierLoad(NamedTuple):
 
     num_lost: int = 0  # chains that a tier could not return unchanged (counter)
     num_pinned: int = 0  # blocks of the host tier, of all models, kept for readers and waiters
-    handed_over_blocks_per_s: float = 0.0  # rate at which other hosts fetch this model's blocks; 0: not measured yet
+    handed_over_blocks_per_s: float = 0.0  # rate at which other hosts fetch this model's blocks; 0 if not measured yet
     store: str = ""  # the store's name among its members; empty without a store, or before it has answered
-    store_blocks_per_s: float = 0.0  # rate at which blocks are read from it; 0: not measured yet
+    store_blocks_per_s: float = 0.0  # rate at which blocks are read from it; 0 if not measured yet
     corrupt_blocks: CorruptBlocks = NONE_CORRUPT
 
 
@@ -49,7 +49,7 @@ class PeerTransfer(Transfer, Protocol):
 class Tiers:
     """The tiers of one model's device cache: none here. TieredCache has them, and overrides everything."""
 
-    has_store = False  # which may have blocks that no other tier has
+    has_store = False  # a store may have blocks that no other tier has
 
     # Operations on a sequence's blocks, for the scheduler
 

@@ -87,8 +87,8 @@ class TieredCache(Tiers):
             return
         limit = len(self._fresh) if everything else max(1, _STORED_PER_STEP_BYTES // self._block_bytes)
         mark = self.mover.mark()
-        begun = list(self._fresh)[:limit]
-        self._thread.store([BlockStore(block, self._fresh.pop(block), mark) for block in begun])
+        started = list(self._fresh)[:limit]
+        self._thread.store([BlockStore(block, self._fresh.pop(block), mark) for block in started])
 
     def drop(self, block: int) -> None:
         self._fresh.pop(block, None)

@@ -18,7 +18,7 @@ class LoadedModel(NamedTuple):
     engine: Engine
     place: Lease | Reservation | None  # None for an encoder, which caches nothing
     under_weights: HugePages | Relocation[Model] | None = None  # a pending move of the memory of its weights
-    group: "RankGroup | OneRank" = OneRank()  # whose other ranks have parts of the model
+    group: "RankGroup | OneRank" = OneRank()  # the ranks that share the model
 
     def has_whole_cache(self) -> bool:
         """True if it owns every slab of its cache: other models have returned those that it reserved."""

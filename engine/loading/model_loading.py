@@ -83,7 +83,7 @@ def opened_source(
     words = read_words(spec.speculate, config.cached_layers)
     drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
     if isinstance(drafts, PlannedMtp):
-        config = drafts.config  # which has its layer loaded
+        config = drafts.config  # its drafter's layer is loaded, too
     phases.end("config")
     # Each of several ranks has its part in its own memory.
     weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)

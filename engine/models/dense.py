@@ -94,7 +94,7 @@ def load_layers(
 
 
 def _load_feed_forward(config: DenseConfig, loader: WeightLoader, layer: int, name: str) -> Part:
-    is_behind = layer >= config.num_layers  # and drafts
+    is_behind = layer >= config.num_layers  # the layer comes after the model's, and drafts
     if isinstance(config, SparseConfig) and (is_behind or layer in config.sparse_layers):
         return SparseMLP.load(loader, f"{name}.{config.sparse.names.mlp}", config.hidden_size, config.sparse)
     return GatedMLP.load(

@@ -26,7 +26,7 @@ from pilotlight.engine.weights.shard import WHOLE, Shard
 LOCALHOST = "127.0.0.1"
 # Longer than any step: a hanging rank is detected by its site's step deadline, a dead one by its closed socket.
 _TIMEOUT = timedelta(minutes=10)
-_MOST_STEPS = 1 << 20  # after which step numbers start again
+_MOST_STEPS = 1 << 20  # step numbers then start again
 
 
 class Exchanged(NamedTuple):

@@ -18,7 +18,7 @@ class RoutedTokens(NamedTuple):
 
     x: torch.Tensor  # [tokens, hidden]
     weights: torch.Tensor  # [tokens, top_k] fp32
-    expert_ids: torch.Tensor  # [tokens, top_k] int64; -1: another rank's
+    expert_ids: torch.Tensor  # [tokens, top_k] int64; -1 for another rank's
 
     @classmethod
     def unpacked(cls, rows: torch.Tensor, hidden: int, dtype: torch.dtype) -> "RoutedTokens":

@@ -54,15 +54,15 @@ class FollowedModel(NamedTuple):
     adapters: FollowedAdapters
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
-    begun: deque[ForwardedPart]  # steps of other stages; on ranks of the first one
+    started: deque[ForwardedPart]  # steps of other stages; on ranks of the first one
     drafting: ModelRunner | None  # of the drafter with weights
 
     def compute(self, step: StepInput) -> None:
-        begun = self.runner.begin(step)
+        started = self.runner.begin(step)
         if self.runner.is_pipelined:
-            self.begun.append(begun)
+            self.started.append(started)
         else:
-            self.runner.finish(begun)
+            self.runner.finish(started)
 
     def guess(self, step: StepInput) -> None:
         assert self.drafting is not None
@@ -70,10 +70,10 @@ class FollowedModel(NamedTuple):
 
     def finish(self, number: int) -> None:
         """Finish a step and drop earlier ones; a later stage has nothing to do."""
-        while self.begun:
-            begun = self.begun.popleft()
-            if begun.number == number:
-                self.runner.finish(begun)
+        while self.started:
+            started = self.started.popleft()
+            if started.number == number:
+                self.runner.finish(started)
                 return
 
     def warm_up(self, order: WarmUpPart) -> None:

@@ -119,20 +119,20 @@ class PartRunner(ModelRunner):
         return ForwardedPart(step, number, None, logit_rows, computed_s, shares)
 
     @torch.inference_mode()
-    def finish(self, begun: ForwardedPart) -> Forwarded:
+    def finish(self, started: ForwardedPart) -> Forwarded:
         """Compute the results that are needed from the last layer's hidden states, if they are here."""
-        step, hidden, wanted = begun.step, begun.hidden, begun.logit_rows
-        if begun.shares is not None:
-            hidden = self._joined(begun, begun.shares)
+        step, hidden, wanted = started.step, started.hidden, started.logit_rows
+        if started.shares is not None:
+            hidden = self._joined(started, started.shares)
         elif hidden is None and self.is_pipelined:
             num_rows = len(step.token_ids)
             if not self._wants_every_row(step) and wanted is not None:
                 num_rows, wanted = len(wanted), None
-            hidden = self._received(num_rows, begun.number) if num_rows else None
+            hidden = self._received(num_rows, started.number) if num_rows else None
         if hidden is None:
-            return Forwarded(None, {}, {}, begun.computed_s)
+            return Forwarded(None, {}, {}, started.computed_s)
         forwarded = self._forwarded(step, hidden, wanted, began=time.perf_counter())
-        return forwarded._replace(computed_s=begun.computed_s + forwarded.computed_s)
+        return forwarded._replace(computed_s=started.computed_s + forwarded.computed_s)
 
     def replace_model(self, model: Model) -> None:
         super().replace_model(model)
@@ -173,16 +173,16 @@ class PartRunner(ModelRunner):
             part.serve(none, self._ranks)
         return none
 
-    def _joined(self, begun: ForwardedPart, shares: StepShares) -> torch.Tensor | None:
+    def _joined(self, started: ForwardedPart, shares: StepShares) -> torch.Tensor | None:
         """Return the needed hidden states of all ranks in the step's order, on the ranks of the first copy.
 
         These share the head. None if there are none, or they are on another rank.
         """
-        counts, own = shares.num_wanted, begun.hidden
+        counts, own = shares.num_wanted, started.hidden
         if own is None:
             if not self.is_pipelined:
                 return None
-            own = self._received(counts[self._ranks.copy], begun.number)
+            own = self._received(counts[self._ranks.copy], started.number)
         if not any(counts):
             return None
         rows = self._ranks.to_first(own, counts)

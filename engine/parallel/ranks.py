@@ -84,7 +84,7 @@ class RankGroup:
         self.size, self.num_stages, self.copies = degrees.size, degrees.pp, degrees.copies
         self._on_lost = on_lost
         self._is_closing = False
-        self.lost: str | None = None  # which rank is lost
+        self.lost: str | None = None  # the lost rank, if any
         self._was_killed = False  # from outside
         self._has_lost = threading.Event()
         self._has_closed = threading.Event()
@@ -173,7 +173,7 @@ class RankGroup:
         return RankedCopier(own, model, self, parts)
 
     def drop(self, model: str) -> None:
-        with suppress(RankLostError):  # then it holds nothing any more
+        with suppress(RankLostError):  # a lost rank holds nothing
             self.send(DropModel(model))
 
     def clear(self, slab: int) -> None:
@@ -351,12 +351,12 @@ class RankedRunner:
             else self.own.choose(forwarded, rows)
         )
 
-    def finish(self, begun: ForwardedPart, rows: Sequence[ChoiceRow]) -> RunResult:
+    def finish(self, started: ForwardedPart, rows: Sequence[ChoiceRow]) -> RunResult:
         """Wait until the other stages have computed a step, and choose its tokens. Raises RankLostError."""
         if self._group.size > self._group.num_stages:
-            self._group.send(FinishStep(self._model, begun.number))
+            self._group.send(FinishStep(self._model, started.number))
         try:
-            return self.own.choose(self.own.finish(begun), rows).collect()
+            return self.own.choose(self.own.finish(started), rows).collect()
         except Exception as error:
             raise self._cut(error) from error
 
@@ -426,11 +426,11 @@ class PipelinedStep(NamedTuple):
     """
 
     runner: RankedRunner
-    begun: ForwardedPart
+    started: ForwardedPart
     rows: Sequence[ChoiceRow]
 
     def collect(self) -> RunResult:
-        return self.runner.finish(self.begun, self.rows)
+        return self.runner.finish(self.started, self.rows)
 
 
 class RankBlocks(NamedTuple):

@@ -26,7 +26,7 @@ _MEASURED_CPU = Efficiency(0.71, 0.76, "the record of 2026-11-21 on an AMD EPYC"
 
 class Device(NamedTuple):
     name: str
-    memory_bytes: int  # that a program can have
+    memory_bytes: int  # memory that a program can use
     bytes_per_s: float  # of memory
     flop_per_s: float  # bf16, dense
     link_bytes_per_s: float  # to each other device, one way

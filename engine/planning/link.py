@@ -29,7 +29,7 @@ class LinkPlan(NamedTuple):
     moved_tokens_per_s: float
     computed_tokens_per_s: float
     borrow_from_s: float  # a queue, from which on blocks are worth fetching
-    route_from_s: float  # and from which on the whole request is better answered there
+    route_from_s: float  # the queue from which on the whole request is better answered there
 
     @property
     def reason(self) -> str:

@@ -38,7 +38,7 @@ class PlannedModel(NamedTuple):
     architecture: str
     config: ArchitectureConfig
     outer: tuple[WeightShape, ...]  # tensors before and after the layers
-    layers: tuple[tuple[WeightShape, ...], ...]  # and of each
+    layers: tuple[tuple[WeightShape, ...], ...]  # the weights of each layer
     quantization: Quantization | None
     dtype: str  # of plain weights, activations and, unless `kv_dtype` says otherwise, the KV cache
     pools: bool = False  # it makes vectors of texts, and has logits for no token

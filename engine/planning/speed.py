@@ -88,7 +88,7 @@ class ExchangedBytes(NamedTuple):
     joins: int
     joined_bytes: int  # of all ranks' parts, each as wide as the widest
     exchanges: int = 0
-    exchanged_bytes: int = 0  # that go to other ranks
+    exchanged_bytes: int = 0  # bytes that go to other ranks
 
 
 def exchanged(

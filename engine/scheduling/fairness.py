@@ -98,7 +98,7 @@ class FairQueue:
 @dataclass(eq=False, slots=True)
 class _TenantQueue:
     name: bytes
-    round: int  # in which it last got a quantum
+    round: int  # the round in which it last got a quantum
     deficit: int = 0  # tokens it may still have; negative for a debt
     queue: deque[Sequence] = field(default_factory=deque)  # by arrival
 
@@ -112,7 +112,7 @@ class _PriorityClass:
         self._round = 0
         self._ring: deque[_TenantQueue] = deque()  # those with something waiting; it is the first one's turn
         self._tenants: dict[bytes, _TenantQueue] = {}  # these, and those in debt
-        self._begun: _TenantQueue | None = None  # the first in the ring, after its turn has started
+        self._started: _TenantQueue | None = None  # the first in the ring, after its turn has started
 
     @property
     def is_empty(self) -> bool:
@@ -142,12 +142,12 @@ class _PriorityClass:
     def peek(self) -> Sequence:
         while True:
             tenant = self._ring[0]
-            if tenant is not self._begun:
+            if tenant is not self._started:
                 self._begin_turn(tenant)
             if tenant.deficit > 0:
                 return tenant.queue[0]
             self._ring.rotate(-1)
-            self._begun = None
+            self._started = None
 
     def pop(self, cost: int) -> None:
         """Remove the sequence that `peek` returned."""
@@ -162,14 +162,14 @@ class _PriorityClass:
         # One quantum for each round, of which one that was away may have missed several: they pay its debt, no more.
         tenant.deficit = min(self._quantum, tenant.deficit + (self._round - tenant.round) * self._quantum)
         tenant.round = self._round
-        self._begun = tenant
+        self._started = tenant
 
     def _leave_if_empty(self, tenant: _TenantQueue) -> None:
         if tenant.queue:
             return
         self._ring.remove(tenant)
-        if self._begun is tenant:
-            self._begun = None
+        if self._started is tenant:
+            self._started = None
         if tenant.deficit >= 0:
             del self._tenants[tenant.name]
         elif len(self._tenants) > 2 * len(self._ring) + _KEPT_DEBTS:

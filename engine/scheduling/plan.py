@@ -18,7 +18,7 @@ class SchedulerLimits(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     max_waiting: int
-    max_decode_delay_s: float = math.inf  # by which a step's prompt tokens may delay the decodes in it
+    max_decode_delay_s: float = math.inf  # limit of the delay that a step's prompt tokens cause for its decodes
     windows: Windows = (None,)
     stages: int = 1  # of a pipeline: so many steps are in flight, each with its share of the decodes
     copies: int = 1  # of the attention: ranks with separate sequences and blocks
@@ -76,7 +76,7 @@ class StepCount(NamedTuple):
     num_rows: int  # including drafts
     num_drafts: int
     num_decodes: int
-    num_tokens: int  # that the step published
+    num_tokens: int  # tokens that the step published
     step_s: float
 
 

@@ -167,7 +167,7 @@ class Scheduler:
         sequence.num_completed_tokens = chunk.end + num_accepted
         if num_accepted:
             sequence.num_computed_tokens = sequence.num_completed_tokens
-        if sequence.token_ids[-1] != PENDING:  # else a later chunk of it is in flight
+        if sequence.token_ids[-1] != PENDING:  # otherwise a later chunk of it is in flight
             sequence.awaits_tokens = False
         self._blocks.complete(sequence, sequence.num_completed_tokens)
         if chunk.start < sequence.num_prompt_tokens and sequence.has_computed_prompt:

@@ -52,7 +52,7 @@ def decoded(data: bytes) -> tuple[int, int, bytearray]:
 
     Raises ImageError.
     """
-    from PIL import Image  # not at the start of every host: few models read images
+    from PIL import Image  # imported here because few models read images
 
     try:
         with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as image:

@@ -329,8 +329,8 @@ class IncrementalDetokenizer:
         held = self._decoder.getstate()[0]
         if not held:
             return 0
-        begun = held + self._tokenizer.token_bytes(token_id)[:1]
-        is_broken = begun != REPLACEMENT and codecs.utf_8_decode(begun, "replace")[0].startswith("\ufffd")
+        started = held + self._tokenizer.token_bytes(token_id)[:1]
+        is_broken = started != REPLACEMENT and codecs.utf_8_decode(started, "replace")[0].startswith("\ufffd")
         return int(is_broken)
 
     @property

@@ -39,7 +39,7 @@ Ranks = dict[bytes, int]
 class SpecialToken(NamedTuple):
     token_id: int
     text: str
-    is_hidden: bool  # not part of an answer's text
+    is_hidden: bool  # it is not part of an answer's text
 
 
 def tokenizer_json(directory: Path) -> str:

@@ -28,7 +28,7 @@ from pilotlight.kernels.cpu.build import BuildError, private_cache, private_fold
 
 log = logging.getLogger(__name__)
 
-SWITCH = "PILOTLIGHT_DIGESTS"  # the folder where digests are kept, in place of one in the user's cache; 0: none are
+SWITCH = "PILOTLIGHT_DIGESTS"  # the folder of digests, instead of one in the user's cache; 0 to keep none
 
 _FIRST_AFTER_S = 5.0  # other work of a load comes first
 _STEP_BYTES = 4 << 20
@@ -144,9 +144,9 @@ def verify_in_background(
 ) -> None:
     """Verify in a thread, once per process for each state of the files."""
     key = (directory, *((file.name, file.stat().st_mtime_ns) for file in weight_files(directory)))
-    if key in _begun:
+    if key in _started:
         return
-    _begun.add(key)
+    _started.add(key)
 
     def run() -> None:
         time.sleep(first_after_s)
@@ -159,7 +159,7 @@ def verify_in_background(
     threading.Thread(target=run, name="digests", daemon=True).start()
 
 
-_begun: set[tuple[object, ...]] = set()
+_started: set[tuple[object, ...]] = set()
 
 
 def _checksum(file: Path, pause: Callable[[float], None]) -> int:

@@ -1,4 +1,6 @@
-"""Batches of model calls that are answered later: stored in SQLite until they are answered and for a day after, across crashes.
+"""Batches of model calls that are answered later.
+
+SQLite stores them until they are answered and for one more day, across crashes.
 
 The worker, passed in, turns a request into a result.
 """
@@ -24,7 +26,7 @@ MAX_REQUESTS = 1000  # in one batch
 MAX_BYTES = 10 << 20
 MAX_WAITING = 10_000  # requests of one function
 KEPT_S = 24 * 3600
-AT_ONCE = 4  # so that a batch leaves capacity for callers who wait
+AT_ONCE = 4  # calls in progress: leaves capacity for callers who wait
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (batch TEXT NOT NULL, position INTEGER NOT NULL, model TEXT NOT NULL, created_s REAL NOT NULL,

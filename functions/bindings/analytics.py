@@ -1,4 +1,6 @@
-"""Analytics Engine: data points in a table of this site, one SQLite file for each dataset, which `sqlite3` and other programs read.
+"""Analytics Engine: one SQLite file of data points for each dataset of this site.
+
+`sqlite3` and other programs can read the files.
 
 The columns are the platform's (https://developers.cloudflare.com/analytics/analytics-engine/sql-reference): timestamp, index1, blob1 to blob20,
 double1 to double20. Every point is kept until the dataset is full; nothing is sampled.

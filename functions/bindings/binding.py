@@ -1,4 +1,4 @@
-"""The base of all bindings: methods with the types of their requests, and the services that a site gives to bindings.
+"""The base of all bindings: their methods with request types, and the services that they use.
 
 A request comes from a function's process, which may be hostile, so it is checked here, once: `call` passes on typed values only. The owner of the
 channel calls `call`.
@@ -136,13 +136,15 @@ CLOCK = Clock()
 @dataclass(frozen=True)
 class Services:
     """The services of a site for its bindings.
-    A binding that needs a missing one says so when it is opened."""
+
+    A binding that needs a missing service raises when it is opened.
+    """
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
     usage: FunctionUsage | None = None  # counts usage of functions, if a ledger wants it
     functions: Functions | None = None
-    function: str = "function"  # whose bindings these are
+    function: str = "function"  # the function with these bindings
     max_bytes: int = 10 << 30  # of one database or bucket
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
     clock: Clock = CLOCK

@@ -1,4 +1,7 @@
-"""A model as a service: `services = [{ binding = "EMBER", service = "@org/model" }]` is called as a function is, by `fetch` or its method `run`."""
+"""A model as a service binding, called as a function is: by `fetch` or by its method `run`.
+
+A manifest declares it as `services = [{ binding = "EMBER", service = "@org/model" }]`.
+"""
 
 from typing import Any
 
@@ -22,7 +25,10 @@ class ModelService(Binding):
 
     @method
     async def fetch(self, request: FetchCall, body: Body | None) -> Any:
-        """Answer a POST with the model's inputs as JSON; the answer is that of Workers AI's own path, or a stream of events."""
+        """Answer a POST with the model's inputs as JSON.
+
+        The answer is that of Workers AI's own path, or a stream of events.
+        """
         sent = request.body
         if body is not None:
             with self._memory.hold() as held:

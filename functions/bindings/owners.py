@@ -89,9 +89,11 @@ def _named(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield "secrets_store", options["store_id"]
         elif binding.kind in ("durable_object", "workflow") and options.get("script_name"):
             yield "durable_object", options["script_name"]
-        elif binding.kind == "service" and not options["service"].startswith("@"):  # else a model
+        elif binding.kind == "service" and not options["service"].startswith(
+            "@"
+        ):  # a name that starts with @ is a model's
             yield "service", options["service"]
-            if options.get("props"):  # which the function that is called believes
+            if options.get("props"):  # the called function trusts its props
                 yield "props", options["service"]
     for service in manifest.tail_consumers:
         yield "service", service

@@ -120,7 +120,7 @@ class Queue:
         self.news.set()
 
     async def due_in_s(self, size: int, timeout_s: float) -> float | None:
-        """Return the seconds until the next batch: 0 for now, None if there is no message, not even a delayed one."""
+        """Return the seconds until the next batch: 0 if it is ready, None if there is no message at all."""
 
         def look(connection: Connection) -> float | None:
             now_s = self._now_s()
@@ -165,7 +165,10 @@ class Queue:
         self.news.set()
 
     async def give_back(self, messages: Iterable[StoredMessage], delay_s: float) -> None:
-        """Make messages visible again after a delay, as if they had not been taken: the attempt is not counted. Giving back twice changes nothing."""
+        """Make messages visible again after a delay, as if they had not been taken.
+
+        The attempt is not counted. A second call for the same messages changes nothing.
+        """
 
         def work(connection: Connection) -> None:
             with transaction(connection):
@@ -249,7 +252,10 @@ class QueueProducer(Binding):
 
 
 class QueueConsumer:
-    """Delivers a queue's messages in batches until it is stopped, or the same function consumes it again; then finishes its open batches."""
+    """Delivers a queue's messages in batches until it is stopped, then finishes its open batches.
+
+    A newer consumer of the same function stops it, too.
+    """
 
     def __init__(
         self,
@@ -382,7 +388,10 @@ def _as_value(message: StoredMessage) -> dict[str, Any]:
 
 
 def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str, float | None]:
-    """Return which messages of a failed handler come again, and after which delays: all if its decisions are unknown."""
+    """Return which messages of a failed handler are delivered again, and after which delays.
+
+    These are all messages if the handler's decisions are unknown.
+    """
     try:
         return {each["id"]: each.get("delay_s") for each in outcome["retried"]}
     except (TypeError, KeyError, AttributeError):

@@ -16,7 +16,7 @@ import msgspec
 from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
 from pilotlight.functions.bindings.place import directory_of
 
-MAX_KEYS = 100_000  # beyond which the longest unused is forgotten
+MAX_KEYS = 100_000  # further keys replace the least recently used
 MAX_KEY_BYTES = 2048
 
 

@@ -1,4 +1,4 @@
-"""Open the bindings that a manifest declares: the class for each kind, and one set that answers a function's calls."""
+"""Open the bindings that a manifest declares, as one set that answers a function's calls."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Service bindings: another function of this site, by its `fetch` or by a method of one of its entrypoints. No socket is opened for it."""
+"""Service bindings: call another function of this site by `fetch` or by a method of an entrypoint.
+
+No socket is opened for it.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""Usage of functions at this site, until a router's ledger has it: their model calls, and the processor time of their processes.
+"""Usage of functions at this site, until a router's ledger has recorded it.
+
+It counts their model calls and the processor time of their processes.
 
 Routers see neither. It is counted in a mapped file (wire/hop/meters.py), tokens before the function gets them, so that a killed site loses nothing;
 routers ask for finished records (wire/hop/usage_records.py). A record is given to one ledger and stays assigned to it, because that ledger may have

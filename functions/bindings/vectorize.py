@@ -218,7 +218,10 @@ def _entry(row: _StoredVector, with_values: bool, with_metadata: bool) -> dict[s
 
 
 def _passes(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Judge metadata by a filter: {key: value} or {key: {$eq, $ne, $in, $nin, $lt, $lte, $gt, $gte}}; a dot leads into an object."""
+    """Tell whether metadata passes a filter; a dot in a key leads into an object.
+
+    A filter is {key: value} or {key: {$eq, $ne, $in, $nin, $lt, $lte, $gt, $gte}}.
+    """
     return all(
         _matches(_at(metadata, key), rule if isinstance(rule, dict) else {"$eq": rule}) for key, rule in wanted.items()
     )

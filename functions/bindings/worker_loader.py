@@ -1,4 +1,6 @@
-"""Dynamic workers: code that a function provides becomes a function, confined like any other, for as long as its loader is served.
+"""Dynamic workers: code that a function provides is served as a function.
+
+It is confined like any other, for as long as its loader is served.
 
 Its bindings are plain values, and it has network access unless it is loaded without.
 """
@@ -156,7 +158,10 @@ class WorkerLoader(Binding):
                     shutil.rmtree(left, ignore_errors=True)
 
     async def _remove_folders(self) -> None:
-        """Remove the oldest folders of removed workers, beyond a few: their open requests may still import from them."""
+        """Remove the oldest folders of removed workers.
+
+        A few are kept, because open requests may still import from them.
+        """
         removed = [pool for pool in self._folders if pool not in self._loaded.values()]
         for pool in removed[: max(0, len(removed) - MAX_LOADED)]:
             await asyncio.to_thread(shutil.rmtree, self._folders.pop(pool), ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Channel: many exchanges over one socket, each a request, its reply, and a stream in either direction.
+"""Channel: many exchanges over one socket, each a request, its reply, and streams in both directions.
 
 Buffers are bounded: a stream's sender waits for credit, which its reader gives as it reads; a sender that exceeds its credit is disconnected. When
 the initiator leaves an exchange, it is cancelled at the other end. Both processes import this package, so it knows asyncio and frames.py only.

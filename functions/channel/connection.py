@@ -1,4 +1,6 @@
-"""The connection under all exchanges: frames of one socket, sorted by exchange; pings, notes, and the end of all exchanges.
+"""The connection of all exchanges: it sorts one socket's frames by exchange.
+
+It also sends pings and notes, and ends all exchanges when it closes.
 
 The same class serves both ends, the runtime's with even and an isolate's with odd exchange ids. The rules within an exchange are in exchanges.py.
 """
@@ -57,7 +59,10 @@ class Channel(asyncio.Protocol):
         max_open: int = MAX_OPEN,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
-        """`max_held_bytes` bounds the runtime's side, which many isolates share; an isolate's own memory is limited otherwise."""
+        """Connect over a socket.
+
+        `max_held_bytes` bounds the runtime's side, which many isolates share; an isolate's own memory is limited otherwise.
+        """
         self._answer = answer
         self.describe = describe
         self._on_note = on_note
@@ -110,7 +115,10 @@ class Channel(asyncio.Protocol):
         return await self.request(call, body)
 
     def call_now(self, binding: str, method: str, **kwargs: Any) -> Any:
-        """Call a binding's method from code that cannot await: the event loop is blocked until the answer is here. Counts as part of no request."""
+        """Call a binding's method from code that cannot await; blocks the event loop until the answer.
+
+        The call counts as part of no request.
+        """
         sent = self._outgoing_call(BindingCall(self.new_id(), binding, method, [], frames.plain(kwargs, method)))
         try:
             assert self._blocking is not None
@@ -231,7 +239,7 @@ class Channel(asyncio.Protocol):
         if isinstance(frame, _WITHIN):
             if (
                 exchange := self._open.get(frame.id)
-            ) is not None:  # else it is over here, and the other side did not know yet
+            ) is not None:  # otherwise it has ended here, and the other side did not know yet
                 exchange.take(frame)
         elif isinstance(frame, frames.Ping):
             if self.room.is_set():  # a peer that does not read its answers gets none

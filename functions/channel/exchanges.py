@@ -1,4 +1,4 @@
-"""One exchange on a channel, at each of its ends: a request, its reply, and a stream in either direction.
+"""One exchange on a channel, at both ends: a request, its reply, and streams in both directions.
 
 The initiator waits for a result; at the other end a task answers. A frame that is not allowed at this point is a FrameError, which ends the whole
 channel.
@@ -29,7 +29,7 @@ class ExchangeResult(NamedTuple):
 
 
 Handler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
-"""Gets the request and its body where one is streamed; gives back a value, a stream of bytes, or an Answer. What it raises becomes a `fail`."""
+"""Takes the request and its streamed body, if any; returns a value, a stream of bytes, or an Answer. An exception becomes a `fail` frame."""
 
 
 class ExchangeChannel(StreamChannel, Protocol):
@@ -182,7 +182,10 @@ class IncomingExchange:
         channel.write_bytes(reply)
 
     def _over(self, task: "asyncio.Future[None]") -> None:
-        """Drop the exchange, also where the task was cancelled before its first step and its `finally` never ran."""
+        """Drop the exchange.
+
+        Also called if the task was cancelled before its first step, when its `finally` never ran.
+        """
         ignore_result(task)
         self._channel.forget(self._id)
         self._channel.release(self._size)

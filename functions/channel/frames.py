@@ -1,4 +1,4 @@
-"""Frames of the socket between a runtime and an isolate: a 4-byte big-endian length, then one msgpack map.
+"""Frames of the socket between runtime and isolate: 4 bytes of length (big-endian), a msgpack map.
 
 Either side may start an exchange; the runtime's ids are even, an isolate's odd. Decoding checks every field, because the other side may be hostile.
 Values are plain (None, bool, int, float, str, bytes, list, map); `plain` converts them and names those that cannot be converted. Both processes
@@ -217,7 +217,10 @@ def plain(value: Any, where: str = "the value") -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """Convert one of SCALARS to its plain type: encoders refuse subclasses, such as numpy's float64 or a template's SafeString."""
+    """Convert one of SCALARS to its plain type.
+
+    Encoders refuse subclasses, such as numpy's float64 or a template's SafeString.
+    """
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, str):

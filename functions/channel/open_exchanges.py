@@ -1,4 +1,7 @@
-"""The exchanges that are open on a channel: those that this side began, in even or in odd numbers, and those that it has taken."""
+"""The open exchanges of a channel: those that this side started, and those of the other side.
+
+One side uses even numbers, the other odd ones.
+"""
 
 from pilotlight.functions.channel.exchanges import IncomingExchange, OutgoingExchange
 from pilotlight.functions.channel.failure import ChannelClosed
@@ -8,12 +11,12 @@ class OpenExchanges:
     def __init__(self, parity: int) -> None:
         """`parity`: of this side's numbers."""
         self.taken: dict[int, IncomingExchange] = {}
-        self._begun: dict[int, OutgoingExchange] = {}
+        self._started: dict[int, OutgoingExchange] = {}
         self._parity = parity
         self._next_id = parity
 
     def __len__(self) -> int:
-        return len(self._begun) + len(self.taken)
+        return len(self._started) + len(self.taken)
 
     def new_id(self) -> int:
         self._next_id += 2
@@ -23,23 +26,23 @@ class OpenExchanges:
         return id % 2 == self._parity
 
     def begin(self, exchange: OutgoingExchange) -> None:
-        self._begun[exchange.id] = exchange
+        self._started[exchange.id] = exchange
 
     def get(self, id: int) -> OutgoingExchange | IncomingExchange | None:
         """Return the exchange; None if it has ended."""
-        return self._begun.get(id) if self.is_ours(id) else self.taken.get(id)
+        return self._started.get(id) if self.is_ours(id) else self.taken.get(id)
 
     def forget(self, id: int) -> bool:
         """Drop a finished exchange. False: it was dropped before."""
         exchanges: dict[int, OutgoingExchange] | dict[int, IncomingExchange] = (
-            self._begun if self.is_ours(id) else self.taken
+            self._started if self.is_ours(id) else self.taken
         )
         return exchanges.pop(id, None) is not None
 
     def fail(self, error: ChannelClosed) -> None:
         """End all of them."""
-        for begun in list(self._begun.values()):
-            begun.fail(error)
-        self._begun.clear()
+        for started in list(self._started.values()):
+            started.fail(error)
+        self._started.clear()
         for taken in list(self.taken.values()):
             taken.cancel(error)

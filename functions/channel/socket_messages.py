@@ -1,4 +1,6 @@
-"""The messages of a WebSocket as they cross a channel: kind, length, payload, one after the other in the two streams of one exchange.
+"""The messages of a WebSocket as they cross a channel: kind, length, payload.
+
+They follow each other in the two streams of one exchange.
 
 Nothing of RFC 6455 is here: frames, masks and handshakes end at the site's door. A close is a message, too, the last of its direction. Both processes
 import this module, so it knows the standard library alone.

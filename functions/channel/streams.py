@@ -1,4 +1,6 @@
-"""One stream of bytes across a channel, at both ends: received bytes wait for their reader, sent bytes wait for credit.
+"""One stream of bytes across a channel, at both ends.
+
+Received bytes wait for their reader; sent bytes wait for credit.
 
 At most a window of bytes is in transit or unread: the reader gives credit as it reads, and a sender that exceeds it breaks the protocol.
 """
@@ -29,7 +31,7 @@ class StreamChannel(Protocol):
 
 
 class Inbound:
-    """A stream that arrives: an asynchronous iterator over its bytes, at most a window of them waiting here."""
+    """An arriving stream: an asynchronous iterator over its bytes, which buffers at most a window."""
 
     def __init__(self, channel: StreamChannel, id: int, on_cancel: Callable[[], None]) -> None:
         self._channel = channel

@@ -108,7 +108,7 @@ def migrations_apply(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Apply, in the order of their numbers, the migrations that have not been applied; each whole or not at all."""
+    """Apply the missing migrations in the order of their numbers, each as one transaction."""
     check_place(site, local, remote)
     known = _Migrations(database, site, directory)
     if not (waiting := known.open()):

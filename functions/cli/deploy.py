@@ -1,4 +1,4 @@
-"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: a folder becomes a version that takes traffic, loses it, and is followed."""
+"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: manage a function of a network."""
 
 import json
 import os
@@ -29,7 +29,10 @@ PROGRESS_S = 10.0
 def deploy(
     api: Api, directory: Path, environment: str | None, percent: float, message: str, health: str, home: str | None
 ) -> None:
-    """`home` is the only site where it shall run; empty for everywhere; None to leave it, or at first to decide by its bindings."""
+    """Deploy a folder as a new version.
+
+    `home` is the only site where it shall run; empty for all sites; None to keep the choice, which its bindings make at first.
+    """
     if not health.startswith("/"):
         raise CliError(f"--health {health} is not a path: it must start with /.")
     manifest = load_manifest(directory, environment)
@@ -201,7 +204,10 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
 
 
 def author_token(api: Api) -> str:
-    """Return the token of the environment, or that of a network of this machine (`pilotlight up --functions`). Raises CliError."""
+    """Return the deploy token from the environment, or of a network of this machine.
+
+    Such a network runs by `pilotlight up --functions`. Raises CliError.
+    """
     token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "") or local_token(api.url)
     if not token:
         raise CliError(

@@ -1,4 +1,6 @@
-"""`pilotlight dev`: the function of a folder at `/` of a port, with bindings, the embedded model, and a reload at each change.
+"""`pilotlight dev`: serve the function of a folder at `/` of a port, and reload it at each change.
+
+It has its bindings and the embedded model.
 
 It is one site in this process; the function's output and errors appear on the terminal.
 """
@@ -86,13 +88,13 @@ def dev(directory: Path, options: DevOptions) -> None:
 
 
 def _opened_at(host: str, port: int) -> str:
-    """Return the URL by which a browser of this machine opens what listens at an address, or at all of them."""
+    """Return the URL with which a browser of this machine reaches a listening address."""
     name = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/"
 
 
 def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
-    """Return the site that serves one function, with the models that the command line and the manifest name."""
+    """Return the site that serves one function, with the models of the command line and the manifest."""
     wants_model = any(binding.kind == "ai" for binding in manifest.bindings)
     values = {
         "name": "dev",
@@ -233,8 +235,10 @@ def syntax_errors(paths: Iterable[Path]) -> list[str]:
 
 
 def snapshot(directory: Path) -> Seen:
-    """Return time and size of every file that may be part of the function, without logs and this process's own output, because each reload writes
-    there."""
+    """Return time and size of every file that may be part of the function.
+
+    Logs and this process's own output are left out, because each reload writes there.
+    """
     found: Seen = {}
     try:
         paths = list(directory.iterdir())

@@ -1,4 +1,4 @@
-"""`pilotlight d1 export | import`, `kv export | import` and `r2 export | import`: a whole store as files of other programs.
+"""`pilotlight d1`, `kv` and `r2` with `export` or `import`: a whole store as files of other programs.
 
 D1 is a script of SQL, as wrangler's `d1 export` writes; KV is the JSON of wrangler's `kv bulk put`; R2 is a folder of files by their keys, with a
 line of JSON for each object.
@@ -106,7 +106,7 @@ def _quoted(text: str, mark: str) -> str:
 
 @kv.command("export")
 def kv_export(namespace: str, output: OutputOption, site: SiteOption = None, directory: DirOption = HERE) -> None:
-    """Write all keys with their values, metadata and expirations, in the form that `wrangler kv bulk put` reads."""
+    """Write all keys with values, metadata and expirations, as `wrangler kv bulk put` reads them."""
 
     async def work(kv: "Binding") -> int:
         count, cursor = 0, None
@@ -179,7 +179,10 @@ def r2_export(
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:
-    """Write all objects into a folder, each under its key; a key that is not a path goes below `.objects`, and `.objects.jsonl` lists them all."""
+    """Write all objects into a folder, each under its key.
+
+    An object whose key is not a path goes below `.objects`, and `.objects.jsonl` lists all objects.
+    """
     if output.exists() and any(output.iterdir()):
         raise CliError(f"{output} is not empty.")
 

@@ -1,4 +1,4 @@
-"""`pilotlight logs`: a function's stored invocations at all sites, through the router, once or continuously."""
+"""`pilotlight logs`: a function's stored invocations at all sites, once or continuously."""
 
 import json
 import re
@@ -58,7 +58,10 @@ def logs(
 
 
 def moment_of(text: str, now_s: float) -> float:
-    """Return seconds since the epoch: `text` is an age as 90s, 10m, 2h or 7d, or a date or time as ISO 8601 has it. Raises CliError."""
+    """Return seconds since the epoch for an age (90s, 10m, 2h, 7d) or an ISO 8601 date or time.
+
+    Raises CliError.
+    """
     if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
         return now_s - int(found[1]) * UNITS[found[2]]
     try:

@@ -1,4 +1,6 @@
-"""`pilotlight secret`, `kv` and `queues`: what bindings keep on this machine, read and changed without the function.
+"""`pilotlight secret`, `kv` and `queues`: read and change the data of bindings on this machine.
+
+The function does not need to run.
 
 Works on the state directory of a site's file, or of the folder that `pilotlight dev` serves. The bindings' own code does the work, so what they
 refuse is refused here, and a running site sees the change. What a command needs is imported when it runs.
@@ -68,7 +70,10 @@ class State:
         self._manifest = load_manifest(directory) if has_manifest else None
 
     def declared(self, kind: str, name: str) -> "BindingDeclaration":
-        """Return a declaration by the binding's name in the manifest, by the name that wrangler knows it by, or by its id. Raises CliError."""
+        """Return a declaration by the binding's name, by wrangler's name for it, or by its id.
+
+        Raises CliError.
+        """
         from pilotlight.functions.manifest import BindingDeclaration
 
         declared = [each for each in self._manifest.bindings if each.kind == kind] if self._manifest is not None else []
@@ -92,7 +97,10 @@ class State:
         return path
 
     def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
-        """Tell whether there is a store of this id, or a queue that the function consumes: a misspelt name would make one."""
+        """Tell whether a store of this id exists, or the function consumes the queue.
+
+        Without this check a misspelt name would create a store.
+        """
         from pilotlight.functions.bindings.place import directory_of
 
         folder = "queue" if kind == "queue_producer" else kind

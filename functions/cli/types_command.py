@@ -1,4 +1,4 @@
-"""`pilotlight types`: the bindings of a manifest as a class with annotations, for editors and type checkers."""
+"""`pilotlight types`: write a manifest's bindings as an annotated class, for editors and checkers."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ def types(directory: Path, environment: str | None) -> str:
 
 
 def _faces() -> dict[str, type[Any]]:
-    """Return the classes of bindings by kind, as functions import them; without those that are not offered here."""
+    """Return the classes of bindings by kind, as functions import them, without those not offered here."""
     if str(SDK) not in sys.path:
         sys.path.insert(0, str(SDK))
     from workers.bindings import FACES

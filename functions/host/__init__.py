@@ -1,1 +1,1 @@
-"""The functions' platform at a site: pools of isolates, their processes and confinement, and the served functions."""
+"""The platform of functions at a site: pools of isolates, their confinement, and served functions."""

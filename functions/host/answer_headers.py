@@ -1,4 +1,6 @@
-"""The headers of a function's response as the site sends them; the function's process is not trusted to check them.
+"""The headers of a function's response as the site sends them.
+
+The function's process is not trusted to check them.
 
 Names become lower case; names and values that RFC 9110 does not allow are refused; headers that only a site or a connection may set are dropped.
 """
@@ -39,8 +41,10 @@ def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def confined_headers(pairs: Iterable[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
-    """Confine the headers of a function below a path of a shared host: its cookies are limited to the path, and headers that concern the whole origin
-    are dropped. A cookie's own path is kept, with the prefix before it."""
+    """Confine the headers of a function below a path of a shared host.
+
+    Its cookies are limited to the path, with the prefix before a cookie's own path, and headers that concern the whole origin are dropped.
+    """
     return [
         (name, _confined_cookie(value, prefix) if name == "set-cookie" else value)
         for name, value in pairs

@@ -17,7 +17,10 @@ class AuthorReports:
         follow: Callable[[str], None] | None = None,
         record: Callable[[int, str, str], None] | None = None,
     ) -> None:
-        """`follow` is given every line and fault, `record` every line, with the id of its invocation and its level."""
+        """Collect a function's output.
+
+        `follow` gets every line and fault, `record` every line with its level and the id of its invocation.
+        """
         self.follow = follow
         self._record = record
         self._function = function

@@ -1,4 +1,4 @@
-"""Deployed functions: fetched from the router on demand, verified by hash, and served beside those of the site file.
+"""Deployed functions: fetched from the router on demand, verified by hash, and served.
 
 Each version has its own pool, named `NAME@DIGEST`; bindings use the plain name, which means the version with most of the traffic. The version of a
 client follows from its key, the same at every site. While the router is unreachable, known versions are served.
@@ -39,7 +39,7 @@ HEALTHY = ".healthy"  # beside a version's folder, after its health call succeed
 
 
 class FunctionRegistry(Protocol):
-    """Where versions are registered to be served (ServedFunctions)."""
+    """The place where versions are registered to be served (ServedFunctions)."""
 
     @property
     def functions(self) -> SiteFunctions: ...
@@ -47,7 +47,7 @@ class FunctionRegistry(Protocol):
     def add(self, manifest: Manifest, *, name: str | None = None, pool: str | None = None) -> None: ...
 
     def moves(self, pool: str) -> tuple[str, ...]:
-        """Return the migrations that will rename or delete classes of objects when this version takes the traffic."""
+        """Return the migrations that change classes of objects when this version takes the traffic."""
 
     async def migrate(self, pool: str) -> None:
         """Apply a version's migrations of its databases, which its health call may need. Raises Failure."""
@@ -152,7 +152,10 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Tell whether this revision's versions answer here, or are known to run elsewhere, now that the router has been asked."""
+        """Report whether this revision's versions are served here, or run elsewhere; ask the router first.
+
+        Asks the router first.
+        """
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         try:
@@ -311,7 +314,10 @@ class DeployedFunctions:
         atomic_files.write(self._directory / "deployments.json", encode(list(known.values())))
 
     def _apply_all(self) -> None:
-        """Apply each function's state separately, so that one with slow packages or a slow health call does not delay others."""
+        """Apply each function's state separately.
+
+        A function with slow packages or a slow health call delays no other.
+        """
         self._changed.update(self._known)
         for name in self._changed - set(self._appliers):
             self._appliers[name] = asyncio.create_task(self._apply_changes(name), name=f"deployment of {name}")
@@ -380,7 +386,10 @@ class DeployedFunctions:
         return lock is not None and lock.locked()
 
     def _forget(self, digests: set[str], in_use: set[str]) -> None:
-        """Delete folders of versions that no longer exist, an hour after they were fetched: a version that is being tried is in no list."""
+        """Delete folders of versions that no longer exist, an hour after they were fetched.
+
+        A version that is being tried is not listed yet.
+        """
         if not self._directory.is_dir():
             return
         for path in self._directory.iterdir():

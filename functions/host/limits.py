@@ -1,4 +1,6 @@
-"""Limits of a function, and the check of a running isolate: the limit that was exceeded, by how much, and the sentence for its author.
+"""Limits of a function, and the check of a running isolate.
+
+The check returns the exceeded limit, by how much, and the sentence for the author.
 
 Frozen values with units, set by the site file (sites/site.py, [functions]). Measuring and ending are in isolate_handle.py.
 """
@@ -46,7 +48,7 @@ class IsolateUsage(NamedTuple):
     request_cpu_s: float = 0.0  # of the request that has used most
     sockets_cpu_s: float = 0.0  # of open WebSockets, beyond their share
     memory_mib: int = 0
-    silent_s: float = 0.0  # for which its event loop owes an answer
+    silent_s: float = 0.0  # for so long its event loop has not answered
     background_s: float = 0.0  # of work behind responses, while no request is open
 
 

@@ -110,7 +110,10 @@ class FunctionLog:
 
 
 def printable(text: str, keep: str = "\t") -> str:
-    """Return text with control characters escaped: those that move a terminal's cursor, start a line, or reverse the order of text."""
+    """Return text with control characters escaped.
+
+    These move a terminal's cursor, start a line, or reverse the order of text.
+    """
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 

@@ -1,4 +1,4 @@
-"""The import path of a function's module: its own layers, and the layer of its dependencies once they are installed."""
+"""The import path of a function's module: its layers, and that of its dependencies once installed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,10 @@ class Packages:
     def __init__(
         self, manifest: Manifest, layers: tuple[Path, ...], install: Callable[[], Awaitable[Path | None]] | None
     ) -> None:
-        """`install` returns the layer of the function's dependencies, if any; None if there is nothing to install before it runs."""
+        """Start with the layers that exist.
+
+        `install` returns the layer of the function's dependencies, if any; None if nothing needs to be installed before it runs.
+        """
         vendored = manifest.directory / "python_modules"
         self.layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
         self._function = manifest.name
@@ -36,7 +39,7 @@ class Packages:
             fault = Fault(sentence, code="dependencies", name="LayerError", detail=f"{sentence}:\n{error}")
             self._refused = now + REFUSED_FOR_S, fault
             raise fault from None
-        if self._install is not None:  # else another request was first
+        if self._install is not None:  # otherwise another request has installed them
             self._install = None
             if layer is not None:
                 self.layers.insert(0, str(layer.resolve()))

@@ -1,4 +1,6 @@
-"""FunctionPool: one version of one function, with as many isolates as it needs: none without requests, several while they are busy.
+"""FunctionPool: one version of a function, with as many isolates as it needs.
+
+It has none without requests, and several while they are busy.
 
 Chooses an isolate for each request and has one started if none is free; isolate_set.py manages isolates. A version owns its bindings and accepted
 work: after it is replaced, it is closed when all of that has ended.
@@ -77,7 +79,7 @@ class FunctionPool:
         self.bindings: OpenBindings | None = None
         self.release = release
         self._num_open = 0  # requests from when they are taken until their streams have ended, and holds
-        self._objects: Counter[ObjectAddress] = Counter()  # that have open calls here
+        self._objects: Counter[ObjectAddress] = Counter()  # objects with open calls here
         self.num_asked = self.num_failed = 0
         self.waiters = Waiters(manifest.name, limits.max_waiting)
         self._journal = journal
@@ -183,7 +185,7 @@ class FunctionPool:
         await self.isolates.close()
         await self.factory.close()
         if self.bindings is not None:
-            await self.bindings.close()  # which may end functions that it has loaded
+            await self.bindings.close()  # this may end functions that it has loaded
         self.release()
 
     @contextmanager
@@ -203,7 +205,7 @@ class FunctionPool:
             open_ones = [isolate for isolate in usable if isolate.work.load < limits.concurrency]
             may_start = len(usable) < limits.max_isolates and not self.waiters.is_closed
             best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.load), default=None)
-            if is_socket and open_ones:  # which stay for long: they are spread
+            if is_socket and open_ones:  # sockets stay open for long, so they are spread
                 best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.sockets, isolate.work.load))
                 may_start = may_start and (best.work.sockets >= limits.sockets or best.lags)
                 best = best if not may_start else None

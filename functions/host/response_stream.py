@@ -34,7 +34,7 @@ class ResponseStream:
         ends_at: float | None,
         on_end: Callable[["ResponseStream"], None],
     ) -> None:
-        """`ends_at` is None for a WebSocket's stream, which has no time limit and no size."""
+        """Open the stream; `ends_at` is None for a WebSocket's, which has no limits of time and size."""
         self._isolate = isolate
         self._body = body
         self._ends_at = ends_at
@@ -42,7 +42,7 @@ class ResponseStream:
         self._size = 0
         self._is_over = False
         self._why_ended: Fault | None = None
-        self.fault: Fault | None = None  # for which it was cut off
+        self.fault: Fault | None = None  # the reason for which it was cut
         self.is_whole = False  # it was read to its end
 
     def __aiter__(self) -> "ResponseStream":
@@ -68,7 +68,7 @@ class ResponseStream:
             self._on_end(self)
 
     def end(self, why: Fault) -> None:
-        """End the stream by the site's decision: its reader gets the reason, and the isolate is told to stop."""
+        """End the stream by the site's decision: send the reason to the reader, and stop the isolate's work."""
         self._why_ended = why
         self._body.cancel()
 

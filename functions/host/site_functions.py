@@ -1,4 +1,7 @@
-"""SiteFunctions: all functions of a site, and what they reach through their sockets: bindings, each other, and the outside through the egress policy.
+"""SiteFunctions: all functions of a site, and the services that they reach through their sockets.
+
+These are bindings, each other, and the outside through the egress policy.
+
 
 Use as `async with`. process_supply.py makes their processes.
 """
@@ -90,7 +93,7 @@ class SiteFunctions:
         self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
         self._zygote_budget = ZygoteBudget(zygotes_mib)
         self._stack = AsyncExitStack()
-        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # whose error has been logged
+        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # pools whose error has been logged
         self._requested = asyncio.Event()  # there is a request
         self._tasks: set[asyncio.Future[Any]] = set()
 
@@ -188,8 +191,10 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Have a function, or one of its versions, handle an event; an object's is handled where the object runs. Raises Failure with status 404 if
-        there is no such function, Fault if it failed."""
+        """Have a function, or one of its versions, handle an event, at the site where its object runs.
+
+        Raises Failure with status 404 if there is no such function, Fault if it failed.
+        """
         pool = self.version(function) if isinstance(function, str) else function
         if (object := object_of(event)) is not None:
             versions = self._versions.get(pool.manifest.name, ())

@@ -1,4 +1,7 @@
-"""Requests of a function to the runtime, binding calls and fetches, counted against the request that makes them."""
+"""Requests of a function to the runtime, counted against the request that makes them.
+
+These are binding calls and fetches.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,11 +12,14 @@ from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
 OUTSIDE = -1  # output without a request
-OUTSIDE_S = 1.0  # in which an isolate without an open request may make as many subrequests as a request: its WebSockets may be open for hours
+OUTSIDE_S = 1.0  # period in which an isolate without an open request may make as many subrequests as a request, for WebSockets of hours
 
 
 class Dial(NamedTuple):
-    """A wish for a TCP connection, which gives a connected socket; or, without `connects`, for the addresses of a name. It crosses no channel."""
+    """A request for a connected TCP socket or, without `connects`, for the addresses of a name.
+
+    It crosses no channel.
+    """
 
     host: str
     port: int

@@ -1,4 +1,7 @@
-"""Output of functions for followers: each follower has its own short queue, and one that is too slow misses lines and gets a note."""
+"""Output of functions for followers.
+
+Each follower has a short queue; one that is too slow misses lines and gets a note.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,6 @@
-"""Requests of a router to a site about deployed functions: try a version, serve it, stream a function's output, find its invocations.
+"""Requests of a router to a site about deployed functions.
+
+Try a version, serve it, stream a function's output, find its invocations.
 
 All are signed if the network has a secret. Output may be private, so without a secret it needs the deploy token.
 """
@@ -83,7 +85,7 @@ class FunctionDeploymentRoutes:
         return json_response(encode(await kept_invocations(self._served, query, self._site)))
 
     def _is_from_router(self, scope: Scope) -> bool:
-        """Tell whether a router signed the request; without a network secret, routers sign with the deploy token."""
+        """Tell whether a router signed the request: with the network's secret, or else the deploy token."""
         if self._hop_secret is not None or not self._token:
             return bool(scope.get(GENUINE_HOP, False))
         id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""

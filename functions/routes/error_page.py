@@ -1,4 +1,7 @@
-"""The page that a browser gets from a failed function: the sentence and, if the site shows errors, the author's part of the traceback."""
+"""The page that a browser gets from a failed function.
+
+It shows the error's sentence and, if the site shows errors, the author's part of the traceback.
+"""
 
 from html import escape
 

@@ -98,7 +98,7 @@ class FunctionRoute:
                 await relay.run(stream, self._admission.until_draining())
 
     async def _switched(self, scope: Scope, messages: AsyncIterator[bytes], send: Send) -> AsyncIterator[bytes] | None:
-        """Return the messages of a function that accepted the socket; None if the client has its answer already."""
+        """Return the messages of a function that accepted the socket; None if the client was answered."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
             version, event = await self._served.version_of(name, scope), self._event(scope, name, "GET")
@@ -178,7 +178,10 @@ class FunctionRoute:
         return response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
 
     async def _tell(self, fault: Fault, scope: Scope, send: Send) -> None:
-        """Send the client an error of the function; the reason goes to the author, and to the client only if the site shows errors."""
+        """Send the client an error of the function.
+
+        The reason goes to the author, and to the client only if the site shows errors.
+        """
         word = "function_limit" if fault.code in LIMITS else "function_failed"
         sentence = (
             f"{fault.name}: {fault.message}" if self._show_errors else "the function failed; its log has the reason"
@@ -301,7 +304,10 @@ class UploadStream:
 
 
 class _Rest(Convertor[str]):
-    """All that is left of a path: Starlette's own `path` ends before a line feed, which a client may well send to a function."""
+    """The whole rest of a path.
+
+    Starlette's `path` ends before a line feed, which a client may well send to a function.
+    """
 
     regex = "(?s:.*)"
 
@@ -399,7 +405,7 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
 
 
 def _cf(scope: Scope) -> dict[str, str]:
-    """Return facts about the request's path: the site that answered and, from a router, the client's location."""
+    """Return the request's path through the network: the site and, from a router, the client's location."""
     name = str(scope.get(SITE_NAME, ""))
     known = {"colo": "".join(filter(str.isalpha, name)).upper(), "httpProtocol": f"HTTP/{scope['http_version']}"}
     place = header(scope, CLIENT_GEO) if scope.get(GENUINE_HOP, False) else None

@@ -1,4 +1,6 @@
-"""TCP for a process that may open no sockets: the runtime connects, by its egress policy, and hands the connection over.
+"""TCP for a process that may open no sockets.
+
+The runtime connects, by its egress policy, and hands over the connection.
 
 `socket.socket` is replaced by a class whose `connect` asks the runtime, and names are resolved there, too; so whatever speaks over Python's sockets
 works (`ssl`, asyncio, requests, urllib3, httpx, aiohttp, database drivers). Imported before `ssl` and asyncio are, whose classes build on it. Knows
@@ -30,7 +32,7 @@ class SocketQuestion(msgspec.Struct, frozen=True):
     host: str
     port: int
     within: int = -1  # the request that makes it
-    connects: bool = True  # else the name is resolved, and no more
+    connects: bool = True  # False to resolve the name only
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
@@ -42,7 +44,10 @@ class SocketAnswer(msgspec.Struct, frozen=True):
 
 
 class BrokeredSocket(_System):
-    """A TCP socket that the runtime connects; other kinds, and sockets with a descriptor, are Python's own."""
+    """A TCP socket that the runtime connects.
+
+    Sockets of other kinds, or made from a descriptor, are Python's own.
+    """
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
         self._is_brokered = fileno is None and _broker is not None and family in (-1, socket.AF_INET, socket.AF_INET6)

@@ -1,4 +1,4 @@
-"""JavaScript names that functions import: `Object.fromEntries`, `JSON`, `console`, and those of the SDK.
+"""JavaScript names for functions: `Object.fromEntries`, `JSON`, `console`, and those of the SDK.
 
 Other names are refused with a sentence, because there is no JavaScript engine.
 """

@@ -1,1 +1,1 @@
-"""Tests of functions by their authors: a function with its bindings, in real isolates, for one test at a time."""
+"""Tests by authors of functions: a function with its bindings in real isolates, one test at a time."""

@@ -1,7 +1,8 @@
-"""LocalWorker: a folder's function served for a test, by the same isolates and bindings as at a site, with a state of its own.
+"""LocalWorker: a folder's function served for a test, by the same isolates and bindings as at a site.
 
-It runs beside the test in a thread with an event loop, so that a test may be a plain function: `fetch` asks it over HTTP, `env` has its bindings with
-the methods that the function itself calls, `run` awaits them. Queues, alarms and crons go by a clock that the test moves.
+Its state is private to the test. It runs beside the test in a thread with an event loop, so that a test may be a plain function: `fetch` sends it a
+request over HTTP, `env` has its bindings with the methods that the function itself calls, `run` awaits them. Queues, alarms and crons use a clock
+that the test moves.
 """
 
 import asyncio
@@ -65,7 +66,7 @@ class QueueOutcome:
     """The decision of a `queue` handler, by the messages' positions in the batch."""
 
     acked: list[int]
-    retried: dict[int, float | None]  # and its delay in seconds; None for the consumer's setting
+    retried: dict[int, float | None]  # message and its delay in seconds; None for the consumer's setting
 
 
 class TestClock(Clock):
@@ -181,11 +182,14 @@ class LocalWorker:
         self.run(self._asked(TailEvent(UNNUMBERED, events)))
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward: alarms, crons, delayed messages and expirations that are due by then become so."""
+        """Move the clock forward; alarms, crons, delayed messages and expirations in between become due."""
         self._clock.added_s += seconds
 
     def until_idle(self) -> None:
-        """Wait until the queues are empty and no work of the function is open: requests, batches, due alarms, `wait_until`."""
+        """Wait until the queues are empty and the function has no open work.
+
+        Work is requests, batches, due alarms and `wait_until`.
+        """
         self.run(self._idle())
 
     @property
@@ -292,7 +296,7 @@ def _at_once(consumer: Any) -> Any:
 
 @contextmanager
 def sdk_on_path() -> Iterator[None]:
-    """Find the SDK that functions import, after everything else: a project may have a `workers` of its own."""
+    """Put the SDK that functions import at the end of the path: a project may have a package `workers`."""
     if str(SDK) not in sys.path:
         sys.path.append(str(SDK))
     yield

@@ -1,4 +1,6 @@
-"""The pytest plug-in of functions' authors: `worker` serves the function of the folder in which a test's project lies.
+"""The pytest plug-in for authors of functions.
+
+`worker` serves the function of the folder in which a test's project lies.
 
     def test_it_greets(worker):
         assert worker.fetch("/hello").text == "Hello"
@@ -46,7 +48,10 @@ def folder_of(config: pytest.Config) -> Path | None:
 def make_worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[Callable[..., LocalWorker]]":
-    """Serve the function, or that of another `directory`, with the arguments of LocalWorker; each with a state of its own."""
+    """Serve the function, or that of another `directory`, each with separate state.
+
+    The arguments are those of LocalWorker.
+    """
     from pilotlight.functions.testing.local_worker import LocalWorker
 
     with ExitStack() as stack:

@@ -44,7 +44,7 @@ _MOST_COMPILERS = 8  # a container may see more cores than it may use, and each 
 # Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
-SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; unset: this machine's
+SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; this machine's if unset
 TORCH = "torch"
 
 

@@ -24,7 +24,7 @@ from pilotlight.kernels.elementwise.activation import FUSED
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
 
 MOST_JOINED = 3
-ROUNDED_COLUMNS = 32  # that share a scale, of x
+ROUNDED_COLUMNS = 32  # columns of x that share a scale
 _LEAST = 2.0**-100  # smaller numbers become zero: their inverse would be infinite
 
 

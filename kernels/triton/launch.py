@@ -8,7 +8,7 @@ import triton
 from pilotlight.kernels.checks import ArgumentError
 
 _MOST = 65535  # programs along a grid's second and third dimension; along the first 2**31 - 1
-_OF_H100 = 132  # and of an H200
+_OF_H100 = 132  # multiprocessors of an H100 and of an H200
 LONGEST_ROW = 1 << 16  # values that one program holds in registers: 128 per thread of 512
 
 

@@ -48,10 +48,10 @@ def _all_dark(it: Strike) -> None:
 def half_open(it: Strike) -> None:
     """They connect and send part of a head or of a body; the router ends them in its own time."""
     host, port = _address(it.network.url)
-    begun = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
+    started = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
     clients = [socket.create_connection((host, port), 5) for _ in range(300)]
     for number, client in enumerate(clients):
-        client.sendall(begun[number % 2])
+        client.sendall(started[number % 2])
     time.sleep(20)
     ended = 0
     for client in clients:

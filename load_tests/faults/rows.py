@@ -89,8 +89,8 @@ def _under_fault(
 
     def on_event(heard: list[Heard]) -> None:
         strike.heard = heard
-        has_begun = all(mine.arrivals_s or mine.error for mine in heard)
-        if thread.ident is None and has_begun and sum(len(mine.arrivals_s) for mine in heard) >= WARM_EVENTS:
+        has_started = all(mine.arrivals_s or mine.error for mine in heard)
+        if thread.ident is None and has_started and sum(len(mine.arrivals_s) for mine in heard) >= WARM_EVENTS:
             times.append(time.perf_counter())
             thread.start()
 

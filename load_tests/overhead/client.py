@@ -80,11 +80,11 @@ async def idle_streams(url: str, raw: bytes, count: int) -> AsyncIterator[int]:
             return answer
 
     answers = await asyncio.gather(*(begin() for _ in range(count)), return_exceptions=True)
-    begun = [answer for answer in answers if isinstance(answer, Answer)]
+    started = [answer for answer in answers if isinstance(answer, Answer)]
     try:
-        yield sum(answer.first_at > 0 for answer in begun)
+        yield sum(answer.first_at > 0 for answer in started)
     finally:
-        for answer in begun:
+        for answer in started:
             answer.close()
 
 

@@ -85,7 +85,7 @@ class Site(asyncio.Protocol):
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         )
 
-    def _token(self, index: int, count: int, has_marks: bool, begun_at: float) -> None:
+    def _token(self, index: int, count: int, has_marks: bool, started_at: float) -> None:
         if self._transport.is_closing():
             return
         if index == count:
@@ -98,7 +98,7 @@ class Site(asyncio.Protocol):
         self._transport.write(_chunk(b"%sid: %d\ndata: %s%s\n\n" % (mark, index, _HEAD, text)))
         if count == IDLE:
             return
-        self._loop.call_at(begun_at + (index + 1) * PACE_S, self._token, index + 1, count, has_marks, begun_at)
+        self._loop.call_at(started_at + (index + 1) * PACE_S, self._token, index + 1, count, has_marks, started_at)
 
 
 def _chunk(data: bytes) -> bytes:

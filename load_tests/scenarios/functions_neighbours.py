@@ -151,11 +151,11 @@ def _first_in_line() -> Iterator[None]:
 def _kept_busy(port: int, path: str) -> Iterator[None]:
     """Two clients that ask it as soon as they have their answer; one of them does not read what comes."""
     context = multiprocessing.get_context("spawn")
-    begun, ended = context.Event(), context.Event()
-    process = context.Process(target=_keep_asking, args=(port, path, begun, ended), daemon=True)
+    started, ended = context.Event(), context.Event()
+    process = context.Process(target=_keep_asking, args=(port, path, started, ended), daemon=True)
     process.start()
     try:
-        begun.wait(30)
+        started.wait(30)
         time.sleep(BUSY_S)
         yield
     finally:
@@ -163,7 +163,7 @@ def _kept_busy(port: int, path: str) -> Iterator[None]:
         process.join(10)
 
 
-def _keep_asking(port: int, path: str, begun: Event, ended: Event) -> None:
+def _keep_asking(port: int, path: str, started: Event, ended: Event) -> None:
     def ask(reads: bool) -> None:
         while not ended.is_set():
             try:
@@ -179,6 +179,6 @@ def _keep_asking(port: int, path: str, begun: Event, ended: Event) -> None:
     threads = [threading.Thread(target=ask, args=(reads,)) for reads in (True, False)]
     for thread in threads:
         thread.start()
-    begun.set()
+    started.set()
     for thread in threads:
         thread.join()

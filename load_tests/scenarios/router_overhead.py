@@ -110,7 +110,7 @@ async def beside_idle(router: Running, count: int, seconds: float, console: Cons
     """Measure what 64 streams notice of very many that are open and silent."""
     with console.status(f"{count:,} idle streams"):
         before = router.process.memory_info().rss
-        async with idle_streams(router.url, request(router.url, KEY, KB, IDLE), count) as begun:
+        async with idle_streams(router.url, request(router.url, KEY, KB, IDLE), count) as started:
             rss = router.process.memory_info().rss
             spent, began = router.cpu_s(), time.perf_counter()
             await asyncio.sleep(seconds)
@@ -118,9 +118,9 @@ async def beside_idle(router: Running, count: int, seconds: float, console: Cons
             heard = await load(router.url, request(router.url, KEY, KB, 50), 64, seconds)
         kept = {key: value for key, value in facts(heard, 0.0).items() if key != "cpu_ms"}
         return {
-            "idle": begun,
+            "idle": started,
             "cpu_share_while_idle": round(idle_share, 4),
-            "kib_each": round((rss - before) / 1024 / max(1, begun), 1),
+            "kib_each": round((rss - before) / 1024 / max(1, started), 1),
             **kept,
         }
 

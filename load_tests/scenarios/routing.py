@@ -148,7 +148,7 @@ def _results(
         },
         "parameters": {name: _parameters(CONTENDERS[name]) for name in asked.policies},
         "traces": {name: trace.source for name, trace in traces.items()},
-        "simulated_requests": sum(run.begun for run in runs),
+        "simulated_requests": sum(run.started for run in runs),
         "seconds_on_one_core": round(sum(run.cpu_s for run in runs)),
         "cells": [_cell(each) for each in cells],
         "troubles": [{**_cell(each), "trouble": trouble} for (_, trouble), each in troubled.items()],

@@ -180,8 +180,8 @@ class Injection:
     def on_event(self, heard: list[Heard]) -> None:
         now = time.perf_counter()
         if not self.struck:
-            begun = all(mine.arrivals_s for mine in heard)
-            if begun and sum(len(mine.arrivals_s) for mine in heard) >= self.after_events:
+            started = all(mine.arrivals_s for mine in heard)
+            if started and sum(len(mine.arrivals_s) for mine in heard) >= self.after_events:
                 self._strike(self.fault, Counter(mine.site for mine in heard if not mine.is_done))
         elif self._second is not None and len(self.struck) == 1:
             first = [mine for mine in heard if mine.site == self.struck[0]]

@@ -71,7 +71,7 @@ class Soak:
         self.random = random.Random(seed)
         self.streams = streams
         self.console = console
-        self.begun: Counter[str] = Counter()
+        self.started: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.wrong: list[str] = []  # what must never happen, in words
@@ -103,7 +103,7 @@ class Soak:
         after = await asyncio.to_thread(self.size)
         self._compare(before, after)
         return {
-            "minutes": minutes, "clients": self.streams, "begun": dict(self.begun), "ended": dict(self.ended), "faults": dict(self.faults),
+            "minutes": minutes, "clients": self.streams, "begun": dict(self.started), "ended": dict(self.ended), "faults": dict(self.faults),
             "slowest_s": round(self.slowest_s, 1), "before": before, "after": after, "wrong": self.wrong[:50], "num_wrong": len(self.wrong),
             "rss_mib_by_minute": self.rss_mib,
         }  # fmt: skip
@@ -125,7 +125,7 @@ class Soak:
         )  # fmt: skip
         while time.monotonic() < self.until:
             name, act, _ = self.random.choices(kinds, [weight for _, _, weight in kinds])[0]
-            self.begun[name] += 1
+            self.started[name] += 1
             began = time.monotonic()
             try:
                 outcome = await act()
@@ -332,8 +332,8 @@ class Soak:
                 self.wrong.append(f"the router's {name} grew from {before[name]:g} to {after[name]:g}")
         if after["open_requests"] > 0:
             self.wrong.append(f"{after['open_requests']:g} requests are still open at the router")
-        if sum(self.begun.values()) != sum(self.ended.values()):
-            self.wrong.append(f"{sum(self.begun.values())} requests began and {sum(self.ended.values())} ended")
+        if sum(self.started.values()) != sum(self.ended.values()):
+            self.wrong.append(f"{sum(self.started.values())} requests began and {sum(self.ended.values())} ended")
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ class Outcome:
     retried: float
     declined: float  # sites asked that would rather not, a request
     cut: int  # streams whose site crashed under them
-    begun: int  # warm-up included
+    started: int  # warm-up included
     events: int
     cpu_s: float
     turned_over: float  # evicted tokens, in times of what all caches hold
@@ -97,7 +97,7 @@ class Tally:
         self._good += ttft_s <= self._slo_ttft_s and tpot_ms <= SLO_TPOT_MS
 
     def outcome(
-        self, policy: str, trace: str, load: str, seed: int, begun: int, events: int, cpu_s: float, turned_over: float, wakes: int
+        self, policy: str, trace: str, load: str, seed: int, started: int, events: int, cpu_s: float, turned_over: float, wakes: int
     ) -> Outcome:  # fmt: skip
         p50, p95, p99 = _percentiles(self._ttft, 50, 95, 99)
         tpot50, tpot95 = _percentiles(self._tpot, 50, 95)
@@ -111,7 +111,7 @@ class Tally:
             policy, trace, load, seed, sent, p50, p95, p99, round(mean, 1), tpot50, tpot95, e2e50, e2e95, self._good / sent,
             self._cached / max(1, self._prompt), self._ideal / max(1, self._prompt), self.shed / sent,
             self._cross / max(1, len(self._ttft)), self._retried / sent,
-            self._declined / sent, self.cut, begun, events, round(cpu_s, 2), round(turned_over, 2), wakes,
+            self._declined / sent, self.cut, started, events, round(cpu_s, 2), round(turned_over, 2), wakes,
             dict(sorted(self._reasons.items())),
             {name: round(float(value), 1) for name, value in zip(names, off.mean(axis=0), strict=True)},
             {name: round(float(value), 1) for name, value in zip(names, np.abs(off).mean(axis=0), strict=True)},

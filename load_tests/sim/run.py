@@ -86,7 +86,7 @@ class Simulation:
         self.published: list[list[Publication]] = [[] for _ in self.sites]
         self.seed = seed
         self.tally = Tally(slo_ttft_s)
-        self.begun = self.answered = self.shed = 0  # of all calls; begun == answered + shed + open at any moment
+        self.started = self.answered = self.shed = 0  # of all calls; begun == answered + shed + open at any moment
         self.open_calls = 0  # not yet answered to their end
         self.events = 0
         self._measured = measured
@@ -122,7 +122,7 @@ class Simulation:
     def _next_turn(self, session: Session) -> None:
         if self.now >= self._measured[1] or (turn := next(session.turns, None)) is None:
             return
-        self.begun += 1
+        self.started += 1
         self.open_calls += 1
         home = self.world.router_of_city[session.city]
         draw = hash((self.seed, session.number, len(turn.prefixes))) % 10_000
@@ -367,7 +367,7 @@ def simulate(
     )
     wakes = sum(site.wakes for site in simulation.sites)
     return simulation.tally.outcome(
-        name, trace.name, load, seed, simulation.begun, simulation.events, cpu_s, turned, wakes
+        name, trace.name, load, seed, simulation.started, simulation.events, cpu_s, turned, wakes
     )
 
 

@@ -2,7 +2,7 @@
 
 It stands outside the product and imports nothing of it, so that it traces any commit's checkout (the working directory). Until the signal comes it
 costs the main thread nothing; other threads call a hook that returns at once. Each process announces itself in the folder that PILOTLIGHT_TRACE
-names (`PID.process`), says when it has begun to record (`PID.on`), and at the second signal writes what it saw (`PID.json`).
+names (`PID.process`), says when it has started to record (`PID.on`), and at the second signal writes what it saw (`PID.json`).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A site's part of an HTTP exchange, beside wire/http/asgi.py: JSON of the network's other parts, marked errors, streams of events.
+"""A site's part of an HTTP exchange, beside wire/http/asgi.py: JSON, marked errors, streams of events.
 
 ASGI callables only: middleware that buffers a response, or checks for the disconnect only when sending, hides that a client has left. The HTTP server
 (wire/http/connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has the
@@ -69,7 +69,7 @@ def error_body(error: ApiError, dialect: Dialect) -> bytes:
 
 
 class EventWriter:
-    """A stream of server-sent events with heartbeats and a notice for the router when the site starts to drain.
+    """A stream of server-sent events with heartbeats, and a notice for the router when a drain starts.
 
     After the notice the router may continue the stream at another site. The response has no status until the first event is sent, so a refusal can
     still set its own. Use as `async with`.

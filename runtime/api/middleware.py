@@ -1,4 +1,4 @@
-"""The middleware of every route: authenticates the sender, sets the request id, adds the site's name, answers failures.
+"""The middleware of every route: authentication, request id, the site's name, and error responses.
 
 A request id from outside is kept only with a valid signature of one of the network's routers; other clients could mix up the logs. The scope then
 records whether the hop is authentic. Failures are sent in the dialect of the path; unforeseen ones are also logged.
@@ -27,7 +27,7 @@ from pilotlight.wire.paths import normalize_path, nothing_at
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
-ACCOUNT = "pilotlight.account"  # in the scope: the name of the account that is known; empty: none is
+ACCOUNT = "pilotlight.account"  # key in the scope: the name of a known account; empty if none is known
 HOLDER = "pilotlight.holder"  # in the scope: the key that was sent to this site itself, where it is known
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/version", "/openapi.json", "/docs")
 # Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
@@ -35,7 +35,7 @@ METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
 PAGE = ("/page/", "/manage/")  # judge by the page's own sessions
 FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
-MODELS_AS_FUNCTIONS = "/fn/@"  # and models do not
+MODELS_AS_FUNCTIONS = "/fn/@"  # models as services, which need a key like other models
 OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
 OLLAMA_ANSWERS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
 LOGGED_EVERY_S = 60.0  # however many requests are refused
@@ -99,13 +99,13 @@ class SiteMiddleware:
         if self._require_hop and not is_genuine and scope["path"] == "/status":
             # A router that signs nothing learns from its probes what to expect.
             ours.append((headers.REFUSAL.encode(), b"signature"))
-        has_begun = False
+        has_started = False
         span: RequestSpan | None = None
 
         async def named(message: Message) -> None:
-            nonlocal has_begun
+            nonlocal has_started
             if message["type"] in BEGINNINGS:
-                has_begun = True
+                has_started = True
                 message = {**message, "headers": [*message.get("headers", ()), *ours]}
                 self._metrics.response(_family(scope["path"]), message.get("status", 101))
                 if span is not None:
@@ -121,7 +121,7 @@ class SiteMiddleware:
         except (ClientDisconnect, AnswerCut):
             return
         except Exception as error:
-            if has_begun:
+            if has_started:
                 raise
             await send_error(
                 answering(scope, named), _as_api_error(error, scope), dialect_of(scope["path"], scope["headers"])

@@ -52,7 +52,7 @@ class RouterContext(NamedTuple):
     name: AnswerName | None = None  # None if no other site can continue this answer
     delivery: Delivery = NOTHING_DELIVERED
     prefixes: tuple[tuple[int, int], ...] = ()  # the digests by which the router knows the prompt's beginnings
-    data_sites: DataSites = NO_OTHERS  # that may see the request beside this one
+    data_sites: DataSites = NO_OTHERS  # other sites that may see the request
     max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
@@ -111,7 +111,7 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
 
 
 def tenant_in(scope: Scope) -> Tenant:
-    """Return the tenant of a request: from the router, from the key if it is known here, or the key itself."""
+    """Return a request's tenant: as the router sends it, of a known key, or of the key itself."""
     owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
     return tenant_of(owner, scope["path_params"].get("account_id"))
 

@@ -1,4 +1,4 @@
-"""Read and discard request bodies that a response left unread, so that a refused client can read its refusal.
+"""Read and discard request bodies that a response left unread, so that clients can read refusals.
 
 Closing a socket with unread bytes resets the connection, which can destroy the response on its way. Over HTTP/2, Hypercorn's queue of ten unread body
 messages blocks forever if nothing takes them. Pilotlight's own server does this itself.

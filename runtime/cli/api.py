@@ -1,4 +1,4 @@
-"""Api: the command line's HTTP client, synchronous and from the standard library so that commands start fast.
+"""Api: the command line's HTTP client, synchronous and from the standard library to start fast.
 
 Knows requests, streamed events and how to turn a refusal into a sentence; independent of terminals.
 """

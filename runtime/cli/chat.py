@@ -21,7 +21,7 @@ HELP = (
 
 
 def chat(api: Api, prompt: str | None, model: str | None, system: str | None, options: dict[str, Any]) -> None:
-    """Print the answer to a prompt, or to piped standard input; otherwise hold a conversation until Ctrl-D."""
+    """Answer a prompt or piped standard input; without either, hold a conversation until Ctrl-D."""
     model = first_model(api) if model is None else known_model(api, model)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     if prompt is None and not sys.stdin.isatty():

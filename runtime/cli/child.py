@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
 
-LONGEST_LOG_BYTES = 16 << 20  # then it becomes LOG.1 at the next start
+LONGEST_LOG_BYTES = 16 << 20  # a longer log becomes LOG.1 at the next start
 KILL_AFTER_S = 5.0  # beyond a server's own drain time-out
 
 
@@ -26,7 +26,10 @@ class Child:
         self._oom_kills: int | None = None
 
     def start(self) -> None:
-        """Start the process in a new session, so that a terminal's Ctrl-C does not reach children and they end in order."""
+        """Start the process in a new session, so that a terminal's Ctrl-C does not reach it.
+
+        Children then end in order.
+        """
         environment = {**os.environ, **self._environment, "PILOTLIGHT_PARENT_PID": str(os.getpid())}
         self.started_at = time.monotonic()
         self._oom_kills = oom_kills()

@@ -1,4 +1,7 @@
-"""The deploy token of a network that `pilotlight up --functions` runs: kept for this user, by the router's port, and sent to this machine alone."""
+"""The deploy token of a network that `pilotlight up --functions` runs.
+
+It is stored for this user, by the router's port, and sent to this machine only.
+"""
 
 import secrets
 from pathlib import Path

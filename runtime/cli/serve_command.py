@@ -54,14 +54,14 @@ class Served(NamedTuple):
     model: str
     host: str
     port: int
-    name: str | None = None  # that requests give it; its last path part unless given
+    name: str | None = None  # name in requests; by default its last path part
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
     kv_gib: float | None = None
     num_prefill: int = 0  # hosts that compute prompts for the others
-    num_decode: int = 0  # and hosts that answer; 0 of both: one host that does both
-    tool_format: str | None = None  # None: detected from the chat template
+    num_decode: int = 0  # hosts that answer; 0 of both kinds for one host that does both
+    tool_format: str | None = None  # None to detect it from the chat template
     max_model_len: int | None = None
     tp: int = 1
     lossless: str = "auto"
@@ -71,7 +71,7 @@ class Served(NamedTuple):
     expert_parallel: bool = False
     redundant_experts: int = 0
     dp: int = 1
-    speculate: str | None = None  # None: the default of a site's file
+    speculate: str | None = None  # None for the default of a site's file
     ray: str | None = None  # HOST:PORT of a cluster with further devices, auto or start; None if all are here
 
     @property
@@ -165,7 +165,7 @@ class Served(NamedTuple):
         return bool(self.num_prefill or self.num_decode)
 
     def _hosts(self) -> list[dict[str, str]]:
-        """Return the hosts of each role: on separate GPUs if there are any, otherwise on shares of the CPU cores."""
+        """Return the hosts of each role: on separate GPUs if possible, otherwise on shares of the CPU cores."""
         roles = ["prefill"] * self.num_prefill + ["decode"] * self.num_decode
         on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(installed_gpus()))
         return [{"device": f"cuda:{i}" if on_gpus else "cpu", "role": role} for i, role in enumerate(roles)]

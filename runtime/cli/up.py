@@ -1,4 +1,4 @@
-"""`pilotlight up`: a router and its sites as processes of this machine, from their start to the end of the last one.
+"""`pilotlight up`: run a router and its sites as processes of this machine until the last one ends.
 
 Knows the processes and the order in which they end, not their work.
 """
@@ -55,7 +55,7 @@ def up(
     source = None if model is None else source_of(model)
     if source is not None:
         try:
-            local_directory(source)  # or the sites would each say that it is not there
+            local_directory(source)  # checked once here instead of by each site
         except SourceError as error:
             raise CliError(str(error)) from None
     network = load_network(network_file)
@@ -211,7 +211,10 @@ def wait_until_ready(console: Console, children: list[Child], servers: list[Serv
 
 
 def greet(console: Console, url: str, model: str | None, children: list[Child], *, functions: bool) -> None:
-    """Print the network's URL and an example request; `model` is None if all sites serve functions only."""
+    """Print the network's URL and an example request.
+
+    `model` is None if all sites serve functions only.
+    """
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "What is the airport code of Lisbon?"}}]}}'
     command = f"curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"
     where = "" if url == DEFAULT_URL else f" --url {url}"

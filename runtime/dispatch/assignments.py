@@ -1,4 +1,4 @@
-"""The open work of each replica, in tokens that are probably still to be computed, and in seconds by measured rates.
+"""The open work of each replica: the tokens still to be computed, and seconds by measured rates.
 
 An open sequence counts with the uncached part of its prompt until its first token, and with the rest of an answer as long as the model's recent ones.
 Seconds are summed over the models of a host. Independent of the decisions (dispatcher.py), wakes and failures.
@@ -14,10 +14,10 @@ from pilotlight.runtime.dispatch.prefixes import Chain, chain_of, root_of
 from pilotlight.runtime.dispatch.roles import HostWaits
 from pilotlight.runtime.models.model_state import ModelState, Replica
 
-# Where there is no measurement: neither this replica nor a sibling has computed anything. As long as they are equal everywhere, only tokens count.
+# Rates without a measurement, if neither this replica nor another one has computed anything. While they are equal everywhere, only tokens count.
 PREFILL_TOKENS_PER_S = 2000.0
 DECODE_TOKENS_PER_S = 50.0
-# By which a sequence lengthens its neighbours' steps, as the router assumes as well; how crowded a host already is, its measured rate says.
+# Share by which one more sequence lengthens a step (the router's cost model has the same); the measured rate includes the present ones.
 NEIGHBOUR_SHARE = 0.02
 OUTPUT_TOKENS = 64.0  # of a model's first answers
 OUTPUT_WEIGHT = 0.1  # of the newest answer in the moving average of their lengths
@@ -59,7 +59,7 @@ class Prompt(NamedTuple):
 
     @classmethod
     def of(cls, submit: Submit, *, is_known: bool) -> "Prompt":
-        """`is_known`: False where there is nothing to be chosen, and no digest is wanted."""
+        """Return a sequence's prompt; `is_known` is False if there is no choice that needs its digests."""
         prompt = submit.prompt_token_ids
         return cls(len(prompt), chain_of(root_of(submit), prompt) if is_known else ())
 
@@ -69,9 +69,10 @@ class Prompt(NamedTuple):
 
 class Assignments:
     def __init__(self, states: Mapping[str, ModelState], *, has_choice: bool) -> None:
-        """`states`: a view that may change.
+        """Count no work yet.
 
-        `has_choice`: prompts may be computed in several places, so that it matters what is cached where."""
+        `states` is a view that may change. `has_choice` is true if prompts may be computed in several places, so that cached prefixes matter.
+        """
         self.has_choice = has_choice
         self._states = states
         self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)
@@ -103,7 +104,7 @@ class Assignments:
                 self._learn(submit, assignment)
 
     def least_loaded(self, submit: Submit, prompt: Prompt, replicas: Sequence[Replica]) -> Replica:
-        """Return the one where a sequence would end soonest.
+        """Return the replica where a sequence would end soonest.
 
         Choices of one request follow the first, which computes their prompt."""
         if (leader := self._open.get(submit.leader or "")) is not None and leader.replica in replicas:
@@ -123,7 +124,7 @@ class Assignments:
         return sum(self._work_s(each) for each in self._on_host(replica))
 
     def prompts_s(self, replica: Replica) -> float:
-        """Return what a prompt waits on the replica's host for those before it."""
+        """Return the seconds that a prompt waits on the replica's host for earlier prompts."""
         return sum(each.work.prefill_tokens / self.prompt_rate(each) for each in self._on_host(replica))
 
     def prompt_rate(self, replica: Replica) -> float:
@@ -152,12 +153,12 @@ class Assignments:
         return work.prefill_tokens / self._rates(replica)[0] + self._answers_s(replica) if work.sequences else 0.0
 
     def _answers_s(self, replica: Replica) -> float:
-        """Return what a sequence loses to a model's answers that are open beside it."""
+        """Return the seconds that a model's open answers cost a new sequence beside them."""
         tokens = replica.work.decode_tokens
         return NEIGHBOUR_SHARE * tokens / self._rates(replica)[1] if tokens else 0.0
 
     def _rates(self, replica: Replica) -> tuple[float, float]:
-        """Return tokens per second: of a prompt, and of each answer. As measured here, else on a sibling."""
+        """Return tokens per second of a prompt, and of each answer: measured here, or on another replica."""
         loads = [replica.load, *(other.load for other in self._states[replica.model].replicas if other is not replica)]
         prefill = next((load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s), PREFILL_TOKENS_PER_S)
         decode = next((load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s), DECODE_TOKENS_PER_S)

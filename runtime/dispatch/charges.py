@@ -15,7 +15,7 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import Submit
 
 MOST_DEATHS = 2  # of hosts, by one prompt
-REMEMBERED_S = 3600.0  # after which a machine that was at fault may have been mended
+REMEMBERED_S = 3600.0  # by then a faulty machine may have been repaired
 _MOST_PROMPTS = 1024
 
 

@@ -1,4 +1,4 @@
-"""Failover of sequences between engine hosts: the unfinished ones of a dead host are submitted to the next host.
+"""Failover of sequences between engine hosts: a dead host's open ones are submitted to the next host.
 
 They keep the tokens that they have. A sampled token depends on (logits, params, seed, position) alone, so the reader of a sequence gets one unbroken
 row of outputs and does not notice the change. A sequence that cannot be continued soon, or that has crashed too many hosts (charges.py), ends with an
@@ -40,9 +40,12 @@ class Continuations:
         observe: Observer,
         observe_placement: PlacementObserver = lambda placement: None,
     ) -> None:
-        """`within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+        """Continue sequences on the hosts of a site.
 
-        A sequence without a token only needs to be submitted to the next host by then."""
+        `within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
+
+        A sequence without a token only needs to be submitted to the next host by then.
+        """
         self.fleet = fleet
         self.models = models
         self.within_s = within_s
@@ -76,13 +79,13 @@ class ContinuedSequence:
         self._data_sites = data_sites
         self._submit = submit  # as it was asked for
         self._delivered: list[int] = []
-        self._has_begun = False
+        self._has_started = False
         self._cuts = 0
         self._is_suspect = (
             False  # a host has ended by itself in a step that held it, and none has computed its prompt since
         )
         self._client: EngineClient | None = None
-        self._device_host: HostHandle | None = None  # whose client it is
+        self._device_host: HostHandle | None = None  # the host of the client
         self._assignment: Assignment | None = None
         self._prefill: PrefillWork | None = None  # of its prompt, on another host
         self.route = ""  # how it was first placed (Placement.explained)
@@ -147,7 +150,7 @@ class ContinuedSequence:
                         raise
                     error = again
         except BaseException as failure:
-            if isinstance(failure, Exception):  # else the reader has left
+            if isinstance(failure, Exception):  # otherwise the reader has left
                 self._site.observe(self._submit.model, "failed")
             raise
         self._site.observe(self._submit.model, "continued")
@@ -166,14 +169,17 @@ class ContinuedSequence:
         self._is_suspect = True
 
     async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
-        """`deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each."""
+        """Submit the sequence again to the next host.
+
+        `deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each.
+        """
         within_s = self._site.within_s
-        if not self._has_begun and self._cuts > 1:
+        if not self._has_started and self._cuts > 1:
             deadline = asyncio.get_running_loop().time() + within_s
         try:
             async with asyncio.timeout_at(deadline):
                 await self._move()
-                if self._has_begun:
+                if self._has_started:
                     return await anext(self._outputs)
         except TimeoutError:
             message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
@@ -184,7 +190,7 @@ class ContinuedSequence:
         """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
         await self.scope.aclose()
         placement = await self._site.models.place(self._submit, self._data_sites)
-        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_begun else self._submit)
+        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_started else self._submit)
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
         """Open the sequence where it was placed; return how, explained."""
@@ -227,9 +233,9 @@ class ContinuedSequence:
         self._delivered += output.token_ids
         assert self._assignment is not None, "outputs come from the replica it is assigned to"
         self._assignment.note(output.token_ids)
-        if self._has_begun and output.num_cached_tokens is not None:
+        if self._has_started and output.num_cached_tokens is not None:
             output = replace(output, num_cached_tokens=None)
-        self._has_begun = self._has_begun or bool(output.token_ids)
+        self._has_started = self._has_started or bool(output.token_ids)
         if output.token_ids:
             self._is_suspect = (
                 False  # it is past the step in which its host ended; the charge stays until it is answered
@@ -240,7 +246,7 @@ class ContinuedSequence:
 
 
 def remaining(submit: Submit, delivered: Sequence[int]) -> Submit:
-    """Return the rest of a sequence whose first tokens were delivered; positions, counts and random numbers continue."""
+    """Return a sequence without its delivered tokens; positions, counts and random numbers continue."""
     sampling = replace(
         submit.sampling,
         max_tokens=submit.sampling.max_tokens - len(delivered),

@@ -1,8 +1,8 @@
-"""Which host answers a sequence, and which one computes its prompt: each where that is predicted to cost least, in seconds.
+"""Dispatch: choose the host that answers a sequence, and the host that computes its prompt.
 
-A sequence is answered where it would end soonest. Its prompt is computed there, on another host of the site, or on one that another site lends,
-whichever costs less: the prompt's own time, that of every sequence which it would hold up, and what of the blocks' transfer nothing hides. All by
-measured rates (assignments.py, lenders.py), and each prediction stands in the answer's head. Knows no waking and no failures.
+A sequence is answered where it would end soonest. Its prompt is computed there, on another host of the site, or on a host of another site, whichever
+is predicted to cost least: the prompt's time, the delay of sequences in progress, and the part of the blocks' transfer that no computation hides.
+Predictions use measured rates (assignments.py, lenders.py) and are in a response header. Independent of wakes and failures.
 """
 
 from collections.abc import Sequence
@@ -18,39 +18,39 @@ from pilotlight.sites.site import Role
 if TYPE_CHECKING:
     from pilotlight.runtime.dispatch.lenders import Lender
 
-# Of a hand-over, besides its bytes: a greeting, a sequence more, and the last chunk's blocks, which nothing hides
+# The fixed cost of a hand-over: a greeting, a second sequence, and the copy of the last chunk's blocks
 HAND_OVER_S = 0.02
-# Of a prompt that are not cached where it is answered: fewer are computed there, whatever the predictions
+# A prompt with fewer uncached tokens is computed where it is answered, whatever the predictions
 SHORT_TOKENS = 64
-# What a prediction may be wrong by, before the host that waits computes by itself
+# The factor and the seconds by which a prediction may be wrong, before the waiting host computes the prompt itself
 PATIENCE, PATIENCE_S = 4.0, 5.0
 
 
 class Placement(NamedTuple):
-    """Where a sequence is computed."""
+    """The hosts of one sequence."""
 
-    replica: Replica  # that answers
-    prefill: PromptHost | None = None  # that computes the prompt for it; None: it does so itself
-    within_s: float = 0.0  # after which it computes what has not come
-    why: str = ""  # the reason, with predicted milliseconds; "" where there was no choice
+    replica: Replica  # answers the sequence
+    prefill: PromptHost | None = None  # computes the prompt; None if `replica` does so itself
+    within_s: float = 0.0  # after this time `replica` computes the blocks that have not arrived
+    why: str = ""  # the reason, with predicted milliseconds; "" without a choice
 
     @property
     def explained(self) -> str:
-        """The decision in a header, such as `prompt=engine 0; here=480.0; there=120.5`; "" where there was none to be made."""
+        """The decision for a header, as `prompt=engine 0; here=480.0; there=120.5`; "" without a choice."""
         where = "here" if self.prefill is None else self.prefill.name
         return f"prompt={where}; {self.why}" if self.why else ""
 
     def without_prefill(self) -> "Placement":
-        """Return the same for a host that was asked and does not compute the prompt."""
+        """Return the placement after the chosen host has declined to compute the prompt."""
         assert self.prefill is not None
         return Placement(self.replica, why=f"{self.why}; {self.prefill.name} declined")
 
 
 class _PrefillOption(NamedTuple):
-    """One way to have a prompt computed."""
+    """A host that could compute a prompt, and its cost."""
 
     cost_s: float
-    host: PromptHost | None  # None: where it is answered
+    host: PromptHost | None  # None for the host that answers
     why: str
 
 
@@ -61,9 +61,11 @@ class Dispatch:
     def place(
         self, submit: Submit, replicas: Sequence[Replica], lenders: "Sequence[Lender]" = (), why_none: str = ""
     ) -> Placement:
-        """Return where to compute a sequence, of the replicas, which all live, and of the sites that may lend; `why_none`: of those that may not.
+        """Choose the live replica that answers a sequence, and the host that computes its prompt.
 
-        Where it is answered is known before its prompt begins elsewhere, so that blocks flow while that computes."""
+        `lenders` may see the request; `why_none` explains why others may not. The answering host is chosen first, so that blocks can be copied there
+        while the prompt is computed elsewhere.
+        """
         if len(replicas) == 1 and replicas[0].host.role == "both" and not (lenders or why_none):  # there is no choice
             return Placement(replicas[0])
         prompt = Prompt.of(submit, is_known=self._open.has_choice)
@@ -87,20 +89,20 @@ class Dispatch:
         return Placement(replica, best.host, 0.0 if best.host is None else PATIENCE_S + PATIENCE * best.cost_s, why)
 
     def _here(self, prompt: Prompt, replica: Replica) -> _PrefillOption:
-        """Predict what a prompt costs where it is answered: its time, once more for each sequence that it holds up."""
+        """Predict a prompt's cost on the answering host: its time, and the same delay for each open sequence."""
         compute_s = prompt.num_uncached(replica) / self._open.prompt_rate(replica)
         cost_s = self._open.prompts_s(replica) + compute_s * (1 + self._open.num_open(replica))
         return _PrefillOption(cost_s, None, f"here={1e3 * cost_s:.1f}")
 
     def _there(self, prompt: Prompt, prefill: Replica, replica: Replica) -> _PrefillOption:
-        """Predict the same where another host of the site computes it."""
+        """Predict a prompt's cost on another host of the site."""
         compute_s = prompt.num_uncached(prefill) / self._open.prompt_rate(prefill)
         moved_s = exposed_s(prompt.num_uncached(replica), prefill.load.handed_over_tokens_per_s, compute_s)
         cost_s = self._open.prompts_s(prefill) + compute_s + HAND_OVER_S + moved_s
         return _PrefillOption(cost_s, OwnHost(prefill, self._open.assigned), f"there={1e3 * cost_s:.1f}")
 
     def _borrowed(self, submit: Submit, prompt: Prompt, lender: "Lender", replica: Replica) -> _PrefillOption:
-        """Predict the same where another site computes it, which has none of it cached as far as is known."""
+        """Predict a prompt's cost at another site, which is assumed to have none of it cached."""
         info = self._open.info_of(replica)
         offer = lender.offer(submit, prompt.num_uncached(replica), info, self._open.prompt_rate(replica))
         return _PrefillOption(offer.cost_s + HAND_OVER_S, lender, f"{lender.name}={offer.why}")

@@ -1,8 +1,7 @@
-"""A prompt that one engine host computes and another one continues: the sequence of each, and what the first is known to have found.
+"""Hand-over of a prompt: one engine host computes it, another one fetches its blocks and answers.
 
-The first computes all that the other can fetch, which is every full block before the prompt's last token; its own token is nobody's. The other waits
-for those blocks, computes the rest and makes the answer: it is the sequence as it was asked for. Refuses to know who chooses the hosts
-(dispatcher.py).
+The first host computes every full block before the prompt's last token; the token that it samples is discarded. The second host runs the client's own
+sequence: it waits for the blocks and computes the rest. dispatcher.py chooses the hosts.
 """
 
 import asyncio
@@ -23,12 +22,18 @@ _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
 
 def can_hand_over(submit: Submit) -> bool:
-    """Tell whether another host could compute the prompt: not where what is reported of its tokens is in no cache, nor where a leader computes it."""
+    """Tell whether another host can compute the prompt.
+
+    It cannot if the request needs results for the prompt's tokens, which are not cached, or if another choice of the request computes the prompt.
+    """
     return submit.pooling is None and not submit.sampling.prompt_logprobs and submit.leader is None
 
 
 def prefill_sequence(submit: Submit, block_size: int) -> Submit:
-    """Return the sequence that computes a prompt's full blocks for another host: one token more, so that all of them can be found cached."""
+    """Return the sequence that computes a prompt's full blocks for another host.
+
+    It has one token more than these, so that all of the blocks can be found cached.
+    """
     num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
     return Submit(
         os.urandom(16).hex(),
@@ -44,11 +49,11 @@ def prefill_sequence(submit: Submit, block_size: int) -> Submit:
 
 
 def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: float, *, is_lent: bool = False) -> Submit:
-    """Return the sequence that fetches what another host computes, which serves its blocks at `address`."""
+    """Return the sequence that fetches the blocks of `prefill`, which are served at `address`."""
     return replace(submit, fetch_from=BlockSource(address, prefill.sequence_id, within_s, is_lent))
 
 
-class PromptBegun(NamedTuple):
+class StartedPrompt(NamedTuple):
     """A prompt that a host computes for another one."""
 
     address: str  # where its blocks are served
@@ -56,19 +61,20 @@ class PromptBegun(NamedTuple):
 
 
 class PromptHost(Protocol):
-    """A host that computes prompts for others: one of this site (OwnHost), or of a site that lends (lenders.py)."""
+    """A host that computes prompts for others, of this site (OwnHost) or of another one (lenders.py)."""
 
     @property
     def name(self) -> str: ...
     @property
     def is_lent(self) -> bool: ...
-    def computing(self, prefill: Submit) -> AbstractAsyncContextManager[PromptBegun]:
-        """Open the scope of a prompt's computation. Raises EngineError where the host is gone, or declines."""
+    def computing(self, prefill: Submit) -> AbstractAsyncContextManager[StartedPrompt]:
+        """Open the scope of a prompt's computation. Raises EngineError if the host is gone or declines."""
 
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
-        """Note what came of a prompt's blocks, as the answer's first output tells.
+        """Record how a prompt's blocks were used, by the answer's first output.
 
-        `is_late`: the prompt had not ended by then; `is_lost`: nothing came of what was not here."""
+        `is_late`: the prompt was not complete by then. `is_lost`: missing blocks were not fetched.
+        """
 
 
 class OwnHost(NamedTuple):
@@ -84,14 +90,14 @@ class OwnHost(NamedTuple):
         return False
 
     @asynccontextmanager
-    async def computing(self, prefill: Submit) -> AsyncIterator[PromptBegun]:
+    async def computing(self, prefill: Submit) -> AsyncIterator[StartedPrompt]:
         host = self.replica.host
         client, address = host.serving_client(), host.peer_address
         if address is None:
             raise EngineError("engine_error", f"{self.name} serves no blocks")
         with self.assigned(prefill, self.replica) as assignment, host.progress.expected():
             async with client.generate(prefill) as outputs:
-                yield PromptBegun(address, _noted(outputs, assignment))
+                yield StartedPrompt(address, _noted(outputs, assignment))
 
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
         if is_late:
@@ -109,19 +115,22 @@ class PrefillWork:
 
     def __init__(self, host: PromptHost) -> None:
         self._host = host
-        self._num_cached_tokens: int | None = None  # as the host has found it; None: it has not said
-        self._device_us = 0  # of that host, not told yet
+        self._num_cached_tokens: int | None = None  # that the host found; None until it reports them
+        self._device_us = 0  # that host's time, not reported to the client's sequence yet
         self._num_tokens = 0  # of the blocks that it computes
 
     @asynccontextmanager
     async def running(self, submit: Submit, prefill: Submit, within_s: float) -> AsyncIterator[Submit | None]:
-        """Open the scope of the computation: its value is the sequence that fetches its blocks; None where the host is gone or declines. Leaving it
-        aborts what has not ended. Whatever fails there later, the host that waits computes by itself."""
+        """Open the scope of the computation, with the sequence that fetches its blocks as its value.
+
+        The value is None if the host is gone or declines. Leaving the scope aborts the computation. If it fails later, the waiting host computes the
+        prompt.
+        """
         self._num_tokens = len(prefill.prompt_token_ids) - 1
-        begun: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(self._run(prefill, begun), name="prefill")
+        started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._run(prefill, started), name="prefill")
         try:
-            address = await begun
+            address = await started
             if address is None:
                 yield None
             else:
@@ -131,8 +140,10 @@ class PrefillWork:
             await asyncio.wait({task})
 
     def as_found(self, output: TokenOutput) -> TokenOutput:
-        """Return an answer's first output with the other host's time, and with what nobody had to compute for it as cached: what the host that
-        answers fetched, the other may have computed. Where that one has not ended by then, it was waited for in vain."""
+        """Return an answer's first output with the prompt's real cost, and report how the hand-over went.
+
+        Device time includes the other host's. A fetched token counts as cached only if the other host had it cached, too.
+        """
         if output.num_cached_tokens is None:
             return output
         is_lost = not output.num_fetched_tokens and output.num_cached_tokens < self._num_tokens
@@ -144,15 +155,15 @@ class PrefillWork:
         found = min(output.num_cached_tokens, self._num_cached_tokens or 0)
         return replace(output, num_cached_tokens=max(of_its_own, found), device_us=device_us)
 
-    async def _run(self, prefill: Submit, begun: "asyncio.Future[str | None]") -> None:
+    async def _run(self, prefill: Submit, started: "asyncio.Future[str | None]") -> None:
         try:
             with suppress(EngineError):
                 async with self._host.computing(prefill) as (address, outputs):
-                    begun.set_result(address)
+                    started.set_result(address)
                     async for output in outputs:
                         self._device_us += output.device_us
                         if output.num_cached_tokens is not None:
                             self._num_cached_tokens = output.num_cached_tokens
         finally:
-            if not begun.done():
-                begun.set_result(None)
+            if not started.done():
+                started.set_result(None)

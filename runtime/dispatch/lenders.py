@@ -1,8 +1,8 @@
-"""The sites that may compute prompts for this one: what each would compute now, how far it is, and a prompt's way there.
+"""The sites that may compute prompts for this one: their offers, distance, and measured link.
 
-A look each second tells what a site lends and how far it is. Its link is measured by the blocks that come over it, and where none have come lately by
-a probe, which on a fat and long link tells less than there is: a connection begins slowly. Refuses to know who decides (dispatcher.py) and how blocks
-come.
+Each site is asked once a second for its offer, which also measures the round trip. The link is measured by the blocks that come over it, and without
+recent blocks by a probe, which underestimates fast links with long round trips: a connection starts slowly. dispatcher.py chooses; the engine hosts
+copy the blocks.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import msgspec
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelInfo, Submit, TokenOutput
 from pilotlight.engine.planning.hand_over import exposed_s, prompt_bytes
-from pilotlight.runtime.dispatch.hand_over import PromptBegun
+from pilotlight.runtime.dispatch.hand_over import StartedPrompt
 from pilotlight.sites.site import LenderConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.data_sites import DataSites
@@ -44,31 +44,31 @@ log = logging.getLogger("pilotlight.engine")
 
 LOOK_EVERY_S = 1.0
 CONNECT_WITHIN_S = 2.0
-ANSWER_WITHIN_S = 5.0  # of a look or a probe; and a probe that takes longer has measured enough
-ACCEPT_WITHIN_S = 2.0  # of a prompt that somebody waits for
-PROBE_EVERY_S = 60.0  # where no blocks come meanwhile: 0.3 Mbit/s
-BELIEVED_S = 600.0  # what blocks have measured, against a probe that says less
-ROUND_TRIPS = 2  # before the first block comes: a prompt is accepted, and its blocks are asked for
-RTT_WEIGHT = 0.2  # of the newest look in the moving average
-REST_S, LONGEST_REST_S = 10.0, 600.0  # after a prompt of which nothing came; twice as long after each further one
+ANSWER_WITHIN_S = 5.0  # for an offer or a probe; a probe that takes longer has measured enough
+ACCEPT_WITHIN_S = 2.0  # for a prompt: a client waits
+PROBE_EVERY_S = 60.0  # unless blocks arrive meanwhile: 0.3 Mbit/s
+BELIEVED_S = 600.0  # for so long a rate measured by blocks outweighs a slower probe
+ROUND_TRIPS = 2  # before the first block arrives: the prompt is accepted, and its blocks are requested
+RTT_WEIGHT = 0.2  # of the newest measurement in the moving average
+REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt without a fetched block; doubled for each further one
 MOST_ANSWER_BYTES = 1 << 20
 
 UNREACHABLE = (CannotConnect, ConnectionLost, TimeoutError, msgspec.DecodeError)
 
 
 class LenderOffer(NamedTuple):
-    """What a prompt would cost at a site that lends; infinity where that does not."""
+    """The predicted cost of a prompt at another site; infinite if it does not lend."""
 
     cost_s: float
-    why: str  # in milliseconds, and what of them is the link's; or the reason
+    why: str  # milliseconds, with the link's share; or the reason for not lending
 
 
 class MeasuredLink:
-    """The way to a site, as measured."""
+    """The measured link to a site."""
 
     def __init__(self) -> None:
         self.rtt_s = 0.0
-        self.bytes_per_s = 0.0  # 0: not measured yet
+        self.bytes_per_s = 0.0  # 0 if not measured yet
         self.measured_at = self._moved_at = -math.inf
 
     def note_round_trip(self, seconds: float) -> None:
@@ -79,7 +79,7 @@ class MeasuredLink:
         self.measured_at = self._moved_at = time.monotonic()
 
     def doubt(self) -> None:
-        """Believe nothing of what was measured, but go by it until the next probe."""
+        """Require a new measurement, and use the old one until then."""
         self.measured_at = self._moved_at = -math.inf
 
     def note_probe(self, bytes_per_s: float) -> None:
@@ -103,16 +103,17 @@ class Lender:
         self._rest_s, self._rests_until = 0.0, -math.inf
 
     def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
-        """Predict what the prompt would cost there, until so many of its tokens are here.
+        """Predict the prompt's cost there, until `num_missing` of its tokens have arrived here.
 
-        `own_rate`: of this site, where that one's is not known."""
+        `own_rate` is this site's prefill rate, used if the other site's is unknown.
+        """
         why_not = self._why_not(submit.model)
         if submit.images or submit.adapter is not None:
             why_not = "prompts with images or an adapter are not lent"
         if why_not:
             return LenderOffer(
                 math.inf, f"no ({ascii(why_not)[1:-1]})"
-            )  # in the answer's head, whatever the other site said
+            )  # it goes into a response header, so the other site's text is escaped
         num_tokens = len(submit.prompt_token_ids)
         compute_s = num_tokens / (self._lendable.models[submit.model] or own_rate)
         num_bytes = prompt_bytes(info, num_tokens)
@@ -124,10 +125,11 @@ class Lender:
         )
 
     @asynccontextmanager
-    async def computing(self, prefill: Submit) -> AsyncIterator[PromptBegun]:
+    async def computing(self, prefill: Submit) -> AsyncIterator[StartedPrompt]:
         """Open the scope of a prompt's computation there.
 
-        Raises EngineError where the site declines, or is not reached."""
+        Raises EngineError if the site declines or cannot be reached.
+        """
         prompt = BorrowedPrompt(prefill.model, prefill.sequence_id, prefill.prompt_token_ids, prefill.salt)
         answer: _LenderAnswer | None = None
         try:
@@ -140,7 +142,7 @@ class Lender:
                 self._lendable = Lendable({}, f"it declined: {error}" if str(error) else "it did not answer in time")
                 raise EngineError("overloaded", f"{self.name} computes no prompt: {error}") from None
             self.num_borrowed += 1
-            yield PromptBegun(f"tcp://{self._origin.host}:{accepted.port}", _outputs(answer))
+            yield StartedPrompt(f"tcp://{self._origin.host}:{accepted.port}", _outputs(answer))
         finally:
             if answer is not None:
                 self._pool.put_back(answer.connection)
@@ -154,10 +156,14 @@ class Lender:
         self._rest_s = min(LONGEST_REST_S, 2 * self._rest_s or REST_S)
         self._rests_until = time.monotonic() + self._rest_s
         self.link.doubt()
-        log.warning("nothing came of a prompt that %s computed: it is not asked for %g s", self.name, self._rest_s)
+        log.warning(
+            "no block of a prompt that %s computed could be fetched: it gets no prompts for %g s",
+            self.name,
+            self._rest_s,
+        )
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Ask for the site's offer again and again until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(ANSWER_WITHIN_S):
@@ -183,11 +189,11 @@ class Lender:
         self._pool.close()
 
     def _why_not(self, model: str) -> str:
-        """Return why a prompt of the model cannot be borrowed now; "" where it can."""
+        """Return why a prompt of the model cannot be borrowed now; "" if it can."""
         if model not in self._lendable.models:
             return self._lendable.why_not or "it lends none of this model now"
         if time.monotonic() < self._rests_until:
-            return "nothing came of the last prompt"
+            return "no block of the last prompt arrived"
         return "" if self.link.bytes_per_s else "its link is not measured yet"
 
     async def _look(self) -> None:
@@ -199,7 +205,7 @@ class Lender:
             self._pool.put_back(answer.connection)
 
     async def _probe(self) -> None:
-        """Measure how fast the second half of some bytes comes."""
+        """Measure the rate at which the second half of the probe's bytes arrives."""
         answer = await self._ask("GET", PROBE_PATH)
         half_at = began = time.monotonic()
         num_bytes = num_late = 0
@@ -219,16 +225,17 @@ class Lender:
             self._pool.put_back(answer.connection)
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> "_LenderAnswer":
-        """Return an answer that has begun.
+        """Send a request and return its started answer.
 
-        Raises EngineError where it is a refusal, and what UNREACHABLE names."""
+        Raises EngineError for a refusal, and the errors of UNREACHABLE.
+        """
         kept = self._pool.idle(self._origin)
         if kept is not None:
             try:
                 return await self._sent(kept, method, path, body)
             except ConnectionLost:
                 if not kept.response.is_untouched:
-                    raise  # else it had been closed meanwhile
+                    raise  # otherwise the idle connection had been closed
         return await self._sent(await self._pool.connect(self._origin), method, path, body)
 
     async def _sent(self, connection: UpstreamConnection, method: str, path: str, body: bytes) -> "_LenderAnswer":
@@ -252,7 +259,7 @@ class Lender:
 
 
 class _LenderAnswer:
-    """A lender's answer, whose head has come."""
+    """A lender's answer whose head has been read."""
 
     def __init__(self, connection: UpstreamConnection, waited_s: float) -> None:
         self.connection = connection
@@ -278,7 +285,7 @@ class _LenderAnswer:
 
 
 async def _outputs(answer: _LenderAnswer) -> AsyncIterator[TokenOutput]:
-    """Yield the one output that a prompt's end is. Raises EngineError where it does not come."""
+    """Yield the one output at the prompt's end. Raises EngineError if it does not arrive."""
     try:
         computed = decode_line(await answer.line(), PromptComputed)
         await answer.rest(MOST_ANSWER_BYTES)
@@ -299,14 +306,17 @@ def _message(body: bytes) -> str:
     try:
         return msgspec.json.decode(body, type=_RefusalBody).error.message[:200]
     except msgspec.DecodeError:
-        return "it refuses, and does not say why"
+        return "it refused without a reason"
 
 
 class Lenders:
-    """All that the site's file names."""
+    """All lenders that the site's file names."""
 
     def __init__(self, configs: Sequence[LenderConfig], secret: str, authority: str | None = None) -> None:
-        """`secret`: the network's; `authority`: of its certificates, where it has its own."""
+        """Connect to none yet.
+
+        `secret` is the network's; `authority` signs its certificates, if it has one.
+        """
         tls = client_context(authority)
         self._lenders = [Lender(config, secret, tls) for config in configs]
 
@@ -314,7 +324,7 @@ class Lenders:
         return [background.start(each.run, f"looking at what {each.name} lends") for each in self._lenders]
 
     def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
-        """Return those that may see a request, and why the others may not, as a header says it."""
+        """Return the lenders that may see a request, and the reason for the others as a header's value."""
         if data_sites is None:
             return self._lenders, ""
         barred = [each.name for each in self._lenders if each.name not in data_sites]

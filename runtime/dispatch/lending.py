@@ -1,9 +1,7 @@
-"""Prompts that this site computes for others of its network: on a host where nothing of its own is open, one at a time, and given up at once when
-something is.
+"""Lending: compute prompts for other sites of the network, one at a time, on an idle host.
 
-So a client of the site waits for a borrowed prompt no longer than for the step that is under way. Refuses to know HTTP
-(api/routes/lending_routes.py) and how
-blocks go to the other site (engine/kv/peers), which computes by itself what does not come.
+A lent prompt is given up as soon as a request of this site arrives, which thus waits at most for the current step. The other site then computes the
+rest itself. api/routes/lending_routes.py has the HTTP side, engine/kv/peers sends the blocks.
 """
 
 import asyncio
@@ -19,16 +17,16 @@ from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.lending import BorrowedPrompt, Lendable
 
-WATCH_EVERY_S = 0.02  # whether clients of the site have come: a step of a long prompt takes longer
+WATCH_EVERY_S = 0.02  # for requests of this site: a step of a long prompt takes longer
 
 Outcome = Literal["computed", "declined", "given_up", "left", "failed"]
-Observer = Callable[[str, Outcome], None]  # (model, what became of a prompt that another site has asked for)
+Observer = Callable[[str, Outcome], None]  # (model, outcome of another site's prompt)
 
 
 class LentPrompt(NamedTuple):
     """A prompt that is being computed for another site."""
 
-    host: int  # that computes it, and serves its blocks
+    host: int  # computes it, and serves its blocks
     outputs: AsyncIterator[TokenOutput]
 
 
@@ -40,7 +38,7 @@ class Lending:
         self._assignments = assignments
         self._admission = admission
         self._observe = observe
-        self._lent: set[int] = set()  # hosts
+        self._lent: set[int] = set()  # indices of hosts that compute lent prompts
 
     def lendable(self) -> Lendable:
         if self._admission.draining:
@@ -53,13 +51,14 @@ class Lending:
     async def lend(self, prompt: BorrowedPrompt) -> AsyncIterator[LentPrompt]:
         """Open the scope of a prompt's computation.
 
-        Raises ApiError where the site does not lend, or no longer."""
-        name = prompt.model if prompt.model in self._states else "unknown"  # of labels there is a bounded number
+        Raises ApiError if the site does not lend, or stops lending meanwhile.
+        """
+        name = prompt.model if prompt.model in self._states else "unknown"  # bounds the number of labels
         state = self._states.get(prompt.model)
         replica = None if state is None else self._idle(state)
         if replica is None:
             self._observe(name, "declined")
-            raise ApiError("overloaded", "no host of this site that is awake with the model has nothing to do")
+            raise ApiError("overloaded", "no idle host of this site has the model awake")
         outcome: Outcome = "failed"
         self._lent.add(replica.host.index)
         try:
@@ -74,9 +73,9 @@ class Lending:
             outcome = "computed"
         except TimeoutError:
             outcome = "given_up"
-            raise ApiError("overloaded", "clients of this site have come meanwhile") from None
+            raise ApiError("overloaded", "requests of this site arrived meanwhile") from None
         except asyncio.CancelledError:
-            outcome = "left"  # whoever borrowed wants it no more
+            outcome = "left"  # the other site ended its request
             raise
         except EngineError as error:
             raise ApiError(error.code, str(error)) from None
@@ -88,7 +87,7 @@ class Lending:
             self._observe(name, outcome)
 
     def _idle(self, state: ModelState) -> Replica | None:
-        """Return a replica that computes prompts, on a host without anything to do."""
+        """Return an awake replica on an idle host that computes prompts; None without one."""
         for replica in state.awake:
             able = (
                 replica.is_live and replica.takes_prompts and replica.host.role != "decode" and not replica.is_retiring
@@ -99,7 +98,7 @@ class Lending:
 
     @asynccontextmanager
     async def _watched(self, replica: Replica, until: asyncio.Timeout) -> AsyncIterator[None]:
-        """End the scope `until` as soon as something of the site's own is open on the host, or the site shuts down."""
+        """End the scope `until` as soon as the host has a request of this site, or the site shuts down."""
 
         async def watch() -> None:
             while not (self._assignments.num_open(replica) or self._admission.draining):

@@ -1,7 +1,7 @@
-"""Which prompts a model's replica has computed lately, as far as the runtime knows: chains of digests over a few tokens each.
+"""The prompts that a replica has computed lately, as chains of digests over a few tokens each.
 
-A guess about the engine's prefix cache, bounded by what that could hold; being wrong costs time, never an answer. Digests begin with the tenant's
-salt, so that no tenant's prompts say anything about another's. Refuses to know what asks.
+An estimate of the engine's prefix cache, bounded by its size; an error costs time, never an answer. Digests are keyed with the tenant's salt, so that
+no tenant's prompts reveal another's.
 """
 
 from array import array
@@ -11,15 +11,17 @@ from hashlib import blake2b
 
 from pilotlight.engine.api.protocol import Submit
 
-CHUNK = 64  # tokens to a digest: four KV blocks of the usual 16; 1.5 us each
+CHUNK = 64  # tokens per digest: four KV blocks of the usual 16; 1.5 us each
 _DIGEST_BYTES = 8  # a collision makes a guess wrong: one in 2^44 for a million chunks
 
-Chain = tuple[bytes, ...]  # one digest for each whole chunk from the beginning on
+Chain = tuple[bytes, ...]  # one digest for each full chunk from the start
 
 
 def root_of(submit: Submit) -> bytes:
-    """Return the salt of a sequence's chain: its tenant's, its adapter's and its first image's, where it has such: as tokens, all images of a size
-    are alike."""
+    """Return the root of a sequence's chain: its tenant's salt, its adapter and its first image, if any.
+
+    Without the image, prompts with different images of one size would have equal tokens.
+    """
     salt = submit.salt if submit.adapter is None else submit.salt + submit.adapter.digest.encode()
     return salt + submit.images[0].digest if submit.images else salt
 
@@ -34,20 +36,20 @@ def chain_of(salt: bytes, token_ids: Sequence[int]) -> Chain:
 
 
 class PrefixMemory:
-    """Prompts of one replica. What was used longest ago is forgotten first, as it is in the cache."""
+    """Prompts of one replica; the least recently used ones are evicted first, as in the cache."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def held_tokens(self, chain: Chain) -> int:
-        """Return how many of the chain's tokens are believed to be in the cache."""
+        """Return how many of the chain's tokens are estimated to be cached."""
         for i, digest in enumerate(chain):
             if digest not in self._known:
                 return i * CHUNK
         return len(chain) * CHUNK
 
     def remember(self, chain: Chain, capacity_tokens: int) -> None:
-        """Note a chain, its tail as older than its head: without its head a chain is useless."""
+        """Record a chain, its end as older than its start: without its start the rest is useless."""
         for digest in reversed(chain):
             self._known[digest] = None
             self._known.move_to_end(digest)

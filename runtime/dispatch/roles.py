@@ -1,9 +1,8 @@
-"""When a host does for a while both sides of the work, though the site's file gives it one: where prompts wait, or answers do, and it could help.
+"""The policy of role shifts: when a host with one role takes on the other one for a while.
 
-A side whose next sequence would lose more than `hot_wait_s` on each of its hosts, for HOT_FOR_S on end, is lent the host of the other side that has
-least to do; that one does both from then on. When no side would lose a quarter of that for `cool_for_s`, even without it, a host goes back to its own
-role. Two thresholds and two durations keep it from going to and fro, as in scaling.py. A host that does both already has nothing to lend. A pure
-policy with the time given; autoscaler.py carries it out.
+A role is hot if the next sequence would lose more than `hot_wait_s` on each of its hosts, for HOT_FOR_S without a pause. The least busy host of the
+other role then does both. When no role would lose a quarter of that for `cool_for_s`, even without the host, the host returns to its own role. Two
+thresholds and two durations prevent oscillation, as in scaling.py. A pure function of loads and time; autoscaler.py carries it out.
 """
 
 from collections.abc import Sequence
@@ -19,8 +18,8 @@ _SIDES: tuple[Side, Side] = ("prefill", "decode")
 class HostWaits(NamedTuple):
     """The seconds that the next sequence would lose on a host."""
 
-    prefill: float  # to prompts that are to be computed before its own
-    decode: float  # to answers beside its own
+    prefill: float  # because of prompts that are computed before its own
+    decode: float  # because of answers in the same steps
 
 
 class RoleShift(NamedTuple):
@@ -41,9 +40,10 @@ class RolePolicy:
         self._cool_since: float | None = None
 
     def judge(self, now: float, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Judge what each host's next sequence would lose, every now and then; None: that host is not up.
+        """Return the shift that the hosts' waits call for, if any; called periodically.
 
-        A shift starts all clocks anew."""
+        A wait is None if the host is not up. A shift restarts all clocks.
+        """
         least = {side: min(self._waits(side, waits), default=0.0) for side in _SIDES}
         for side in _SIDES:
             self._hot_since[side] = held_since(self._hot_since[side], least[side] > self._hot_wait_s, now)
@@ -62,7 +62,7 @@ class RolePolicy:
         return shift
 
     def _lend_to(self, side: Side, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift of the other side's host that has least to do."""
+        """Return the shift of the other role's least busy host."""
         found = [
             (sum(wait), host)
             for host, (role, wait) in enumerate(zip(self._roles, waits, strict=True))
@@ -71,7 +71,7 @@ class RolePolicy:
         return RoleShift(min(found)[1], "both") if found else None
 
     def _give_back(self, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift of a host to its own role, if the side that it leaves stays cool without it."""
+        """Return the shift of a host to its own role, if the other role stays cool without it."""
         for host, (role, own) in enumerate(zip(self._roles, self._own, strict=True)):
             if role == own:
                 continue
@@ -82,6 +82,6 @@ class RolePolicy:
         return None
 
     def _waits(self, side: Side, waits: Sequence[HostWaits | None]) -> list[float]:
-        """Return the waits on the hosts of a side that are up."""
+        """Return the waits on a role's hosts that are up."""
         of_hosts = zip(self._roles, waits, strict=True)
         return [getattr(wait, side) for role, wait in of_hosts if wait is not None and role in (side, "both")]

@@ -1,6 +1,6 @@
-"""Which images engine hosts have: one that was sent to a host is named there by its digest alone from then on.
+"""The images that engine hosts have: an image that was sent to a host is later named by its digest.
 
-A host may have dropped it meanwhile. It says so, and gets the sequence once more with all files. Refuses to know what is in an image.
+If the host has dropped it since, it reports so, and gets the sequence once more with all files.
 """
 
 import os
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.engine.api.protocol import Submit, TokenOutput
 
-REMEMBERED = 4096  # digests of one host's images, the newest: what it has dropped costs a message
+REMEMBERED = 4096  # newest digests of one host's images; an image that the host has dropped costs a message
 
 
 class SentImages:

@@ -1,1 +1,1 @@
-"""Models from elsewhere: packed ones from web servers, chunk by chunk, and checkpoints from the Hugging Face hub."""
+"""Models from elsewhere: packed ones from web servers, checkpoints from the Hugging Face hub."""

@@ -1,7 +1,7 @@
-"""Fills one folder with a listing's chunks, from wherever they are to be had: an earlier attempt, another model of the store, the server.
+"""Fetch a listing's chunks into a folder: from another stored model, or from the server.
 
-The server is any that serves files; with ranges, several chunks come at once. No chunk is believed but by its digest, so whatever was cut off,
-killed or damaged is simply fetched again. Knows nothing of models.
+Any file server will do; if it supports ranges, several chunks are fetched at once. Every chunk is checked by its digest, so a partial or damaged one
+is fetched again.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from pilotlight.runtime.fetching.listing import ListedChunk, ListedFile, Listing
 from pilotlight.runtime.fetching.store import STORE_ENV, chunks_in_store
 from pilotlight.runtime.fetching.tries import RetryLater, headers_for, refuse, tried
 
-CONNECTIONS = 4  # one rarely fills a long line; each holds a chunk in memory
+CONNECTIONS = 4  # one rarely fills a link with a long round trip; each holds a chunk in memory
 
 
 class Fetching:
-    """One listing's chunks, from wherever they are to be had, into one folder."""
+    """The download of one listing's chunks into one folder."""
 
     def __init__(
         self, session: aiohttp.ClientSession, url: str, listing: Listing, folder: Path, on_progress: Progress
@@ -35,7 +35,7 @@ class Fetching:
         self._listing = listing
         self._folder = folder
         self._on_progress = on_progress
-        self._missing: set[tuple[str, int]] = set()  # places
+        self._missing: set[tuple[str, int]] = set()  # their `place`s
         self._there = 0
         self._sequential: set[str] = set()  # files whose server knows no ranges
 
@@ -56,16 +56,17 @@ class Fetching:
             for file in self._listing.files:
                 if file.name in self._sequential:
                     await tried(partial(self._fetch_in_order, file), self._url_of(file))
-        except ExceptionGroup as several:  # before Python 3.11.4, what is raised in an `except*` is in a group again
+        except ExceptionGroup as several:  # until Python 3.11.3 `except*` wraps the error in a group again
             for kind in (FetchError, OSError):
                 if (found := several.subgroup(kind)) is not None:
                     raise found.exceptions[0] from None
             raise
 
     def _look(self) -> list[ListedChunk]:
-        """Return what an earlier attempt has not brought.
+        """Return the chunks that earlier attempts have not completed.
 
-        What it has is read again before it is believed; holes are not read."""
+        Existing ones are checked by their digests; holes of the files are not read.
+        """
         missing = []
         for file in self._listing.files:
             path = self._folder / file.name
@@ -87,7 +88,7 @@ class Fetching:
             )
 
     def _copy(self, missing: list[ListedChunk]) -> None:
-        """Copy what another model of the store has."""
+        """Copy the chunks that other stored models have."""
         others = chunks_in_store() if missing else {}
         for chunk in missing:
             at = others.get((chunk.sha256, chunk.size))
@@ -112,7 +113,7 @@ class Fetching:
                 await self._keep_body(response, chunk)
 
     async def _fetch_in_order(self, file: ListedFile) -> None:
-        """Fetch from a server without ranges the whole file, of which what is here already is passed over."""
+        """Fetch a whole file from a server without ranges; skip the chunks that exist already."""
         url = self._url_of(file)
         async with self._session.get(url, headers=headers_for(url)) as response:
             refuse(response.status, url)
@@ -145,7 +146,7 @@ class Fetching:
             total = self._listing.num_bytes
             raise FetchError(
                 f"{self._folder.parent} is full: {self._there / 2**20:.0f} of {total / 2**20:.0f} MiB of {self._url} "
-                "are there; make room, and it goes on where it was"
+                "are there; make room, and the download continues"
             ) from None
         finally:
             os.close(fd)

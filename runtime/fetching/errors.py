@@ -1,4 +1,4 @@
-"""What keeps a model from being fetched, and how far it has come."""
+"""The errors and the progress of fetching a model."""
 
 from collections.abc import Callable
 
@@ -6,4 +6,4 @@ Progress = Callable[[int, int], None]  # (bytes there, bytes in total)
 
 
 class FetchError(Exception):
-    """The model cannot be had from there; the message says why, and what to change."""
+    """The model cannot be fetched; the message has the reason and the change to make."""

@@ -1,7 +1,8 @@
-"""A model's files from the Hugging Face hub, fetched by a process of its own: `python -m pilotlight.runtime.fetching.hub ORG/NAME`.
+"""Download a model from the Hugging Face hub in a child process.
 
-A download in a thread cannot be called off: a site that was told to stop while the hub did not answer never ended. This process is killed with
-whoever waits for it; the next one resumes where it was cut. It writes a JSON object a line: {done, total} in bytes, and at its end {path} or {error}.
+`python -m pilotlight.runtime.fetching.hub ORG/NAME` runs it. A thread's download cannot be cancelled: a site that should stop while the hub did not
+answer never ended. This process is killed with its parent; the next one resumes the download. It writes a JSON object a line: {done, total} in bytes,
+and at its end {path} or {error}.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any
 from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.wire.http.listen import PARENT_PID_ENV, follow_parent
 
-# What a model needs: never the other frameworks' weights, which can double a download.
+# The files that a model needs, without other frameworks' weights, which can double a download.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tiktoken.model", "additional_chat_templates/*"]
 _NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
@@ -36,7 +37,9 @@ async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
                 raise FetchError(said["error"])
             if on_progress is not None:
                 on_progress(said["done"], said["total"])
-        raise FetchError(f"the download of {hub_id} ended with exit status {await process.wait()} and without a word")
+        raise FetchError(
+            f"the download of {hub_id} ended with exit status {await process.wait()}, without an error message"
+        )
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -44,7 +47,7 @@ async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
 
 
 def download(hub_id: str, on_progress: Progress) -> Path:
-    """Download in this process. Raises FetchError."""
+    """Download a model in this process. Raises FetchError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -1,7 +1,7 @@
-"""What a packed model's directory holds, chunk by chunk, by SHA-256: the file that makes it fetchable from any web server.
+"""The listing of a packed model: every chunk by SHA-256, so that any web server can serve it.
 
-A listing has a digest of its own, by which a site file can pin it; two listings that share chunks share them on a site's disk, too. Whatever
-stands in a listing came over a network: it is checked here, once. Knows no sockets.
+A site file can pin a listing by its digest; two listings with common chunks share them on a site's disk. A listing comes over a network: everything
+in it is checked here, once.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 NAME = "pilotlight-files.json"
-# At 1 Gbit/s an eighth of a second: little is lost to a cut, and a 1 TB model's listing has 4 MB.
+# An eighth of a second at 1 Gbit/s: an interruption loses little, and a 1 TB model's listing has 4 MB.
 CHUNK_BYTES = 16 << 20
 MAX_LISTING_BYTES = 64 << 20
 MAX_FILES = 10_000
@@ -23,7 +23,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ListingError(ValueError):
-    """The sentence says what is wrong with it."""
+    """The listing is invalid; the message names the fault."""
 
 
 class ListedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,20 +59,21 @@ class ListedChunk(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int]:
-        """A key that no other chunk has; cheaper to look up than the chunk, which has the digests of its whole file in it."""
+        """A unique key of the chunk, cheaper to look up than the chunk with its file's digests."""
         return self.file.name, self.start
 
 
 def parse_listing(raw: bytes) -> Listing:
     """Parse a listing.
 
-    Raises ListingError on all that would write elsewhere than into one directory, or could not be whole."""
+    Raises ListingError if it is incomplete, or would write outside of one directory.
+    """
     try:
         listing = msgspec.json.decode(raw, type=Listing)
     except msgspec.MsgspecError as error:
-        raise ListingError(f"it is no listing of this version: {error}") from None
+        raise ListingError(f"it is not a listing of this version: {error}") from None
     if not 1 << 16 <= listing.chunk_bytes <= 1 << 30:
-        raise ListingError(f"its chunks have {listing.chunk_bytes} bytes: between 64 KiB and 1 GiB is meant")
+        raise ListingError(f"its chunks have {listing.chunk_bytes} bytes, but 64 KiB to 1 GiB are allowed")
     if len(listing.files) > MAX_FILES:
         raise ListingError(f"it has more than {MAX_FILES} files")
     names: set[str] = set()
@@ -83,14 +84,14 @@ def parse_listing(raw: bytes) -> Listing:
             raise ListingError(f"it has {file.name} twice")
         names.add(file.name)
         if file.size < 0 or len(file.sha256) != -(-file.size // listing.chunk_bytes):
-            raise ListingError(f"{file.name} has {file.size} bytes and {len(file.sha256)} chunks: these do not fit")
+            raise ListingError(f"{file.name} has {file.size} bytes and {len(file.sha256)} chunks, which do not match")
         if not all(_SHA256.fullmatch(sha256) for sha256 in file.sha256):
             raise ListingError(f"{file.name} has a chunk without a SHA-256")
     folders = {name.rsplit("/", 1)[0] for name in names if "/" in name}
     if clash := folders & names:
         raise ListingError(f"it has {min(clash)} as a file and as a folder")
     if "config.json" not in names:
-        raise ListingError("it has no config.json, so it is no model's")
+        raise ListingError("it has no config.json, so it is not a model's")
     return listing
 
 

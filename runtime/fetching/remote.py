@@ -1,6 +1,6 @@
-"""A packed model's URL, and the way from it to a directory of this machine.
+"""A packed model's URL, and how it becomes a directory of this machine.
 
-A site file pins a version by its listing's digest, or takes what the server has; without the server, the version that it served last serves on.
+A site file pins a version by its listing's digest, or takes the server's newest. If the server cannot be reached, its last fetched version is used.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class Remote(NamedTuple):
-    url: str  # of the directory, without a slash at its end
-    digest: str | None  # of its listing, where the site file pins it
+    url: str  # of the directory, without a final slash
+    digest: str | None  # of its listing, if the site file pins it
 
     @classmethod
     def parse(cls, source: str) -> "Remote | None":
-        """Parse a source; None for what is no URL. Raises FetchError."""
+        """Parse a source; None if it is not a URL. Raises FetchError."""
         if not source.startswith(("http://", "https://")):
             return None
         try:
@@ -51,7 +51,7 @@ class Remote(NamedTuple):
         return cls(parts._replace(fragment="").geturl().rstrip("/"), pin[1] if pin else None)
 
     def kept(self) -> Path | None:
-        """Return where it lies already, if that is known without asking the server."""
+        """Return the directory if the pinned version is stored already."""
         place = place_of(self.digest) if self.digest else None
         return place if place is not None and place.is_dir() else None
 
@@ -59,7 +59,8 @@ class Remote(NamedTuple):
 async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
     """Return the model's directory.
 
-    Without the server, the version that it served last serves on. Raises FetchError."""
+    If the server cannot be reached, return the version that was fetched last. Raises FetchError.
+    """
     if (kept := remote.kept()) is not None:
         return kept
     async with aiohttp.ClientSession(timeout=TIMEOUT, trust_env=True, auto_decompress=False) as session:
@@ -69,7 +70,7 @@ async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
         except Unreachable as error:
             if kept is None:
                 raise
-            log.warning("%s; its last version, %s, serves on", error, kept)
+            log.warning("%s; its last version, %s, is used", error, kept)
             return kept
         try:
             return await _complete(session, remote, raw, on_progress or (lambda done, total: None))
@@ -87,7 +88,7 @@ async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -
             async for piece in response.content.iter_any():
                 raw += piece
                 if len(raw) > MAX_LISTING_BYTES:
-                    raise FetchError(f"{url} is larger than {MAX_LISTING_BYTES >> 20} MiB: it is no listing")
+                    raise FetchError(f"{url} is larger than {MAX_LISTING_BYTES >> 20} MiB: it is not a listing")
             return bytes(raw)
 
     raw = await tried(get, f"{url} cannot be fetched", tries)
@@ -98,7 +99,7 @@ async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -
 
 async def _complete(session: aiohttp.ClientSession, remote: Remote, raw: bytes, on_progress: Progress) -> Path:
     try:
-        listing = await asyncio.to_thread(parse_listing, raw)  # of a large model it has megabytes
+        listing = await asyncio.to_thread(parse_listing, raw)  # a large model's has megabytes
     except ListingError as error:
         raise FetchError(f"{remote.url}/{NAME} cannot be used: {error}") from None
     place = place_of(digest_of(raw))

@@ -1,6 +1,6 @@
-"""Short names of models: those whose weights come inside a Python package, and those of the Hugging Face hub.
+"""Short names of models: packages that contain weights, and ids of the Hugging Face hub.
 
-Knows names alone; where a source's files are, sources.py finds.
+sources.py finds the files.
 """
 
 from importlib.util import find_spec

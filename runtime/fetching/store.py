@@ -1,6 +1,6 @@
-"""This machine's fetched models: a folder for each listing, whole from the moment it has its name.
+"""This machine's fetched models: a folder for each listing, complete once it has its final name.
 
-What is unfinished lies in a hidden folder beside. One process at a time fills one; others wait, and find it there. Knows no network.
+Incomplete models are in hidden folders beside them. Only one process at a time fills a folder; others wait for it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pilotlight.runtime.fetching.listing import NAME, ListingError, parse_listin
 from pilotlight.support import atomic_files
 
 STORE_ENV = "PILOTLIGHT_MODELS"
-LOOK_S = 0.5  # whether another process has finished the same model
+LOOK_S = 0.5  # between two checks whether another process has finished the same model
 
 
 def store() -> Path:
@@ -25,7 +25,7 @@ def store() -> Path:
 
 
 def place_of(digest: str) -> Path:
-    """`digest`: of the listing."""
+    """Return the folder of the model whose listing has this digest."""
     return store() / digest[:32]
 
 
@@ -51,7 +51,7 @@ def settle(place: Path) -> None:
 
 
 def note(url: str, place: Path) -> None:
-    """Note what the URL served last."""
+    """Record the folder of the version that the URL served last."""
     pointer = _pointer(url)
     beside = pointer.with_suffix(".new")
     beside.write_text(place.name)
@@ -72,7 +72,7 @@ def _pointer(url: str) -> Path:
 
 @asynccontextmanager
 async def alone(place: Path) -> AsyncIterator[None]:
-    """Open a scope in which no other process of this machine fills the place."""
+    """Open a scope in which no other process of this machine fills the folder."""
     with _opened(place.with_name(f".{place.name}.lock")) as fd:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""How a web server is asked, and asked again: what may pass, what is an answer for good, and what either is called."""
+"""Requests to a web server, with retries: which failures are retried, and how errors are described."""
 
 import asyncio
 import os
@@ -9,18 +9,18 @@ import aiohttp
 
 from pilotlight.runtime.fetching.errors import FetchError
 
-TOKEN_ENV = "PILOTLIGHT_MODELS_TOKEN"  # sent as a bearer token, over HTTPS alone
-TRIES = 5  # of one chunk, with pauses that double
+TOKEN_ENV = "PILOTLIGHT_MODELS_TOKEN"  # sent as a bearer token, over HTTPS only
+TRIES = 5  # for one chunk, with pauses that double
 FIRST_PAUSE_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 
 
 class Unreachable(FetchError):
-    """The server did not give it, however often it was asked."""
+    """The server did not deliver it in any attempt."""
 
 
 class RetryLater(Exception):
-    """It may come when it is asked for again."""
+    """The failure may be temporary: try again."""
 
 
 Result = TypeVar("Result")
@@ -29,9 +29,10 @@ PASSING = (RetryLater, aiohttp.ClientError, TimeoutError, asyncio.IncompleteRead
 
 
 async def tried(work: Callable[[], Awaitable[Result]], what: str, tries: int = TRIES) -> Result:
-    """Return what `work` brings, asked again with pauses that double.
+    """Return the result of `work`, retried after pauses that double.
 
-    Raises Unreachable about `what` when it has failed each time."""
+    Raises Unreachable with `what` if every attempt has failed.
+    """
     for i in range(tries):
         try:
             return await work()
@@ -43,7 +44,7 @@ async def tried(work: Callable[[], Awaitable[Result]], what: str, tries: int = T
 
 
 def refuse(status: int, url: str) -> None:
-    """Judge a status. Raises Again or FetchError for all that brings no file."""
+    """Raise RetryLater or FetchError for a status without a file."""
     if status in (200, 206):
         return
     if status in (408, 425, 429) or status >= 500:
@@ -60,9 +61,9 @@ def headers_for(url: str) -> dict[str, str]:
 
 def said(error: Exception) -> str:
     if isinstance(error, TimeoutError):
-        return "the server has fallen silent"
+        return "the server stopped sending"
     if isinstance(error, asyncio.IncompleteReadError):
         return "the answer broke off"
     if isinstance(error, aiohttp.TooManyRedirects):
-        return "the server redirects more often than is followed"
+        return "the server redirects too often"
     return str(error) or type(error).__name__

@@ -103,7 +103,7 @@ class Permit(Struct, eq=False):
     """One request's share. Used inside `Admission.permit` only."""
 
     admission: Admission
-    model: str | None = None  # that its tokens are reserved of
+    model: str | None = None  # the model whose tokens are reserved
     tokens: int = 0
 
     def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""The constraint on an answer and its reader, for a model and for where the prompt leaves its reasoning.
+"""The constraint on an answer and its reader, for a model and the state of its reasoning.
 
 Knows formats and grammars only by their interfaces.
 """
@@ -137,7 +137,7 @@ class AnswerForm:
         """Return the grammar of an answer that may call these tools; None and the reason if not enforceable."""
         held = tuple(tool.held for tool in tools)
         if tag := self._model.text.tokenizer.spelled_tag(orjson.dumps([tool.schema for tool in held]).decode()):
-            return None, f"it spells the token {tag!r}"  # for which it would be taken: that is no text
+            return None, f"it spells the token {tag!r}"  # it would be read as the token, so it cannot be text
         try:
             grammar = Constraint("lark", self._model.text.answers.grammar(self._thinking, rules._replace(tools=held)))
         except ValueError as error:  # what the model's format of calls cannot say

@@ -129,7 +129,7 @@ class Generator:
         return lambda constraint: self.grammars.refusal(vocabulary, constraint, tenant.owner)
 
     def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
-        if generation.usage.completion_tokens:  # else the prompt may not have been computed
+        if generation.usage.completion_tokens:  # otherwise the prompt may not have been computed
             kv_tokens, counter = self.models.registry.kv_tokens(model), generation.counter
             self.traffic.computed(
                 request.model, counter.prompt_tokens, counter.cached_tokens, request.prefixes, kv_tokens
@@ -170,8 +170,8 @@ class Generation:
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
         self.first_output_ns = 0  # when it came, since the epoch
-        self._queue_us = 0  # for which the engine let the first sequence wait
-        self.route = ""  # on which hosts the first sequence is computed, where there was a choice
+        self._queue_us = 0  # time for which the first sequence waited in the engine
+        self.route = ""  # the hosts of the first sequence, if there was a choice
         self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
         self._choices = [
             _OpenChoice(number, self._prompts[number // request.n], processor)
@@ -185,7 +185,7 @@ class Generation:
 
     @asynccontextmanager
     async def running(self, engine: Continuations, submits: Submits, data_sites: DataSites) -> AsyncIterator[None]:
-        """Open the sequences of the choices and collect their outputs; abort unfinished ones on leaving the scope."""
+        """Open the choices' sequences and collect their outputs; leaving the scope aborts unfinished ones."""
         async with AsyncExitStack() as sequences:
             for number, submit in submits.items():
                 choice = self._choices[number]
@@ -279,7 +279,7 @@ class Generation:
         is_ended = False
         try:
             async for output in outputs:
-                if self._error is None:  # else this output came after what ends the request
+                if self._error is None:  # otherwise this output came after the error that ends the request
                     self._push(choice, output)
                 is_ended = output.finish_reason is not None
             if not is_ended:

@@ -25,7 +25,7 @@ CHILDREN = 2  # of 40 MB each, and a tokenizer; started with the first grammar
 NICENESS = 5  # of the children: one account's grammars take CPU time from no other's streams
 WAIT_S = 10.0  # of one request, for its turn and its check
 MAX_VERDICTS = 4096  # of 100 to 700 bytes
-REFUSED_S = 600.0  # for which a refusal is kept: the grammar that ended a child would end the next one, too
+REFUSED_S = 600.0  # a refusal is stored for so long: the grammar would end the next child, too
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class _Check:
     def __init__(self, key: tuple[str, bytes]) -> None:
         self.key = key
         self.waiters = 0
-        self.has_begun = False  # the check is finished even if the caller leaves
+        self.has_started = False  # the check is finished even if the caller leaves
         self.task: asyncio.Task[_Verdict | ApiError]
 
     def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:
@@ -75,7 +75,7 @@ class GrammarChecks:
             done, _ = await asyncio.wait({check.task}, timeout=self._wait_s)
         finally:
             check.waiters -= 1
-            if not check.waiters and not check.has_begun:
+            if not check.waiters and not check.has_started:
                 check.task.cancel()
                 self._forget(check)  # at once, so that the next request starts a new check
         if not done:
@@ -97,7 +97,7 @@ class GrammarChecks:
         async with turn:
             if (known := self._known(key)) is not None:
                 return known
-            check.has_begun = True
+            check.has_started = True
             try:
                 await asyncio.wrap_future(self._pool.submit(check_job(vocabulary, constraint)))
             except JobError as error:

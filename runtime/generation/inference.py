@@ -111,7 +111,10 @@ class SiteInference:
 
 
 class GeneratedEvents:
-    """A generation in a separate task that runs to its end: deadlines belong to tasks, and readers may change."""
+    """A generation in a separate task that runs to its end.
+
+    Deadlines belong to tasks, and readers may change.
+    """
 
     def __init__(self, model: str, heartbeat_s: float) -> None:
         self.use = ResourceUse()  # outputs, some of which may wait
@@ -119,7 +122,7 @@ class GeneratedEvents:
         self._heartbeat_s = heartbeat_s
         self._waiting: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(EVENTS_WAITING)
         self._first: bytes | None = None
-        self._has_begun = self._has_ended = False
+        self._has_started = self._has_ended = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -131,7 +134,7 @@ class GeneratedEvents:
         Raises ApiError if the request is refused before; then nothing needs closing."""
         try:
             self._first = await self._next()
-            self._has_begun = True
+            self._has_started = True
         except BaseException:
             await self.aclose()
             raise
@@ -165,7 +168,7 @@ class GeneratedEvents:
         self._has_ended = not isinstance(found, bytes)
         if not isinstance(found, ApiError):
             return found
-        if self._has_begun:
+        if self._has_started:
             return encode_event(error_body(found, Dialect.WORKERS_AI))
         raise found
 

@@ -1,4 +1,4 @@
-"""The forms of one conversation for chat templates: each template accepts some of them and refuses others.
+"""The forms of one conversation for chat templates, which accept some of them and refuse others.
 
 Arguments of calls are objects or JSON text; arguments that are not a JSON object, such as those of a truncated call, are text or the only value of an
 object. A system message after the first message stays separate, or is merged into the user's message next to it.

@@ -1,4 +1,4 @@
-"""Converts an engine's tokens into output for the client: text, reasoning, tool calls and log-probabilities.
+"""Converts an engine's tokens into text, reasoning, tool calls and log-probabilities for the client.
 
 Free of sockets and clocks: TokenOutput in, Delta out. Text that may become a stop string, a marker or a complete character is held back; a token
 counts as delivered when all of its text was sent. The held text, and so the output, is a function of the tokens so far: a processor that replays
@@ -55,8 +55,8 @@ class Delta(NamedTuple):
         for part in self.parts:
             if isinstance(part, ArgumentsPart):
                 arguments[part.position] = arguments.get(part.position, "") + part.text
-        begun = (part for part in self.parts if isinstance(part, CallPart))
-        return tuple((call, arguments.get(call.position, "")) for call in begun)
+        started = (part for part in self.parts if isinstance(part, CallPart))
+        return tuple((call, arguments.get(call.position, "")) for call in started)
 
 
 def joined(deltas: list[Delta]) -> Delta:
@@ -72,8 +72,8 @@ class StopMatcher:
         """`shows_found`: the stop string is part of the text that it ends."""
         self._stops = stops
         self._shows_found = shows_found
-        self.held = ""  # that may become a stop string
-        self.found: str | None = None  # that has ended the text
+        self.held = ""  # text that may become a stop string
+        self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that is safe to send, and whether a stop string ended it.
@@ -98,7 +98,7 @@ class StopMatcher:
 
 
 class DivergedError(Exception):
-    """The continuation of an answer differs from what was computed before."""
+    """The continuation of an answer differs from the tokens delivered so far."""
 
 
 class OutputProcessor:
@@ -293,7 +293,7 @@ class _PendingTokens:
             self._ends[position] = end
 
     def take(self, *, is_ended: bool) -> tuple[tuple[DeliveredToken, ...], tuple[int, ...]]:
-        """Return the tokens delivered by now, all of them after the end, and the ids of those since the last call."""
+        """Return the tokens delivered so far, all after the end, and the ids of those since the last call."""
         tokens: list[DeliveredToken] = []
         while self._ends:
             end = self._ends[0]

@@ -114,7 +114,7 @@ def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
 async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
-    """Encode the system's message and as much of the conversation's end as fits, starting with a user's message."""
+    """Encode the system message and as many of the last messages as fit, starting with a user's message."""
     try:
         return await _encode(model, request, prompt, images)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""Continues an answer of another site: the remaining computation, and processors in the other site's state.
+"""Continues another site's answer: the remaining computation, and processors in that site's state.
 
 The prompt is rendered again, followed by the delivered tokens, so that positions, counts and random numbers continue. A finished choice is not
 computed again. Independent of how the delivered tokens arrived (wire/hop/continuation.py) and why the stream was cut.
@@ -56,10 +56,13 @@ def _resumed(
 
 
 def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Submits) -> Submits:
-    """Each choice starts with an echo: if a choice has not started, the prompt's log-probabilities are needed again."""
+    """Tell whether the prompt's log-probabilities are needed again: each choice starts with an echo.
+
+    That is so if a choice has not started.
+    """
     if not any(submit.sampling.prompt_logprobs for submit in submits.values()):
         return left
-    still = {choice // request.n for choice in submits if not request.delivered(choice).has_begun}
+    still = {choice // request.n for choice in submits if not request.delivered(choice).has_started}
     firsts = {choice // request.n: choice for choice in reversed(left)}  # the first that is left of each prompt
     return {
         choice: replace(

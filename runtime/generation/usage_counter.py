@@ -23,7 +23,7 @@ class UsageCounter:
         self._image_tokens = sum(image.num_tokens for prompt in prompts for image in prompt.images)
         self._processors = processors
         self._choices_per_prompt = len(processors) // len(prompts)
-        self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_begun}
+        self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_started}
         self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
         self._num_drafted = self._num_accepted = self._device_us = 0
 
@@ -35,8 +35,10 @@ class UsageCounter:
         self._device_us += output.device_us
 
     def count_cached(self, choice: int) -> None:
-        """Count a prompt's cached tokens with its first delta, so that a site that continues the answer knows from the delivered part what was
-        counted."""
+        """Count a prompt's cached tokens with its first delta.
+
+        So a site that continues the answer knows from the delivered part what was counted.
+        """
         found = self._found_cached.pop(choice, 0)
         if choice % self._choices_per_prompt == 0 and choice not in self._continued:
             self.cached_tokens += found

@@ -1,10 +1,10 @@
-"""Carries out what scaling.py decides: wakes a hot model on one more device that has room, and lets a replica sleep when the others do without it.
+"""Carries out the verdicts of scaling.py: wakes a hot model on one more device, or retires a replica.
 
-Where hosts have roles, a model that is wanted is awake on one that answers and on one that computes prompts for it, as soon as there is room. Roles
-follow the load where the site's file says so, as roles.py decides.
+If hosts have roles, a wanted model is awake on a host that answers and on one that computes prompts, as soon as there is room. Roles follow the load
+if the site's file allows it, as roles.py decides.
 
-A further replica's weights come from the host memory where the first one's lie, not from the checkpoint. No model is put to sleep for it; one that
-needs its memory later gets it before another's only replica goes. A replica that goes takes no new sequences, and sleeps when its last has ended.
+A further replica's weights come from the first one's copy in host memory, not from the checkpoint. No model is put to sleep for it; a model that
+needs its memory later gets it before another model loses its only replica. A retiring replica takes no new sequences, and sleeps after its last one.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
 
-LOOK_EVERY_S = 0.5  # as often as an idle host says how it is
+LOOK_EVERY_S = 0.5  # as often as an idle host reports its load
 
 Observer = Callable[[str, str], None]  # (model, "up" or "down")
 
@@ -55,15 +55,15 @@ class Autoscaler:
         self._observe = observe
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Check all models again and again until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 for state in tuple(self._states):
                     await self._look(state, self._heat(state))
                 self._shift_roles()
-            except Exception:  # whatever it is, the site goes on with the replicas it has
-                log.exception("looking whether a model needs more devices")
+            except Exception:  # after any exception the site continues with the replicas it has
+                log.exception("checking whether a model needs more devices")
 
     async def _look(self, state: ModelState, heat: Heat) -> None:
         for replica in state.awake:
@@ -86,7 +86,7 @@ class Autoscaler:
     def _shift_roles(self) -> None:
         if self._roles is None or not self._states:
             return
-        replicas = next(iter(self._states)).replicas  # any model's: what is asked is of their hosts
+        replicas = next(iter(self._states)).replicas  # any model's replicas will do: their hosts matter
         waits = [self._assignments.waits(each) if each.host.why_down is None else None for each in replicas]
         shift = self._roles.judge(time.monotonic(), waits)
         if shift is not None:
@@ -96,7 +96,7 @@ class Autoscaler:
 
     def _add(self, state: ModelState) -> None:
         if retiring := [replica for replica in state.awake if replica.is_retiring]:
-            retiring[0].is_retiring = False  # it has what it needs still
+            retiring[0].is_retiring = False  # it is awake, and its cache is full
             self._changed.notify_all()
             return
         replica = self._with_room(state, [replica for replica in state.replicas if replica.host.own_role != "prefill"])
@@ -107,7 +107,7 @@ class Autoscaler:
         self._waker.begin(state, replica)
 
     def _complete(self, state: ModelState) -> None:
-        """Wake a model that is wanted on a host of the role that it lacks."""
+        """Wake a wanted model on a host of a role for which it is awake nowhere."""
         if not self._has_roles or not state.awake or not (state.demand.is_open or state.config.residency == "device"):
             return
         for role in ("decode", "prefill"):
@@ -120,7 +120,10 @@ class Autoscaler:
                 self._waker.begin(state, replica)
 
     def _with_room(self, state: ModelState, replicas: Sequence[Replica]) -> Replica | None:
-        """Return the one of the replicas to wake on whose device there is most room; None where no model would fit beside the others."""
+        """Return the replica on the device with most room; None if the model fits on none of them.
+
+        A model fits if no other model has to sleep for it.
+        """
         budgets = [
             self._budgets[replica.host.index]
             for replica in replicas
@@ -132,8 +135,8 @@ class Autoscaler:
         return state.replicas[min(fits).device_index]
 
     def _retire(self, replicas: Sequence[Replica]) -> None:
-        """Retire the replica that is done soonest; of equals the one that woke last."""
+        """Retire the replica with the fewest sequences; of equals the one that woke last."""
         replica = min(replicas, key=lambda replica: (replica.work.sequences, -replica.awake_since))
-        log.info("model %s has a replica too many: the one on %s goes", replica.model, replica.host.device)
+        log.info("model %s has one replica too many: the one on %s retires", replica.model, replica.host.device)
         self._observe(replica.model, "down")
         replica.is_retiring = True

@@ -1,7 +1,7 @@
-"""Which cores an engine host computes on, where several hosts of one site compute on a CPU.
+"""CPU cores of engine hosts, if several hosts of one site compute on a CPU.
 
-Each has a share of cores that lie together: on a machine with several sockets, a socket's, whose memory is near. A library that counts cores then
-counts these. Knows Linux; elsewhere nothing is divided.
+Each host gets neighbouring cores: on a machine with several sockets, those of one socket, whose memory is near. Libraries that count cores count only
+these. Works on Linux; elsewhere cores are not divided.
 """
 
 import os
@@ -17,8 +17,10 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def divided(parts: Sequence[int], nodes: Path = _NODES) -> list[Cores | None]:
-    """Return shares of the cores that this process may use, neighbours together, each as large as its part of `parts`: the ranks of each host. None:
-    all, where there are fewer cores than ranks, or no way to say so."""
+    """Return each host's cores, in proportion to its ranks (`parts`), neighbours together.
+
+    None for each host if there are fewer cores than ranks, or the system cannot bind processes to cores.
+    """
     num_ranks = sum(parts)
     if not hasattr(os, "sched_getaffinity"):
         return [None] * len(parts)
@@ -31,7 +33,7 @@ def divided(parts: Sequence[int], nodes: Path = _NODES) -> list[Cores | None]:
 
 
 def keep_to(pid: int, cores: Cores) -> None:
-    """Bind a process that has just been started to cores: threads that it starts later are kept to them as well."""
+    """Bind a started process to cores; threads that it starts later inherit this."""
     with suppress(OSError):  # it has ended already, or a container forbids it
         os.sched_setaffinity(pid, cores)
 

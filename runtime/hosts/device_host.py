@@ -1,7 +1,7 @@
-"""The engine host of one device, whichever process that is at the moment: what others ask of it, how they wait for the next one, whether it makes
-progress (I5), and how often it has died.
+"""The handle of one device's engine host, which stays the same when the process is replaced.
 
-Its supervisor (supervisor.py) says when a host comes and goes. Refuses to know processes, text, HTTP and its siblings (fleet.py).
+Callers send requests through it and wait for the next process. It also tracks progress (I5) and deaths. supervisor.py starts and stops the processes;
+fleet.py has the other devices.
 """
 
 import asyncio
@@ -17,25 +17,28 @@ from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
-STANDBY_PREPARE_FACTOR = 5  # times start_timeout_s: it is made ready at low priority
-FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that does not live, up to:
+STANDBY_PREPARE_FACTOR = 5  # times start_timeout_s: a standby is prepared at low priority
+FIRST_PAUSE_S = 0.2  # before the second restart in a row; doubled for each further host that fails, up to:
 LONGEST_PAUSE_S = 10.0
-AFRESH_AFTER = 2  # hosts in a row that crashed before they had answered anything
-CHARGED_WITHIN_S = 3.0  # of a host's death: what it was at work for is known when its process has ended
+AFRESH_AFTER = 2  # hosts in a row that crashed before they answered anything
+CHARGED_WITHIN_S = 3.0  # after a host's death: its last sequences are known once its process has ended
 DEADLINE_FACTOR = 10  # times a step's predicted time: contexts grow, and a machine has other work
 MOST_DOUBLINGS = 6  # of a step's deadline: 30 s become half an hour
-HOPELESS_AFTER = 3  # hosts in a row that did not live: requests are then sent elsewhere instead of kept waiting
+HOPELESS_AFTER = 3  # hosts in a row that failed: requests are then sent elsewhere instead of waiting
 
 State = Literal["starting", "up", "restarting", "stopped"]
 
 
 class HostHandle:
     def __init__(self, launcher: ProcessLauncher, config: EngineConfig, index: int = 0) -> None:
-        """`index`: of the device among those of the site. `launcher`: of its standby hosts."""
+        """Make the handle of a host that has not been started.
+
+        `index` is the device's among those of the site; `launcher` starts its standby hosts.
+        """
         self.index = index
         self.device = config.all_devices[index]
         self.own_role = config.roles[index]
-        self.role = self.own_role  # for as long as the load is as it is (roles.py)
+        self.role = self.own_role  # changes with the load (roles.py)
         self.progress = ProgressWatch(config.start_timeout_s, config.step_deadline_s, config.max_num_batched_tokens)
         self.restarts = RestartHistory()
         self.standby = Standby(
@@ -47,11 +50,11 @@ class HostHandle:
         )
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
-        self.ready: HostReady | None = None  # what the newest host to say so said of itself; the device stays the same
+        self.ready: HostReady | None = None  # the newest host's report about itself; the device stays the same
         self.running: HostProcess | None = None
-        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of hosts that are dead
-        self._ended: str | None = None  # why nothing open is waited for any longer
-        self.changed = ChangeNotifier()  # a host has come or gone, or none is waited for any longer
+        self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of dead hosts
+        self._ended: str | None = None  # why sequences wait for no further host
+        self.changed = ChangeNotifier()  # notifies when a host has started or gone, or none will follow
         self._step_observers: list[Callable[[StepOutput], None]] = []
         self._change_observers: list[tuple[Callable[[], None], Callable[[HostHandle, str], None]]] = []
 
@@ -62,33 +65,34 @@ class HostHandle:
 
     @property
     def peer_address(self) -> str | None:
-        """Where the host serves its KV blocks to the site's other hosts; None: it serves none, or there is no host."""
+        """The address at which the host serves its KV blocks to other hosts; None without a host or a service."""
         return self.running.peer_address if self.running is not None else None
 
     @property
     def why_down(self) -> str | None:
-        """None while there is a host that answers.
+        """The reason why no host answers; None if one does.
 
-        A closed socket tells of a death before the process's exit is seen."""
+        A closed socket shows a death before the process has exited.
+        """
         if self.state != "up" or self.running is None:
             return self.reason
         return self.running.client.death
 
     @property
     def loads(self) -> dict[str, ModelLoad]:
-        """The newest of every model it holds, by name."""
+        """The newest load of each model on the host, by name."""
         return self.running.client.loads if self.running is not None else {}
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
-        """Call back for every frame of every host there will be."""
+        """Register a callback for every frame of all present and future hosts."""
         self._step_observers.append(callback)
 
     def on_change(self, up: Callable[[], None], down: "Callable[[HostHandle, str], None]") -> None:
-        """Call back whenever a host has come, or has gone for this reason."""
+        """Register callbacks for a host that has started, and for one that is gone, with the reason."""
         self._change_observers.append((up, down))
 
     def serving_client(self) -> EngineClient:
-        """Return the present host's client. Raises EngineError while there is no host that answers."""
+        """Return the present host's client. Raises EngineError if no host answers."""
         client = self.client
         if client is None or client.death is not None:
             raise EngineError("overloaded", f"{self.why_down}; try again in a moment")
@@ -97,7 +101,8 @@ class HostHandle:
     async def next_client(self, after: EngineClient | None = None) -> EngineClient:
         """Wait for a host whose client is not `after`.
 
-        Raises EngineError when host after host does not live, or the site waits for none."""
+        Raises EngineError if several hosts in a row have failed, or the site is stopping.
+        """
         while True:
             if self._ended is not None:
                 raise EngineError("engine_error", self._ended)
@@ -110,7 +115,7 @@ class HostHandle:
             await self.changed.wait()
 
     async def charged(self, client: EngineClient) -> frozenset[str]:
-        """Return the sequences in whose step a host has ended by itself, once that is known; none where it was killed."""
+        """Return the sequences of the step in which a host crashed, once known; none if it was killed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CHARGED_WITHIN_S):
                 while client not in self._charged:
@@ -118,7 +123,7 @@ class HostHandle:
         return self._charged.get(client, frozenset())
 
     async def until_ready(self) -> None:
-        """Return once a host has said what it found."""
+        """Return once a host has reported its device."""
         while self.ready is None:
             client = await self.next_client()
             with suppress(EngineError):
@@ -145,18 +150,18 @@ class HostHandle:
             await client.unload_model(name)
 
     def end(self, reason: str) -> None:
-        """End every open sequence with an error: the site will not wait for them any longer."""
+        """End every open sequence with an error: the site waits for them no longer."""
         self.stop_waiting(reason)
         if self.client is not None:
             self.client.fail(reason)
 
     def stop_waiting(self, reason: str) -> None:
-        """Note that no further host comes."""
+        """Record that no further host will start."""
         self._ended = reason
         self.changed.notify_all()
 
     def set_up(self, host: HostProcess) -> None:
-        """Take the host that the supervisor has started."""
+        """Use the host that the supervisor has started."""
         self.progress.begin()
         host.client.on_step(self._note_step)
         self.running = host
@@ -166,7 +171,7 @@ class HostHandle:
             up()
 
     def set_down(self, reason: str) -> None:
-        """Note that the host is gone, or is treated as if it were."""
+        """Record that the host is gone, or is treated as gone."""
         self.running = None
         self.progress.end()
         self.state, self.reason = "restarting", reason
@@ -176,12 +181,12 @@ class HostHandle:
             down(self, reason)
 
     def note_charged(self, client: EngineClient, sequences: Iterable[str]) -> None:
-        """Note under which sequences a host has ended."""
+        """Record the sequences of the step in which a host crashed."""
         self._charged[client] = frozenset(sequences)
         self.changed.notify_all()
 
     def forget_host(self) -> None:
-        """Give out the host no more: its process is being stopped."""
+        """Stop using the host: its process is being stopped."""
         self.running = None
 
     def set_stopped(self, reason: str) -> None:
@@ -195,17 +200,20 @@ class HostHandle:
 
 
 class ProgressWatch:
-    """Whether a host that has work takes steps inside its deadline, or, before it is ready, becomes so: liveness is token progress."""
+    """Checks that a host is ready in time, and later takes steps in time while it has work."""
 
     def __init__(self, start_timeout_s: float, step_deadline_s: float, largest_step: int = 0) -> None:
-        """`step_deadline_s`: of a step, at least: more where this machine takes longer for one of `largest_step` tokens."""
+        """Watch no host yet.
+
+        `step_deadline_s` is the shortest deadline of a step; it grows if this machine takes longer for a step of `largest_step` tokens.
+        """
         self._start_timeout_s = start_timeout_s
         self._least_deadline_s = step_deadline_s
         self._largest_step = largest_step
         self._predicted_s = 0.0  # by the slowest model's measured rate, for the largest step
-        self._num_late = 0  # hosts in a row that were late before any step of theirs had ended
-        self.has_spoken = False  # the present host has sent something
-        self._is_ready = False  # and could load a model: before, it imports, and its heart beats
+        self._num_late = 0  # hosts in a row that missed the deadline before their first step ended
+        self.has_spoken = False  # the present host has sent a message
+        self._is_ready = False  # it can load a model; before that it imports, and sends heartbeats
         self._work = 0  # sequences and loads under way
         self._progress_at = 0.0
         self._last_step = -1
@@ -217,19 +225,23 @@ class ProgressWatch:
 
     @property
     def quiet_since(self) -> float | None:
-        """Since when the host has answered and had no work: the time at which making a standby costs no request anything."""
+        """The time since which an answering host has had no work; None if it has some.
+
+        A standby is prepared in such a time, because it then delays no request.
+        """
         return self._idle_since if self.has_spoken and not self._work else None
 
     @property
     def step_deadline_s(self) -> float:
-        """The time in which a host that has work has to take a step.
+        """The time within which a host with work must take a step.
 
-        Where no step ever ended inside it, nothing is measured: it is doubled."""
+        Doubled for each host in a row that has never completed a step in time.
+        """
         least_s = self._least_deadline_s * (1 << min(self._num_late, MOST_DOUBLINGS))
         return max(least_s, DEADLINE_FACTOR * self._predicted_s)
 
     def note_late(self) -> None:
-        """Note that the host is ended for want of a step."""
+        """Record that the host is stopped because it took no step."""
         if self._is_ready:
             self._num_late += 1
 
@@ -239,12 +251,12 @@ class ProgressWatch:
         self._idle_since = self._progress_at = time.monotonic()
 
     def end(self) -> None:
-        """Note that the host is gone: it is not asked politely to end, since its process has ended or hangs."""
+        """Record that the host is gone; it is killed without a grace period."""
         self.has_spoken = False
 
     @contextmanager
     def expected(self) -> Iterator[None]:
-        """Open a scope of work: the host must make progress meanwhile."""
+        """Open a scope of work, during which the host must make progress."""
         if self._work == 0:
             self._progress_at = time.monotonic()
         self._work += 1
@@ -255,15 +267,15 @@ class ProgressWatch:
             self._idle_since = time.monotonic()
 
     def note_bytes(self) -> None:
-        """Bytes of a load are progress too: large models take longer than a step may."""
+        """Count the bytes of a load as progress: large models take longer than a step may."""
         self._progress_at = time.monotonic()
 
     def note_ready(self) -> None:
-        """Note that the host has made itself ready: from here it has a step's time."""
+        """Record that the host is ready; from now on the deadline of a step applies."""
         self._is_ready, self._progress_at = True, time.monotonic()
 
     def note_step(self, step: StepOutput) -> bool:
-        """Return whether the host has answered a request: errors are no progress."""
+        """Record a step; return whether the host has answered a request. Errors are no progress."""
         self.has_spoken = True
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
         if has_answered or step.step != self._last_step:
@@ -276,7 +288,7 @@ class ProgressWatch:
         return has_answered
 
     def why_stuck(self) -> str | None:
-        """Return why the host has to be treated as dead; None while it has not."""
+        """Return why the host must be treated as dead; None if it is alive."""
         if not self._work:
             return None
         silent_s = time.monotonic() - self._progress_at
@@ -288,27 +300,33 @@ class ProgressWatch:
 
 
 class RestartHistory:
-    """How often the host has died, and what follows: the pause before the next, whether that removes what hosts have built, whether there is hope."""
+    """The deaths of a device's hosts, and the rules that follow from them.
+
+    These are the pause before the next host, whether it starts without its predecessors' compiled files, and when requests are refused.
+    """
 
     def __init__(self) -> None:
         self.num_restarts = 0
         self.last_death = ""
-        self._failures = 0  # hosts in a row that did not live
-        self._crashes = 0  # those of them that crashed
+        self._failures = 0  # hosts in a row that failed
+        self._crashes = 0  # of these, hosts that crashed
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether host after host does not live."""
+        """Tell whether several hosts in a row have failed."""
         return self._failures >= HOPELESS_AFTER
 
     @property
     def wants_afresh(self) -> bool:
-        """Whether the next host is to remove what hosts before it have built."""
+        """Tell whether the next host must delete the files that earlier hosts have built."""
         return self._crashes >= AFRESH_AFTER
 
     @property
     def pause_s(self) -> float:
-        """The pause before the next host: none after a first death, since most hosts that die have lived well, and their models are missed."""
+        """The pause before the next host; none after a first death.
+
+        Most hosts that die have worked for long, and requests wait for their models.
+        """
         return 0.0 if self._failures < 2 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 2))
 
     def note_death(self, reason: str) -> None:
@@ -319,17 +337,16 @@ class RestartHistory:
         self._crashes = self._crashes + 1 if has_crashed else 0
 
     def note_answer(self) -> None:
-        """Note that the host lives."""
+        """Record that the host works."""
         self._failures = self._crashes = 0
 
     def note_long_life(self) -> None:
-        """Note that the host had been up for long when it died."""
+        """Record that the host had been up for long when it died."""
         self._failures = 0
 
 
 class ChangeNotifier:
-    """A condition variable for one event loop: tasks that wait for something to change look again at each notice. Unlike asyncio's own it has no
-    lock."""
+    """A condition variable for one event loop, without a lock: waiting tasks check again at each notice."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()

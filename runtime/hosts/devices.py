@@ -1,6 +1,6 @@
-"""Tell whether the devices that a site file names are there and large enough, asked before anything is started.
+"""Check that the devices in a site file exist and are large enough, before anything is started.
 
-Knows device files and what NVML tells of GPUs (gpus.py); where they say nothing, the engine host finds out for itself.
+Uses device files and NVML's data (gpus.py); if neither is available, the engine host checks.
 """
 
 import os
@@ -16,15 +16,16 @@ from pilotlight.sites.config import ConfigError
 
 ReadGpus = Callable[[], Sequence[Gpu] | None]
 
-_OTHER_KINDS = ("dxg", "nvmap", "kfd")  # Windows, Tegra and AMD show their GPUs in other ways
+_OTHER_KINDS = ("dxg", "nvmap", "kfd")  # device files of Windows's, Tegra's and AMD's GPUs
 
 
 def check_devices(
     devices: Sequence[str], kv_gib: float = 0.0, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus
 ) -> None:
-    """Check what a site file names.
+    """Check a site file's devices.
 
-    Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache."""
+    Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache.
+    """
     numbers = [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]
     if not numbers:
         return
@@ -48,12 +49,12 @@ def this_machine() -> DeviceSet:
         return DeviceSet(1, cpu())
     known = next((device for name, device in GPUS.items() if name in gpus[0].name.lower()), None)
     if known is None:
-        raise CheckpointError(f"nothing is known of the speed of {gpus[0].name}; say --devices, of {', '.join(GPUS)}")
+        raise CheckpointError(f"the speed of {gpus[0].name} is unknown; set --devices to one of {', '.join(GPUS)}")
     return DeviceSet(len(gpus), known._replace(memory_bytes=gpus[0].total_bytes))
 
 
 def is_surely_cpu(device: str, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus) -> bool:
-    """Return whether the device is a CPU, before an engine host has said so."""
+    """Return whether the device is certainly a CPU, before an engine host reports it."""
     return device == "cpu" or (device == "auto" and _num_gpus(root, read_gpus) == 0)
 
 
@@ -70,7 +71,7 @@ def _check_gpus(gpus: Sequence[Gpu], kv_gib: float) -> None:
 
 
 def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
-    """Return how many CUDA devices a process would find. None: there is no telling."""
+    """Return how many CUDA devices a process would find; None if unknown."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         listed = [entry for entry in visible.split(",") if entry.strip()]
@@ -80,12 +81,12 @@ def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
     gpus = _told(root, read_gpus)
     if gpus is None:
         return len(_device_files(root))
-    # Of instances CUDA shows a process one, wherever it lies.
+    # CUDA shows a process only one MIG instance, of any GPU.
     return None if any(gpu.num_instances is not None for gpu in gpus) else len(gpus)
 
 
 def _told(root: Path, read_gpus: ReadGpus) -> Sequence[Gpu] | None:
-    """Return what NVML tells: without a device file there is no driver to ask."""
+    """Return NVML's GPUs; None without a device file, because then there is no driver."""
     return read_gpus() if _device_files(root) else None
 
 

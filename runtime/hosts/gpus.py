@@ -1,4 +1,4 @@
-"""A machine's NVIDIA GPUs, as reported by their driver: memory, and the number of MIG instances of each.
+"""A machine's NVIDIA GPUs, as reported by their driver: memory and number of MIG instances.
 
 Uses NVML, which needs neither CUDA nor torch; imported only if a driver is loaded. Independent of their use.
 """

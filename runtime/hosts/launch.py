@@ -1,6 +1,6 @@
-"""Starts a device's engine host as a process of its own and connects to it over a socket only this user can reach.
+"""Starts a device's engine host as a child process, connected by a socket for this user only.
 
-The process ends itself when its parent dies; here it is asked to end, and killed when it does not. The module refuses to know when to do so.
+The process ends when its parent dies. It is asked to end, and killed if it does not; supervisor.py decides when.
 """
 
 import asyncio
@@ -30,18 +30,19 @@ from pilotlight.wire.hop.headers import lasting
 log = logging.getLogger("pilotlight.engine")
 
 GIB = 1 << 30
-_CPU_KV_GIB = 0.25  # where the site file names no size
+_CPU_KV_GIB = 0.25  # if the site file has no size
 CRASHES = {-signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
-# Signals that code raises in its own process. Others come from outside: an operator, a supervisor, the kernel where memory has run out.
+# Signals that code raises in its own process. Others come from outside: from an operator, a supervisor, or the kernel without memory.
 OWN_SIGNALS = CRASHES | {-signal.SIGABRT, -signal.SIGFPE, -signal.SIGSYS, -signal.SIGTRAP}
 SECRET_ENDINGS = ("_SECRET", "_TOKEN", "_KEY", "_PASSWORD")
-CLOSE_WITHIN_S = (
-    5.0  # a socket's last words take at most a second; whatever they do, the next host does not wait for them
-)
+CLOSE_WITHIN_S = 5.0  # a socket's last messages take at most a second; the next host does not wait for them in any case
 
 
 class ProcessLauncher:
-    """Starts the hosts of one device of one site, of which no other process may use the name on this machine if it has KV tiers."""
+    """Starts the hosts of one device of a site.
+
+    If the site has KV tiers, no other process of this machine may use its name.
+    """
 
     def __init__(
         self,
@@ -55,9 +56,12 @@ class ProcessLauncher:
         lend_address: str | None = None,
         secret: str | None = None,
     ) -> None:
-        """`owner` of what the host keeps: the site, or one of its devices. `places`: where the tiers of all the site's devices lie, this one's first.
-        `lend_address`: where hosts of other sites fetch blocks; `secret`: the network's, of which their keys are made.
-        `cores` are the host's own, where it has not all. `group`: devices that share every model."""
+        """Set up the launcher of one device.
+
+        `owner` names the owner of stored data: the site, or one of its devices. `group`: devices that share every model. `places`: the tier
+        directories of all the site's devices, this one's first. `cores`: the host's cores, None for all. `lend_address`: where hosts of other sites
+        fetch blocks. `secret`: the network's, from which the hosts' keys are derived.
+        """
         self._model_bytes = model_bytes
         self._lend_address = lend_address
         self._secret = secret
@@ -68,7 +72,7 @@ class ProcessLauncher:
         self._cores = cores
 
     def close(self) -> None:
-        """Remove what hosts shared: no further one is launched, and the last has ended."""
+        """Remove shared files; no further host is launched, and the last one has ended."""
         self._places[0].remove()
 
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
@@ -97,7 +101,7 @@ class ProcessLauncher:
         return HostProcess(process, _connect(place.address), place, peer_address)
 
     def _write_keys(self, place: SocketDirectory) -> Path:
-        """Write the keys by which the network's engine hosts know each other, where this host alone finds them."""
+        """Write the keys by which the network's engine hosts authenticate, in a file for this host only."""
         from pilotlight.engine.api.keys import write_network_keys
 
         assert self._secret is not None, "a site that lends or borrows has the network's secret"
@@ -109,7 +113,7 @@ class ProcessLauncher:
         if not self._config.kv_host_gib:
             self._places[0].remove_dead_later()
             return None
-        claimed = [place.claim() for place in self._places]  # all, before any of them takes the others' for dead
+        claimed = [place.claim() for place in self._places]  # all of them first, so that none removes another's as dead
         self._places[0].remove_dead_later()
         return claimed[0]
 
@@ -151,7 +155,7 @@ class HostProcess:
 
     @property
     def is_suspended(self) -> bool:
-        """Tell whether somebody has stopped the process (proc(5): its state is T, or t under a debugger)."""
+        """Tell whether the process was stopped by a signal (proc(5): its state is T, or t under a debugger)."""
         try:
             stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         except OSError:
@@ -186,10 +190,11 @@ def launchers_of(
     model_bytes: Callable[[int], tuple[int, ...]] = lambda ranks: (),
     secret: str | None = None,
 ) -> list[ProcessLauncher]:
-    """Return one for each of the site's devices.
+    """Return one launcher for each of the site's devices.
 
-    `model_bytes`: of models on so many ranks; `secret`: the network's. What other sites' hosts have left in the way of sockets is removed a little
-    later."""
+    `model_bytes` returns the models' sizes on a number of ranks; `secret` is the network's. Sockets that dead sites have left are removed a little
+    later.
+    """
     remove_dead_later()
     devices = config.device_groups
     owners, places = owners_of(site, len(devices)), kv_places(site, len(devices))
@@ -197,7 +202,7 @@ def launchers_of(
     cores = divided([_num_near(group) for group in devices]) if on_cpu else [None] * len(devices)
 
     def sizes(group: tuple[str, ...]) -> tuple[int, ...]:
-        """A KV cache without a size is what models leave of a GPU."""
+        """Return the models' sizes if the KV cache gets a GPU's remaining memory, because it has no size."""
         return () if config.kv_gib is not None or is_surely_cpu(group[0]) else model_bytes(len(group))
 
     def lend_address(index: int) -> str | None:
@@ -232,9 +237,11 @@ def host_config(
     peer_address: str | None = None,
     model_bytes: tuple[int, ...] = (),
 ) -> HostConfig:
-    """Return what a host is started with.
+    """Return a host's configuration.
 
-    `tier_place`: where blocks may outlive the host; None: neither in memory nor on disk. `peer_address`: where other hosts of the site fetch them."""
+    `tier_place`: the directory of blocks that outlive the host; None to keep none in memory or on disk. `peer_address`: where other hosts of the site
+    fetch blocks.
+    """
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
         device=group[0],
@@ -276,7 +283,7 @@ async def _start(*arguments: str) -> Process:
 
 
 def host_environment() -> dict[str, str]:
-    """Return this process's environment without what signs or opens anything: an engine host reads checkpoints of strangers, and needs none of it."""
+    """Return this process's environment without secrets: an engine host reads untrusted checkpoints."""
     return {name: value for name, value in os.environ.items() if not name.endswith(SECRET_ENDINGS)}
 
 

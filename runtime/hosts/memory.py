@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes available without swapping: the kernel's estimate, or the container's limit if lower."""
+    """Return the bytes available without swapping: the kernel's estimate, or a container's lower limit."""
     machine = _meminfo(proc / "meminfo").get("MemAvailable")
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
     if limit is None or used is None:  # "max": no limit

@@ -24,7 +24,7 @@ SHARE = 0.5
 class AvailableMemory(NamedTuple):
     """The available memory where the tiers are stored."""
 
-    memory: int  # that could be taken without swapping
+    memory: int  # memory available without swapping
     place: int  # free in the file system in memory
     held: int  # by files of the site's former life: they count as used in both
 
@@ -111,7 +111,7 @@ def _kv_bytes(engine: EngineConfig) -> int:
 
 
 def _taken(directory: Path) -> int:
-    """Return the bytes of memory that files occupy; a file may be larger than what was written to it."""
+    """Return the bytes of memory that files occupy, which may be less than their sizes."""
     taken = 0
     for path in directory.glob("*"):
         try:

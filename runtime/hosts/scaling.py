@@ -1,10 +1,10 @@
-"""When a model is worth one more device, and when one less: hot and cool, judged by the wait that its next request would find.
+"""The policy of replicas: when a model gets one more device, and when one less.
 
-Two thresholds and two durations keep it from going to and fro. Hot: the wait, on the replica where it is shortest, has been above scale_up_wait_s for
-HOT_FOR_S on end. A burst that one replica works off within those seconds would be over before another has paid for its waking and its cold prefix
-cache; and a single long prompt is no crowd. Cool: with one replica less the wait would have stayed below a quarter of scale_up_wait_s for
-scale_down_after_s on end. A quarter, because nearer to the threshold the next fluctuation would wake it again; as long as a pause in a
-conversation, because what sleeps loses its prefix cache. A pure policy with the time given; autoscaler.py carries it out.
+A model is hot if the wait of its next request, on the replica where it is shortest, has been above scale_up_wait_s for HOT_FOR_S without a pause. A
+burst that one replica works off within those seconds would be over before another has woken and filled its prefix cache; and a single long prompt is
+no crowd. It is cool if, with one replica less, the wait would have stayed below a quarter of scale_up_wait_s for scale_down_after_s. A quarter,
+because closer to the threshold the next fluctuation would wake it again; as long as a pause in a conversation, because a sleeping replica loses its
+prefix cache. Two thresholds and two durations prevent oscillation. A pure function of loads and time; autoscaler.py carries it out.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,16 @@ from pilotlight.engine.api.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
 COOL_SHARE = 0.25  # of the wait at which a model is hot
-_DECODE_TOKENS = 64  # that a running sequence has still to produce, where a new one waits for its turn
+_DECODE_TOKENS = 64  # tokens that a running sequence is assumed to produce while a new one waits
 
 Verdict = Literal["more", "less", "stay"]
 
 
 def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
-    """Return what the next request would wait on a replica: for the prompts before it, and, at max_num_seqs, for as many to end as wait already."""
+    """Return the seconds that the next request would wait on a replica.
+
+    It waits for the prompts before it and, at max_num_seqs, for a running sequence to end for each waiting one.
+    """
     queued_s = load.waiting_tokens / load.prefill_tokens_per_s if load.prefill_tokens_per_s else 0.0
     if load.running < max_num_seqs or not load.decode_tokens_per_s:
         return queued_s
@@ -29,7 +32,7 @@ def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
 
 
 def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float:
-    """Return the same as if one of several replicas slept, and the others had its work."""
+    """Return the same if one of several replicas slept, and the others had its work."""
     others = len(loads) - 1
     assert others > 0, "the last replica does not sleep for want of heat"
     running, waiting = (sum(getattr(load, name) for load in loads) for name in ("running", "waiting"))
@@ -55,9 +58,10 @@ class Heat:
         self._cool_since: float | None = None
 
     def judge(self, now: float, loads: Sequence[ModelLoad], max_num_seqs: int) -> Verdict:
-        """Judge the loads of the replicas that take requests, every now and then.
+        """Judge the loads of the replicas that take requests; called periodically.
 
-        A verdict starts both clocks anew."""
+        A verdict restarts both clocks.
+        """
         if not loads or not self._hot_wait_s:
             self._hot_since = self._cool_since = None
             return "stay"

@@ -1,7 +1,7 @@
-"""Where an engine host's socket lies: a directory for each host that only this user can reach, and that its site owns by a lock as long as it lives.
+"""The directory of an engine host's socket, which only this user can reach.
 
-A site that ends removes its directories; what a killed one leaves is known by its free lock, and removed by the next site of this user that starts.
-Refuses to know what is said over the socket.
+The site holds a lock on it for its lifetime and removes it at its end. A killed site's directory has a free lock; the next site of this user removes
+it.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pilotlight.runtime.hosts.tier_directory import remove_if_dead, try_lock
 
-LATER_S = 5.0  # no request waits for it: a start has better things to do
+LATER_S = 5.0  # after the start: no request waits for it
 _PREFIX = "pilotlight-ipc-"  # short: a socket's whole path has 107 bytes
 _LOCK = "site.lock"
 

@@ -1,7 +1,6 @@
-"""One engine host that waits, imported and connected, for the day the serving one dies.
+"""A standby: one engine host that has imported everything and takes over when the serving host dies.
 
-Prepared when the site has been quiet for a while, for that costs a core for a second or two; replaced when it is taken or dies. The module refuses
-to know what the serving host does: it is told when the site is quiet, and asked for the host.
+It is prepared when the site has been quiet for a while, because that costs a core for a second or two, and replaced when it is taken or dies.
 """
 
 import asyncio
@@ -17,12 +16,12 @@ from pilotlight.runtime.hosts.memory import available_bytes, gib
 
 log = logging.getLogger("pilotlight.engine")
 
-# Private memory of a host with torch imported and no model: 149 MiB measured (torch 2.13, CPU); what its libraries share with the serving host
-# costs nothing twice. Unless the site file decides, a standby is kept where it takes at most an eighth of what is available.
+# Private memory of a host with torch imported and no model: 149 MiB measured (torch 2.13, CPU), without libraries that it shares with the serving
+# host. Unless the site file decides, a standby is kept if it takes at most an eighth of the available memory.
 HOST_BYTES = 160 << 20
 SHARE = 8
-LATEST_S = 60.0  # a site that is never quiet needs one too
-FIRST_PAUSE_S = 1.0  # after one has died; doubled for each further that does not live so long as:
+LATEST_S = 60.0  # a busy site prepares one by then, too
+FIRST_PAUSE_S = 1.0  # after one has died; doubled for each further one that dies within:
 LIVED_S = 60.0
 LONGEST_PAUSE_S = 300.0
 SILENT_S = 15.0  # thirty heartbeats
@@ -42,10 +41,11 @@ class Standby:
         quiet_s: float,
         prepare_within_s: float,
     ) -> None:
-        """`wanted` None: where memory allows.
+        """Keep no standby yet.
 
-        `quiet_since`: the time.monotonic() since when the site has had a host without work; None while it has not; prepared after `quiet_s` of
-        that."""
+        `wanted` is None to keep one if memory allows. `quiet_since` returns the time.monotonic() since when the site has had a host without work,
+        None if it has work; a standby is prepared after `quiet_s` of that.
+        """
         self._launcher = launcher
         self._wanted = wanted
         self._quiet_since = quiet_since
@@ -60,7 +60,7 @@ class Standby:
         self.num_taken = 0
 
     def take(self) -> HostProcess | None:
-        """Return the host if there is one that lives: it is the caller's from now on."""
+        """Return the host, which then belongs to the caller; None if there is no live one."""
         host = self.running
         if host is None or host.client.death is not None:
             return None
@@ -70,12 +70,12 @@ class Standby:
         return host
 
     def expect(self, spec: ModelSpec) -> None:
-        """Have this standby, and those after it, make ready for a model whose weights outlive its host."""
+        """Have this standby, and later ones, prepare a model whose weights outlive its host."""
         if spec.weights_file is not None:
             self._expected[spec.name] = spec
 
     async def run(self) -> None:
-        """Keep one ready until cancelled, which stops it."""
+        """Keep one standby ready until cancelled, which stops it."""
         if self._wanted is False:
             return
         while True:
@@ -117,7 +117,7 @@ class Standby:
         return False
 
     async def _keep_one(self) -> str | None:
-        """Run one from launch to its end. Return why it was lost, or None when it was taken."""
+        """Run one standby from launch to end; return why it was lost, None if it was taken."""
         self.state, self.detail = "preparing", ""
         self._taken.clear()
         host = await self._launcher.launch(standby=True)

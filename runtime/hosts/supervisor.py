@@ -20,8 +20,8 @@ from pilotlight.support import background
 
 log = logging.getLogger("pilotlight.engine")
 
-SILENT_S = 15.0  # of a host without work: thirty heartbeats
-LIVED_S = 30.0  # a host that was up for so long has lived, even if it never had work
+SILENT_S = 15.0  # for a host without work: thirty heartbeats
+LIVED_S = 30.0  # a host that was up for so long worked, even if it never had a request
 STOP_GRACE_S = 3.0
 EXIT_S = 1.0  # for the process whose socket has closed
 
@@ -32,7 +32,7 @@ class Supervisor:
     def __init__(
         self, launcher: ProcessLauncher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
     ) -> None:
-        """`index`: of the device among those of the site."""
+        """Supervise the site's device with this index."""
         self.device_host = HostHandle(launcher, config, index)
         self._launcher = launcher
         self._timeline = timeline or Timeline()
@@ -103,9 +103,10 @@ class Supervisor:
             device_host.restarts.note_exit(host.has_crashed)
 
     async def _charged(self, host: HostProcess, is_stuck: bool) -> Iterable[str]:
-        """Return the sequences that were open when a host crashed; none if it was killed or suspended from outside.
+        """Return the sequences that were open when a host crashed; none if it was ended from outside.
 
-        `is_stuck` means that its process lives but takes no steps."""
+        `is_stuck` means that its process lives but takes no steps.
+        """
         if is_stuck:
             return () if host.is_suspended else host.held().computed
         if host.client.failed_under:
@@ -122,17 +123,17 @@ class Supervisor:
         self.device_host.set_down(reason)
 
     async def _greet(self, host: HostProcess, launched_at: float | None) -> None:
-        """`launched_at`: of a host whose start requests wait for."""
+        """Record the host's report; `launched_at` is given if requests wait for its start."""
         with suppress(EngineError):  # it died: `_until_dead` knows
             self.device_host.ready = ready = await host.client.hello()
             self.device_host.progress.note_ready()
             if launched_at is not None:
                 phases = [(f"engine {name}", seconds) for name, seconds in ready.phases]
-                began_s = self._timeline.note_phases(phases, time.time())  # and before that the interpreter's own start
+                began_s = self._timeline.note_phases(phases, time.time())  # the interpreter started before
                 self._timeline.note("engine process", launched_at, max(launched_at, began_s))
 
     async def _until_dead(self, host: HostProcess) -> str:
-        """Return when the host is dead, or has to be treated as dead: a sentence that says why."""
+        """Wait until the host is dead, or must be treated as dead; return the reason as a sentence."""
         exited = asyncio.create_task(host.exited(), name="engine exit")
         try:
             while not exited.done():
@@ -142,7 +143,7 @@ class Supervisor:
             return exited.result()
         finally:
             exited.cancel()
-            await asyncio.wait({exited})  # which raises only when this task is cancelled as well
+            await asyncio.wait({exited})  # raises only if this task is cancelled as well
 
     def _why_stuck(self, host: HostProcess) -> str | None:
         """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""

@@ -1,8 +1,8 @@
-"""Where a site's host tiers lie, of KV blocks and of weights: shared memory that outlives an engine host and must not outlive its site.
+"""The directory of a site's host tiers, of KV blocks or of weights, in shared memory.
 
-The site owns the directory by a lock for as long as it lives; the engine host of the moment owns what it needs in it by a lock of its own. Whoever
-stops removes what is his; what a killed site left is taken over by the same site's next life, or removed by another site of this user that has found
-it dead as it started and a minute later. The module refuses to know what is in the files.
+It outlives an engine host and must not outlive its site. The site holds a lock on it for its lifetime, and the present engine host a second lock on
+its files. Each removes its files at its end. What a killed site left is used by the same site when it restarts, or removed by another site of this
+user, which must find it unlocked at its own start and again a minute later.
 """
 
 import fcntl
@@ -19,8 +19,8 @@ from typing import Literal
 
 log = logging.getLogger("pilotlight.engine")
 
-COMING_BACK_S = 60.0  # a killed site is started again well before: `pilotlight up` and systemd do it within seconds
-# At a lock that may be held by one who looks whether its owner is dead, and removes what is left.
+COMING_BACK_S = 60.0  # `pilotlight up` and systemd restart a killed site within seconds
+# Attempts at a lock: another site may hold it for a moment to check whether its owner is dead.
 LOOKS, LOOK_S = 5, 0.02
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
 
@@ -46,7 +46,7 @@ class TierDirectory:
 
     @property
     def is_memory(self) -> bool:
-        """Tell whether it lies in memory, and not on a disk, which would be no faster than the files that the tier would copy."""
+        """Tell whether it is in memory: on a disk it would be no faster than the files that it copies."""
         return self._root == _SHARED_MEMORY
 
     @property
@@ -54,7 +54,7 @@ class TierDirectory:
         return self._directory
 
     def claim(self) -> Path | None:
-        """Return the site's directory, its own as long as it lives; None, and a sentence in the log, where another process has it."""
+        """Return the site's directory, locked for its lifetime; log a warning and return None if it is in use."""
         if self._lock is None:
             why = "another process serves a site of this name on this machine"
             try:
@@ -73,12 +73,12 @@ class TierDirectory:
         return self._directory
 
     def remove_dead(self) -> None:
-        """Remove what killed sites of this user left behind. This one's own it leaves to `claim`."""
+        """Remove what killed sites of this user left; this site's own is for `claim`."""
         for directory in self._others():
             remove_if_dead(directory, self._title)
 
     def remove_dead_later(self) -> None:
-        """The same in a minute, of what is dead now and still is: a site that was killed is given the time to come back for what it left."""
+        """Remove what is unlocked now and still is in a minute: a killed site may restart and use it."""
         dead = [directory for directory in self._others() if is_dead(directory)]
 
         def remove() -> None:
@@ -94,7 +94,7 @@ class TierDirectory:
         return [directory for directory in found if directory != self._directory or self._lock is None]
 
     def remove(self) -> None:
-        """Remove it: the site ends, and its engine host has ended."""
+        """Remove the directory at the end of the site, after its engine host's."""
         if self._lock is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
@@ -102,9 +102,10 @@ class TierDirectory:
 
 
 def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
-    """Return one for each of the site's devices.
+    """Return one directory for each of the site's devices.
 
-    The first one's has the site's own name: a site that gets a second device keeps what it has."""
+    The first one has the site's name: a site that gets a second device keeps its tier.
+    """
     return [TierDirectory(owner) for owner in owners_of(site, num_devices)]
 
 
@@ -133,7 +134,10 @@ def is_dead(directory: Path) -> bool:
 
 
 def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) -> None:
-    """Remove a directory if all of these locks are free: a killed site's engine host may live on for a moment."""
+    """Remove a directory if all of these locks are free.
+
+    A killed site's engine host may live on for a moment.
+    """
     try:
         with _owned(directory, names) as is_ours:
             if is_ours:

@@ -17,7 +17,7 @@ from pilotlight.wire.hop.management import Download
 Fetch = Callable[[str, Progress], Awaitable[object]]
 
 MAX_RUNNING = 4
-MAX_KEPT = 50  # that have ended
+MAX_KEPT = 50  # ended downloads
 
 
 class Downloads:

@@ -1,4 +1,4 @@
-"""The adapters of a site's models: named in its file, found in a model's directory, or uploaded by accounts.
+"""The adapters of a site's models: from its file, a model's directory, or uploads of accounts.
 
 Requests name one as `model:adapter`, or in a separate field if the dialect has one. An adapter is read at its first request, so that ten thousand of
 them cost a start nothing; one whose files are gone is unknown. Independent of the engine's slots and sequences.
@@ -66,7 +66,10 @@ class AdapterRegistry:
         return sorted(found)
 
     def public(self) -> list[Finetune]:
-        """Return the adapters for all accounts in the form of fine-tunes, with the folder's age and the name as id."""
+        """Return the adapters for all accounts in the form of fine-tunes; the id is the name.
+
+        The creation time is the folder's.
+        """
         found = []
         for model in self._models:
             for name in self.names(model):

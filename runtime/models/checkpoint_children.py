@@ -1,4 +1,4 @@
-"""Child processes that run or parse untrusted input: checkpoints' chat templates and tokenizers, clients' images.
+"""Child processes for untrusted input: checkpoints' templates and tokenizers, clients' images.
 
 All sites of this process share them, as they share the threads of `asyncio.to_thread`; a child keeps nothing but its compiled templates. A job that
 exceeds its limits ends only its child. The caller handles the failure.

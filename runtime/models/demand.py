@@ -6,7 +6,7 @@ Pure arithmetic over given times (seconds of the wall clock), independent of the
 HOUR_S = 3600.0
 GAP_WEIGHT = 0.2  # of the newest gap in its moving average
 DAY_WEIGHT = 0.25  # of the newest day in an hour's average
-REGULAR_GAPS = 4  # that are needed before a rhythm is believed
+REGULAR_GAPS = 4  # gaps needed for a rhythm
 REGULARITY = 0.25  # gaps that differ from their average by less than this share of it are a rhythm
 NEVER_S = 1e9
 _SHORTEST_S = 1e-3
@@ -26,7 +26,7 @@ class Demand:
 
 
 class Arrivals:
-    """Predicts the next request from the gaps between the last ones and the hours of the day with requests."""
+    """Predicts the next request by the last gaps, and by the hours of the day with requests."""
 
     def __init__(self) -> None:
         self._last: float | None = None
@@ -64,7 +64,7 @@ class Arrivals:
         return min(by_gaps, self._expected_by_hour_s(now_s))
 
     def is_due(self, now_s: float, lead_s: float) -> bool:
-        """Return whether a request within `lead_s` is likely, by the gaps or because an hour with usual demand starts."""
+        """Return whether a request is likely within `lead_s`: by the gaps, or in an hour of usual demand."""
         self._roll(now_s)
         if self._last is None:
             return False

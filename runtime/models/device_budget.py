@@ -1,4 +1,4 @@
-"""Memory for weights on one device: which models have some, and which sleep to make room for a waking one.
+"""Memory for weights on one device: which models use it, and which sleep to make room for another.
 
 residency.py decides; this module acts. One model at a time is given memory, in order of arrival, so a large model is not starved. Models in use are
 waited for; after a while those that hold the needed memory take no new requests until the waiting model has been served.

@@ -1,4 +1,4 @@
-"""The adapters that accounts uploaded to a site: a folder for each, named by id, with two files and a record.
+"""The adapters that accounts uploaded to a site: a folder for each, with two files and a record.
 
 A file is stored completely or not at all; an adapter is usable when both files are there and valid. Ids of removed adapters are kept for a while, so
 that a site that was away learns of the removal. Knows files and owners, not HTTP or models.
@@ -27,7 +27,7 @@ from pilotlight.wire.hop.finetunes import Finetune, FinetuneList
 
 RECORD = "finetune.json"
 REMOVED = "removed"  # the folder with an empty file for each
-REMOVED_S = 30 * 86400.0  # for which they are kept
+REMOVED_S = 30 * 86400.0  # ids of removed adapters are kept for so long
 
 Shapes = Mapping[str, tuple[int, int]]  # of the projections of a base that adapters may change
 
@@ -67,13 +67,13 @@ class FinetuneStore:
             return [self._known[id] for id in self._owned.get(owner, {}).values()]
 
     def find(self, owner: str, name: str) -> Finetune | None:
-        """Return an owner's adapter by its id or name, or None."""
+        """Return an adapter of an owner by its id or name, or None."""
         with self._lock:
             found = self._known.get(name) or self._known.get(self._owned.get(owner, {}).get(name, ""))
             return found if found is not None and found.owner == owner else None
 
     def get(self, owner: str, name: str) -> Finetune:
-        """Return an owner's adapter. Raises ApiError (404) if it belongs to another account."""
+        """Return an adapter of an owner. Raises ApiError (404) if it belongs to another account."""
         found = self.find(owner, name)
         if found is None:
             raise ApiError("not_found", f"there is no fine-tune {name[:100]!r}")

@@ -1,4 +1,4 @@
-"""Which models' weights may use the site's host memory: sleeping models' files are evicted for a new file.
+"""The site's host memory for weights: sleeping models' files are evicted for a new file.
 
 All engine hosts of the site share the files. residency.py decides, weights_tier.py stores; this module connects them.
 """
@@ -25,7 +25,7 @@ class HostMemory:
         return self._tier is not None and self._tier.bytes_of(state.name) > 0
 
     def file_for(self, state: ModelState) -> str | None:
-        """Return where the model's weights may be stored, evicting sleeping models' files; None if there is no room."""
+        """Return where the model's weights may be stored, after evicting sleeping models; None without room."""
         tier, name = self._tier, state.name
         if tier is None or state.config.residency == "disk":
             return None

@@ -79,7 +79,7 @@ class Replica:
 
     @property
     def takes_prompts(self) -> bool:
-        """Tell whether other hosts can fetch its blocks: its address is known, and it has responded since it was last late."""
+        """Tell whether other hosts can fetch its blocks: it has an address, and was not late lately."""
         client = self.host.client
         return self.host.peer_address is not None and client is not None and client.last_event_at >= self.late_at
 
@@ -115,7 +115,10 @@ class ModelState:
         *,
         is_added: bool = False,
     ) -> None:
-        """`on_lost` is called when the model leaves its last device; `is_added` if an operator added it at run time."""
+        """Track one model.
+
+        `on_lost` is called when the model leaves its last device; `is_added` if an operator added it at run time.
+        """
         self.config = config
         self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)
@@ -155,7 +158,7 @@ class ModelState:
 
     @property
     def flaw(self) -> str | None:
-        """Why it refuses conversations even when awake; None if no reason is known."""
+        """The reason why it refuses conversations even when awake; None if none is known."""
         return self.text.rendering.why_broken if self.text is not None else None
 
     @property

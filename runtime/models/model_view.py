@@ -1,6 +1,4 @@
-"""What the site publishes about its models: names, abilities, places and load.
-
-Read-only."""
+"""A read-only view of the site's models as it publishes them: names, abilities, places, load."""
 
 import time
 from collections.abc import Mapping
@@ -105,7 +103,7 @@ class ModelRegistry:
         return min(state.loads, key=attrgetter("waiting_tokens"), default=None) if state is not None else None
 
     def kv_tokens(self, model: AwakeModel) -> int:
-        """Return the tokens of KV cache that are free for the model now; less than all while other models use the host."""
+        """Return the tokens of KV cache that are free for the model now, after other models' use."""
         loads = self._states[model.info.name].loads
         return (
             sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks

@@ -172,7 +172,10 @@ class Models:
             self._queue.begin(state)
 
     def hint(self, name: str) -> None:
-        """Start to wake a sleeping model for an expected request, if there is room or a less expected model to evict."""
+        """Start to wake a sleeping model for an expected request.
+
+        It needs room, or a less expected model to evict.
+        """
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
             state.demand.arrivals.note(self._clock())

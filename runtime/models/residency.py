@@ -64,7 +64,7 @@ def make_room(needed: int, budget: int | None, held: Sequence[EvictionCandidate]
 
 
 def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str, ...] | None:
-    """Return the models of least value whose sleep frees `missing` bytes, without unnecessary ones; None if not enough."""
+    """Return the least valuable models whose sleep frees `missing` bytes; None if it is not enough."""
     chosen: list[EvictionCandidate] = []
     freed = 0
     for candidate in sorted(candidates, key=lambda candidate: (*candidate.worth, candidate.name)):
@@ -87,6 +87,9 @@ def could_ever_fit(needed: int, budget: int | None, held: Sequence[EvictionCandi
 
 
 def must_yield(needed: int, budget: int, held: Sequence[EvictionCandidate]) -> tuple[str, ...]:
-    """Return the models that take no new requests, so that a model that has waited long gets room when theirs end."""
+    """Return the models that take no new requests.
+
+    So a model that has waited long gets room when their requests end.
+    """
     missing = sum(candidate.num_bytes for candidate in held) + needed - budget
     return cheapest(missing, [candidate for candidate in held if not candidate.is_pinned]) or ()

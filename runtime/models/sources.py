@@ -41,7 +41,7 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
 
 
 def local_directory(source: str) -> Path | None:
-    """Return the directory of a source without a download; None for a hub id or a URL that was not fetched yet."""
+    """Return the directory of a source without a download; None for a hub id or URL not fetched yet."""
     if source.startswith(PREFIX):
         return _embedded(source.removeprefix(PREFIX))
     if is_url(source):

@@ -41,7 +41,7 @@ class TextSide(NamedTuple):
     answers: AnswerFormat
     defaults: SamplingDefaults
     placeholders: ImagePlaceholders | None  # None if the checkpoint has no vision encoder
-    family: str  # `model_type` of its config.json; empty: it has none
+    family: str  # `model_type` of its config.json; empty if it has none
 
     @classmethod
     def from_directory(cls, directory: Path, tool_format: str | None = None) -> "TextSide":

@@ -57,7 +57,7 @@ class WakeHistory:
         return self.failure is not None and self.failure.word == "overloaded"
 
     def expected_s(self, is_in_host_memory: bool, num_bytes: int) -> float:
-        """Return the duration of a wake from where the model sleeps: last measured, or estimated from its size."""
+        """Return the duration of a wake from the model's place: as last measured, or estimated by size."""
         measured = self.last_ms_from.get("host" if is_in_host_memory else "disk", 0.0)
         if measured:
             return measured / 1e3

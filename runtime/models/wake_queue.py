@@ -1,4 +1,4 @@
-"""Requests that wait for a model: the first one wakes it, all share the wake, and a drain refuses the rest.
+"""Requests that wait for a model: the first wakes it, all share the wake, a drain refuses the rest.
 
 Chooses the best device for a waking model. Independent of how a model wakes (wakes.py) and of eviction (device_budget.py).
 """

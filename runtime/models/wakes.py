@@ -1,4 +1,6 @@
-"""The wake of a model on one device: fetch files, make room, load the weights and, meanwhile, the text side; measure it.
+"""The wake of a model on one device, measured: fetch files, make room, load weights.
+
+The text side is loaded meanwhile.
 
 A failed load is raised in every request that waits for the model, unless it is awake elsewhere. A wake without waiting requests checks the chat
 template too; otherwise it is checked a little later, because the request may not need it. If a host dies during a load, the next host of the same
@@ -114,7 +116,7 @@ class Waker:
     async def _acquire_memory(self, state: ModelState, replica: Replica, directory: Path) -> bool:
         device = replica.host.device
         if self._config.weights_gib is None and not is_surely_cpu(device):
-            await replica.host.until_ready()  # which alone knows how large the device is
+            await replica.host.until_ready()  # only the host knows the device's size
         if state.info is None:
             on_cpu = not device.startswith("cuda")
             state.num_bytes = await asyncio.to_thread(

@@ -1,4 +1,4 @@
-"""The site's weights in host memory: one file per model, in a directory that outlives the engine hosts.
+"""The site's weights in host memory: one file per model, in a directory that outlives engine hosts.
 
 An engine host writes a model's file, or maps the existing one; this module decides which models may have one, and deletes files. A deleted file's
 memory is free when the last host unmaps it, so only sleeping models' files are worth deleting. A new runtime adopts the files of a killed one.
@@ -50,7 +50,7 @@ class WeightsTier:
         return list(self._directory.glob(f"{self.file_of(model).name}.*{_UNFINISHED}"))
 
     def adopt(self, models: Iterable[str]) -> None:
-        """Keep the files of these models (the engine checks them before use) and delete all other files of earlier runs."""
+        """Keep these models' files, which the engine checks before use, and delete all others."""
         known = {self.file_of(model) for model in models}
         for path in self._directory.iterdir():
             if path in known:

@@ -144,7 +144,7 @@ class Measure(msgspec.Struct, eq=False):
     model: str
     began: float  # on `time.monotonic`'s clock
     last: dict[int, float] = {}  # by choice
-    answer: Measured | None = None  # whose tokens are counted at the end
+    answer: Measured | None = None  # the answer whose tokens are counted at the end
 
     def note_delta(self, choice: int) -> None:
         """A part of this choice is handed out now."""

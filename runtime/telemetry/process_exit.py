@@ -1,4 +1,4 @@
-"""Describes the end of a child process: its status, its signal, and whether the kernel's OOM killer ended it.
+"""Describes how a child process ended: its status, its signal, or the kernel's OOM killer.
 
 Knows Linux's counters; elsewhere a SIGKILL has no reason.
 """

@@ -44,7 +44,7 @@ class Timeline:
 
 
 def process_began_s() -> float | None:
-    """Return when this process was started, to the clock tick (10 ms); None if the system does not report it."""
+    """Return when this process started, to the clock tick (10 ms); None if the system does not report it."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

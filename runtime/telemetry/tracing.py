@@ -1,4 +1,4 @@
-"""A site's spans: requests, in the trace of the router that sent them; generations with phases; functions' invocations.
+"""A site's spans: requests in their router's trace, generations with phases, functions' invocations.
 
 A generation is a child of its request or function. Names follow OpenTelemetry's conventions for HTTP, GenAI and functions. Spans contain no part of a
 prompt or an answer. Independent of their export (wire/tracing.py).

@@ -1,4 +1,4 @@
-"""A site's traffic, for routers: arrivals of each model, and the conversation prefixes in its prefix cache.
+"""A site's traffic, for routers: arrivals of each model, and the conversation prefixes in its cache.
 
 The router names a prefix by a digest, salted per tenant: the site can only compare digests, so no tenant can find another's prefixes (I4). The record
 follows the engine's cache from outside: it is bounded by the cache's size, corrected by the hits that the engine reports, and emptied when the model

@@ -1,4 +1,4 @@
-"""A network's certificate authority: one key in its folder, which signs the certificates of routers and sites."""
+"""A network's certificate authority: one key in its folder, which signs routers and sites."""
 
 import hashlib
 from datetime import UTC, datetime, timedelta

@@ -19,7 +19,7 @@ import msgspec
 from pilotlight.support import atomic_files
 
 PREFIX = "pj-"
-KEPT_S = 30 * 86_400.0  # after which used and expired ones are forgotten
+KEPT_S = 30 * 86_400.0  # used and expired tokens are then deleted
 
 
 class TokenError(Exception):
@@ -45,7 +45,7 @@ class JoinToken(NamedTuple):
 class KeptToken(msgspec.Struct, frozen=True):
     """A token as the folder keeps it."""
 
-    id: str  # with which it can be revoked
+    id: str  # its name for `revoke`
     sha256: str
     expires_s: float
     used_by: str = ""

@@ -43,11 +43,11 @@ def stream() -> None:
 
 
 def background() -> None:
-    begun = ask(background=True)
-    while begun.status in ("queued", "in_progress"):
+    started = ask(background=True)
+    while started.status in ("queued", "in_progress"):
         time.sleep(0.05)
-        begun = client.responses.retrieve(begun.id)
-    expect(ANSWER in begun.output_text and begun.background, begun)
+        started = client.responses.retrieve(started.id)
+    expect(ANSWER in started.output_text and started.background, started)
     events = list(ask(background=True, stream=True))
     rest = list(client.responses.retrieve(events[0].response.id, stream=True, starting_after=events[2].sequence_number))
     expect([event.sequence_number for event in rest] == list(range(3, len(events))), rest)

@@ -95,8 +95,8 @@ def test_responses_are_kept_at_the_router_whichever_site_answers(network: LocalN
             second = await post(input="And of Oslo?", previous_response_id=first["id"])
             assert second["previous_response_id"] == first["id"]
             assert second["usage"]["input_tokens"] > first["usage"]["total_tokens"]
-            begun = await post(input="What is 17 plus 25?", background=True)
-            while (made := (await get(begun["id"]))[1])["status"] in ("queued", "in_progress"):
+            started = await post(input="What is 17 plus 25?", background=True)
+            while (made := (await get(started["id"]))[1])["status"] in ("queued", "in_progress"):
                 await asyncio.sleep(0.02)
             assert made["status"] == "completed"
             assert "42" in made["output"][0]["content"][0]["text"]

@@ -58,7 +58,7 @@ class Stream:
 
     def __init__(self, url: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> None:
         self.events: list[Any] = []
-        self.has_begun = threading.Event()
+        self.has_started = threading.Event()
         self.error: httpx.HTTPError | None = None  # what ended it, where that was no answer's end
         self._thread = threading.Thread(target=self._read, args=(url, body, on_event), daemon=True)
         self._thread.start()
@@ -75,7 +75,7 @@ class Stream:
                 if line.startswith("data: "):
                     data = line.removeprefix("data: ")
                     self.events.append(data if data == "[DONE]" else json.loads(data))
-                    self.has_begun.set()
+                    self.has_started.set()
                     on_event()
                 elif line.startswith("{"):
                     self.events.append(json.loads(line))
@@ -220,7 +220,7 @@ def crash_in_a_step(engine: psutil.Process) -> None:
 def test_a_request_in_whose_step_two_hosts_crash_is_refused_and_others_go_on(site: Process) -> None:
     blamed = asked("Tell me a story about a crash.", temperature=0, max_tokens=400, ignore_eos=True)
     stream = Stream(site.url, blamed)
-    assert stream.has_begun.wait(60)
+    assert stream.has_started.wait(60)
     engine = site.engine()
     crash_in_a_step(engine)
     wait_for(lambda: site.engine().pid != engine.pid and num_open(site))

@@ -50,8 +50,8 @@ def walk(section: str) -> list[Function]:
 
 def test_a_request_is_one_task_in_the_router(path: RequestPath) -> None:
     router = next(one for one in path.processes if one.module.startswith("edge_router"))
-    begun = [task for task in router.tasks if task.endswith("(new)")]
-    assert [task for task in begun if "_listen" not in task] == [
+    started = [task for task in router.tasks if task.endswith("(new)")]
+    assert [task for task in started if "_listen" not in task] == [
         "HttpExchange._run (new)"
     ]  # the other hears of the client's leaving
 

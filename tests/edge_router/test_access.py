@@ -98,7 +98,7 @@ async def test_a_key_that_is_withdrawn_serves_no_longer_whoever_repeats_its_head
             for _ in range(3):
                 async with running.chat(headers=bearer(KEY), stream=False) as response:
                     assert response.status == status
-            running.proxy.admission.access.become(Access([], is_required=True))
+            running.proxy.admission.access.update_from(Access([], is_required=True))
 
 
 def digest(key: str) -> str:

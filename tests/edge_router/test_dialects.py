@@ -164,9 +164,9 @@ async def test_a_background_response_that_is_cancelled_leaves_its_site() -> None
         )
         asked = {"model": "ember", "input": "Hi", "background": True}
         async with running.http.post(running.url + "/v1/responses", json=asked) as response:
-            begun = await response.json()
-        assert (begun["status"], begun["background"]) == ("in_progress", True)
-        async with running.http.post(f"{running.url}/v1/responses/{begun['id']}/cancel") as response:
+            started = await response.json()
+        assert (started["status"], started["background"]) == ("in_progress", True)
+        async with running.http.post(f"{running.url}/v1/responses/{started['id']}/cancel") as response:
             assert (await response.json())["status"] == "cancelled"
         await running.until(lambda: fakes[0].active == 0)
 

@@ -23,7 +23,7 @@ from tests.edge_router.routing.test_selection import Hints, Metrics
 PATH = "/v1/chat/completions"
 
 
-class StreamBegun:
+class StreamStarted:
     status, body, failure = 200, None, None
 
 
@@ -64,7 +64,7 @@ class Network:
         with self.backends[name].inflight(request.conversation.tokens, None, proxied.expected_ms(chosen)) as ticket:
             self.clock.advance(took_s)
             ticket.answering()
-            self.selector.note_answer(proxied, chosen, cast(Any, StreamBegun()), took_s)
+            self.selector.note_answer(proxied, chosen, cast(Any, StreamStarted()), took_s)
         # From now on it has measured itself: what was slow once, and its steps.
         self.rates[name] = {
             "prefill_tokens_per_s": min(2000.0, 1000 * request.conversation.tokens / (slow_ms + 1)),

@@ -164,7 +164,7 @@ async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -
                     assert b'"upstream_lost"' in body
                 else:
                     assert response.status in (200, 204, 302)
-            backend.probed.become("healthy", "")
+            backend.probed.set_state("healthy", "")
         running.proxy.upstream.pool.sweep()
         await running.until(lambda: not serving)
 

@@ -69,14 +69,14 @@ async def test_an_ambiguous_request_is_refused_before_anybody_acts_on_it(request
         assert not fakes[0].seen
 
 
-@pytest.mark.parametrize("begun", [b"", b"P", b"POST /v1/x HTTP/1.1\r\nho"])
-async def test_a_head_that_dribbles_is_not_waited_for(begun: bytes) -> None:
+@pytest.mark.parametrize("started", [b"", b"P", b"POST /v1/x HTTP/1.1\r\nho"])
+async def test_a_head_that_dribbles_is_not_waited_for(started: bytes) -> None:
     door = {"head_timeout_s": 0.3}
     async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running, wire(running.url) as client:
-        await client.say(begun)
+        await client.say(started)
         heard = await client.hear_all()
-        assert not heard if not begun else status_of(heard) == 408
-        assert not running.server.connections or begun  # a connection that said nothing is simply closed
+        assert not heard if not started else status_of(heard) == 408
+        assert not running.server.connections or started  # a connection that said nothing is simply closed
 
 
 async def test_a_body_that_dribbles_is_not_waited_for_however_steadily_it_comes() -> None:

@@ -96,8 +96,8 @@ async def test_responses_outlive_a_router_that_is_killed_and_are_their_accounts(
             alice = Client(session, url, "alice")
             first = await alice.ask(input="one")
             second = await alice.ask(input="two", previous_response_id=first["id"], stream=True)
-            begun = await alice.ask(input="hang", background=True)
-            assert begun["status"] == "in_progress"
+            started = await alice.ask(input="hang", background=True)
+            assert started["status"] == "in_progress"
             running.kill()
             await running.wait()
         async with process(file) as (_, url):
@@ -106,13 +106,13 @@ async def test_responses_outlive_a_router_that_is_killed_and_are_their_accounts(
                 client = Client(session, url, key)
                 assert [await client.fields(one["id"]) for one in (first, second)] == [first, second]
             bob = Client(session, url, "bob")
-            for rest in (first["id"], begun["id"], f"{first['id']}/input_items", f"{begun['id']}?stream=true"):
+            for rest in (first["id"], started["id"], f"{first['id']}/input_items", f"{started['id']}?stream=true"):
                 assert (await bob.get(rest))[0] == 404
             alice = Client(session, url, "alice")
-            failed = await alice.fields(begun["id"])
+            failed = await alice.fields(started["id"])
             assert (failed["status"], failed["error"]["code"]) == ("failed", "aborted")
             for place in (-1, 5, 999_999_999):
-                _, told = await alice.get(f"{begun['id']}?stream=true" + f"&starting_after={place}" * (place >= 0))
+                _, told = await alice.get(f"{started['id']}?stream=true" + f"&starting_after={place}" * (place >= 0))
                 (last,) = EventDecoder().feed(told)
                 assert json.loads(last.data or b"") == {
                     "type": "response.failed", "sequence_number": place + 1, "response": failed,
@@ -162,15 +162,15 @@ async def test_a_router_that_stops_ends_what_it_was_making(tmp_path: Path) -> No
     async with network(tmp_path) as (_, file, session):
         async with process(file) as (running, url):
             await ready(session, url)
-            begun = await Client(session, url, "alice").ask(input="hang", background=True)
+            started = await Client(session, url, "alice").ask(input="hang", background=True)
             running.terminate()
             assert await running.wait() == 0
         async with process(file) as (_, url):
             await ready(session, url)
             alice = Client(session, url, "alice")
-            failed = await alice.fields(begun["id"])
+            failed = await alice.fields(started["id"])
             assert (failed["status"], failed["error"]["code"]) == ("failed", "draining")
-            events = EventDecoder().feed((await alice.get(f"{begun['id']}?stream=true"))[1])
+            events = EventDecoder().feed((await alice.get(f"{started['id']}?stream=true"))[1])
             assert [event.name for event in events][:2] == [b"response.created", b"response.output_text.delta"]
             last = json.loads(events[-1].data or b"")
             assert (events[-1].name, last["response"]) == (b"response.failed", failed)

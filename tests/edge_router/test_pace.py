@@ -164,12 +164,12 @@ async def test_what_the_router_did_not_hear_while_it_stood_still_itself_is_no_si
             assert await anext(response) == [Forward(b"data: a\n\n")]
             waiting = asyncio.ensure_future(anext(response))
             await asyncio.sleep(0)
-            begun = time.monotonic()
-            response.look(begun + 12.0, awake_since=begun + 12.0)
+            started = time.monotonic()
+            response.look(started + 12.0, awake_since=started + 12.0)
             assert pace.asked == [0.0]
             await asyncio.sleep(0)
             assert not waiting.done()
-            response.look(begun + 14.5, awake_since=begun + 12.0)
+            response.look(started + 14.5, awake_since=started + 12.0)
             with pytest.raises(StreamLost) as lost:
                 await waiting
             assert lost.value.cause == "stalled"
@@ -183,11 +183,11 @@ async def test_a_site_is_left_before_its_first_token_when_it_has_been_silent_for
         waiting = asyncio.ensure_future(attempt.response())
         while not upstream.pool.num_open:
             await asyncio.sleep(0.001)
-        begun = time.monotonic()
-        attempt.look(begun + LIMITS.stall_s - 1, float("-inf"))
-        attempt.look(begun + LIMITS.stall_s + 1, begun + 2)
+        started = time.monotonic()
+        attempt.look(started + LIMITS.stall_s - 1, float("-inf"))
+        attempt.look(started + LIMITS.stall_s + 1, started + 2)
         assert not pace.asked
-        attempt.look(begun + LIMITS.stall_s + 1, float("-inf"))
+        attempt.look(started + LIMITS.stall_s + 1, float("-inf"))
         assert len(pace.asked) == 1
         with pytest.raises(SiteFailed) as failed:
             await waiting

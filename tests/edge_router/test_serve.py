@@ -83,7 +83,7 @@ async def draining(session: aiohttp.ClientSession, url: str) -> None:
         await asyncio.sleep(0.02)
 
 
-async def begun_stream(session: aiohttp.ClientSession, url: str, site: FakeSite) -> aiohttp.ClientResponse:
+async def started_stream(session: aiohttp.ClientSession, url: str, site: FakeSite) -> aiohttp.ClientResponse:
     site.behave = raw_stream(event(0), end="on command")
     response = await session.post(url + "/v1/chat/completions", json={"model": "ember", "stream": True})
     assert await response.content.readany() == event(0)
@@ -97,7 +97,7 @@ async def test_a_stop_signal_lets_an_open_stream_finish(tmp_path: Path) -> None:
         aiohttp.ClientSession() as session,
     ):
         await ready(session, url)
-        response = await begun_stream(session, url, site)
+        response = await started_stream(session, url, site)
         router.send_signal(signal.SIGTERM)
         await draining(session, url)
         site.go_on.set()
@@ -110,7 +110,7 @@ async def test_a_hangup_reads_keys_and_limits_again_and_ends_nothing(tmp_path: P
         file = network_file(tmp_path, site.url)
         async with process(file) as (router, url), aiohttp.ClientSession() as session:
             await ready(session, url)
-            response = await begun_stream(session, url, site)
+            response = await started_stream(session, url, site)
             digest = hashlib.sha256(b"secret").hexdigest()
             network_file(
                 tmp_path,
@@ -162,7 +162,7 @@ async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: P
         aiohttp.ClientSession() as session,
     ):
         await ready(session, url)
-        response = await begun_stream(session, url, site)
+        response = await started_stream(session, url, site)
         router.send_signal(signal.SIGTERM)
         await draining(session, url)
         router.send_signal(signal.SIGINT)

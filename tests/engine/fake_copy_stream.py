@@ -30,7 +30,7 @@ class FakeCopyStream:
         self.queue.append((into, source, num_bytes))
         self.events.append("copy")
 
-    def begun(self) -> "FakeEvent":
+    def started(self) -> "FakeEvent":
         return FakeEvent(self, len(self.copied) + len(self.queue))
 
     def allocate(self, num_bytes: int) -> torch.Tensor:

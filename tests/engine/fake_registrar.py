@@ -14,10 +14,10 @@ class FakeRegistrar:
         self.calls: list[str] = []
         self.may_go_on = threading.Event()
         self.may_go_on.set()
-        self.begun = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
 
     def register(self, address: int, num_bytes: int) -> str | None:
-        self.begun.release()
+        self.started.release()
         assert self.may_go_on.wait(60)
         self.calls.append(f"register {threading.current_thread().name}")
         if len(self.registered) == self.limit:

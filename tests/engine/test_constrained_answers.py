@@ -195,13 +195,13 @@ def test_a_call_that_nobody_demands_has_no_key_that_its_tool_lacks() -> None:
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lisbon"]}}, "additionalProperties": False}
     rules = AnswerRules((CallableTool("weather", schema, is_lenient=True),), may_be_text=True)
     constraint = Constraint("lark", answers.grammar(Thinking.CLOSED, rules), is_optional=True)
-    begun = tuple(TOKENIZER.encode("<tool_call>"))
+    started = tuple(TOKENIZER.encode("<tool_call>"))
     engine = ember()
     asks = [
         replace(
             asked(f"call{seed}", constraint, seed=seed, max_tokens=60),
-            prompt_token_ids=(*QUESTION, *begun),
-            num_delivered_tokens=len(begun),
+            prompt_token_ids=(*QUESTION, *started),
+            num_delivered_tokens=len(started),
         )
         for seed in range(8)
     ]

@@ -119,11 +119,11 @@ def test_parallel_samples_of_an_image_encode_it_once(written: VisionCheckpoint) 
 def test_a_continuation_agrees_and_needs_no_file_that_the_host_has(written: VisionCheckpoint) -> None:
     engine = load_engine(written.directory)
     token_ids, images = written.prompt([*text(9, 1), -1, *text(7, 3)], WIDE)
-    begun = one(engine, with_images("a", (token_ids, images), max_tokens=3))
+    started = one(engine, with_images("a", (token_ids, images), max_tokens=3))
     named = tuple(replace(image, data=b"") for image in images)
-    resumed = with_images("b", (token_ids + begun.token_ids, named), max_tokens=3)
+    resumed = with_images("b", (token_ids + started.token_ids, named), max_tokens=3)
     heard = one(engine, replace(resumed, num_delivered_tokens=3))
-    assert_agrees(written.with_images(WIDE), token_ids + begun.token_ids, heard)
+    assert_agrees(written.with_images(WIDE), token_ids + started.token_ids, heard)
     other = one(load_engine(written.directory), resumed)
     assert other.error is not None
     assert "send it again with its data" in other.error

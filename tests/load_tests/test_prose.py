@@ -35,6 +35,7 @@ def test_each_pattern_is_found(pattern: str, text: str) -> None:
     [
         "Return the blocks that hold the prefix, in order; None if a block is missing.",
         "Tell whether the site is healthy.",
+        "A missing header is None, as in the platform's SDK.",
         "Wait for the next event, at most `timeout_s` seconds.",
     ],
 )

@@ -73,7 +73,7 @@ def test_a_session_ends_with_its_time_with_its_key_and_with_a_changed_letter() -
     with pytest.raises(ApiError):
         sessions.visitor(request(cookie=cookie))
     now = 1000.0
-    access.become(Access([known("other", is_admin=True)], is_required=True))
+    access.update_from(Access([known("other", is_admin=True)], is_required=True))
     with pytest.raises(ApiError):
         sessions.visitor(request(cookie=cookie))
 

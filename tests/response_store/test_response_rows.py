@@ -235,7 +235,7 @@ def make(connection: RowConnection, name: str, maker: str = MAKER, **fields: Any
     """Begin to make a response."""
     one = response(name, status="queued", **fields)
     rows.add(connection, [ResponseRow.of(one)], maker, LARGE)
-    one.is_begun = True
+    one.is_started = True
     return one
 
 

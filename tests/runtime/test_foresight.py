@@ -30,13 +30,13 @@ class Budget:
 
 def woken(roles: tuple[str, ...], ranks: tuple[int, ...]) -> int:
     """On which host a model wakes, the least rank suits it best."""
-    begun: list[Any] = []
-    waker = SimpleNamespace(begin=lambda state, replica: begun.append(replica))
+    started: list[Any] = []
+    waker = SimpleNamespace(begin=lambda state, replica: started.append(replica))
     budgets = [Budget(Suits(rank, index)) for index, rank in enumerate(ranks)]
     nothing = cast("Any", None)
     queue = WakeQueue(nothing, cast("Any", budgets), cast("Any", waker), nothing, nothing, 1)
     queue.begin(cast("Any", SimpleNamespace(replicas=replicas_of(*roles))))
-    (replica,) = begun
+    (replica,) = started
     return int(replica.host.index)
 
 

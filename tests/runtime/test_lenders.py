@@ -165,7 +165,7 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
     network.borrower.engine.answer = lambda submit: fetched(submit, 0, 0)
     assert (await network.ask(turn(LONG))).headers["x-pilotlight-route"].startswith("prompt=ams1; ")
     other = (await network.ask(turn(LONG + "and more " * 9, user="b"))).headers["x-pilotlight-route"]
-    assert "; ams1=no (nothing came of the last prompt)" in other
+    assert "; ams1=no (no block of the last prompt arrived)" in other
 
 
 async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:

@@ -221,17 +221,17 @@ async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they
     answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": True})
     deltas = [event["choices"][0]["delta"] for event in answer.events[:-1]]
     calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
-    begun = [made for made in calls if "id" in made]
-    assert [(made["index"], made["type"], made["function"]["name"]) for made in begun] == [
+    started = [made for made in calls if "id" in made]
+    assert [(made["index"], made["type"], made["function"]["name"]) for made in started] == [
         (0, "function", "get_weather"),
         (1, "function", "get_weather"),
     ]
-    assert len({made["id"] for made in begun}) == 2
+    assert len({made["id"] for made in started}) == 2
     for index in (0, 1):
         pieces = [made["function"]["arguments"] for made in calls if made["index"] == index]
         assert "".join(pieces) == '{"city": "Paris"}'
         assert len(pieces) > 5
-    assert all(made.keys() == {"index", "function"} for made in calls if made not in begun)
+    assert all(made.keys() == {"index", "function"} for made in calls if made not in started)
     assert "tool_call>" not in "".join(delta.get("content", "") for delta in deltas)
     assert answer.events[-2]["choices"][0]["finish_reason"] == "tool_calls"
 

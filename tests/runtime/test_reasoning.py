@@ -104,12 +104,12 @@ async def test_what_an_answer_must_be_begins_behind_the_reasoning(
 
 async def test_an_open_last_message_may_be_in_the_middle_of_the_reasoning(make_thinker: SiteMaker) -> None:
     async with make_thinker() as site:
-        for begun, expected in (
+        for started, expected in (
             ("<think> I was", ("ing. END?", "It is.")),
             ("<think>x</think>", (None, "ing. END?\n</think>\n\nIt is.")),
         ):
             site.engine.script = says("ing. END?\n</think>\n\nIt is.")
-            messages = [*ASKED["messages"], {"role": "assistant", "content": begun}]
+            messages = [*ASKED["messages"], {"role": "assistant", "content": started}]
             body = {**ASKED, "messages": messages, "continue_final_message": True}
             message = (await call(site.app, CHAT, body)).json["choices"][0]["message"]
             assert (message.get("reasoning"), message["content"]) == expected

@@ -279,18 +279,18 @@ async def test_a_response_is_read_listed_and_deleted_by_its_tenant_alone(site: S
 async def test_a_background_response_is_made_without_its_client(site: Site) -> None:
     goes_on = asyncio.Event()
     site.engine.script = [*says("Hello")[:2], goes_on, *says("Hello")[2:]]
-    begun = (await call(site.app, PATH, {**HELLO, "background": True})).json
-    assert begun["background"] is True
-    assert begun["status"] in ("queued", "in_progress")
-    one = f"{PATH}/{begun['id']}"
-    early = await call(site.app, PATH, {**HELLO, "previous_response_id": begun["id"]})
+    started = (await call(site.app, PATH, {**HELLO, "background": True})).json
+    assert started["background"] is True
+    assert started["status"] in ("queued", "in_progress")
+    one = f"{PATH}/{started['id']}"
+    early = await call(site.app, PATH, {**HELLO, "previous_response_id": started["id"]})
     assert early.json["error"]["code"] == "conflict"
     goes_on.set()
     while (made := (await call(site.app, one)).json)["status"] in ("queued", "in_progress"):
         await asyncio.sleep(0)
     assert (made["status"], made["output"][0]["content"][0]["text"]) == ("completed", "Hello")
     events = events_of((await call(site.app, f"{one}?stream=true")).body)
-    assert events[0]["response"]["id"] == events[-1]["response"]["id"] == begun["id"]
+    assert events[0]["response"]["id"] == events[-1]["response"]["id"] == started["id"]
     rest = events_of((await call(site.app, f"{one}?stream=true&starting_after=3")).body)
     assert rest == events[4:]
 
@@ -329,8 +329,8 @@ async def test_responses_of_all_kinds_are_there_after_a_restart(make_site: SiteM
         site.engine.script = says("Hello")
         first = (await call(site.app, PATH, HELLO, **mine)).json
         streamed = events_of((await call(site.app, PATH, {**HELLO, "stream": True}, **mine)).body)[-1]["response"]
-        begun = (await call(site.app, PATH, {**HELLO, "background": True}, **mine)).json
-        one = f"{PATH}/{begun['id']}"
+        started = (await call(site.app, PATH, {**HELLO, "background": True}, **mine)).json
+        one = f"{PATH}/{started['id']}"
         told = events_of((await call(site.app, f"{one}?stream=true", **mine)).body)
         items = (await call(site.app, f"{PATH}/{first['id']}/input_items", **mine)).json
     async with make_site() as site:
@@ -354,13 +354,13 @@ async def test_responses_of_all_kinds_are_there_after_a_restart(make_site: SiteM
 async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_is_told(make_site: SiteMaker) -> None:
     async with make_site() as site:
         site.engine.script = [*says("Hello")[:2], asyncio.Event()]
-        begun = (await call(site.app, PATH, {**HELLO, "background": True})).json
-        reader = start(site.app, f"{PATH}/{begun['id']}?stream=true", method="GET")
+        started = (await call(site.app, PATH, {**HELLO, "background": True})).json
+        reader = start(site.app, f"{PATH}/{started['id']}?stream=true", method="GET")
         await eventually(lambda: b"output_text.delta" in reader.body)
         await site.app.responses.close()
         await reader.done()
     async with make_site() as site:
-        one = f"{PATH}/{begun['id']}"
+        one = f"{PATH}/{started['id']}"
         failed = (await call(site.app, one)).json
         assert (failed["status"], failed["error"]["code"]) == ("failed", "aborted")
         told = events_of((await call(site.app, f"{one}?stream=true")).body)
@@ -432,9 +432,9 @@ async def test_nobody_is_told_of_a_background_response_that_could_be_lost(
     site.engine.script = says("Hello")
     exchange = start(site.app, PATH, {**HELLO, "background": True})
     await asyncio.sleep(0.1)
-    was_told, was_begun = exchange.is_started, bool(site.engine.submits)
+    was_told, was_started = exchange.is_started, bool(site.engine.submits)
     writes.set()
-    assert (was_told, was_begun) == (False, False)
+    assert (was_told, was_started) == (False, False)
     assert (await exchange.done()).json["background"] is True
     await eventually(lambda: not site.app.responses._keeping.store._made)
 

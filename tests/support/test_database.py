@@ -94,11 +94,11 @@ async def test_a_statement_that_takes_too_long_is_stopped_by_name_and_the_next_o
 
 
 async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(database: Database) -> None:
-    begun = threading.Event()
+    started = threading.Event()
     done: list[str] = []
 
     def endless(connection: Connection) -> None:
-        begun.set()
+        started.set()
         try:
             connection.execute(ENDLESS).fetchall()
         finally:
@@ -106,7 +106,7 @@ async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(dat
 
     first = asyncio.ensure_future(database.run(endless))
     second = asyncio.ensure_future(database.run(lambda connection: done.append("second")))
-    await asyncio.to_thread(begun.wait, 20)
+    await asyncio.to_thread(started.wait, 20)
     for task in (second, first):
         task.cancel()
     await asyncio.wait({first, second})

@@ -147,7 +147,7 @@ def test_a_key_in_anthropics_header_is_read_where_there_is_no_other() -> None:
 def test_what_is_read_again_takes_the_place_of_what_was_known() -> None:
     now = [100.0]
     access = Access([known("old")], is_required=False, clock=lambda: now[0])
-    access.become(Access([known("new", expires_s=200.0), known("gone", is_revoked=True)], is_required=True))
+    access.update_from(Access([known("new", expires_s=200.0), known("gone", is_revoked=True)], is_required=True))
     assert access.is_required
     assert [access.find(token) is not None for token in ("old", "new", "gone", "")] == [False, True, False, False]
     now[0] = 200.0

@@ -11,11 +11,11 @@ BEGUN = Finetune("b2", "me", "", "ember", "half", created_s=6.0)
 
 
 def test_each_adapter_is_a_job_and_a_whole_one_has_succeeded() -> None:
-    whole, begun = jobs_answer("GET", None, None, [WHOLE, BEGUN])["data"]
+    whole, started = jobs_answer("GET", None, None, [WHOLE, BEGUN])["data"]
     assert (whole["id"], whole["status"], whole["fine_tuned_model"]) == ("a1", "succeeded", "ember:mine")
     assert (whole["created_at"], whole["finished_at"]) == (5, 9)
-    assert (begun["status"], begun["fine_tuned_model"], begun["finished_at"]) == ("validating_files", None, None)
-    assert jobs_answer("GET", "b2", None, [WHOLE, BEGUN]) == begun
+    assert (started["status"], started["fine_tuned_model"], started["finished_at"]) == ("validating_files", None, None)
+    assert jobs_answer("GET", "b2", None, [WHOLE, BEGUN]) == started
     assert jobs_answer("GET", "a1", "events", [WHOLE])["data"] == []
 
 

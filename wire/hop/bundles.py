@@ -1,4 +1,4 @@
-"""Bundles: a function's folder as one immutable tar whose name is the SHA-256 of its bytes, and the folder again.
+"""Bundles: a function's folder as one immutable tar, named by its SHA-256, and the reverse.
 
 The same files make the same bytes, on every machine: sorted names, no times, no owners. Links, devices and names that lead out are refused in both
 directions, and so is what is too large. Only what `pack` writes is read, and not by `tarfile`: before Python 3.11.10 a PAX head of 60 KB takes that
@@ -134,7 +134,7 @@ def _head(name: str, size: int) -> bytes:
     if name.isascii() and len(name) <= 100:
         return _block(encoded, 0o644, size, _PLAIN)
     length = len(encoded) + len(b" path=\n")
-    length += len(str(length + len(str(length))))  # which counts its own digits
+    length += len(str(length + len(str(length))))  # the length includes its own digits
     record = b"%d path=%s\n" % (length, encoded)
     extended = _block(b"././@PaxHeader", 0, len(record), _EXTENDED) + record.ljust(_BLOCK, b"\0")
     return extended + _block(name.encode("ascii", "replace")[:100], 0o644, size, _PLAIN)

@@ -1,5 +1,4 @@
-"""What routers and sites exchange so that a stream can outlive its site.
-On signed hops only: clients never see or send it.
+"""Messages with which a stream outlives its site, on signed hops only: clients never see or send them.
 
 Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE` sets an answer's random numbers and id, the same at every site. For a continued
 stream a fourth part gives the number of bytes before the client's body: the delivered part of each choice.
@@ -57,7 +56,7 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
 
     @property
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return bool(self.token_ids) or self.finish_reason is not None
 
 

@@ -1,5 +1,7 @@
-"""The header that names the sites which may see a request besides the one that answers it: all, or a list. Without the header a site may ask no
-other."""
+"""The header that names the sites which may see a request besides the one that answers it.
+
+Its value is all sites, or a list. Without it a site may ask no other.
+"""
 
 from collections.abc import Iterable
 

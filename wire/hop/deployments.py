@@ -1,5 +1,6 @@
-"""Deployed functions, as a router publishes them: their versions and each version's share of the traffic. Also chooses a client's version, the same
-everywhere.
+"""Deployed functions, as a router publishes them: versions, and each version's share of the traffic.
+
+The choice of a client's version is here too, so that it is the same everywhere.
 
 A revision grows with every change. A change names the revision that it was made for, so that one of two simultaneous changes is refused.
 """
@@ -49,7 +50,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[Share, ...] = ()
     account: str = ""  # the owner: the account that deployed it first, permanently; empty if it belongs to the network
     home: str = ""  # the only site where it runs, because its data is there; empty if it runs everywhere
-    secrets: str = ""  # changes with its secrets, which its sites then fetch; empty: none was put through a router
+    secrets: str = ""  # changes with its secrets, which its sites then fetch; empty without secrets from a router
 
     @property
     def services(self) -> set[str]:
@@ -90,12 +91,12 @@ class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     message: Annotated[str, Meta(max_length=500)] = ""
     environment: Annotated[str, Meta(max_length=100)] | None = None
     health_path: Annotated[str, Meta(pattern="^/", max_length=500)] = "/"
-    keeps_data: bool = False  # so that it must run at one site only
+    keeps_data: bool = False  # it must run at one site only
     services: Annotated[tuple[Name, ...], Meta(max_length=100)] = ()
     routes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=100)] = ()
     has_subdomain: bool = True
     home: Annotated[str, Meta(max_length=100)] | None = (
-        None  # that site; empty to run everywhere; None to leave it unchanged
+        None  # its home; empty to run everywhere; None to leave it unchanged
     )
 
 

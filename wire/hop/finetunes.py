@@ -1,4 +1,7 @@
-"""Fine-tunes, the adapters that accounts upload (Workers AI's /ai/finetunes): what a site stores of each and publishes to routers."""
+"""Fine-tunes, the adapters that accounts upload: what a site stores and publishes of each.
+
+Workers AI's paths are under /ai/finetunes.
+"""
 
 import re
 from datetime import UTC, datetime

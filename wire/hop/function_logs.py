@@ -1,4 +1,4 @@
-"""Invocations of a function as a site stores them: the query of a router, and the records that commands and pages read."""
+"""Stored invocations of a function: a router's query, and the records for commands and pages."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ Status = Annotated[str, Meta(pattern=r"^(error|[1-5]xx|[1-5][0-9]{2}|" + "|".joi
 
 
 class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A query for one function's invocations: of more than `limit` the newest, or after a `seq` the oldest."""
+    """A query for a function's invocations: the newest `limit`, or with `seq` the oldest after it."""
 
     function: Annotated[str, Meta(max_length=100)]
     since_s: float = 0.0  # since the epoch, of their beginning
@@ -33,7 +33,7 @@ class LoggedInvocation(msgspec.Struct, frozen=True):
     seq: int  # of this site: grows in the order in which invocations ended
     id: str
     function: str
-    version: str  # the first digits of its SHA-256; empty: it was not deployed
+    version: str  # the first digits of its SHA-256; empty if it was not deployed
     at_s: float  # of its beginning, since the epoch
     wall_ms: float
     cpu_ms: float

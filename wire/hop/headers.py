@@ -1,4 +1,4 @@
-"""Header names, hop-by-hop headers, and the signature with which a site recognises its network's routers."""
+"""Header names, hop-by-hop headers, and the signature by which a site recognises routers."""
 
 import hashlib
 import hmac
@@ -49,7 +49,10 @@ _DROPPED = HOP_BY_HOP | {"host", "content-length"}
 
 
 def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the headers to forward: without hop-by-hop headers, those that `connection` names, length, host, and ours. Names are lower case."""
+    """Return the headers to forward; names are lower case.
+
+    Left out are hop-by-hop headers, those that `connection` names, length, host, and ours.
+    """
     kept = []
     named = ""
     for name, value in headers:
@@ -82,7 +85,10 @@ def signing(secret: str) -> str:
 
 
 def lasting(secret: str) -> str:
-    """Return the secret for tenants' salts and engine hosts: the last one, which changes when the one before it is removed."""
+    """Return the secret for tenants' salts and engine hosts: the last one.
+
+    It changes when the one before it is removed.
+    """
     return secret.rpartition(",")[2]
 
 
@@ -97,7 +103,7 @@ def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
 
 
 def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | None:
-    """Return the digest of the signed body; None if the signature is not genuine, too old, or from the future."""
+    """Return the digest of the signed body; None if the signature is forged, too old, or too new."""
     stamp, digest, mac, site = (signature.split(".", 3) + [""] * 3)[:4]
     if not (_is_stamp(stamp) and signature.isascii() and site == hop.site):
         return None
@@ -116,7 +122,10 @@ def site_of_hop(signature: str) -> str:
 
 
 def age_of_hop(signature: str, now_s: float) -> float | None:
-    """Return a signature's age by its own stamp, genuine or not, in seconds; negative if it is from the future, None if it is not a signature."""
+    """Return a signature's age in seconds by its own stamp, genuine or not.
+
+    It is negative for a stamp in the future, and None without a stamp.
+    """
     stamp = signature.partition(".")[0]
     return now_s - int(stamp) if _is_stamp(stamp) else None
 

@@ -12,7 +12,7 @@ JOIN_PATH = "/network/join"
 
 
 class NetworkFace(msgspec.Struct, frozen=True):
-    """The router's answer over a connection that is not trusted yet: the token identifies the right authority."""
+    """The router's answer over an untrusted connection: the token identifies the right authority."""
 
     authority: str  # PEM
     place: Place  # the router's

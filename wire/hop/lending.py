@@ -1,4 +1,4 @@
-"""Messages between two sites of which one computes prompts for the other, each request signed as a hop.
+"""Messages between two sites, one of which computes prompts for the other; requests are signed.
 
 GET LENDING_PATH returns what the site could compute now (`Lendable`). GET PROBE_PATH returns bytes that measure the link. POST PROMPT_PATH with a
 `BorrowedPrompt` is declined, or answered with two lines: `PromptAccepted` at once and `PromptComputed` at the end. Closing the connection earlier
@@ -16,7 +16,7 @@ PROBE_BYTES = 2 << 20  # 0.2 s at 100 Mbit/s
 
 
 class Lendable(msgspec.Struct, frozen=True):
-    models: dict[str, float]  # that it would compute a prompt of now, with tokens a second; 0: not measured yet
+    models: dict[str, float]  # models whose prompts it would compute now, with tokens a second; 0 if not measured yet
     why_not: str = ""  # the reason if there are none
 
 

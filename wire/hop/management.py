@@ -34,9 +34,9 @@ class Fit(msgspec.Struct, frozen=True):
     fits: bool
     reason: str
     devices: str = ""  # as 2xh100
-    dtype: str = ""  # in which it computes
+    dtype: str = ""  # type in which it computes
     weights_bytes: int = 0
-    kv_tokens: int = 0  # that fit beside the weights, of all sequences together
+    kv_tokens: int = 0  # tokens of all sequences that fit beside the weights
     tokens_per_s: float = 0.0  # predicted, of all sequences together
     batch: int = 0  # sequences of that prediction
     first_token_ms: float = 0.0  # predicted, of a prompt of `prompt_tokens`
@@ -47,14 +47,14 @@ class CatalogueModel(msgspec.Struct, frozen=True):
     """A model that a site could serve, or serves."""
 
     source: str  # as a site's file names it
-    name: str  # that requests would use
+    name: str  # name for requests
     kind: ModelKind
     is_here: bool  # its files are on the site's machine
     how: str = ""  # what makes it available where it is not here
     file_bytes: int = 0
-    context_length: int = 0  # tokens; 0: not known before it is here
+    context_length: int = 0  # tokens; 0 if unknown before the download
     architecture: str = ""
-    license: str = ""  # as its files state it; empty: they state none
+    license: str = ""  # license as its files state it; empty if they state none
     served_as: tuple[str, ...] = ()  # names of models that the site serves from this source
     fit: Fit | None = None  # unknown (None) until its files are there
 
@@ -90,7 +90,7 @@ class SiteOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `model` is for wake, sleep and remove; `source` for pull, cancel and run, which reads the rest too."""
 
     action: Literal["wake", "sleep", "drain", "resume", "pull", "cancel", "run", "remove"]
-    model: str = ""  # run: the name that requests use; empty: the source's own
+    model: str = ""  # for `run`: the name in requests; empty for the source's own
     source: str = ""
     residency: SleepsOn = "auto"
     lossless: Literal["auto", "off", "always"] = "auto"
@@ -106,7 +106,7 @@ class GenerationTimes(msgspec.Struct, frozen=True):
     model: str
     at_s: float  # of its beginning, since the epoch
     wake_ms: float  # until the model was awake
-    admission_ms: float  # then until the engine had it: the prompt is rendered and tokenised
+    admission_ms: float  # time from admission until the engine had the prompt, rendered and tokenised
     queue_ms: float  # until its first step
     prefill_ms: float  # until its first token
     decode_ms: float

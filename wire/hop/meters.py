@@ -1,9 +1,8 @@
-"""Meters: counts of requests in progress, in a memory-mapped file, so that they survive when the router is killed.
+"""Meters: counts of requests in progress in a memory-mapped file, which survives the router.
 
 A killed process loses nothing that it has written to a shared mapping, and a count costs one store. Each request has a slot of SLOT_BYTES: eight
-words (state, tokens, end), the site's name, what is known at the start, as JSON, and eight more words at the end. The file's blocks are allocated at
-once, so that a full disk does not matter later; a slot is free again once its record is in the store. After a power failure, the disk decides what is
-left of the last seconds.
+words (state, tokens, end), the site's name, the request's record as JSON, and eight more words at the end. The file's blocks are allocated at once,
+so that a full disk does not matter later; a slot is free again once its record is in the store. After a power failure the last seconds may be lost.
 """
 
 import fcntl

@@ -1,4 +1,4 @@
-"""The digest of cached prefixes that a site publishes: the conversation prefixes in its prefix cache, four bytes each.
+"""The digest of cached prefixes that a site publishes: four bytes for each conversation prefix.
 
 A prefix is known by the salted digest that routers compute over its text (edge_router/requests/session.py), so that another tenant's prompt never
 matches. Only the first SHORT_BYTES of a digest are sent: with 8,192 published prefixes, a foreign prefix is taken for cached once in half a million
@@ -67,7 +67,10 @@ def apply_changes(held: frozenset[int], came: bytes, gone: bytes) -> frozenset[i
 
 
 def encode_prompt_prefixes(prefixes: Iterable[tuple[int, int]]) -> str:
-    """Encode a router's description of one prompt, as a header's value: (short digest, estimated tokens up to there) for each prefix."""
+    """Encode a router's description of one prompt as a header's value.
+
+    It has (short digest, estimated tokens up to there) for each prefix.
+    """
     packed = b"".join([_NAMED.pack(digest, min(tokens, 2**32 - 1)) for digest, tokens in prefixes])
     return b2a_base64(packed[: 8 * MAX_PROMPT_PREFIXES], newline=False).decode()
 

@@ -1,4 +1,6 @@
-"""Secrets of deployed functions in transit and at rest at a router: AES-256-GCM, with a key derived from the network's secret.
+"""Secrets of deployed functions in transit and at rest at a router, encrypted by AES-256-GCM.
+
+The key is derived from the network's secret.
 
 Each is bound to its function and its name.
 """

@@ -30,12 +30,12 @@ class ModelStatus(msgspec.Struct, frozen=True):
     queued_tokens: int = 0  # prompt tokens accepted and not yet computed, on the device where they are fewest
     kv_blocks_free: int = 0
     kv_blocks_total: int = 0
-    prefill_tokens_per_s: float = 0.0  # of one device; 0: not measured yet
+    prefill_tokens_per_s: float = 0.0  # rate of one device; 0 if not measured yet
     decode_tokens_per_s: float = 0.0  # of one sequence
-    wake_ms: float = 0.0  # measured time to wake it from where it is (awake: the last time), without any wait for room; 0: not measured
+    wake_ms: float = 0.0  # measured time to wake it from its present place (if awake: the last time), without waiting for room; 0 if not measured
     detail: str = ""  # why it failed, how far it has loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use
-    weights_bytes: int = 0  # that it takes awake; a guess until it has been awake once
+    weights_bytes: int = 0  # bytes while awake; an estimate until the first wake
     wakes: int = 0  # since the site's start (counter)
     evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
     copies: int = 0  # devices on which it is awake
@@ -45,8 +45,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise
     prompt_tokens: int = 0  # of prompts that were computed or found, since the site's start (counter)
     cached_tokens: int = 0  # of these, found in the prefix cache (counter)
-    kv_store: str = ""  # the KV store behind its prefix cache, by the name that all its members know; "": none answers
-    kv_store_tokens_per_s: float = 0.0  # of prompts that are read from there; 0: not measured yet
+    kv_store: str = ""  # the KV store of its prefix cache, by the name that all members know; "" if none answers
+    kv_store_tokens_per_s: float = 0.0  # rate of prompts read from the store; 0 if not measured yet
     prefixes: bytes = (
         b""  # digest of its cached prefixes (wire/hop/prefixes.py); in an incremental status, those that were added
     )
@@ -67,7 +67,7 @@ class ProcessStatus(msgspec.Struct, frozen=True):
 
 class FunctionStatus(msgspec.Struct, frozen=True):
     name: str
-    isolates: int = 0  # processes now; 0: asleep
+    isolates: int = 0  # processes now; 0 if asleep
     inflight: int = 0
     started: int = 0  # counter: processes since the site's start
     sockets: int = 0  # WebSockets that are open
@@ -76,7 +76,7 @@ class FunctionStatus(msgspec.Struct, frozen=True):
 
 
 class FunctionsStatus(msgspec.Struct, frozen=True):
-    isolation_tier: int  # that was reached; 0: functions are not served
+    isolation_tier: int  # the reached tier; 0 if functions are not served
     why_not_more: str = ""
     functions: tuple[FunctionStatus, ...] = ()
     takes_deployed: bool = False  # it also serves functions deployed at a router
@@ -88,7 +88,7 @@ class LenderStatus(msgspec.Struct, frozen=True):
     site: str
     why_not: str = ""  # it would compute none now
     rtt_ms: float = 0.0
-    mbit_per_s: float = 0.0  # of the link, as blocks and probes have measured it; 0: not measured yet
+    mbit_per_s: float = 0.0  # the link's measured rate, by blocks and probes; 0 if not measured yet
     borrowed: int = 0  # counter: prompts that it has taken
     declined: int = 0  # counter: prompts that it was asked for and has not
 
@@ -107,7 +107,7 @@ class SiteStatus(msgspec.Struct, frozen=True):
     functions: FunctionsStatus | None = None  # None if the site has no functions
     uptime_s: float = 0.0
     digests: int = 0  # the revision of its models' prefixes, which changes with them; 0 if it is not counted
-    digests_since: int = 0  # the models' prefixes are the changes since that edition; 0: they are whole
+    digests_since: int = 0  # the models' prefixes are changes since that edition; 0 if they are complete
     finetunes: str | None = (
         None  # a word that changes with every change of uploaded adapters; None if the site accepts no uploads
     )

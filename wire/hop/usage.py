@@ -1,5 +1,6 @@
-"""The usage of an answer, as a site reports it to its router: in headers of a whole answer, and with a stream's resume points
-(wire/hop/continuation.py). On signed hops only; clients never see it.
+"""The usage of an answer, as a site reports it to its router on signed hops; clients never see it.
+
+It is in headers of a whole answer, and with a stream's resume points (wire/hop/continuation.py).
 
 An older router reads the first header only, and a newer one accepts answers without the second, so that both may be upgraded in any order.
 """

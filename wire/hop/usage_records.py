@@ -1,4 +1,7 @@
-"""The ledger's record of a request: what is known at its start, and its result; and how a router collects usage of functions from a site."""
+"""The ledger's record of a request, and the messages with which a router collects functions' usage.
+
+The record has two parts: the facts at the request's start, and its result.
+"""
 
 from typing import Literal
 
@@ -23,12 +26,12 @@ class MeteredRequest(msgspec.Struct, frozen=True):
     part: str = ""  # of the journal that keeps the answer of a durable stream
     adapter: str = ""
     bytes_in: int = 0  # of its body
-    function: str = ""  # that has asked inside its site, or that has computed
+    function: str = ""  # the function that made the request inside its site, or that computed
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
     request: MeteredRequest
-    site: str  # that answered last
+    site: str  # the site that answered last
     ended_s: float
     outcome: Outcome
     use: ResourceUse

@@ -1,4 +1,4 @@
-"""One log line for each ended request, if the configuration asks for it (`access_log = true` under [telemetry])."""
+"""One log line for each ended request, if `access_log = true` under [telemetry]."""
 
 import logging
 import time

@@ -1,4 +1,6 @@
-"""TLS of listeners and of connections between them: a certificate from two files, read again when they change, and the trusted authorities.
+"""TLS of listeners and of connections between them, with the trusted authorities.
+
+A certificate is two files, read again when they change.
 
 Open connections are not affected. A pair that does not match (one file is written, the other not yet) is not used: the old pair serves until both are
 there.
@@ -71,7 +73,9 @@ class Certificate:
 
 
 def client_context(authority: str | None) -> ssl.SSLContext:
-    """Return the TLS context of a client: the system's authorities and, if named, the network's (a PEM file).
+    """Return the TLS context of a client; it trusts the system's authorities.
+
+    And the network's (a PEM file), if named.
 
     Raises ListenError.
     """

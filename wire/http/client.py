@@ -53,7 +53,10 @@ class Origin(NamedTuple):
 
 
 class ResponseParser:
-    """Parse the responses of one connection, one after the other, without I/O: llhttp, and the rules that it leaves to its caller."""
+    """Parse the responses of one connection, one after the other, without I/O.
+
+    llhttp parses; the rules that it leaves to its caller are here.
+    """
 
     def __init__(self) -> None:
         self.status = 0

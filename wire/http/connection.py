@@ -1,4 +1,4 @@
-"""A client's connection to our HTTP/1.1 server: parses bytes, starts exchanges one after the other, and enforces limits.
+"""A client's connection to our HTTP/1.1 server: parses bytes, starts exchanges, enforces limits.
 
 One small object and no task: the transport, its exchanges and the server's clock call it. It keeps pipelined requests in order and sends refusals.
 Requests are read in request.py, responses written in exchange.py, WebSockets handled in websocket.py.
@@ -20,13 +20,13 @@ from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.http.exchange import Application, HttpExchange, ServerState, response_head
 from pilotlight.wire.http.request import (
     MAX_PIPELINED,
-    Begun,
     BodyPart,
     Ended,
     Headers,
     Refused,
     RequestEvent,
     RequestReader,
+    RequestStarted,
     WebSocketAsked,
 )
 from pilotlight.wire.http.request_starts import RequestStarts
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 EVENTS_AT_ONCE = (
     256  # before other connections are served: a transport reads two megabytes at once, even in chunks of one byte
 )
-EARLY_BYTES = 64 << 10  # that a client may send before its WebSocket handshake is answered
+EARLY_BYTES = 64 << 10  # bytes that a client may send before its WebSocket handshake is answered
 UNSENT_BYTES = 64 << 10  # in the kernel
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
 NEVER = float("inf")
@@ -88,7 +88,7 @@ class HttpConnection(asyncio.Protocol):
         self.server = server
         self._reader = RequestReader(server.limits.max_head_bytes, server.limits.max_headers)
         self._exchanges: deque[HttpExchange] = deque()  # the first is being answered
-        self._incoming: HttpExchange | None = None  # whose body is being read
+        self._incoming: HttpExchange | None = None  # the exchange whose body is being read
         self._around: dict[str, Any] = {}  # fields of the connection in the scopes of its requests
         self._early: bytearray | None = None  # bytes after a WebSocket's handshake, before it is answered
         self._is_paused = False
@@ -131,7 +131,7 @@ class HttpConnection(asyncio.Protocol):
             self._has(self.server.limits.head_timeout_s)
 
     def eof_received(self) -> None:
-        """A client that closes only its sending half counts as gone; bytes that were written already are still sent."""
+        """Treat a client that closes only its sending half as gone; written bytes are still sent."""
         self.deadline = time.monotonic() + self.server.limits.stall_s
         self._tell_gone()
 
@@ -158,7 +158,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _take(self, event: RequestEvent) -> None:
         match event:
-            case Begun():
+            case RequestStarted():
                 self._incoming = HttpExchange(self, event.head, self._around)
                 self._exchanges.append(self._incoming)
                 if len(self._exchanges) > 1:
@@ -211,7 +211,7 @@ class HttpConnection(asyncio.Protocol):
             self._has(self.server.limits.stall_s)
             return self.transport.close()
         if self._exchanges:
-            self.loop.call_soon(self._begin_next)  # not from within the answer before it
+            self.loop.call_soon(self._begin_next)  # later, not from within the previous answer
         else:
             self._has(self.server.limits.keep_alive_s)
         if self._is_paused and len(self._exchanges) <= 2:
@@ -228,7 +228,7 @@ class HttpConnection(asyncio.Protocol):
         server.cut[error.word] += 1
         if self._exchanges:
             exchange = self._exchanges[0]
-            if exchange.has_begun or exchange is not self._incoming:
+            if exchange.has_started or exchange is not self._incoming:
                 return self.abort()
             self._exchanges.clear()
             self._incoming = None
@@ -274,7 +274,7 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _linger(self) -> None:
-        """Discard the rest of the client's bytes for a moment: closing with unread bytes would reset the answer."""
+        """Discard the client's remaining bytes for a moment: closing with unread bytes resets the answer."""
         self._is_lingering = True
         self._has(LINGER_S)
         if self.transport.is_closing():
@@ -327,7 +327,10 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
 
 
 def bound_unsent(sock: object) -> None:
-    """Limit unsent bytes in the kernel besides those in flight; for a client that does not read, they would be megabytes."""
+    """Limit unsent bytes in the kernel besides those in flight.
+
+    They would be megabytes for a client that does not read.
+    """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(sock, TransportSocket) and sock.family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # a connection that has ended

@@ -1,4 +1,4 @@
-"""One request on an HTTP/1.1 connection, and its response: the `receive` and `send` of an ASGI application.
+"""One request on an HTTP/1.1 connection, and its response: an ASGI application's `receive` and `send`.
 
 Knows bodies, chunks and what an application owes its client; refuses to know sockets, limits and parsers: those are its connection's.
 """
@@ -60,7 +60,7 @@ class HttpExchange:
         self.task: asyncio.Task[None] | None = None
         self.body = RequestBody(expects=head.expects)
         self.framing = ResponseFraming(head)
-        self.has_begun = self.is_done = self.is_gone = False
+        self.has_started = self.is_done = self.is_gone = False
         self._connection = connection
         self._start: MutableMapping[str, Any] | None = None
         self._waiters: list[asyncio.Future[None]] = []  # an application may receive and send at once
@@ -81,7 +81,7 @@ class HttpExchange:
             failure = "it raised"
         if failure is None:
             return
-        if self.has_begun:
+        if self.has_started:
             self._connection.abort()  # the client must notice that its part is not the whole
         else:
             log.error("the application sent no response: %s", failure)
@@ -117,7 +117,7 @@ class HttpExchange:
 
     def switched(self, headers: Pairs) -> None:
         """Answer with 101. The exchange has ended, and the connection speaks another protocol."""
-        self.is_done = self.has_begun = True
+        self.is_done = self.has_started = True
         connection = self._connection
         connection.transport.write(response_head(101, headers, b"connection: Upgrade\r\n", connection.server.date))
         self.wake()
@@ -138,7 +138,7 @@ class HttpExchange:
                 if not body.is_whole:
                     self._connection.resume_reading()
                 return {"type": "http.request", "body": part, "more_body": not body.is_whole}
-            if body.expects and not self.has_begun:
+            if body.expects and not self.has_started:
                 body.expects = False
                 self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             await self._wait()
@@ -171,13 +171,13 @@ class HttpExchange:
     def write_now(self, part: bytes) -> bool:
         """Write a part of the answer's body, if nothing has to be waited for. Returns whether it was written."""
         connection = self._connection
-        if connection.is_full or not self.has_begun or self.is_done or self.is_gone or len(part) > SLICE_BYTES:
+        if connection.is_full or not self.has_started or self.is_done or self.is_gone or len(part) > SLICE_BYTES:
             return False
         connection.transport.write(self.framing.framed(part, is_last=False))
         return True
 
     def _write(self, framed: bytes) -> None:
-        self._start, self.has_begun = None, True
+        self._start, self.has_started = None, True
         if framed:
             self._connection.transport.write(framed)
 
@@ -193,7 +193,7 @@ class HttpExchange:
             head = self._head(None)
         except ValueError:
             return  # the application gets it with the first part
-        self._start, self.has_begun = None, True
+        self._start, self.has_started = None, True
         self._connection.transport.write(head)
 
     def _head(self, whole_bytes: int | None) -> bytes:
@@ -242,7 +242,7 @@ class RequestBody:
         self.held_bytes += len(part)
 
     def take(self) -> bytes | None:
-        """Return the bytes that arrived since the last call; None if there are none and the body has not ended."""
+        """Return the bytes since the last call; None if there are none and the body has not ended."""
         if not self._parts and (self._is_told or not self.is_whole):
             return None
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -252,7 +252,7 @@ class RequestBody:
 
 
 class ResponseFraming:
-    """How the end of a response is marked: by a length, by chunks, or by closing the connection."""
+    """Marks the end of a response: by a length, by chunks, or by closing the connection."""
 
     def __init__(self, head: RequestHead) -> None:
         self.keep_alive = head.keep_alive
@@ -263,7 +263,10 @@ class ResponseFraming:
         self._owed_bytes: int | None = None  # of the length that the head has named
 
     def head(self, status: int, headers: Pairs, whole_bytes: int | None, may_go_on: bool, date: bytes) -> bytes:
-        """`whole_bytes` is the body's size if it is complete; `may_go_on` says that another request may follow. Raises ValueError."""
+        """Return the bytes of a response's head.
+
+        `whole_bytes` is the body's size if it is complete; `may_go_on` allows another request on the connection. Raises ValueError.
+        """
         headers = tuple(headers)
         lines = []
         self._is_chunked, self._is_empty = False, self._is_head_request

@@ -1,4 +1,4 @@
-"""Listening of HTTP processes: the socket, the event loop, the limit of open files, and the end with the parent process.
+"""Listening of HTTP processes: the socket, the event loop, open files, and the parent's end.
 
 The same for routers and sites, independent of protocols.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 try:
     import resource
-except ImportError:  # not a Unix
+except ImportError:  # not on Unix
     resource = None  # type: ignore[assignment]
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
@@ -44,7 +44,7 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         # sooner (wire/http/server.py).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in VANISHED.items():
-            if hasattr(socket, option):  # not every system has them all
+            if hasattr(socket, option):  # some systems lack an option
                 listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -70,23 +70,27 @@ def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
 
 
 def follow_parent() -> bool:
-    """Ask the kernel for SIGTERM when the parent process dies, if the parent wants it, so that a killed `pilotlight up` leaves nothing running.
+    """Ask the kernel for SIGTERM when the parent process dies, if the parent wants it.
+
+    So a killed `pilotlight up` leaves nothing running.
 
     Returns False if the parent is gone already, and this process should end.
     """
-    parent = os.environ.pop(PARENT_PID_ENV, None)  # not for this process's own children
+    parent = os.environ.pop(PARENT_PID_ENV, None)  # removed, so that this process's children do not inherit it
     if parent is None or sys.platform != "linux":
         return True
     import ctypes
 
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    return parent == str(os.getppid())  # else it died before the call
+    return parent == str(os.getppid())  # otherwise it died before the call
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the system's maximum: every client and every site's answer is a file descriptor, and the usual limit of 1024
-    is too low."""
+    """Raise the limit of open files to the system's maximum.
+
+    Every client and every site's answer is a file descriptor, and the usual limit of 1024 is too low.
+    """
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant

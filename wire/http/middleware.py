@@ -1,4 +1,4 @@
-"""ASGI middleware for rules that hold under any server: which host names a listener answers to, which web pages may call it, and the shape of bodies.
+"""ASGI middleware under any server: allowed host names, allowed web pages, the shape of bodies.
 
 A browser runs untrusted code beside servers that listen on this machine. A page can point its own name at 127.0.0.1 and then read answers (DNS
 rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to configured names and to names that
@@ -30,7 +30,10 @@ _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?:
 
 
 class Origins:
-    """`own_cors` are paths of applications with their own CORS, functions; `api_paths` are prefixes that pages of this machine may use."""
+    """Check hosts and origins before `app`.
+
+    `own_cors` are paths of functions, which have their own CORS; `api_paths` are prefixes that pages of this machine may use.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class Origins:
 
 
 class OriginCheck:
-    """Refuse the origins that `origins` refuses, answer preflights, and add headers for pages that may read the answer."""
+    """Refuse disallowed origins, answer preflights, and add headers for pages that may read the answer."""
 
     def __init__(self, app: Application, origins: Origins) -> None:
         self._app = app
@@ -159,7 +162,7 @@ def _saying(said: Pairs, send: Any) -> Any:
     async def saying(message: Any) -> None:
         if message["type"] == "http.response.start":
             others = (pair for pair in message.get("headers", ()) if not pair[0].startswith(b"access-control-"))
-            message = {**message, "headers": [*others, *said]}  # a site behind a router may have added it too
+            message = {**message, "headers": [*others, *said]}  # a site that a router asks may have added it too
         await send(message)
 
     return saying

@@ -75,7 +75,7 @@ def _own_part(url: bytes) -> bytes:
     return (parts.path or b"/") + (b"?" + parts.query if parts.query else b"")
 
 
-class Begun(NamedTuple):
+class RequestStarted(NamedTuple):
     head: RequestHead
 
 
@@ -98,7 +98,7 @@ class Refused(NamedTuple):
     error: ApiError
 
 
-RequestEvent = Begun | BodyPart | Ended | WebSocketAsked | Refused
+RequestEvent = RequestStarted | BodyPart | Ended | WebSocketAsked | Refused
 
 
 class RequestReader:
@@ -141,8 +141,11 @@ class RequestReader:
         return self._events
 
     def _upgrade(self, rest: bytes) -> bytes | None:
-        """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; so h2c too, which RFC 9113 removed and which would bypass a proxy's rules
-        for paths. Return the bytes to parse next: the request again, without the ignored upgrade."""
+        """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; return the bytes to parse next.
+
+        These are the request again, without the ignored upgrade. h2c is ignored too: RFC 9113 removed it, and it would bypass a proxy's rules for
+        paths.
+        """
         method = self._parser.get_method()
         if method == b"CONNECT":
             raise ApiError("invalid_request", "CONNECT is not supported: send plain HTTP/1.1")
@@ -196,7 +199,7 @@ class RequestReader:
         self._num_open += 1
         if self._num_open > MAX_PIPELINED + 1:
             raise ApiError("invalid_request", f"more than {MAX_PIPELINED} pipelined requests")
-        self._events.append(Begun(head))
+        self._events.append(RequestStarted(head))
 
     def on_body(self, body: bytes) -> None:
         self._events.append(BodyPart(body))

@@ -1,4 +1,6 @@
-"""An HTTP/1.1 server for ASGI applications with many long streams: one small object and no task for each connection, one task for each request.
+"""An HTTP/1.1 server for ASGI applications with many long streams.
+
+It has one small object and no task for each connection, and one task for each request.
 
 It enforces limits that an application cannot: the number of connections, the size and duration of a request's head, and how long a client may leave
 its answer unread. A single connection is handled in connection.py.
@@ -128,8 +130,10 @@ class Server:
                 del self.by_client[client]
 
     async def _sweep(self) -> None:
-        """Check all connections with one clock: ten thousand idle ones cost a few milliseconds of each second, and none needs a timer. They are
-        checked in small groups, so that other work is not delayed."""
+        """Check all connections with one clock, in small groups, so that other work is not delayed.
+
+        Ten thousand idle ones cost a few milliseconds of each second, and none needs a timer.
+        """
         while True:
             await asyncio.sleep(self.limits.sweep_s)
             self._tell_date()
@@ -186,8 +190,10 @@ def http_date(seconds: float) -> str:
 
 
 def has_vanished(sock: "socket.socket | TransportSocket | None") -> bool:
-    """Ask the kernel whether a client is gone: writing shows nothing while the kernel's buffers accept bytes. Works on Linux; elsewhere it returns
-    False."""
+    """Ask the kernel whether a client is gone; return False on systems other than Linux.
+
+    Writing shows nothing while the kernel's buffers accept bytes.
+    """
     if sock is None or sys.platform != "linux":
         return False
     try:

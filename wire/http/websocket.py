@@ -1,4 +1,6 @@
-"""WebSockets on our own connections (RFC 6455): messages, close codes, pings, limits. wsproto encodes the frames.
+"""WebSockets on our own connections (RFC 6455): messages, close codes, pings, limits.
+
+wsproto encodes the frames.
 
 `WebSocket` is an open one, at either end. Limits bound the size of a message, unread messages, and the wait for a silent peer or one that does not
 read. Compression is not offered: a frame of 64 KiB can hold 64 MiB. Handshakes are in websocket_handshake.py.
@@ -54,7 +56,7 @@ class WebSocket(asyncio.Protocol):
         self._end: WebSocketClose | None = None
         self._is_broken = False  # further bytes are ignored
         self._frames: Iterator[Event] = iter(())  # frames that have arrived
-        self.is_behind = False  # not all of them have been looked at, and the peer is not read
+        self.is_behind = False  # some messages are unread, and the peer is not read meanwhile
         self._is_lost = False  # the connection, meanwhile
         self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
         self._size = 0

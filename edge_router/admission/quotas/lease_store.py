@@ -1,4 +1,6 @@
-"""Messages between routers and the store of accounts' limits: a router reports its use and gets a lease, a part of each limit.
+"""Messages between routers and the store of accounts' limits.
+
+A router reports its use and gets a lease, a part of each limit.
 
 Usage and leases together never exceed a limit. The store is postgres_leases.py.
 """
@@ -19,7 +21,7 @@ class LeaseClaim(NamedTuple):
 
     key: LeaseKey
     capacity: float  # the limit, as this router's file has it
-    per_s: float  # that leaks away
+    per_s: float  # rate at which use leaks away
     before: float  # used before anything was written here
     spent: float  # since the last report
     at_work: float  # open requests, which give it back

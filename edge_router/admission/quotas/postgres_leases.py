@@ -56,7 +56,7 @@ def _exchange(connection: Connection, router: str, claim: LeaseClaim) -> LeaseGr
         "spent": claim.spent,
         "per_s": claim.per_s,
     }
-    used = connection.execute(_USE, values).fetchone()  # which locks the limit for the following statements
+    used = connection.execute(_USE, values).fetchone()  # locks the limit for the following statements
     others = connection.execute(_OTHERS, values).fetchone()
     assert used is not None
     assert others is not None
@@ -66,7 +66,10 @@ def _exchange(connection: Connection, router: str, claim: LeaseClaim) -> LeaseGr
 
 
 def _prepare(connection: Connection) -> None:
-    """Create the tables if they do not exist, so that no right to create them is needed later, and delete old entries."""
+    """Create missing tables, and delete old entries.
+
+    If the tables exist, no right to create them is needed.
+    """
     found = connection.execute(
         "SELECT to_regclass('quota_use') AS used, to_regclass('quota_leases') AS leases"
     ).fetchone()

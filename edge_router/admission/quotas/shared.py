@@ -1,4 +1,6 @@
-"""This router's leases of accounts' limits, which all routers of a network enforce together (`[quotas] store`).
+"""This router's leases of accounts' limits.
+
+All routers of a network enforce these limits together (`[quotas] store`).
 
 A router admits requests against its lease and reports usage to the store; when the lease is too small, a request waits for the store's next answer. A
 lease is LEASE_SHARE of its limit beyond open requests, and an unused one is returned. So accounts never exceed a limit except by the unreported use
@@ -48,7 +50,7 @@ class QuotaLease:
         self.capacity, self.per_s, self.before = capacity, per_s, before
         self.held = self.free = 0.0
         self.at_work = 0.0  # open requests and reserved tokens, which give it back
-        self.spent = 0.0  # and not reported yet
+        self.spent = 0.0  # spent and not reported yet
         self.wanted = 0.0  # by requests that wait for it
         self.seen_at = float("-inf")  # when the claim was made that the store confirmed last
         self.used_at = now

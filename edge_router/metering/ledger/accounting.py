@@ -1,4 +1,4 @@
-"""What an account is charged for a request after its admission: the models that it may use, prices, and usage."""
+"""Accounting of an admitted request: the models that its account may use, prices, and usage."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

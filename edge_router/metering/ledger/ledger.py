@@ -1,4 +1,4 @@
-"""The ledger: records each request's tokens once, whatever happens to its sites, its router and the disk.
+"""The ledger: records each request's tokens once, even if its site, router or disk fails.
 
 The router counts, because it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
 token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer tokens than clients; and only tokens that a site has named are
@@ -54,8 +54,10 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         kept: Callable[[UsageRecord], UsageRecord] | None = None,
     ) -> None:
-        """`clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises
-        ConfigError."""
+        """Open the store.
+
+        `clock` is seconds since the epoch; `kept` corrects a crashed router's record by the journal of the router that took over. Raises ConfigError.
+        """
         self.prices = prices
         self.fault: str | None = None  # why the store cannot be written
         self._config = config

@@ -76,5 +76,8 @@ def _bring_up_to_date(connection: Connection) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that a column can store: PostgreSQL's texts cannot contain zero bytes, and clients choose model names."""
+    """Return a value that a column can store.
+
+    PostgreSQL's texts cannot contain zero bytes, and clients choose model names.
+    """
     return value.replace("\0", "\ufffd") if isinstance(value, str) else value

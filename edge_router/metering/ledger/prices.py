@@ -24,7 +24,7 @@ class PriceList:
         self._newest_first = sorted(prices, key=lambda price: price.valid_from or _ALWAYS, reverse=True)
         self._of_model: dict[str, list[PriceConfig]] = {}  # the prices of each model: matching patterns is slow
 
-    def become(self, other: "PriceList") -> None:
+    def update_from(self, other: "PriceList") -> None:
         """Have the same prices as the other from now on."""
         self.currency, self._newest_first, self._of_model = other.currency, other._newest_first, {}
 
@@ -53,7 +53,7 @@ class PriceList:
         )
         return round(sums)
 
-    def told(self, model: str, at_s: float) -> dict[str, Any] | None:
+    def listed(self, model: str, at_s: float) -> dict[str, Any] | None:
         """Return a model's price as lists of models have it: decimal strings, of one token."""
         price = self.price(model, at_s)
         if price is None:

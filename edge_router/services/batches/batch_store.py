@@ -1,4 +1,4 @@
-"""The store of batches: one SQLite file beside the ledger, with files, batches, requests and their answers.
+"""The store of batches: files, batches, requests and answers in a SQLite file beside the ledger.
 
 Used by one thread. A request waits until it has an answer, and gets one once. Requests in progress are not marked: after a kill they start again.
 """
@@ -16,7 +16,7 @@ from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
 KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
-WITHIN_S = 24 * 3600  # in which a batch is answered; the rest expires
+WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
 MOST_WAITING = 100_000  # requests of one owner
 MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
 MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
@@ -50,7 +50,7 @@ class StoredBatch(NamedTuple):
 
     id: str
     owner: str
-    key: str  # the name of the key that it was made with; empty: of none that is known
+    key: str  # the name of the key with which it was made; empty if unknown
     path: str
     input_file: str  # empty: it came with its requests
     created_s: int
@@ -164,8 +164,10 @@ class BatchStore:
         return bytes(found), 0
 
     def responses(self, batch: StoredBatch, behind: int = 0, position: int = 0) -> tuple[bytes, int, int]:
-        """Return some responses of a Workers AI batch, as members of a JSON array from a position on; where to continue, 0 at the end; and the next
-        position."""
+        """Return some responses of a Workers AI batch, as members of a JSON array from a position on.
+
+        The second result is where to continue, 0 at the end; the third is the next position.
+        """
         found = bytearray()
         for _, number, name, status, answer in self.answers(batch.id, behind):
             found += b"," * (position > 0) + orjson.dumps(queued_response(position, name, status, answer))
@@ -274,7 +276,10 @@ class BatchStore:
         self._finish(batch.id, now_s)
 
     def sweep(self, under_way: Iterable[int], now_s: int) -> None:
-        """Expire late and cancelled requests that are not in progress, end finished batches, and delete those past their day."""
+        """Expire requests, end finished batches, and delete those past their day.
+
+        Late and cancelled requests expire unless they are in progress.
+        """
         over = (
             "UPDATE requests SET status = ? WHERE status IS NULL AND batch IN (SELECT id FROM batches WHERE {reason})"
         )
@@ -314,7 +319,7 @@ class BatchStore:
 
 
 def _line_of(batch: str, number: int, name: str, status: int, answer: bytes) -> tuple[str, bytes]:
-    """Return the file that lists an answer, and its line; empty for a cancelled request, which no file lists."""
+    """Return the file that lists an answer, and its line; empty for a cancelled request."""
     if status == CANCELLED:
         return "", b""
     return "output" if 200 <= status < 300 else "error", written_line(f"{batch}.{number}", name, status, answer)

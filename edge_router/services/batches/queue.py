@@ -1,4 +1,4 @@
-"""The queue of batches: answers waiting requests wherever the network has idle capacity, account by account in turn.
+"""The queue of batches: answers waiting requests with idle capacity, accounts in turn.
 
 A request takes the normal path, so it continues elsewhere when a site dies, is bound to its account's models, quotas and data rules, and is billed.
 Its usage record has the request's own name as its id: a request whose router was killed before it stored the answer is sent again, and billed once. A

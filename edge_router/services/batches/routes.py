@@ -250,8 +250,8 @@ class _Asked:
             raise ApiError("invalid_request", "request_id must be a text", param="request_id")
         batch, counts = await queue.do(queue.store.batch, name, self._owner)
         if counts.waiting:
-            begun = sum(counts) > counts.waiting
-            return _enveloped({"status": "running" if begun else "queued", "request_id": name, "model": model})
+            started = sum(counts) > counts.waiting
+            return _enveloped({"status": "running" if started else "queued", "request_id": name, "model": model})
         return batch
 
     async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:

@@ -298,7 +298,7 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
     refuse_unless(text, "hidden_size_per_layer_input", 0, None)
     refuse_unless(text, "num_kv_shared_layers", 0, None)
     refuse_unless(text, "enable_moe_block", False, None)
-    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # which only applies to the tokens of images
+    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # it applies only to tokens of images
     shares = flag(text, "attention_k_eq_v", False)
     types = list(text.get("layer_types") or every_nth(text, 6))
     types[-1] = "full_attention"

@@ -54,7 +54,7 @@ _SENT_BATCH_BYTES, _SENT_WINDOW_BYTES = 1 << 20, 8 << 20
 # and by measured rate: a batch must take less than SILENCE_S, a reader's timeout
 _SENT_BATCH_S, _SENT_WINDOW_S = 0.5, 2.0
 _FIRST_SENT_BYTES = 128 << 10  # per batch, before there is a measurement: half a second at 2 Mbit/s
-_LATE_S = 1.0  # by which a sequence may start after its reader, and its last blocks be stored after its end
+_LATE_S = 1.0  # a sequence may start so much later than its reader, and its last blocks be stored so much after its end
 _REMEMBERED = 1024  # number of ended sequences
 _FORGOTTEN_S = 300.0  # of silence, after which a reader has certainly closed its socket
 
@@ -237,10 +237,10 @@ class BlockServer:
             return
         if slots := self._pin_next(grant):
             grant.leased += slots
-            grant.batches.append(_Batch(len(slots), grant.num_told, now))
+            grant.batches.append(_Batch(len(slots), grant.num_announced, now))
             grant.moved_at = now
             self._send_blocks(grant, slots)
-        elif not grant.is_told and self._has_ended(grant, now):
+        elif not grant.is_announced and self._has_ended(grant, now):
             self._send(grant.reader, NoMoreBlocks(grant.read, "the host computed no more of it"))
             self._end(grant.reader, grant.read)
         elif now - self._readers[grant.reader].told_at >= HEARTBEAT_S:
@@ -261,7 +261,7 @@ class BlockServer:
                 self._host.unpin([slot])
                 break
             grant.names.popleft()
-            grant.num_told += 1
+            grant.num_announced += 1
             slots.append(slot)
         return slots
 
@@ -319,14 +319,14 @@ class _Grant:
         self.read = message.read
         self.hand_over = message.hand_over
         self.block_bytes = message.block_bytes
-        self.names = deque(message.names)  # not announced yet
-        self.num_told = 0
+        self.names = deque(message.names)  # blocks not announced yet
+        self.num_announced = 0
         self.leased: deque[HostSlot] = deque()
         self.batches: deque[_Batch] = deque()
         self.began_at = self.heard_at = self.moved_at = now
 
     @property
-    def is_told(self) -> bool:
+    def is_announced(self) -> bool:
         return not self.names
 
     @property

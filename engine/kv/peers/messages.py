@@ -34,7 +34,7 @@ class PeerHello(msgspec.Struct, frozen=True, tag=True):
 class PeerReady(msgspec.Struct, frozen=True, tag=True):
     version: int
     transport: str
-    address: str = ""  # by which the transport finds the server's memory
+    address: str = ""  # the transport's address of the server's memory
 
 
 class PeerRefused(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +63,7 @@ class BlocksReady(msgspec.Struct, frozen=True, tag=True):
 
     read: int
     blocks: tuple[ReadyBlock, ...]
-    # the reader's measured rate, over this read and others; 0: not measured yet
+    # the reader's measured rate, over this read and others; 0 if not measured yet
     bytes_per_s: float = 0.0
 
 

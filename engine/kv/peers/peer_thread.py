@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 60.0  # after which an unused peer's socket is closed
-_AVOIDED_S = 60.0  # for which a transport is avoided after a peer's blocks were lost on it
+_IDLE_S = 60.0  # an unused peer's socket is then closed
+_AVOIDED_S = 60.0  # a transport is avoided so long after a peer's blocks were lost on it
 
 
 class PeerRead(TierRead):
@@ -65,7 +65,7 @@ class PeerRead(TierRead):
         super().__init__(host, hashes, block_bytes)
         self.source = source
         self.identity = identity
-        self.bytes_per_s = 0.0  # rate of the host's blocks, measured by that host; 0: unknown
+        self.bytes_per_s = 0.0  # rate of the host's blocks, measured by that host; 0 if unknown
 
 
 class PeerThread:
@@ -84,7 +84,7 @@ class PeerThread:
         self._keys = keys
         self._transports = tuple(transports)
         self._engine = engine
-        self._begun: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
         self._peers: dict[str, _Peer] = {}  # by address
         self._lost_at: dict[tuple[str, str], float] = {}  # transports by address
@@ -100,7 +100,7 @@ class PeerThread:
 
     def read(self, source: BlockSource, identity: CacheIdentity, hashes: Sequence[bytes], block_bytes: int) -> PeerRead:
         read = PeerRead(self._host, hashes, block_bytes, source, identity)
-        self._begun.put(read)
+        self._started.put(read)
         os.write(self._wake, b"\0")
         return read
 
@@ -125,8 +125,8 @@ class PeerThread:
             try:
                 if self._woken in found:
                     os.read(self._woken, 4096)
-                while not self._begun.empty():
-                    self._begin(self._begun.get())
+                while not self._started.empty():
+                    self._begin(self._started.get())
                 for peer in list(self._peers.values()):
                     self._serve(peer, found)
             except Exception:  # without this thread every sequence that asks would wait for its deadline

@@ -28,7 +28,7 @@ class Offer(NamedTuple):
     """One way to read a host's blocks."""
 
     kind: str
-    address: str = ""  # by which a reader finds the memory
+    address: str = ""  # a reader's address of the memory
     engine: "TransferEngine | None" = None
 
     def place_of(self, slot: HostSlot) -> int:

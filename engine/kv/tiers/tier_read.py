@@ -57,7 +57,7 @@ class TierRead:
         self.slots: list[HostSlot] = []
         self.num_read = 0  # of these, slots that were not in the host tier before
         self.is_done = False
-        self.is_cancelled = False  # or taken
+        self.is_cancelled = False  # cancelled or taken
         self._host = host
         self._lock = threading.Lock()
 

@@ -51,7 +51,7 @@ class BlockStaging:
         for part in self._parts(moves):
             for row, move in part:
                 self._stream.begin_copy(row, move.device, self._block_bytes)
-            waiting.append((self._stream.begun(), [(move.host, row) for row, move in part]))
+            waiting.append((self._stream.started(), [(move.host, row) for row, move in part]))
             if len(waiting) == 2:  # the device fills one buffer while threads empty the other
                 self._empty(*waiting.pop(0))
         for filled, moved in waiting:
@@ -66,7 +66,7 @@ class BlockStaging:
             self._move([(row, move.host) for row, move in part])
             for row, move in part:
                 self._stream.begin_copy(move.device, row, self._block_bytes)
-            copied.append(self._stream.begun())
+            copied.append(self._stream.started())
 
     def _parts(self, moves: Sequence[BlockMove]) -> Iterator[list[tuple[int, BlockMove]]]:
         """Yield as many moves as a buffer has rows, with the addresses of rows in alternating buffers."""

@@ -91,7 +91,7 @@ class FarRanks:
 
     def close(self) -> None:
         """End the ranks."""
-        self._placing.close()  # which ends the process, after which Ray ends its ranks
+        self._placing.close()  # ends the process, after which Ray ends its ranks
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_GRACE_S)
         if self._process.poll() is None:

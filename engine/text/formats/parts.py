@@ -69,7 +69,7 @@ class CallableTool(NamedTuple):
 class AnswerRules(NamedTuple):
     """The required form of an answer after its reasoning: calls, a document, or either."""
 
-    tools: tuple[CallableTool, ...] = ()  # that may be called
+    tools: tuple[CallableTool, ...] = ()  # tools that may be called
     is_single: bool = False  # at most one call
     document: str | None = None  # the only alternative to calls, as the right side of a Lark rule
     may_be_text: bool = False  # any text, also before and between calls

@@ -143,22 +143,22 @@ def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[],
     s.read(1)
     called: str | None = None
     call_id: str | None = None
-    arguments: list[str] | None = None  # that preceded the name
-    has_begun = False
+    arguments: list[str] | None = None  # arguments that preceded the name
+    has_started = False
     while (first := (yield from s.beyond_space())) not in ("", "}"):
         if first == "," and s.read(1):
             continue
         key = yield from name(s)
-        if (yield from s.beyond_space()) != ":" or not (key in CALL_KEYS or has_begun):
-            return has_begun
+        if (yield from s.beyond_space()) != ":" or not (key in CALL_KEYS or has_started):
+            return has_started
         s.read(1)
         if key == "name" and called is None:
             called = yield from name(s)
             if called is None or (only is not None and called not in only):
                 return False
-        elif key == "id" and not has_begun:
+        elif key == "id" and not has_started:
             call_id = yield from name(s)
-        elif key in ("arguments", "parameters") and not has_begun:
+        elif key in ("arguments", "parameters") and not has_started:
             if called is None:
                 arguments = []
                 if not (yield from value(s, arguments.append)):
@@ -166,10 +166,10 @@ def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[],
             elif not (yield from _arguments(s, called, call_id or (new_id and new_id()))):
                 return False
             else:
-                has_begun = True
+                has_started = True
         elif not (yield from value(s, drop)):
-            return has_begun
-    if not has_begun:
+            return has_started
+    if not has_started:
         given = _object_of("".join(arguments) if arguments is not None else "{}")
         if called is None or given is None or first != "}" or (only is not None and arguments is None):
             return False

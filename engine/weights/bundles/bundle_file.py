@@ -185,7 +185,7 @@ def _create(path: Path) -> tuple[Path, int]:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:  # else it was taken for a dead writer's before it was locked
+        if os.fstat(fd).st_nlink:  # otherwise it was removed as a dead writer's before it was locked
             return partial, fd
         os.close(fd)
 

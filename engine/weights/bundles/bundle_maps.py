@@ -97,7 +97,7 @@ def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], devic
     with copying(stream, stream.mark()):
         for i, (into, source, num_bytes) in enumerate(_copies(file, tensors, cached.memory, cached.registered)):
             if i % _MOST_COPIES == _MOST_COPIES - 1:
-                stream.begun().synchronize()
+                stream.started().synchronize()
             stream.begin_copy(into, source, num_bytes)
     return True
 

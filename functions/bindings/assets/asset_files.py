@@ -1,4 +1,6 @@
-"""Assets: the files of a folder as responses, with entity tags, tidy addresses for HTML, and the response where there is no file.
+"""Assets: the files of a folder as responses, with entity tags and tidy addresses for HTML.
+
+Also the response for a path without a file.
 
 A path is looked up part by part below the folder; anything that leads out of it, even a link, does not exist.
 """
@@ -138,7 +140,10 @@ class Assets(Binding):
         return self._tidy(path, bare, page, index)
 
     def _tidy(self, path: str, bare: str, page: Path | None, index: Path | None) -> Path | Redirect | None:
-        """Choose a page's one address: without a slash at its end, that of a folder with one, unless the manifest says otherwise."""
+        """Return the file at a page's one address, or a redirect to that address.
+
+        A page has no slash at its end, the page of a folder has one, unless the manifest says otherwise.
+        """
         if not bare or (page is None and index is None):
             return index
         has_slash = path.endswith("/")
@@ -183,7 +188,10 @@ class Assets(Binding):
 
 
 def _span(header: str, size: int) -> tuple[int, int] | None:
-    """Return start and length of one range, or of the whole if the header asks for several or is invalid; None if the range is outside."""
+    """Return the start and length of the range that the header asks for; None if it is outside the file.
+
+    Several ranges, or an invalid header, mean the whole file.
+    """
     found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", header.strip())
     if found is None or not (found[1] or found[2]):
         return 0, size

@@ -75,7 +75,10 @@ class AssetRules:
         return None
 
     def applied(self, url: str, headers: Pairs) -> Pairs:
-        """Apply the rules in their order: the first that names a header replaces ours, a further one adds to it."""
+        """Apply the rules in order.
+
+        The first rule that names a header replaces our value; later rules append to it.
+        """
         if not self._headers:
             return headers
         parts, said = urlsplit(url), set[str]()

@@ -1,4 +1,6 @@
-"""Alarms of Durable Objects: each is called when it is due, at least once, across restarts, and again with growing pauses if it fails.
+"""Alarms of Durable Objects: each is called when it is due, at least once, across restarts.
+
+A failed call is repeated after growing pauses.
 
 An object's own file has its alarm; the file here only lists where to look, and may list too many: it is written before the object can commit.
 """
@@ -126,7 +128,7 @@ class Alarms:
         return self._look_s
 
     async def _handle(self, key: ObjectKey) -> None:
-        alarm = await self._store.run(key, self._begun)
+        alarm = await self._store.run(key, self._started)
         if isinstance(alarm, Alarm):
             await self._rung(key, alarm)
         elif alarm == "busy":
@@ -135,8 +137,10 @@ class Alarms:
         await self._correct(key)
 
     async def _wait(self, key: ObjectKey) -> None:
-        """Wait for the object to commit, which takes moments, unless it has a long transaction, or its process died in between. Any event
-        for it ends both."""
+        """Wait until the object commits, which takes moments.
+
+        After MAX_BUSY waits its transaction is long, or its process died in between: an empty event for the object ends both.
+        """
         self._busy[key] = self._busy.get(key, 0) + 1
         if self._busy[key] <= MAX_BUSY:
             return await asyncio.sleep(0.02)
@@ -144,7 +148,7 @@ class Alarms:
         with suppress(Failure):
             await self._ring(key, "_wake", [])  # no method has such a name: the event ends where it begins
 
-    def _begun(self, file: ObjectFile) -> Alarm | str:
+    def _started(self, file: ObjectFile) -> Alarm | str:
         """Return the object's alarm, marked as running, if it is due. Runs in the object's thread."""
         if file.is_dirty:
             return "busy"  # the object's uncommitted writes may be undone

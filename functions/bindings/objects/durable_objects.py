@@ -1,4 +1,4 @@
-"""Durable Objects, the runtime's half: the namespace that other functions reach them by, and the storage that an object itself asks for.
+"""Durable Objects at the runtime: the namespace that functions use, and the storage of each object.
 
 Where an object's instance lives is the function's pool's business; it is its oldest process. Storage is asked for with the number that the instance
 was given when it started, so an instance that has been replaced can neither read nor write.

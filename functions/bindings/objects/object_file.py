@@ -1,4 +1,4 @@
-"""The storage of one Durable Object: a SQLite file with its keys, its alarm, and the tables that its own SQL makes.
+"""The storage of one Durable Object: a SQLite file with its keys, its alarm, and its SQL tables.
 
 Writes gather in one transaction until `commit`: what an object writes without waiting for anything else is kept whole or not at all. `begin` and
 `end` are savepoints inside. Runs in whatever thread its owner chooses, one piece of work at a time. Refuses to know who asks.

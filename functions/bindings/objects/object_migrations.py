@@ -1,4 +1,6 @@
-"""`[[migrations]]` of a manifest: Durable Object classes are renamed or deleted, once and in order, when a version takes the traffic.
+"""`[[migrations]]` of a manifest: rename or delete classes of Durable Objects.
+
+Each migration runs once and in order, when a version takes the traffic.
 
 Applied migrations are stored by tag beside the objects, with the fate of removed classes: a version that binds a removed class is refused, because
 its objects would start empty. New classes need no announcement; naming one only makes a removed name usable again.
@@ -54,7 +56,7 @@ class ObjectMigrations:
 
     @property
     def pending(self) -> list[Migration]:
-        """Return the migrations that move or delete objects when this version takes the traffic, or only need to be recorded."""
+        """Return the migrations that are not recorded as done."""
         done = self.record().done
         return [migration for migration in self._migrations if migration.tag not in done]
 
@@ -66,7 +68,10 @@ class ObjectMigrations:
         return record
 
     def check(self) -> None:
-        """Raise MigrationError where a class would be renamed to one that has objects, or where the version binds a class that is gone."""
+        """Raise MigrationError if a migration is impossible.
+
+        That is so if a class would be renamed to one that has objects, or if the version binds a class that is gone.
+        """
         there = dict[str, bool]()
 
         def has_objects(name: str) -> bool:

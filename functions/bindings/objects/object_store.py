@@ -56,7 +56,7 @@ class ObjectStore:
         number = self._instances[key] = self._last_instance
         self._instances.move_to_end(key)
         while len(self._instances) > MAX_INSTANCES:
-            self._instances.popitem(last=False)  # that instance is stale from now on, and restarts
+            self._instances.popitem(last=False)  # that instance is now stale, and restarts
         await self.run(key, lambda file: file.rollback())
         return number
 

@@ -1,4 +1,4 @@
-"""Secrets of functions at rest: AES-256-GCM with a key of this site, in a file that only its owner reads.
+"""Secrets of functions at rest: AES-256-GCM with a key of this site, in a file for its owner only.
 
 A secret is bound to its function and name, so that a copy in another place does not decrypt. Access is decided elsewhere.
 """
@@ -83,7 +83,10 @@ class SecretStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other threads and processes from changing secrets: of two that read, change and write at once, one change would be lost."""
+        """Keep other threads and processes from changing secrets meanwhile.
+
+        Two that read, change and write at once would lose one of the changes.
+        """
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
         try:

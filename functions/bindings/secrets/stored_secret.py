@@ -1,4 +1,7 @@
-"""Secrets store: secrets that several functions share, in this site's own store, each read when it is asked for."""
+"""Secrets store: secrets that several functions share, in this site's store.
+
+A secret is read each time a function asks for it.
+"""
 
 import asyncio
 from pathlib import Path

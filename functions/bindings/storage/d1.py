@@ -95,7 +95,7 @@ class D1Database(Binding):
                     sentence = str(error).removesuffix(f": {error.code_name}")
                     raise SqlError(f"{files[number]}: {sentence}", error.code_name) from None
             with guard.trusting(), as_sql_errors(guard):
-                connection.execute("COMMIT")  # which is where a deferred foreign key fails
+                connection.execute("COMMIT")  # a violated deferred foreign key fails here
             return values
 
         return await self._run(work, time_limit_s)
@@ -140,7 +140,7 @@ class D1Database(Binding):
 
 
 class GuardedDatabase:
-    """A database that functions write their own SQL to: its connection, and the guard that looks at every statement."""
+    """A database that functions write SQL for: its connection, and a guard that checks every statement."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._guard: StatementGuard | None = None
@@ -172,7 +172,11 @@ class GuardedDatabase:
 
 
 def _one_on_each_line(sql: str) -> list[str]:
-    """Split a script without semicolons as the platform does; empty unless each line begins as a statement does, for half a DELETE deletes all."""
+    """Return the lines of a script without semicolons, each one statement, as the platform does.
+
+    Return none unless each line begins as a statement does, because half a DELETE deletes all rows.
+
+    """
     lines = [line for line in sql.splitlines() if line.strip()]
     is_script = len(lines) > 1 and ";" not in sql and all(line.split()[0].upper() in VERBS for line in lines)
     return lines if is_script else []

@@ -148,7 +148,10 @@ class R2Bucket(Binding):
 
     @method
     async def get(self, request: R2Get) -> Any:
-        """Return None; only the object if a condition fails; otherwise the object, its span, and its bytes as a stream."""
+        """Return an object, its span, and its bytes as a stream.
+
+        Return None if there is no such object, and the object alone if a condition fails.
+        """
         found = await self._done("get", self._store.open(_checked("get", request.key), request.only_if, request.range))
         if found is None:
             return None

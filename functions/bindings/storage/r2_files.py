@@ -1,4 +1,6 @@
-"""Objects of a bucket as files: an index in SQLite says which file, of a random name, holds which key's bytes. A key is never a path.
+"""Objects of a bucket as files with random names; an index in SQLite maps each key to its file.
+
+A key is never used as a path.
 
 A file is written beside the others, synced, renamed to its version's name and its directory synced, before the index names it in one transaction;
 the file that it replaces goes afterwards. Whatever dies in between leaves a file that no index names, which the next start removes once it is old.
@@ -199,7 +201,7 @@ class FileStore:
         await self._index.close()
 
     def _replace(self, connection: Connection, head: ObjectHead, only_if: Conditions | None) -> list[str] | None:
-        """Put the object into the index; return the versions that are not needed any more, None where the condition fails."""
+        """Put the object into the index, and return the versions that it replaces; None if a condition fails."""
         with transaction(connection):
             before = _head(connection, head.key)
             if only_if is not None and not only_if.hold(before):

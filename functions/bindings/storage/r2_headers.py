@@ -1,4 +1,4 @@
-"""An R2 object in S3's form: its details in the headers of a PUT, and read from the headers of a response or an entry of a list.
+"""An R2 object in S3's form: read and write its details as HTTP headers, and read list entries.
 
 Details with an S3 header use it, so that other tools can read them; the rest is in one header of ours. Both directions are here, side by side.
 """

@@ -1,4 +1,4 @@
-"""BucketQuota: the bytes of one bucket on the disk: those that its index counts, and those of files that are still being written.
+"""BucketQuota: the bytes of one bucket on the disk, including files that are still being written.
 
 Without the second, 40 open puts of 4 MiB held 160 MiB in a bucket of 4. The event loop adds bytes as they come, and the index's thread moves them to
 the index at a commit: hence the lock. Knows numbers; refuses to know files.

@@ -363,7 +363,10 @@ def _token_of(cursor: str) -> str:
 
 
 def _leads_away(key: str) -> bool:
-    """Tell whether a proxy that tidies the URL on its way would look in another bucket, with the site's credentials."""
+    """Tell whether a proxy that normalizes the URL would reach another bucket.
+
+    The request would have the site's credentials there.
+    """
     return any(part in (".", "..") for part in key.split("/"))
 
 

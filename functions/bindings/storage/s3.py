@@ -1,4 +1,4 @@
-"""S3's protocol, as much as a bucket's store needs: requests with AWS Signature Version 4, answers, errors with their names, and trying again.
+"""The part of S3's protocol that a bucket needs: signed requests (AWS Signature 4), answers, retries.
 
 Written on the HTTP client that a site has anyway: botocore has 31 MiB, takes 140 ms until it has a client, and blocks the event loop while it asks.
 Bodies are sent with their hash signed, so a store that received others refuses them. Knows neither R2 nor functions.

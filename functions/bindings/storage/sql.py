@@ -1,4 +1,4 @@
-"""A function's own SQL on a connection: which statements are allowed, limits of time and size, and results.
+"""SQL of functions on a connection: the allowed statements, limits of time and size, and results.
 
 SQLite's authorizer sees every statement before it runs. Refused: other files (ATTACH, VACUUM INTO), pragmas that change the database's settings,
 explicit transactions, extensions, temporary tables, and the tables named `_cf_*`, which are the runtime's. Limits are the platform's documented ones.

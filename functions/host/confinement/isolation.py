@@ -1,4 +1,7 @@
-"""The isolation tier of this machine: tried from the strongest down; the site does not start below the tier that its file demands."""
+"""The isolation tier of this machine: the strongest one that works here.
+
+The site does not start below the tier that its file demands.
+"""
 
 import os
 from contextlib import AsyncExitStack

@@ -131,7 +131,10 @@ class Containers:
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     async def _attend(self, container: "_Container") -> None:
-        """Watch a container from the start of the OCI runtime's process, which stays while it exists, and remove all traces at its end."""
+        """Watch a container from its start, and remove all traces at its end.
+
+        The process of the OCI runtime stays while the container exists.
+        """
         ended = asyncio.ensure_future(_exit_of(container.monitor))
         try:
             async with asyncio.timeout(START_S):
@@ -212,7 +215,7 @@ class _Container:
 
 
 def _spawn(program: str, arguments: list[str], control: int, log: int) -> int:
-    """Start a program with the control socket at its number, the log for its output, and no other descriptors."""
+    """Start a program with its control socket, its log as output, and no other descriptors."""
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (control, log)]  # out of the way of 0 to 3
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     placed = ((null, 0), (high[1], 1), (high[1], 2), (high[0], CONTROL))

@@ -195,9 +195,12 @@ class _Program(ctypes.Structure):
 
 
 def seccomp(denied: Iterable[str], *, asks: bool) -> int:
-    """Install a filter: the named system calls fail with EPERM, sockets with EACCES, new namespaces and larger pipes with EPERM, and new processes as
-    well. With `asks` each new process is asked for: gives back the descriptor by which another process answers (`asked`, `answer`). Threads are
-    allowed. clone3 says that it does not exist, because its flags lie where a filter cannot look: the C library then takes clone."""
+    """Install a filter of system calls.
+
+    The named calls, new namespaces, larger pipes and new processes fail with EPERM, sockets with EACCES; threads are allowed. With `asks`, each new
+    process needs a permission, and the result is the descriptor with which another process grants it (`asked`, `answer`). clone3 returns ENOSYS,
+    because a filter cannot read its flags: the C library then uses clone.
+    """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         raise OSError(_ENOSYS, f"seccomp: no table of system calls for {machine}")

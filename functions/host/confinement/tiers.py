@@ -27,7 +27,7 @@ DENIED = (
     "setsockopt", "vmsplice", "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
 )  # fmt: skip
 EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
-SIGNALS = 1024  # that wait, and timers: kernel memory that no other limit counts
+SIGNALS = 1024  # pending signals and timers: kernel memory without another limit
 AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # trusted by `ssl`
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
 NEW_ROOT = "/tmp"  # where the new root is put together; any directory serves
@@ -70,14 +70,14 @@ def confine(limits: Confinement) -> int:
         _private_root([*interpreter(), *opened(limits)], limits.disk_mib, limits.folder)
     elif limits.uid is not None:
         _reveal([*interpreter(), *opened(limits), limits.scratch])
-        os.makedirs(limits.folder, exist_ok=True)  # which may be closed and empty
+        os.makedirs(limits.folder, exist_ok=True)  # it may be closed and empty
     _set_limits(limits)
     if limits.uid is not None:
         os.setgroups([])
         os.setresgid(limits.uid, limits.uid, limits.uid)
         os.setresuid(limits.uid, limits.uid, limits.uid)
     if limits.tier >= 2:
-        system.prctl(system.PR_SET_DUMPABLE, 1)  # else /proc/self/uid_map is root's
+        system.prctl(system.PR_SET_DUMPABLE, 1)  # otherwise /proc/self/uid_map belongs to root
         if limits.uid is not None:
             system.unshare(system.CLONE_NEWUSER)
             _map_users(proc, limits.uid, limits.uid)
@@ -145,7 +145,7 @@ def _set_limits(limits: Confinement) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: SIGNALS,
     }
-    if limits.uid is not None or limits.tier >= 2:  # else it would count the runtime's own processes
+    if limits.uid is not None or limits.tier >= 2:  # otherwise it would count the runtime's own processes
         wanted[resource.RLIMIT_NPROC] = limits.threads
     for which, value in wanted.items():
         resource.setrlimit(which, (value, value))
@@ -175,7 +175,7 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
         if not os.path.lexists(NEW_ROOT + path):
             os.makedirs(os.path.dirname(NEW_ROOT + path), exist_ok=True)
             os.symlink(target, NEW_ROOT + path)
-    os.makedirs(NEW_ROOT + folder, exist_ok=True)  # which may be closed and empty
+    os.makedirs(NEW_ROOT + folder, exist_ok=True)  # it may be closed and empty
     os.makedirs(NEW_ROOT + "/tmp", exist_ok=True)
     os.chmod(NEW_ROOT + "/tmp", 0o1777)
     os.chdir(NEW_ROOT)
@@ -184,8 +184,11 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
 
 
 def _reveal(needed: Iterable[str]) -> None:
-    """If a directory above a needed one is closed to other users (an interpreter in /root), replace it, for this process, by one with only the needed
-    entries. If all are open, do nothing and create no namespace."""
+    """Make the needed paths reachable for the users of functions.
+
+    If a directory above a needed path is closed to other users (an interpreter in /root), replace it, for this process, by one with only the needed
+    entries. If all are open, do nothing and create no namespace.
+    """
     closed: dict[str, list[str]] = {}
     for path in top_most(needed):
         for parent in [*reversed(Path(path).parents)]:

@@ -1,8 +1,9 @@
-"""The user ids that a site's functions run under, each function's own, and apart from those of every other site on this machine: the kernel counts a
-user's processes, and lets it signal its own.
+"""The user ids that a site's functions run under.
 
-Ids are reserved in blocks, each by a lock on a file that the kernel releases when the site's process ends, however it does. Knows files and numbers;
-refuses to know functions.
+Each function has its own, different from those of every other site on this machine: the kernel counts a user's processes, and lets them signal each
+other.
+
+Ids are reserved in blocks, each by a lock on a file that the kernel releases when the site's process ends, however it ends.
 """
 
 import fcntl
@@ -22,7 +23,7 @@ class UserIds:
     """Ids of one site."""
 
     def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
-        """Without root there are no ids: only root may give a process another user."""
+        """Reserve nothing yet; without root there are no ids, because only root may change a process's user."""
         self._locks = locks
         self._is_root = is_root
         self._files: list[int] = []

@@ -1,7 +1,7 @@
-"""The Python that runs a function: the site's own, or another one of this machine if `requires-python` asks for it.
+"""The Python that runs a function: the site's own, or another one that `requires-python` asks for.
 
 Candidates are `python3.N` on the path, pyenv's and uv's. Another Python has its own zygote, and msgspec is installed for it as a layer. If none fits,
-the log says so, and the site's own Python runs the function.
+a line is logged, and the site's own Python runs the function.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class Interpreters:
         self._zygotes: dict[str, InterpreterZygote] = {}
 
     def wanted_by(self, function: str, folder: Path) -> InterpreterZygote | None:
-        """Return the zygote of the Python that a function asks for; None if the site's own fits, or there is no other."""
+        """Return the zygote of the Python that a function asks for; None for the site's own Python."""
         wanted = requires_python(folder)
         if not wanted or OWN.version in wanted:
             return None

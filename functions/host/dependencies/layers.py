@@ -1,4 +1,4 @@
-"""Layers: the packages that functions depend on, installed once and shared by every version with the same dependencies.
+"""Layers: installed packages, shared by every version of functions with the same dependencies.
 
 A layer is a directory named by the digest of its dependencies and interpreter; it appears whole or not at all. Wheels only: building a source
 distribution would run its author's code with the site's rights.
@@ -121,7 +121,7 @@ class Layers:
         return await asyncio.shield(task)
 
     async def prune(self) -> None:
-        """Delete layers that are not used: those whose last use is too long ago, then the longest unused until the rest has room."""
+        """Delete unused layers: those whose last use is too long ago, then the oldest until the rest fits."""
         found, budget = await asyncio.to_thread(self._measured), self._budget
         in_use, doomed = set(self._used.values()), []
         spare = [layer for layer in found if layer.path.name not in in_use]

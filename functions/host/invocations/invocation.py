@@ -56,7 +56,10 @@ class Invocation:
 
 
 def described(event: frames.FunctionEvent) -> tuple[str, str]:
-    """Return the trigger of an invocation, and a text that identifies it: without a query, which may have secrets."""
+    """Return the trigger of an invocation, and a text that identifies it.
+
+    The text has no query, which may contain secrets.
+    """
     match event:
         case frames.FetchEvent():
             name = f"{event.options['object']}: " if "object" in event.options else ""

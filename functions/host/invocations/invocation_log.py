@@ -1,4 +1,4 @@
-"""InvocationLog: every invocation of a site's functions with its output, on the way to the store and to tail consumers.
+"""InvocationLog: passes every invocation and its output to the store and to tail consumers.
 
 No request waits for it: ended invocations are written in batches, once a second.
 """
@@ -66,7 +66,7 @@ class InvocationLog:
         self._lines.append(LineRow(id, now, level, text))
 
     def send_later(self, deliver: Callable[[TailConsumers], None]) -> None:
-        """Deliver to tail consumers at the next flush but one: an invocation's output may arrive after its answer."""
+        """Deliver to tail consumers at the second flush: output may arrive after the invocation's answer."""
         self._ended.append(lambda: deliver(self._consumers))
 
     async def find(self, query: LogQuery) -> list[LoggedInvocation]:
@@ -127,11 +127,13 @@ class FunctionJournal:
         self._version = version
         self._consumers = manifest.tail_consumers
         self._sampling = manifest.log_sampling
-        self._open: dict[int, Invocation] = {}  # whose output tail consumers get
+        self._open: dict[int, Invocation] = {}  # open invocations whose output tail consumers get
 
     def begin(self, event: frames.FunctionEvent) -> Invocation:
         """Return the record of an invocation, which is kept once it has ended, if it is one of those that are."""
-        consumers = () if isinstance(event, frames.TailEvent) else self._consumers  # so that nothing goes round
+        consumers = (
+            () if isinstance(event, frames.TailEvent) else self._consumers
+        )  # a tail event's own invocation has no consumers, so that there is no loop
         id = self._log.new_id()
         is_kept = self._log.keeps and random.random() < self._sampling
         invocation = Invocation(id if is_kept else -id, event, self._ended, wants_lines=bool(consumers))

@@ -1,4 +1,4 @@
-"""The log of a site's functions in one SQLite file: invocations with their output, limited by age and size.
+"""The log of a site's functions: invocations with output in one SQLite file, limited by age and size.
 
 Writing happens in batches after the requests. If there is too much, the function with the most data loses its oldest records: one that prints a lot
 loses only its own history.

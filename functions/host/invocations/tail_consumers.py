@@ -1,4 +1,6 @@
-"""Tail consumers: functions that get other functions' invocations (`tail_consumers` of a manifest), as Cloudflare's TraceItems.
+"""Tail consumers: functions that get other functions' invocations as Cloudflare's TraceItems.
+
+A manifest names them as `tail_consumers`.
 
 Sent in batches after the invocations have ended, without waiting. A slow or failing consumer loses events; its own log has the reason.
 """
@@ -62,7 +64,10 @@ class TailConsumers:
 
 
 def trace_item(invocation: Invocation, function: str, version: str) -> dict[str, Any]:
-    """Return an invocation as TraceItem. https://developers.cloudflare.com/workers/runtime-apis/handlers/tail/"""
+    """Return an invocation as a TraceItem.
+
+    https://developers.cloudflare.com/workers/runtime-apis/handlers/tail/
+    """
     at_ms = round(invocation.started_s * 1000)
     name, _, sentence = invocation.error.partition(": ")
     return {

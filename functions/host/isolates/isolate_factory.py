@@ -1,4 +1,4 @@
-"""IsolateFactory: what the isolates of one version of a function are made from: its zygote, packages, scratch directory and code."""
+"""IsolateFactory: makes isolates of one version from its zygote, packages, scratch directory and code."""
 
 import asyncio
 import itertools

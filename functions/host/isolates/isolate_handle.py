@@ -48,7 +48,7 @@ class IsolateHandle:
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())
         self.watcher = IsolateWatch(limits, self.process, self.work)
-        self.started = asyncio.Event()  # or failed
+        self.started = asyncio.Event()  # set when it has started or failed
         self.is_ready = False
         self.is_retiring = False
         self.is_tainted = False  # it has shown that it must be replaced

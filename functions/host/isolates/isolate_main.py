@@ -146,16 +146,16 @@ class Function:
         If functions or streams come with its arguments or its result, a session follows the call."""
         session = RpcSession()
         args, kwargs = session.unpack(frame.args), session.unpack(frame.kwargs)
-        is_begun = session.is_used
+        is_started = session.is_used
 
         async def work() -> Any:
             try:
-                return await self._called(frame, session, args.value, kwargs.value, is_begun)
+                return await self._called(frame, session, args.value, kwargs.value, is_started)
             finally:
                 args.release()
                 kwargs.release()
 
-        if is_begun and body is not None:
+        if is_started and body is not None:
             return StreamingReply({SESSION: True}, session.serve(work, body))
         value = await work()
         if session.is_used and body is not None:
@@ -163,17 +163,17 @@ class Function:
         return value
 
     async def _called(
-        self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_begun: bool
+        self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_started: bool
     ) -> Any:
-        """Return the encoded result of the method; without a session, a Response or a stream is sent by itself."""
+        """Return the encoded result of the method; without a session, send a Response or a stream directly."""
 
         async def act(target: Any) -> Any:
             is_internal = frame.options.get("internal") is True
             value = await _called(target, frame.method, args, kwargs, is_internal)
-            if isinstance(value, Response) and value.web_socket is None and not is_begun:
+            if isinstance(value, Response) and value.web_socket is None and not is_started:
                 told = _answer_of(value, "GET")
                 return StreamingReply({frames.RESPONSE: told.value}, told.body)
-            is_stream = hasattr(value, "__aiter__") and not is_begun
+            is_stream = hasattr(value, "__aiter__") and not is_started
             return value if is_stream else session.pack(value, "what it returned")
 
         if "object" in frame.options:

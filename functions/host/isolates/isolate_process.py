@@ -1,4 +1,8 @@
-"""One isolate as a process: forked from its zygote, measured, asked by a signal where in the code it is, killed, and how it ended."""
+"""One isolate as a process: forked from its zygote, measured, signalled, and killed.
+
+A signal makes it report which line its code runs; its exit status says how it ended.
+
+"""
 
 import asyncio
 import os
@@ -30,7 +34,10 @@ class IsolateProcess:
         self._trace_fd = -1
 
     def start(self, zygote: FunctionZygote, boot: Boot) -> tuple[socket.socket, socket.socket]:
-        """Ask for the fork, and return this end of the isolate's channel, and of where it asks for connections. Raises ZygoteError and OSError."""
+        """Request the fork, and return this end of the isolate's channel and of its socket for connections.
+
+        Raises ZygoteError and OSError.
+        """
         self._zygote = zygote
         with ExitStack() as childs_ends, ExitStack() as on_failure:
             childs_ends.callback(self.log.close_write_end)

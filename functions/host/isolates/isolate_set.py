@@ -1,4 +1,4 @@
-"""IsolateSet: the isolates of one version of a function: started, watched, retired, with restart pauses after failures.
+"""IsolateSet: starts, watches and retires the isolates of one version, with pauses after failures.
 
 isolate_factory.py makes them; pool.py chooses one for a request.
 """
@@ -156,7 +156,7 @@ class IsolateSet:
     def _end_zygote(self, why: str) -> None:
         """End the zygote and all its isolates, which may run the same code."""
         self._factory.zygote.fail(why)
-        if not self.living:  # else their ends are counted
+        if not self.living:  # otherwise their ends are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
         sentence = f"the function {self._function!r} was ended: {why}"
         self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
@@ -181,7 +181,7 @@ class IsolateSet:
         """Wait until the isolate is gone by itself, and clean up."""
         await isolate.until_gone()
         if isolate in self.living:
-            if not isolate.is_tainted:  # which has been counted
+            if not isolate.is_tainted:  # a tainted one has been counted
                 now = asyncio.get_running_loop().time()
                 self.restarts.ended_badly(now, had_answered=isolate.has_answered)
             self._remove(isolate)

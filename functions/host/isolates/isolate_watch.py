@@ -1,4 +1,6 @@
-"""IsolateWatch: the usage of one isolate, measured from outside: CPU time, charged to its open work, memory, silence of its event loop.
+"""IsolateWatch: measures one isolate from outside: CPU time, memory, silence of its event loop.
+
+CPU time is charged to its open work.
 
 Reports which limit is exceeded; its handle ends the isolate. It needs no cooperation, because code in an endless loop gives none.
 """
@@ -32,7 +34,10 @@ class IsolateWatch:
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Measure before the isolate ends, after which it is impossible, or before it takes requests, which must not pay for its past."""
+        """Measure before the isolate ends, or before it takes requests.
+
+        After its end it cannot be measured, and its requests must not pay for earlier work.
+        """
         self._spent()
 
     @property
@@ -41,7 +46,10 @@ class IsolateWatch:
         return self._meter.total_s > self._limits.cpu_total_s
 
     def charge(self) -> None:
-        """Charge its CPU time up to now to its open work, when a request starts or ends, so that a short request pays only for itself."""
+        """Charge its CPU time so far to its open work.
+
+        Called when a request starts or ends, so that a short request pays only for itself.
+        """
         now = asyncio.get_running_loop().time()
         spent_s = self._spent()
         self._process.history.spent(spent_s, now)

@@ -11,7 +11,7 @@ from pilotlight.functions.host.limits import SOCKETS_SHARE
 if TYPE_CHECKING:
     from pilotlight.functions.host.response_stream import ResponseStream
 
-MAX_OBJECTS = 10_000  # whose background work is noted: it is the function's word, and costs memory here
+MAX_OBJECTS = 10_000  # objects whose background work is recorded: the function reports it, and it costs memory here
 
 
 class IsolateWork:
@@ -22,9 +22,7 @@ class IsolateWork:
         self.num_waiting = 0  # requests that wait for the isolate's start
         self.open_sockets: set[ResponseStream] = set()  # output of the function's WebSockets
         self.background = 0
-        self.objects: dict[
-            tuple[str, str], int
-        ] = {}  # Durable Objects by class and id, and how many requests are theirs
+        self.objects: dict[tuple[str, str], int] = {}  # Durable Objects by class and id, and how many requests each has
         self.has_objects = False  # instances of Durable Objects, which no other isolate has
         self.idle_since = now
         self._background_since = now

@@ -1,4 +1,4 @@
-"""Priority of functions, the runtime and engines that share cores, as scheduling settings of the kernel.
+"""Priority of functions, the runtime and engines on shared cores, as kernel scheduling settings.
 
 A priority class is earned: an isolate that answers its requests with little CPU time gets short slices, with which it interrupts long computations
 when a request arrives (EEVDF honours slices since Linux 6.12; earlier kernels ignore them); one that computes for long yields. Limits are enforced
@@ -43,7 +43,10 @@ class CpuHistory:
     """The recent CPU time of one isolate's answers."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
-        """`is_on_probation`: another isolate of the function computes for long or was just ended; this one yields until it has proven itself."""
+        """Start with the default priority, or a lower one on probation.
+
+        `is_on_probation`: another isolate of the function computes for long or was just ended, so this one yields until it has proven itself.
+        """
         self._is_on_probation = is_on_probation
         self.num_answers = 0.0  # ever
         self._answers = 0.0  # lately

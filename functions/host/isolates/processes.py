@@ -49,7 +49,7 @@ def _read_at_once(path: str) -> bytes:
 
 
 def pid_of(pidfd: int) -> int:
-    """Return the process of a pidfd as numbered in this /proc; 0 if it is not the pidfd of a visible process."""
+    """Return the process id of a pidfd as numbered in this /proc; 0 if the process is not visible."""
     try:
         lines = _read_at_once(f"/proc/self/fdinfo/{pidfd}").splitlines()
     except OSError:

@@ -39,11 +39,16 @@ DROPPED = frozenset(
         "proxy-authorization",
     }
 )
-OF_BODIES = ("content-encoding", "content-language", "content-location", "content-type")  # which go with the body
+OF_BODIES = (
+    "content-encoding",
+    "content-language",
+    "content-location",
+    "content-type",
+)  # headers that are dropped with the body
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # All IPv6 that IANA allocates publicly: site-local, ::a.b.c.d, local NAT64 and SRv6 are outside.
 UNICAST = ipaddress.ip_network("2000::/3")
-NOT_PUBLIC = tuple(  # though Python, or some release of it, calls them global
+NOT_PUBLIC = tuple(  # addresses that Python, or some of its releases, calls global
     ipaddress.ip_network(text)
     for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")  # the first: Azure's wire server
 )

@@ -1,4 +1,6 @@
-"""The runtime's end of functions' TCP: it resolves names and connects, by the egress policy, and hands over the connected socket.
+"""The runtime's end of functions' TCP: resolves names, connects, and hands over the socket.
+
+The egress policy decides what may be connected.
 
 An isolate sends packets, each with a socket for the answer (sdk/brokered_sockets.py); only the requested name is believed. A connection has small
 buffers, because they are kernel memory that no limit of the function counts.

@@ -199,7 +199,7 @@ async def _awaited(receive: Receive) -> AsgiMessage:
 
 
 def _wire_code(code: int) -> int:
-    """Return a close code that may be sent; codes that stand for a missing one may not."""
+    """Return a close code that may be sent, in place of 1004, 1005, 1006 and 1015."""
     if code == NO_STATUS:
         return 1000
     return code if 3000 <= code <= 4999 or (1000 <= code <= 1014 and code not in (1004, ABNORMAL)) else FAILED

@@ -1,4 +1,7 @@
-"""Messages between the runtime and its zygotes: one msgpack map in each message of a SOCK_SEQPACKET socket, with descriptors."""
+"""Messages between the runtime and its zygotes.
+
+Each is one msgpack map in a message of a SOCK_SEQPACKET socket, with descriptors.
+"""
 
 from typing import Any
 
@@ -55,7 +58,10 @@ class Died(msgspec.Struct, frozen=True, tag="died"):
 
 
 class Confined(msgspec.Struct, frozen=True, tag="confined"):
-    """A function's zygote is confined and has not read the function yet; with the descriptor for requesting forks, if it needs one."""
+    """Report that a function's zygote is confined and has not read the function yet.
+
+    With the descriptor for requesting forks, if it needs one.
+    """
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):

@@ -1,4 +1,4 @@
-"""Output of a function's Python code, each line labelled with the request in whose task it was printed.
+"""Output of a function's Python code; each line is labelled with the request that printed it.
 
 Many requests share a process and its output, so the runtime could not assign lines otherwise. The function controls the label, which reaches no other
 function's log. functions/host/logs.py removes labels.
@@ -17,13 +17,13 @@ class LabelledOutput(io.TextIOWrapper):
         """`letter` says which stream it is. Takes over the bytes of `stream`, which is of no further use."""
         super().__init__(stream.detach(), "utf-8", "backslashreplace", line_buffering=True)
         self._letter = letter
-        self._begun: dict[int, str] = {}  # lines without an end, by request
+        self._started: dict[int, str] = {}  # lines without an end, by request
 
     def write(self, text: str) -> int:
         request = current_request.get()
-        lines = (self._begun.pop(request, "") + text).split("\n")
+        lines = (self._started.pop(request, "") + text).split("\n")
         if lines[-1]:
-            self._begun[request] = lines[-1]
+            self._started[request] = lines[-1]
         if len(lines) > 1:
             super().write("".join(f"\x1e{request}{self._letter}\x1f{line}\n" for line in lines[:-1]))
         if lines[-1] and len(lines[-1]) > MAX_OPEN:
@@ -32,8 +32,8 @@ class LabelledOutput(io.TextIOWrapper):
 
     def finish(self) -> None:
         """Write lines that have no end."""
-        begun, self._begun = self._begun, {}
-        for request, line in begun.items():
+        started, self._started = self._started, {}
+        for request, line in started.items():
             super().write(f"\x1e{request}{self._letter}\x1f{line}\n")
 
 

@@ -1,4 +1,7 @@
-"""The zygote of one version of a function: made when it is first wanted, watched, and kept for a while when the function sleeps."""
+"""The zygote of one version of a function.
+
+It is made on the first request and kept for a while when the function sleeps.
+"""
 
 import asyncio
 from collections.abc import Callable

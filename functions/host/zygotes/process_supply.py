@@ -1,4 +1,4 @@
-"""ProcessSupply: processes of a site's functions: the tier of this machine, zygotes, Pythons and packages.
+"""ProcessSupply: the machine's isolation tier, zygotes, Pythons and packages for a site's functions.
 
 Use as `async with`. Tiers are tried at the start; nothing starts below the tier that the site file demands.
 """

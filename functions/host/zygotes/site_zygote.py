@@ -1,4 +1,7 @@
-"""SiteZygote: the process from which all functions' zygotes of one Python come, the site's own or another's. Started here, and asked for them."""
+"""SiteZygote: starts the process from which all functions' zygotes of one Python are forked.
+
+This is the site's own Python or another one.
+"""
 
 import importlib.util
 import os
@@ -86,6 +89,9 @@ def _own_libraries() -> Path:
 
 
 def authorities() -> dict[str, str]:
-    """Return the environment with which functions trust the same authorities as the site: `ssl` reads the first two variables, requests the third."""
+    """Return the environment that makes functions trust the same authorities as the site.
+
+    `ssl` reads the first two variables, requests the third.
+    """
     told = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     return {**told, "REQUESTS_CA_BUNDLE": told["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in told else told

@@ -1,6 +1,6 @@
 """Memory for the zygotes of idle functions, with their imports.
 
-A deployed function has its zygote before its first request if there is room; the longest idle lose theirs first.
+A deployed function has its zygote before its first request if there is room. Zygotes of the functions that have been idle longest end first.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""The runtime's end of the zygotes: requests processes, receives reports of their deaths. site_zygote.py starts the site's own zygote.
+"""The runtime's end of the zygotes: requests processes and receives reports of their deaths.
+
+site_zygote.py starts the site's own zygote.
 
 A function's zygote is not trusted: it has run an author's imports. A pidfd from it counts only if it is a new child of that zygote, and a death only
 if the process is dead; a zygote that reports anything else is ended. From tier 2 on it asks for each fork and gets one for each order. When the
@@ -36,7 +38,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
 AGAIN_S = 0.002
 COPIED_MIB = 3  # of the pages shared with the site's zygote, those that a zygote has written to
 FORK_TIMEOUT_S = 10.0  # for a process to be there
-FORK_CPU_S = 0.05  # that a fork, and the news of a death, may cost a zygote; measured: 0.01
+FORK_CPU_S = 0.05  # CPU time that a fork, and the report of a death, may cost a zygote; 0.01 measured
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two checks of a zygote
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
@@ -106,7 +108,7 @@ class ZygoteConnection:
         self._unverified: set[int] = set()  # children whose start is handled again, once their parent is known
         self._next_id = 0
         self.num_settled = 0  # of the commands
-        self.num_forks = 0  # that were allowed
+        self.num_forks = 0  # allowed forks
         self._listener = -1  # of the forks
         self._num_denied = 0
         self.is_confined = self.is_imported = False
@@ -245,7 +247,7 @@ class ZygoteConnection:
             self.close()
 
     def _on_fork_request(self) -> None:
-        """Answer the zygote's wish to fork: once for each command, one after the other, when it has imported all."""
+        """Answer the zygote's request to fork: once for each command, in order, after its imports."""
         try:
             question = system.asked(self._listener)
         except OSError:
@@ -302,8 +304,10 @@ class FunctionZygote:
             self._child.set_priority(priority_class)
 
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
-        """Return why a zygote must be closed because imported code exceeds the function's limits; empty if it is within them, or it is not time to
-        check."""
+        """Return why a zygote must end: its imported code exceeds the function's limits.
+
+        Empty if it is within them, or the next check is not due.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""

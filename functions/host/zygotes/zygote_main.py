@@ -91,7 +91,7 @@ def _import_for_all() -> None:
 
 
 class ForkServer:
-    """A server that forks children on command, reports their deaths, and takes them all along when its socket closes."""
+    """A server that forks children on command and reports their deaths; they end with its socket."""
 
     def __init__(self, control: socket.socket, child: Callable[[Any, list[int]], None]) -> None:
         self._control = control
@@ -140,7 +140,7 @@ class ForkServer:
         """Run as the forked child. Never returns."""
         status = 1
         try:
-            os.setpgid(0, 0)  # not its own session: see priority.py
+            os.setpgid(0, 0)  # a process group and not a session: see priority.py
             _keep_only(fds)
             self._child(command, fds)
             status = 0

@@ -1,4 +1,7 @@
-"""`to_js` and its kin, for code that converts because it had to: dicts become records, whose keys are attributes, too."""
+"""`to_js` and similar conversions, for code written for Pyodide.
+
+A dict becomes a record, whose keys are attributes, too.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,4 +1,7 @@
-"""`pyfetch` and `open_url`, as Pyodide has them (https://pyodide.org/en/stable/usage/api/python-api/http.html), over `workers.fetch`."""
+"""`pyfetch` and `open_url` over `workers.fetch`, as Pyodide has them.
+
+https://pyodide.org/en/stable/usage/api/python-api/http.html
+"""
 
 import io
 import json

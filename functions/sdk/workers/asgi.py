@@ -54,12 +54,12 @@ class _Lifespan:
             raise RuntimeError(f"the application failed to start: {failure}")
 
     async def _run(self) -> None:
-        begun = False
+        started = False
 
         async def receive() -> Message:
-            nonlocal begun
-            if not begun:
-                begun = True
+            nonlocal started
+            if not started:
+                started = True
                 return {"type": "lifespan.startup"}
             return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # the process ends without a word
 
@@ -123,7 +123,7 @@ class _Exchange:
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the response: an application that is still sending is cancelled, one that has sent everything continues."""
+        """End the response: cancel an application that is still sending, let a finished one continue."""
         if self._gone.is_set():
             return
         self._gone.set()

@@ -42,7 +42,10 @@ class Context:
 
 
 class WorkerEntrypoint:
-    """The base of `Default` and of named entrypoints: `fetch`, `scheduled`, `queue`, and any other method, which service bindings can call."""
+    """The base of `Default` and of named entrypoints.
+
+    It has `fetch`, `scheduled`, `queue`, and any other method, which service bindings can call.
+    """
 
     env: Env
     ctx: Context
@@ -61,7 +64,10 @@ class DurableObject:
 
 
 class WorkflowEntrypoint:
-    """The base of workflows: `run(event, step)`, whose steps are done once each, whatever happens to the process."""
+    """The base of workflows: `run(event, step)`.
+
+    Each step runs once, whatever happens to the process.
+    """
 
     def __init__(self, ctx: Context, env: Env) -> None:
         self.ctx = ctx
@@ -74,7 +80,10 @@ def wait_until(awaitable: Awaitable[Any]) -> None:
 
 
 def handler(function: T) -> T:
-    """Mark a plain function as a handler; `on_fetch`, `on_scheduled` and `on_queue` are found by their names anyway."""
+    """Mark a plain function as a handler.
+
+    `on_fetch`, `on_scheduled` and `on_queue` are found by their names anyway.
+    """
     return function
 
 

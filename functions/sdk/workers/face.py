@@ -1,4 +1,6 @@
-"""Common parts of all bindings in functions: both spellings of every name, options in either form, and values that behave as the platform's.
+"""Common parts of all bindings in functions.
+
+Both spellings of every name, options in either form, and values that behave as the platform's.
 
 The platform passes JavaScript objects to Python: attributes and items are the same there, and `to_py()` copies. Here they are dicts, lists and bytes
 that can do this too.
@@ -37,7 +39,7 @@ class Named:
         message = f"{type(self).__name__} has no {name!r}; it has {', '.join(public)}"
         raise AttributeError(message, name=name, obj=self)
 
-    __iter__: Any = None  # not a sequence: otherwise Python would ask for the items 0, 1, ...
+    __iter__: Any = None  # without this Python would ask for the items 0, 1, ...
 
     def __getitem__(self, name: str) -> Any:
         """Return an attribute: on the platform a property and an item are the same."""
@@ -134,7 +136,7 @@ class Buffer(bytes):
 
 
 def as_record(value: Any) -> Any:
-    """Return the value, with every dict, list and bytes inside it in the form that answers to JavaScript's names."""
+    """Return the value with its dicts, lists and bytes in forms that have JavaScript's attributes."""
     if isinstance(value, dict):
         return Record({key: as_record(item) for key, item in value.items()})
     if isinstance(value, list):
@@ -158,7 +160,7 @@ def key_of(key: Any, where: str) -> str:
 
 
 def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
-    """Read options from a dict (or an object with attributes as keys) and from keyword arguments, in snake_case.
+    """Read options in snake_case from keyword arguments and from a dict, or an object with attributes.
 
     The platform ignores unknown options; here a misspelt option is an error.
     """

@@ -1,4 +1,4 @@
-"""The state of this process: the function that it runs, its environment, and the channel to the runtime."""
+"""The state of this process: its function, the environment, and the channel to the runtime."""
 
 import asyncio
 import threading

@@ -1,4 +1,6 @@
-"""Names that older functions import from `js` because Pyodide offers them: dates, bytes and text, timers, a little of `crypto`.
+"""Names that older functions import from `js`: dates, bytes and text, timers, a part of `crypto`.
+
+Pyodide offers them.
 
 Each is a thin layer over Python's own. Other names are refused (js.py); no JavaScript is evaluated.
 """

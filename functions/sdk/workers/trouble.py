@@ -1,4 +1,7 @@
-"""An author's error in three forms: text, the traceback from the author's own code on, and the exception for callers of a method."""
+"""An author's error in three forms: text, traceback, and the exception for callers of a method.
+
+The traceback starts at the author's own code.
+"""
 
 import builtins
 import resource
@@ -28,7 +31,7 @@ def print_trouble(where: str, error: BaseException) -> None:
 
 
 def describe(error: BaseException) -> Failure:
-    """Describe an error to the author: the name, the message and the traceback from the author's own code on."""
+    """Describe an error to the author: name, message, and the traceback from the author's code on."""
     if isinstance(error, Failure) and error.detail:
         return error
     code, status = getattr(error, "code", "exception"), getattr(error, "status", 500)
@@ -47,7 +50,10 @@ def describe(error: BaseException) -> Failure:
 
 
 def remote_error(failure: Failure) -> Failure:
-    """Return the exception that a caller gets for a failure of a remote method: a Failure that is also Python's exception of that name."""
+    """Return the exception that a caller gets for a failure of a remote method.
+
+    It is a Failure and also Python's exception of that name.
+    """
     remote = _remote_kind(failure.name) if type(failure) is Failure else None
     if remote is None:
         return failure
@@ -56,7 +62,7 @@ def remote_error(failure: Failure) -> Failure:
 
 @cache
 def _remote_kind(name: str) -> type[Failure] | None:
-    """Return the class; None where there is no such exception, or it is not made of a sentence, as a UnicodeDecodeError."""
+    """Return the class; None if it does not exist or needs more than a sentence (UnicodeDecodeError)."""
     kind = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
@@ -73,7 +79,10 @@ def _sentence(failure: Failure) -> str:
 
 
 def _keep_authors_frames(told: traceback.TracebackException | None) -> None:
-    """Drop frames of this SDK, of its server, and of the import; if none is left, the exception itself names its place."""
+    """Drop frames of this SDK, of its server, and of the import.
+
+    If none is left, the exception itself names its place.
+    """
     if told is None:
         return
     kept = [frame for frame in told.stack or () if not frame.filename.startswith((_OURS, "<frozen importlib"))]

@@ -1,4 +1,4 @@
-"""Names for annotations; Python's own types stand for them."""
+"""Names for annotations, as aliases of Python's own types."""
 
 from collections.abc import AsyncIterable, Iterable
 from typing import Any

@@ -1,4 +1,6 @@
-"""Values of the author, as they are stored or sent to other functions: plain ones, and tagged forms of the others.
+"""Values of the author in the form in which they are stored or sent to other functions.
+
+Plain values stay as they are; others become tagged forms.
 
 A tag is a dict with one key that starts with `$`; an author's dict of that form is written as pairs. Values that can be sent but not stored are in
 rpc_values.py.
@@ -111,7 +113,10 @@ def _datetime(text: str) -> Any:
 
 
 def _hashable(item: Any) -> Any:
-    """Return an item of a set: tuples become lists when stored; items that are not hashable are written out."""
+    """Return an item of a set.
+
+    Tuples become lists when stored; items that are not hashable are written out.
+    """
     if isinstance(item, list):
         item = tuple(_hashable(part) for part in item)
     try:

@@ -386,7 +386,7 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
     """Return the product [tokens, rows]; `strip` overrides the default, for tests."""
     tokens, columns = x.shape
     rows = stored.rows
-    is_whole = columns % _BLOCK == 0  # then rows are whole words of the scratch memory
+    is_whole = columns % _BLOCK == 0  # rows are then whole words of the scratch memory
     if x.dtype not in MAGIC or not tokens or not rows or not columns or (tokens > MOST_TOKENS and not is_whole):
         return linear.product(x, stored, bias)
     if tokens > most_tokens(rows, columns):

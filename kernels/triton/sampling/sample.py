@@ -163,7 +163,7 @@ def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
             earliest = tl.sum(too_early.to(tl.int32), axis=0)
             latest = tl.sum(1 - surely_there.to(tl.int32), axis=0)
             first = tl.minimum(first, tl.minimum(earliest, BINS - 1) * _BIN)
-            if top_k >= vocab:  # else the total is known only when all up to the k-th are listed
+            if top_k >= vocab:  # otherwise the total is known only when all up to the k-th are listed
                 last = tl.minimum(cut, tl.where(latest >= BINS - 1, _FAR, (latest + 1) * _BIN - 1))
         num_before = tl.sum(tl.where((bins * _BIN) < first, counts, 0), axis=0)
     tl.store(bounds + row * 4, first)

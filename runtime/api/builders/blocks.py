@@ -17,7 +17,7 @@ class BlockBuilder:
         self._request = request
         self._models = generator.models.registry
         self._delivery = request.delivery
-        self._has_begun = False
+        self._has_started = False
 
     @property
     def num_events(self) -> int:
@@ -25,8 +25,8 @@ class BlockBuilder:
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         events = b""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._has_started:
+            self._has_started = True
             if self._delivery.choices:
                 self._go_on(generation)
             else:

@@ -61,7 +61,7 @@ class OpenAIBuilder(Generic[RequestT]):
         self._identity = (
             f"{self.prefix}-{request.answer_name.nonce}", request.answer_name.created, request.requested_model,
         )  # fmt: skip
-        self._begun = {choice for choice, delivered in enumerate(request.delivery.choices) if delivered.has_begun}
+        self._started = {choice for choice, delivered in enumerate(request.delivery.choices) if delivered.has_started}
         self._models = generator.models.registry
 
     @property
@@ -93,7 +93,7 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
     def __init__(self, request: ValidChat, generator: Generator) -> None:
         super().__init__(request, generator)
         self._inputs: dict[tuple[int, int], InputReader] = {}  # of custom tools' calls, by choice and position
-        self._resumed = set(self._begun)  # choices of which another site has shown the beginning
+        self._resumed = set(self._started)  # choices of which another site has shown the beginning
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return one event per part, the last one with the tokens, and a separate event for the finish."""
@@ -103,8 +103,8 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
             self._resumed.remove(delta.choice)
             for part in generation.shown_before(delta.choice):
                 self._message_delta(part, delta.choice)
-        if delta.choice not in self._begun:
-            self._begun.add(delta.choice)
+        if delta.choice not in self._started:
+            self._started.add(delta.choice)
             events = self._event(generation, delta.choice, MessageDelta(role="assistant", content=""))
         for position, part in enumerate(delta.parts):
             is_last = position == len(delta.parts) - 1
@@ -137,8 +137,8 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
             made = ToolCallDelta(part.position, id=call_id, type="custom", custom=CustomDelta(part.name))
             return MessageDelta(tool_calls=(made,))
         if isinstance(part, CallPart):
-            begun = ToolCallDelta(part.position, FunctionDelta(part.name), self._call_id(part, choice), "function")
-            return MessageDelta(tool_calls=(begun,))
+            started = ToolCallDelta(part.position, FunctionDelta(part.name), self._call_id(part, choice), "function")
+            return MessageDelta(tool_calls=(started,))
         assert isinstance(part, ArgumentsPart), "the end of a call is not sent to clients"
         if (reader := self._inputs.get((choice, part.position))) is not None:
             return _more_input(part.position, reader.push(part.text))
@@ -207,8 +207,8 @@ class CompletionBuilder(OpenAIBuilder[ValidCompletion]):
         self._echoed: dict[int, str] = {}  # prompts' texts, by number, once they are known
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        is_first = delta.choice not in self._begun
-        self._begun.add(delta.choice)
+        is_first = delta.choice not in self._started
+        self._started.add(delta.choice)
         choice = self._choice(delta, generation, is_first=is_first)
         return encode_event(self._completion((choice,), self._usage_so_far(generation)))
 

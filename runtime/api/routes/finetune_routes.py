@@ -1,4 +1,4 @@
-"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; routers read all of them.
+"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; routers read all.
 
 The key, or a header of the router, identifies the account; the account in the path is ignored. Requests use an adapter by its id or name (`lora`), or
 as MODEL:NAME.
@@ -41,7 +41,7 @@ FORM_BYTES = 16 << 10  # round a file
 CONFIG_BYTES = 1 << 20
 MOST_UPLOADS = 8  # at once; the files that arrived stay on the disk
 UPLOAD_S = 600.0  # for a whole file: 500 kB/s for the largest one by default
-REREAD_S = 30.0  # after which a model that had not been loaded yet may have been
+REREAD_S = 30.0  # a model that was not loaded before may be loaded by then
 
 _encoder = msgspec.json.Encoder()
 
@@ -64,7 +64,7 @@ class FinetuneRoutes:
                 for prefix in PREFIXES
                 for rest in _JOB_PATHS
             ),
-            Route(INTERNAL_PATH, self.told, methods=["GET"]),
+            Route(INTERNAL_PATH, self.every, methods=["GET"]),
             Route(f"{INTERNAL_PATH}/{{id}}", self.one, methods=["GET", "PUT", "DELETE"]),
         ]
 
@@ -102,7 +102,7 @@ class FinetuneRoutes:
         return _enveloped(new.listed())
 
     async def upload(self, request: Request) -> Response:
-        from pilotlight.wire.forms import file_in, read_form  # not at a site's start
+        from pilotlight.wire.forms import file_in, read_form  # imported here because a site's start does not need it
 
         store = self._store()
         finetune = store.get(tenant_in(request.scope).owner, request.path_params["id"])
@@ -126,12 +126,12 @@ class FinetuneRoutes:
         await asyncio.to_thread(store.remove, finetune.id)
         return _enveloped(finetune.listed())
 
-    async def told(self, request: Request) -> Response:
+    async def every(self, request: Request) -> Response:
         _require_router(request)
         return json_response(_encoder.encode(await asyncio.to_thread(self._store().everything)))
 
     async def one(self, request: Request) -> Response:
-        """Export an adapter with its files to another site, import one, or remove one that was removed elsewhere."""
+        """Export an adapter with its files to another site, import one, or repeat a removal made elsewhere."""
         _require_router(request)
         store, id = self._store(), request.path_params["id"]
         if request.method == "DELETE":

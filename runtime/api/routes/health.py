@@ -1,4 +1,4 @@
-"""Routes for operators and routers: /livez, /readyz, /metrics, /status, and other engines' names for them."""
+"""Routes for operators and routers: /livez, /readyz, /metrics, /status, and other engines' names."""
 
 import time
 from typing import TYPE_CHECKING
@@ -57,7 +57,10 @@ class Health:
         return Response(self._site.metrics.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
     async def status(self, request: Request) -> Response:
-        """With `?digests=EDITION`, include the changes of the prefix digests since that edition, if it is still known."""
+        """Return the site's status.
+
+        With `?digests=EDITION`, include the changes of the prefix digests since that edition, if it is still known.
+        """
         known = request.query_params.get("digests", "")
         status = self._editions.publish(self.site_status(), int(known) if known.isdecimal() and len(known) < 20 else 0)
         return json_response(encode_status(status))

@@ -34,7 +34,10 @@ _PROBE = bytes(PROBE_BYTES)
 
 class LendingRoutes:
     def __init__(self, lending: Lending, first_port: int) -> None:
-        """`first_port` is where the site's first host serves blocks to other sites; the next hosts use the next ports."""
+        """Serve prompts of other sites.
+
+        `first_port` is where the site's first host serves blocks to them; the next hosts use the next ports.
+        """
         self._lending = lending
         self._first_port = first_port
 
@@ -67,17 +70,17 @@ class _PromptRoute:
         await until_disconnect(receive, self._compute(prompt, send))
 
     async def _compute(self, prompt: BorrowedPrompt, send: Send) -> None:
-        num_cached, device_us, has_begun = 0, 0, False
+        num_cached, device_us, has_started = 0, 0, False
         try:
             async with self._lending.lend(prompt) as lent:
-                has_begun = True
+                has_started = True
                 await send(response_start(200, [("content-type", "application/x-ndjson")]))
                 await _send_line(send, PromptAccepted(self._first_port + lent.host))
                 async for output in lent.outputs:
                     num_cached = num_cached if output.num_cached_tokens is None else output.num_cached_tokens
                     device_us += output.device_us
         except ApiError:
-            if has_begun:
+            if has_started:
                 raise AnswerCut from None  # the borrower computes the missing blocks itself
             raise
         await _send_line(send, PromptComputed(num_cached, device_us), is_last=True)

@@ -1,4 +1,6 @@
-"""Ollama's paths: /api/chat, /api/generate, /api/embed, and information about models (dialects/ollama.py).
+"""Ollama's paths: /api/chat, /api/generate, /api/embed, and information about models.
+
+dialects/ollama.py has their bodies.
 
 A stream goes to a router as events with resume points, and to a client as lines.
 """
@@ -113,7 +115,8 @@ class OllamaBuilder:
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return a line for each part; the last one has the tokens' log-probabilities.
 
-        An end without further output adds no line of its own."""
+        An end without further output adds no line.
+        """
         messages = list(self._messages(delta))
         if not messages:
             return b""

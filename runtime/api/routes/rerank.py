@@ -1,6 +1,7 @@
-"""Scores: /v1/rerank, /rerank, /v2/rerank, /v1/score, /v1/classify, and contexts at Workers AI's /ai/run.
+"""Scores: /v1/rerank, /rerank, /v2/rerank, /v1/score, /v1/classify, and Workers AI's contexts.
 
-In the forms of Jina, Cohere, text-embeddings-inference, vLLM, and Workers AI (`{"query": ..., "contexts": [...]}`)."""
+In the forms of Jina, Cohere, text-embeddings-inference, vLLM, and Workers AI (`{"query": ..., "contexts": [...]}`).
+"""
 
 import os
 import time

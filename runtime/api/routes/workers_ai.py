@@ -1,4 +1,4 @@
-"""Cloudflare Workers AI's native paths: .../ai/run/{model}, lists of models, tasks and schemas, and token checks.
+"""Cloudflare Workers AI's paths: .../ai/run/{model}, lists of models, tasks and schemas, token checks.
 
 Generates as OpenAI's paths do, in other forms: an envelope around one object, or a stream of `{"response": ...}` whose last event has the usage. An
 answer requested as JSON is an object there; in a stream, or if it was cut short, it is text.
@@ -135,9 +135,10 @@ class _Run:
 
 
 def task_of(raw: bytes) -> Literal["run", "response", "embedding", "reranking", "decision"]:
-    """Return which kind of request a body is: a generation, a Responses body, embeddings, scores, or decisions.
+    """Return the kind of a request's body: generation, Responses body, embeddings, scores or decisions.
 
-    The fields are only searched for as words first, because most bodies with these words have them in a message. Invalid JSON is refused later."""
+    The fields are only searched for as words first, because most bodies with these words have them in a message. Invalid JSON is refused later.
+    """
     if not any(word in raw for word in (b'"text"', b'"input"', b'"contexts"', b'"questions"')):
         return "run"
     try:

@@ -1,6 +1,7 @@
-"""`pilotlight pack`: finds or downloads the model, starts the process that packs it, and shows its progress.
+"""`pilotlight pack`: find or download the model, start the packing process, and show its progress.
 
-This process does not load torch."""
+This process does not load torch.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`pilotlight backup` and `pilotlight restore`: copy the state of a running router and its sites, and restore it.
+"""`pilotlight backup` and `restore`: copy the state of a running router and its sites, and restore it.
 
 Databases are read by SQLite's backup API, each in one read transaction: the copy is consistent and has every write acknowledged before it started.
 Other files are read before the databases, and new ones again afterwards: the ledger contains everything that a meter counted at least once, and

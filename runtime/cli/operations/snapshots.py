@@ -1,4 +1,4 @@
-"""A folder of backups: compressed chunks of files stored once each, by SHA-256, and a JSON file per snapshot.
+"""A folder of backups: compressed chunks stored once each by SHA-256, and a JSON file per snapshot.
 
 The JSON file lists files by their chunks, so a snapshot costs only the changes since the previous one. Every chunk is verified by its digest. Knows
 bytes and digests; backup.py selects and reads the data.

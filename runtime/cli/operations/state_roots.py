@@ -1,4 +1,4 @@
-"""The directories of persistent state of a router and its sites, under names that are the same on every machine.
+"""The directories of a router's and its sites' state, under the same names on every machine.
 
 A backup copies them. Knows configuration files; backup.py knows the contents. Excluded are caches (models, compiled kernels, KV blocks), logs, and
 durable streams, which end minutes after they started.

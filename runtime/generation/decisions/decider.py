@@ -1,4 +1,4 @@
-"""A request for decisions, as a scope: its permit, its model, and the branches of a token tree after the state.
+"""A request for decisions, as a scope: its permit, its model, and branches of a token tree.
 
 The state is the tree's root, each question a branch, its options the leaves. The first leaf computes the state, whose blocks are then cached for all
 others. For each other question one option is computed first, and its first position also scores the options of one token; the remaining options
@@ -80,7 +80,7 @@ class AskedQuestion:
         return [i for i, known in enumerate(self.scores) if known is None]
 
     def learn(self, option: int, reported: Sequence[TokenLogprobs]) -> None:
-        """Store an option's log-probabilities, and the one-token options' scores that its first position reports."""
+        """Store an option's log-probabilities, and the one-token options' scores of its first position."""
         self.scores[option] = math.fsum(each.logprob for each in reported)
         first = {self.options[option][0]: reported[0].logprob, **dict(reported[0].top)}
         for i, tokens in enumerate(self.options):

@@ -1,4 +1,4 @@
-"""The texts of a request as a scope: permit, model, tokens, batches through the engine, and vectors in order.
+"""The texts of a request as a scope: permit, model, tokens, engine batches, and vectors in order.
 
 Shared by embeddings and scores; independent of the use of a vector, HTTP and dialects.
 """

@@ -18,7 +18,7 @@ def test_a_router_whose_clock_differs_from_every_sites_says_so(
     clocks = SiteClocks(("ams1", "iad1"), lambda: 1_000_000.0)
     for site, ahead_s in zip(("ams1", "iad1"), site_s, strict=True):
         if ahead_s:
-            clocks.is_told(site, 1_000_000.0 + ahead_s)
+            clocks.record(site, 1_000_000.0 + ahead_s)
             assert clocks.now_s(site) == pytest.approx(1_000_000.0 + ahead_s)
     said = [record.message for record in caplog.records if "own clock" in record.message]
     assert said == (["this router's own clock differs from every site's by 3600 s: set it"] if is_ours else [])

@@ -25,7 +25,7 @@ async def test_a_site_takes_orders_that_are_signed_with_its_secret_by_its_own_cl
     async with sites("ams1") as [site], aiohttp.ClientSession() as session, AsyncExitStack() as stack:
         site.secret, site.clock_ahead_s, site.behave = SECRET, 3600.0, answer(202, {"is": "heard"})
         clocks = SiteClocks(["ams1"])
-        clocks.is_told("ams1", clocks.now_s("ams1") + 3600.0)
+        clocks.record("ams1", clocks.now_s("ams1") + 3600.0)
         orders = SiteControl({"ams1": site.url}, secret, clocks)
         stack.enter_context(orders.by(session))
         answered = await orders.exchange("POST", "ams1", WAKE_PATH, msgspec.json.encode(WakeHint("ember")))

@@ -19,7 +19,7 @@ import pytest
 
 from pilotlight.edge_router.app import build_app
 from pilotlight.edge_router.durable.journal import (
-    AnswerBegun,
+    AnswerStarted,
     Entry,
     JournalEvents,
     JournalFile,
@@ -88,8 +88,8 @@ async def test_a_journal_is_one_routers_until_that_one_ends(tmp_path: Path) -> N
     mine, theirs = await one.begin(NAME, ASKED), await other.find(NAME)
     assert mine is not None
     assert theirs is not None
-    await mine.keep(AnswerBegun(200, (("a", "b"),), None), JournalEvents(event(0), points(100)))
-    assert await theirs.read() == [ASKED, AnswerBegun(200, (("a", "b"),), None), JournalEvents(event(0), points(100))]
+    await mine.keep(AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100)))
+    assert await theirs.read() == [ASKED, AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100))]
     assert not theirs.is_ours
     await theirs.keep(StreamEnded())  # says nothing where it is not ours to write
     await mine.keep(JournalEvents(event(1), points(101)))
@@ -98,11 +98,11 @@ async def test_a_journal_is_one_routers_until_that_one_ends(tmp_path: Path) -> N
     while not theirs.is_ours:
         found += await theirs.read()
     assert found == [JournalEvents(event(1), points(101))]
-    await theirs.begin_behind()
+    await theirs.resume()
     assert other.parts(NAME) == [
         [
             ASKED,
-            AnswerBegun(200, (("a", "b"),), None),
+            AnswerStarted(200, (("a", "b"),), None),
             JournalEvents(event(0), points(100)),
             JournalEvents(event(1), points(101)),
         ],
@@ -127,7 +127,7 @@ async def test_what_was_being_written_when_a_router_died_is_cut_off(tmp_path: Pa
         assert found is not None
         read = await found.read()
         assert read == [ASKED, JournalEvents(event(0), points(100))][: 2 if torn != whole[:-1] else 1]
-        await found.begin_behind()
+        await found.resume()
         await found.keep(JournalEvents(event(1), points(101)))
         found.release()
         parts = after.parts(NAME)
@@ -208,7 +208,7 @@ def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, mo
     file.close()
     again = whole_file(tmp_path / "j")
     assert again.read() == [ASKED, StreamEnded()]
-    again.begin_behind()
+    again.resume()
     assert again.read() == [], "what was written here is known here"
     again.remove()
     assert not (tmp_path / "j").exists()
@@ -423,7 +423,7 @@ async def test_a_journal_that_cannot_be_read_costs_its_readers_the_stream_and_no
         await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant, never_done)
     request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, f"{NAME}.1")
     record = UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
-    assert streams.as_kept(record) is record, "rather billed twice than not at all"
+    assert streams.corrected_usage(record) is record, "rather billed twice than not at all"
     journal.release()
     await streams.close()
 
@@ -459,7 +459,7 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
     written = JournalEvents(
         event(0), (ended, ResumePoint(0, (101,), None)) if fault == "an impossible point" else (ended,)
     )
-    await journal.keep(AnswerBegun(200, (), None), written)
+    await journal.keep(AnswerStarted(200, (), None), written)
     journal.release()
     journals.close()
     before = set(os.listdir("/proc/self/fd"))
@@ -531,10 +531,10 @@ async def test_a_killed_router_is_billed_for_what_it_told_and_no_more(tmp_path: 
         request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, part)
         return UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
 
-    assert streams.as_kept(left_by(f"{NAME}.1")).use == ResourceUse(7, 3, 2, 0)
-    assert streams.as_kept(left_by(f"{NAME}.2")).use == ResourceUse(0, 0, 1, 0)
+    assert streams.corrected_usage(left_by(f"{NAME}.1")).use == ResourceUse(7, 3, 2, 0)
+    assert streams.corrected_usage(left_by(f"{NAME}.2")).use == ResourceUse(0, 0, 1, 0)
     for part in ("", f"{'0' * 32}.1"):  # of another request, and of a stream that is long over
-        assert streams.as_kept(left_by(part)).use == ResourceUse(7, 3, 9, 0)
+        assert streams.corrected_usage(left_by(part)).use == ResourceUse(7, 3, 9, 0)
     await streams.close()
 
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from pilotlight.edge_router.admission.filter import AdmissionFilter, TenantLimits, tenant_of
 from pilotlight.edge_router.durable.event_buffer import EVENT_BYTES
-from pilotlight.edge_router.durable.journal import AnswerBegun, JournalEvents, JournalHeader, StreamEnded
+from pilotlight.edge_router.durable.journal import AnswerStarted, JournalEvents, JournalHeader, StreamEnded
 from pilotlight.edge_router.durable.streams import STREAM, DurableStream, DurableStreams, StreamRoutes, accepted, tell
 from pilotlight.edge_router.forwarding.downstream import Downstream, ResponseWriter
-from pilotlight.edge_router.requests.request import Head, wants_durable
+from pilotlight.edge_router.requests.request import Head, parse_durable
 from pilotlight.sites.network import DoorConfig, DurableConfig, TenantLimitsConfig
 from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
@@ -251,14 +251,14 @@ async def test_a_stream_that_never_ends_is_ended() -> None:
 )
 def test_a_wish_for_durability_that_makes_no_sense_is_refused(fields: dict[str, object], complaint: str) -> None:
     with pytest.raises(ApiError, match=complaint):
-        wants_durable(HEAD, json.dumps(fields).encode())
+        parse_durable(HEAD, json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize(
     "body", [b'{"durable', b'["durable"]', b'{"prompt": "\\"durable\\""}', b'{"stream_options": "durable"}']
 )
 def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
-    assert wants_durable(HEAD, body) == (False, False, body)
+    assert parse_durable(HEAD, body) == (False, False, body)
 
 
 class Reader:
@@ -337,11 +337,11 @@ FUNCTION = Head("POST", "/fn/f", "/fn/f", [])
     ("head", "entries", "is_over", "may_go_on"),
     [
         (HEAD, [], False, True),
-        (HEAD, [AnswerBegun(200, (), None)], False, True),
-        (HEAD, [AnswerBegun(200, (), None), JournalEvents(event(0), ())], False, False),
-        (HEAD, [AnswerBegun(200, (), None), JournalEvents(event(0), (ResumePoint(0, (7,)),))], False, True),
-        (HEAD, [AnswerBegun(200, (), None), JournalEvents(event(0) + DONE, ())], True, False),
-        (HEAD, [AnswerBegun(200, (), b"whole"), StreamEnded()], True, True),
+        (HEAD, [AnswerStarted(200, (), None)], False, True),
+        (HEAD, [AnswerStarted(200, (), None), JournalEvents(event(0), ())], False, False),
+        (HEAD, [AnswerStarted(200, (), None), JournalEvents(event(0), (ResumePoint(0, (7,)),))], False, True),
+        (HEAD, [AnswerStarted(200, (), None), JournalEvents(event(0) + DONE, ())], True, False),
+        (HEAD, [AnswerStarted(200, (), b"whole"), StreamEnded()], True, True),
         (FUNCTION, [], False, False),
         (Head("GET", "/fn/f", "/fn/f", []), [], False, True),
     ],
@@ -486,7 +486,7 @@ async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -
     assert [(each.events, each.points) for each in told] == [
         (event(0), (first, second)), (event(1), ()), (event(2), (ResumePoint(0, (4,)),)),
     ]  # fmt: skip
-    assert recording.begun == (ASKED.answer, recording.log, "name.3")
+    assert recording.started == (ASKED.answer, recording.log, "name.3")
     again = stream()
     assert not again.replay(kept.entries)
     assert (again.log.num_tokens, again.events.num_bytes) == (4, recording.events.num_bytes)

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 from pilotlight.edge_router.forwarding.relay import Cause, DeliveryLog
 from pilotlight.edge_router.forwarding.request_state import (
     MAX_HANDOVERS,
-    BegunAnswer,
     RequestState,
     SiteTries,
+    StartedAnswer,
     StreamRecovery,
 )
 from pilotlight.edge_router.forwarding.site_failure import Failure, SiteFailed
@@ -80,11 +80,11 @@ def test_a_site_that_declined_and_then_failed_is_not_asked_again() -> None:
     tries = SiteTries()
     tries.failed("a", failed("declined"))
     assert (tries.excluded, tries.failures, tries.is_paid) == ({"a"}, {}, True)
-    assert tries.take_back_declined()
+    assert tries.readmit_declined()
     assert not tries.excluded
     tries.failed("a", failed("declined"))  # though it was not free to
     assert list(tries.failures) == ["a"]
-    assert not tries.take_back_declined()
+    assert not tries.readmit_declined()
     assert tries.excluded == {"a"}
 
 
@@ -164,16 +164,16 @@ def test_what_a_client_has_had_is_counted_once_whoever_has_counted_it_before() -
     assert one.delivered_tokens == 4
     log = DeliveryLog()
     log.add(ResumePoint(0, (1, 2, 3)))
-    begun = BegunAnswer(AnswerName(5, 6, "0" * 24), log, "j.2")
-    one.go_on(begun, 40.0)
-    assert (one.request.answer_name, one.log) == (begun.name, log)
+    started = StartedAnswer(AnswerName(5, 6, "0" * 24), log, "j.2")
+    one.continue_answer(started, 40.0)
+    assert (one.request.answer_name, one.log) == (started.name, log)
     assert (one.recovery.lost_site, one.recovery.is_cut, one.recovery.delivered_at) == ("", True, 40.0)
     assert (one.request.delivered_tokens, one.request.delivery) == (3, log.delivery())
     log.add(ResumePoint(0, (4,)))
     assert one.delivered_tokens - 4 == 1, "of what another router had told nothing"
     fresh = proxied()
-    fresh.go_on(BegunAnswer(begun.name, DeliveryLog(), ""), 40.0)
-    assert (fresh.recovery.lost, fresh.request.answer_name) == (None, begun.name)
+    fresh.continue_answer(StartedAnswer(started.name, DeliveryLog(), ""), 40.0)
+    assert (fresh.recovery.lost, fresh.request.answer_name) == (None, started.name)
 
 
 def test_what_another_router_has_told_too_much_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_what_another_router_has_told_too_much_of_is_not_gone_on_with(monkeypatc
     log.add(ResumePoint(0, (1, 2, 3)))
     monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 1)
     with pytest.raises(ApiError, match=r"the router was lost before the end of its answer: .*too long") as refused:
-        proxied().go_on(BegunAnswer(AnswerName(5, 6, "0" * 24), log, "j.2"), 40.0)
+        proxied().continue_answer(StartedAnswer(AnswerName(5, 6, "0" * 24), log, "j.2"), 40.0)
     assert refused.value.word == "upstream_lost"
 
 

@@ -52,9 +52,9 @@ def test_a_stage_is_there_for_each_thing_that_is_asked_for_in_the_order_of_their
 
 async def test_limits_that_a_reload_brings_hold_for_the_next_request() -> None:
     router = made()
-    router.become(network(URLS, **CLOSED))
+    router.reload(network(URLS, **CLOSED))
     assert names(router) == ["_check_model"]
-    router.become(network(URLS))
+    router.reload(network(URLS))
     assert names(router) == []
 
 

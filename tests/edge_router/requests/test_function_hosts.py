@@ -81,7 +81,7 @@ def test_an_account_takes_routes_below_its_own_hosts_alone_and_no_other_function
 def test_a_file_that_is_read_again_keeps_what_is_deployed() -> None:
     hosts = made()
     hosts.serve({"blog": deployment("blog", "blog.example/*")})
-    hosts.become(network({"ams1": "http://127.0.0.1:1"}))
+    hosts.reload(network({"ams1": "http://127.0.0.1:1"}))
     assert (hosts.find("blog.example", "/"), hosts.find("shop.example", "/")) == ("blog", None)
 
 

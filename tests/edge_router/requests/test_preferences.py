@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from pilotlight.edge_router.requests.preferences import preferences
-from pilotlight.edge_router.requests.request import Head, wants_durable
+from pilotlight.edge_router.requests.request import Head, parse_durable
 
 STREAM = orjson.dumps({"stream": True})
 
@@ -43,4 +43,4 @@ def test_preferences_are_read_as_the_rfc_writes_them(values: list[str], expected
 )
 def test_a_client_need_not_wait_where_it_says_so_in_any_of_its_headers(values: list[str], is_async: bool) -> None:
     head = Head("POST", "/v1/chat/completions", "/v1/chat/completions", [("prefer", value) for value in values])
-    assert wants_durable(head, STREAM) == (is_async, is_async, STREAM)
+    assert parse_durable(head, STREAM) == (is_async, is_async, STREAM)

@@ -13,8 +13,8 @@ from pilotlight.edge_router.requests.request import (
     Head,
     RequestParser,
     ValidRequest,
+    parse_durable,
     request_id_of,
-    wants_durable,
 )
 from pilotlight.edge_router.requests.session import FIRST_PREFIXES, LAST_PREFIXES
 from pilotlight.wire.chat import MAX_MESSAGES
@@ -282,7 +282,7 @@ def test_a_stream_is_durable_where_its_body_or_its_client_says_so_and_the_site_d
     prefer: str, body: bytes, told: tuple[bool, bool, bytes | None]
 ) -> None:
     head = Head("POST", "/v1/completions", "/v1/completions", [("prefer", prefer)] if prefer else [])
-    assert wants_durable(head, body) == (*told[:2], body if told[2] is None else told[2])
+    assert parse_durable(head, body) == (*told[:2], body if told[2] is None else told[2])
 
 
 def test_a_cache_salt_parts_the_conversations_of_one_tenant() -> None:

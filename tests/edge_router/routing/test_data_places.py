@@ -131,6 +131,6 @@ def test_sites_are_named_or_in_a_region_and_every_rule_that_fits_takes_some_away
         assert not DataPlaces(parse(NetworkConfig, {**plain, **some}, "test")).is_empty
     before = DataPlaces(network(urls))
     assert before.is_empty
-    before.become(places)
+    before.update_from(places)
     assert not before.is_empty
     assert before.of("acme", "embers", None) == places.of("acme", "embers", None)

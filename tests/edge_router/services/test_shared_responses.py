@@ -59,7 +59,7 @@ def response(name: str, *, tenant: str = "t", size: int = 10, status: str = "com
     return KeptResponse(tenant, {"id": name, "status": status, "output": output, "background": True}, b'{"id":"i"}')
 
 
-async def begun(store: ResponseStore, name: str) -> KeptResponse:
+async def started(store: ResponseStore, name: str) -> KeptResponse:
     """Begin one that is made until somebody ends it."""
     made = response(name, status="in_progress")
     await store.begin(made)
@@ -152,7 +152,7 @@ async def test_what_one_router_keeps_another_one_has_and_its_tenants_alone(serve
 
 async def test_one_that_is_made_is_followed_at_another_router_from_any_event(server: Postgres) -> None:
     async with opened(server) as a, opened(server) as b:
-        made = await begun(a, "1")
+        made = await started(a, "1")
         shown = await b.find("1", "t")
         assert (shown.task, shown.fields["status"]) == (None, "in_progress")
         with pytest.raises(ApiError) as refused:
@@ -178,8 +178,8 @@ async def test_one_that_is_made_is_followed_at_another_router_from_any_event(ser
 @pytest.mark.parametrize("ends", ["cancelled", "deleted"])
 async def test_what_is_ended_at_another_router_is_no_longer_made(server: Postgres, ends: str) -> None:
     async with opened(server) as a, opened(server) as b:
-        made = await begun(a, "1")
-        other = await begun(a, "2")
+        made = await started(a, "1")
+        other = await started(a, "2")
         shown = await b.find("1", "t")
         if ends == "cancelled":
             assert (await b.cancel(shown)).fields["status"] == "cancelled"
@@ -197,7 +197,7 @@ async def test_what_is_ended_at_another_router_is_no_longer_made(server: Postgre
 
 async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_when_it_is_back(server: Postgres) -> None:
     async with opened(server) as a, opened(server) as b:
-        made, ending = await begun(a, "1"), response("2", status="in_progress")
+        made, ending = await started(a, "1"), response("2", status="in_progress")
         await a.begin(ending)
         made.add_event(b"data: 0\n\n")
         shown = await b.find("1", "t")
@@ -235,7 +235,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
 async def test_a_router_that_stops_leaves_what_it_was_making_failed_for_the_others(server: Postgres) -> None:
     async with opened(server) as b:
         async with opened(server) as a:
-            made = await begun(a, "1")
+            made = await started(a, "1")
             made.add_event(b"data: 0\n\n")
         shown = await b.find("1", "t")
         assert shown.fields["status"] == "failed"
@@ -289,7 +289,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
     fail, mend = (server.kill, server.start) if fails == "killed" else (server.stop, server.go_on)
     async with opened(server, answer_s=1.0) as a, opened(server, answer_s=1.0) as b:
         assert await a.keep(response("before"))
-        made = await begun(a, "made")
+        made = await started(a, "made")
         assert await status_of(b, "made") == "in_progress"
         await asyncio.to_thread(fail)
         try:
@@ -374,7 +374,7 @@ async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgre
 async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Postgres) -> None:
     """As where the answer to its beginning was lost: nobody knows its name."""
     async with opened(server) as a:
-        refused, made = response("refused", status="queued"), await begun(a, "made")
+        refused, made = response("refused", status="queued"), await started(a, "made")
         assert await a.keep(refused)
 
         async def is_dropped() -> bool:

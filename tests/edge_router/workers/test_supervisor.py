@@ -66,7 +66,7 @@ class Routed:
             found[pid] = session
         return found
 
-    async def begun(self, session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
+    async def started(self, session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
         """Return a stream whose first event has come, and whose end waits for a command."""
         self.site.behave = raw_stream(event(0), end="on command")
         response = await session.post(self.url + "/v1/chat/completions", json=CHAT)
@@ -115,7 +115,7 @@ async def routed(folder: Path, site: FakeSite, extra: str = "") -> AsyncIterator
 async def test_a_worker_that_is_killed_costs_its_own_streams_and_is_replaced(tmp_path: Path) -> None:
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         (killed, other) = (await router.workers()).items()
-        lost, kept = await router.begun(killed[1]), await router.begun(other[1])
+        lost, kept = await router.started(killed[1]), await router.started(other[1])
         os.kill(killed[0], signal.SIGKILL)
         with pytest.raises(aiohttp.ClientError):
             await lost.read()
@@ -147,7 +147,7 @@ async def test_a_durable_stream_of_a_killed_worker_goes_on_at_another(tmp_path: 
 async def test_workers_are_replaced_one_by_one_without_a_lost_stream(tmp_path: Path) -> None:
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         before = await router.workers()
-        streams = [await router.begun(session) for session in before.values()]
+        streams = [await router.started(session) for session in before.values()]
         router.process.send_signal(signal.SIGUSR2)
         after = await router.workers(without=frozenset(before))
         for session in after.values():
@@ -165,7 +165,7 @@ async def test_a_request_on_an_old_connection_is_answered_while_its_worker_retir
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         before = await router.workers()
         idle, pid = await router.client()
-        open_stream = await router.begun(before[pid])  # so that it does not end
+        open_stream = await router.started(before[pid])  # so that it does not end
         router.process.send_signal(signal.SIGUSR2)
         await router.workers(without=frozenset(before))
         async with idle.get(router.url + "/status") as response:
@@ -176,7 +176,7 @@ async def test_a_request_on_an_old_connection_is_answered_while_its_worker_retir
 
 async def test_a_stop_drains_every_worker(tmp_path: Path) -> None:
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
-        streams = [await router.begun(session) for session in (await router.workers()).values()]
+        streams = [await router.started(session) for session in (await router.workers()).values()]
         router.process.send_signal(signal.SIGTERM)
         site.go_on.set()
         for stream in streams:
@@ -227,7 +227,7 @@ async def test_stored_responses_are_found_while_the_worker_that_keeps_them_is_re
         before = await router.workers()
         async with before[min(before)].post(router.url + "/v1/responses", json=ASKED) as response:
             made = (await response.json())["id"]
-        streams = [await router.begun(session) for session in before.values()]
+        streams = [await router.started(session) for session in before.values()]
         router.process.send_signal(signal.SIGUSR2)
         after = await router.workers(without=frozenset(before))
         for session in after.values():

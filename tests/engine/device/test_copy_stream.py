@@ -69,7 +69,7 @@ def test_what_has_begun_can_be_waited_for_before_the_end(stream: CudaCopyStream)
     keep_busy()
     with copying(stream, stream.mark()):
         stream.begin_copy(here.data_ptr(), there.data_ptr(), HALF)
-        stream.begun().synchronize()
+        stream.started().synchronize()
         assert bool((here[:HALF] == 5).all())
         stream.begin_copy(here.data_ptr() + HALF, there.data_ptr() + HALF, HALF)
     assert bool((here[HALF:] == 5).all())

@@ -79,7 +79,7 @@ def test_closing_waits_for_the_piece_under_way_and_begins_no_other() -> None:
     registered = RegisteredMemory(mapping(3 * PIECE), CUDA, PIECE, registrar=fake)
     fake.may_go_on.clear()
     registered.start()
-    assert fake.begun.acquire(timeout=60)
+    assert fake.started.acquire(timeout=60)
     closing = threading.Thread(target=registered.close)
     closing.start()
     closing.join(0.02)
@@ -144,7 +144,7 @@ def test_a_piece_that_is_released_while_it_is_registered_is_never_covered() -> N
     registered = RegisteredMemory(mapping(2 * PIECE), CUDA, PIECE, registrar=fake)
     fake.may_go_on.clear()
     registered.start()
-    assert fake.begun.acquire(timeout=60)
+    assert fake.started.acquire(timeout=60)
     registered.release(0, 2 * PIECE)  # the other one has not been begun, and is not
     fake.may_go_on.set()
     until(lambda: len(fake.calls) == 2)

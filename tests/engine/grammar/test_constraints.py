@@ -48,7 +48,7 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def begun(grammars: Grammars, kind: Any, text: str, delivered: tuple[int, ...] = ()) -> Matcher:
+def started(grammars: Grammars, kind: Any, text: str, delivered: tuple[int, ...] = ()) -> Matcher:
     return grammars.compile(Constraint(kind, text), delivered).result(timeout=60)
 
 
@@ -73,7 +73,7 @@ def walk(matcher: Matcher, draw: random.Random, most: int = 200) -> list[int]:
 def test_whatever_is_chosen_is_a_document_of_the_schema(grammars: Grammars, schema: dict[str, Any]) -> None:
     finished = 0
     for seed in range(20):
-        tokens = walk(begun(grammars, "json_schema", json.dumps(schema)), random.Random(seed))
+        tokens = walk(started(grammars, "json_schema", json.dumps(schema)), random.Random(seed))
         if tokens:
             finished += 1
             jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), schema)
@@ -92,7 +92,7 @@ def test_whatever_is_chosen_is_a_document_of_the_schema(grammars: Grammars, sche
 def test_all_that_a_grammar_allows_is_chosen_and_nothing_else(
     grammars: Grammars, kind: str, text: str, texts: set[str]
 ) -> None:
-    found = {TOKENIZER.decode(walk(begun(grammars, kind, text), random.Random(seed))) for seed in range(80)}
+    found = {TOKENIZER.decode(walk(started(grammars, kind, text), random.Random(seed))) for seed in range(80)}
     assert found == texts
 
 
@@ -121,34 +121,34 @@ def test_all_that_a_grammar_allows_is_chosen_and_nothing_else(
 )
 def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, kind: str, text: str, reason: str) -> None:
     with pytest.raises(ConstraintError) as refused:
-        begun(grammars, kind, text)
+        started(grammars, kind, text)
     assert reason in str(refused.value)
     assert " | " not in str(refused.value), "no line of the grammar"
     assert len(str(refused.value)) < 700
-    assert walk(begun(grammars, "regex", "a"), random.Random(0)) != [], "the next grammar is compiled"
+    assert walk(started(grammars, "regex", "a"), random.Random(0)) != [], "the next grammar is compiled"
 
 
 def test_a_choice_may_be_among_thousands(grammars: Grammars) -> None:
     texts = [f"w{i}" for i in range(4096)]
-    found = TOKENIZER.decode(walk(begun(grammars, "choice", json.dumps(texts)), random.Random(1)))
+    found = TOKENIZER.decode(walk(started(grammars, "choice", json.dumps(texts)), random.Random(1)))
     assert found in texts
 
 
 def test_a_matcher_goes_on_behind_what_was_delivered(grammars: Grammars) -> None:
     schema = json.dumps(SCHEMAS[1])
-    tokens = walk(begun(grammars, "json_schema", schema), random.Random(3))
+    tokens = walk(started(grammars, "json_schema", schema), random.Random(3))
     for cut in range(len(tokens) + 1):
-        there = begun(grammars, "json_schema", schema, tuple(tokens[:cut]))
+        there = started(grammars, "json_schema", schema, tuple(tokens[:cut]))
         for token in tokens[cut:]:
             assert token in allowed(there.mask())
             there.accept(token)
         assert there.is_complete
     with pytest.raises(ConstraintError):
-        begun(grammars, "json_schema", schema, (tokens[-1],))
+        started(grammars, "json_schema", schema, (tokens[-1],))
 
 
 def test_sequences_of_one_grammar_stand_where_they_are(grammars: Grammars) -> None:
-    first, second = (begun(grammars, "regex", "[ab]c") for _ in range(2))
+    first, second = (started(grammars, "regex", "[ab]c") for _ in range(2))
     (token,) = TOKENIZER.encode("a")
     first.accept(token)
     assert token not in allowed(first.mask())
@@ -157,15 +157,15 @@ def test_sequences_of_one_grammar_stand_where_they_are(grammars: Grammars) -> No
 
 def test_masks_behind_drafts_are_those_of_tokens_taken_one_by_one_and_nothing_is_taken(grammars: Grammars) -> None:
     schema = json.dumps(SCHEMAS[1])
-    tokens = walk(begun(grammars, "json_schema", schema), random.Random(5))
+    tokens = walk(started(grammars, "json_schema", schema), random.Random(5))
     wrong = TOKENIZER.encode("zzz")
     for start in range(len(tokens)):
-        drafted = begun(grammars, "json_schema", schema, tuple(tokens[:start]))
+        drafted = started(grammars, "json_schema", schema, tuple(tokens[:start]))
         drafts = [*tokens[start : start + 3], *wrong]
         masks = drafted.masks(drafts)
         assert len(masks) == len(drafts) + 1
         for behind in range(min(3, len(tokens) - start)):
-            assert masks[behind] == begun(grammars, "json_schema", schema, tuple(tokens[: start + behind])).mask()
+            assert masks[behind] == started(grammars, "json_schema", schema, tuple(tokens[: start + behind])).mask()
         assert drafted.mask() == masks[0]
 
 
@@ -187,7 +187,7 @@ class SlowCompiler:
 
 
 def test_a_tenant_s_slow_grammars_hold_up_no_other_tenant(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun(grammars, "regex", "known")
+    started(grammars, "regex", "known")
     compiler = SlowCompiler(monkeypatch)
     waiting = [grammars.compile(Constraint("regex", f"slow{i}"), (), b"a") for i in range(4)]
     for text in ("quick", "known"):
@@ -202,10 +202,10 @@ def test_a_tenant_s_slow_grammars_hold_up_no_other_tenant(grammars: Grammars, mo
 
 
 def test_what_is_compiled_waits_for_no_compile_at_all(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun(grammars, "regex", "known")
+    started(grammars, "regex", "known")
     compiler = SlowCompiler(monkeypatch)
     waiting = [grammars.compile(Constraint("regex", f"slow{i}"), (), bytes([i])) for i in range(8)]
-    assert begun(grammars, "regex", "known").mask()
+    assert started(grammars, "regex", "known").mask()
     assert not any(each.done() for each in waiting)
     compiler.may_end.set()
     assert all(each.result(timeout=60).mask() for each in waiting)
@@ -214,9 +214,9 @@ def test_what_is_compiled_waits_for_no_compile_at_all(grammars: Grammars, monkey
 def test_a_grammar_that_failed_is_compiled_again(tmp_path: Path) -> None:
     made = Grammars(tmp_path, TOKENIZER.vocab_size, [EOS])
     with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
-        begun(made, "regex", "a")
+        started(made, "regex", "a")
     shutil.copy(DIRECTORY / "tokenizer.json", tmp_path)
-    assert begun(made, "regex", "a").mask()
+    assert started(made, "regex", "a").mask()
     made.close()
 
 

@@ -35,7 +35,7 @@ class SlowCopier(CpuBlockCopier):
 
     def __init__(self, cache: torch.Tensor) -> None:
         super().__init__(cache)
-        self.begun = threading.Event()
+        self.started = threading.Event()
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.is_broken = False
@@ -49,11 +49,11 @@ class SlowCopier(CpuBlockCopier):
         super().fetch(blocks, source, mark)
 
     def hold_up(self) -> None:
-        self.begun.clear()
+        self.started.clear()
         self.may_go_on.clear()
 
     def _pause(self) -> None:
-        self.begun.set()
+        self.started.set()
         assert self.may_go_on.wait(60)
         if self.is_broken:
             raise RuntimeError("the device is gone")
@@ -161,7 +161,7 @@ def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
     rig.tiers.begin_stores(everything=True)
     rig.copier.hold_up()
     rig.store(range(1, 20), wait=False)
-    assert rig.copier.begun.wait(60)
+    assert rig.copier.started.wait(60)
     waiting = sorted(rig.tiers._thread._stores)
     for block in waiting:
         rig.tiers.drop(block)
@@ -176,7 +176,7 @@ def test_a_block_that_is_reused_before_its_turn_is_not_stored(rig: Rig) -> None:
 def test_a_block_that_is_being_copied_is_not_given_up_before_it_is(rig: Rig) -> None:
     rig.copier.hold_up()
     rig.store([5], wait=False)
-    assert rig.copier.begun.wait(60)
+    assert rig.copier.started.wait(60)
     overwritten = threading.Event()
 
     def overwrite() -> None:
@@ -201,7 +201,7 @@ def test_after_a_cancel_nothing_is_written_any_more(rig: Rig) -> None:
     rig.store(range(8))
     rig.copier.hold_up()
     under_way, queued = rig.fetch(range(4), range(20, 24)), rig.fetch(range(4, 8), range(24, 28))
-    assert rig.copier.begun.wait(60)
+    assert rig.copier.started.wait(60)
     rig.tiers.cancel(queued)
     cancelling = threading.Thread(target=rig.tiers.cancel, args=[under_way])
     cancelling.start()
@@ -218,7 +218,7 @@ def test_after_a_cancel_nothing_is_written_any_more(rig: Rig) -> None:
 def test_bad_content_that_is_being_stored_is_forgotten_too(rig: Rig) -> None:
     rig.copier.hold_up()
     rig.store([1, 2], wait=False)
-    assert rig.copier.begun.wait(60)
+    assert rig.copier.started.wait(60)
     forgetting = threading.Thread(target=rig.tiers.forget, args=[[name(1)]])
     forgetting.start()
     rig.copier.may_go_on.set()
@@ -254,7 +254,7 @@ def test_a_failed_step_calls_everything_off(rig: Rig) -> None:
     rig.copier.hold_up()
     fetch = rig.fetch(range(6), range(20, 26))
     rig.store(range(30, 40), wait=False)
-    assert rig.copier.begun.wait(60)
+    assert rig.copier.started.wait(60)
     rig.copier.may_go_on.set()
     rig.tiers.reset()
     rig.cache.zero_()
@@ -284,7 +284,7 @@ def test_a_model_that_leaves_waits_for_the_copy_under_way(rig: Rig) -> None:
     thread = rig.tiers._thread._thread
     rig.copier.hold_up()
     rig.store([1], wait=False)
-    assert rig.copier.begun.wait(60)
+    assert rig.copier.started.wait(60)
     leaving = threading.Thread(target=rig.tiers._thread.close)
     leaving.start()
     leaving.join(0.05)
@@ -405,7 +405,7 @@ def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_a
     rig.copier.hold_up()
     rig.tiers.mover.store_batch = 4
     assert rig.tiers.swap_out(owner, chain, range(20), 20 * BLOCK_SIZE)
-    assert rig.copier.begun.wait(60), "a thread copies"
+    assert rig.copier.started.wait(60), "a thread copies"
     assert not any(block in rig.host for block in chain), "and the engine's goes on meanwhile"
     used_again = [18, 19]
     for block in used_again:
@@ -430,7 +430,7 @@ def test_a_sequence_that_goes_on_before_its_blocks_are_copied_leaves_no_pin(rig:
     owner = object()
     rig.copier.hold_up()
     assert rig.tiers.swap_out(owner, [name(n) for n in range(6)], range(6), 6 * BLOCK_SIZE)
-    assert rig.copier.begun.wait(60)
+    assert rig.copier.started.wait(60)
     rig.tiers.unpin(owner)
     rig.copier.may_go_on.set()
     assert rig.tiers.wait_until_idle(10)

@@ -403,14 +403,14 @@ class Counting:
     """What counts a function's calls, and what it was told."""
 
     def __init__(self) -> None:
-        self.begun: list[Any] = []
+        self.started: list[Any] = []
         self.told: list[Any] = []
         self.is_full = False
 
     def begin(self, *asked: Any) -> Any:
         if self.is_full:
             raise ApiError("overloaded", "ask again later")
-        self.begun.append(asked)
+        self.started.append(asked)
         return SimpleNamespace(count=self.told.append, sends=self.told.append)
 
     def end(self, meter: Any, outcome: str) -> None:
@@ -437,7 +437,7 @@ async def test_a_call_is_counted_under_its_models_own_name_and_the_adapter_that_
     ai = RuntimeAI(Services(inference=Named(), usage=usage, function="hello"), None)  # type: ignore[arg-type]
     inputs = {"prompt": "p"} if lora is None else {"prompt": "p", "lora": lora}
     await ai._counted("@x/ember", inputs, {}, False)
-    assert usage.begun == [("hello", "ember", adapter, len(json.dumps(inputs, separators=(",", ":"))))]
+    assert usage.started == [("hello", "ember", adapter, len(json.dumps(inputs, separators=(",", ":"))))]
     assert usage.told == [ResourceUse(1, 0, 2), 5, "complete"]
     usage.told.clear()
     with pytest.raises(RuntimeError, match="broken"):

@@ -40,8 +40,8 @@ def test_time_is_divided_among_the_requests_that_were_open_at_both_looks(now: li
     work = IsolateWork(0.0)
     meter = CpuMeter(work, 0.0)
     charged = []
-    for begun, ended in (([1], []), ([2], []), ([], []), ([], [1])):
-        for id in begun:
+    for started, ended in (([1], []), ([2], []), ([], []), ([], [1])):
+        for id in started:
             work.begin(id)
         for id in ended:
             work.end(id)

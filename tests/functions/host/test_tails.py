@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from pilotlight.functions.host.tails import MAX_FOLLOWERS, MAX_WAITING, Line, Tails
 
 
-async def begun(tails: Tails, function: str = "f") -> tuple[AsyncGenerator[Line, None], "asyncio.Task[Line]"]:
+async def started(tails: Tails, function: str = "f") -> tuple[AsyncGenerator[Line, None], "asyncio.Task[Line]"]:
     """Return a follower that waits for its first line."""
     following = tails.follow(function)
     waiting = asyncio.ensure_future(anext(following))
@@ -17,10 +17,10 @@ async def begun(tails: Tails, function: str = "f") -> tuple[AsyncGenerator[Line,
 async def test_each_follower_gets_every_line_of_its_function_from_now_on() -> None:
     tails = Tails()
     tails.publish("f", "nobody heard it")
-    first, waits = await begun(tails)
-    other, others = await begun(tails, "g")
+    first, waits = await started(tails)
+    other, others = await started(tails, "g")
     tails.publish("f", "one")
-    second, second_waits = await begun(tails)
+    second, second_waits = await started(tails)
     tails.publish("f", "two")
     assert ((await waits).text, (await anext(first)).text, (await second_waits).text) == ("one", "two", "two")
     assert not others.done()
@@ -35,7 +35,7 @@ async def test_each_follower_gets_every_line_of_its_function_from_now_on() -> No
 
 async def test_who_is_too_slow_misses_lines_and_hears_how_many() -> None:
     tails = Tails()
-    following, waiting = await begun(tails)
+    following, waiting = await started(tails)
     tails.publish("f", "begin")
     await waiting
     for i in range(MAX_WAITING + 1):
@@ -52,9 +52,9 @@ async def test_who_is_too_slow_misses_lines_and_hears_how_many() -> None:
 async def test_a_function_has_so_many_followers_and_who_leaves_makes_room() -> None:
     tails = Tails()
     assert not tails.is_full("f")
-    followers = [await begun(tails) for _ in range(MAX_FOLLOWERS - 1)]
+    followers = [await started(tails) for _ in range(MAX_FOLLOWERS - 1)]
     assert not tails.is_full("f")
-    followers.append(await begun(tails))
+    followers.append(await started(tails))
     assert (tails.is_full("f"), tails.is_full("g")) == (True, False)
     assert [*tails._followers] == ["f"], "who is only asked about is not kept"
     for following, waiting in followers:

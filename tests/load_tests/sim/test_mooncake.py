@@ -63,5 +63,5 @@ def test_a_file_is_simulated_to_its_end() -> None:
     lines = [Line(100.0 * i, 3000 + 10 * i, 50, (0, i // 4, 1000 + i)) for i in range(300)]
     simulation = prepare(CostPolicy, TraceFile(lines), "heavy", 300, 11)
     simulation.run()
-    assert simulation.begun == simulation.answered + simulation.shed
-    assert simulation.begun > 250
+    assert simulation.started == simulation.answered + simulation.shed
+    assert simulation.started > 250

@@ -25,9 +25,9 @@ def ran(policy: str, trace: str, load: str = "heavy", requests: int = 800, seed:
 @pytest.mark.parametrize("policy", CONTENDERS)
 def test_every_request_is_answered_once_or_shed_through_crashes_and_partitions(policy: str) -> None:
     simulation = ran(policy, "chat")
-    assert simulation.begun > 250
+    assert simulation.started > 250
     assert simulation.open_calls == 0
-    assert simulation.begun == simulation.answered + simulation.shed
+    assert simulation.started == simulation.answered + simulation.shed
 
 
 @pytest.mark.parametrize("trace", TRACES)

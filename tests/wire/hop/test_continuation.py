@@ -120,4 +120,8 @@ def test_parts_of_an_answer_have_names_of_their_own_at_every_site() -> None:
     assert name.item_id(0x12, 0xABC) == "0123456789abcdef01" + "012" + "abc"
     assert {len(each) for each in ids} == {24}
     assert AnswerName.fresh().seed != AnswerName.fresh().seed
-    assert [Delivered().has_begun, Delivered((1,)).has_begun, Delivered((), "stop").has_begun] == [False, True, True]
+    assert [Delivered().has_started, Delivered((1,)).has_started, Delivered((), "stop").has_started] == [
+        False,
+        True,
+        True,
+    ]

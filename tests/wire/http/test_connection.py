@@ -217,11 +217,11 @@ async def test_a_refusal_is_no_answer_to_another_request() -> None:
     assert b"x-over" not in incoming.transport.written
     await incoming.is_answered()
     assert (incoming.left, incoming.statuses) == (["/"], [b"408"]), "its application hears that it has left"
-    begun = Client()
-    await begun.says(POST)
-    await begun.is_answered(more=True)
-    begun.connection.refuse(refusal)
-    assert (begun.statuses, begun.transport.told) == ([b"200"], ["abort"])
+    started = Client()
+    await started.says(POST)
+    await started.is_answered(more=True)
+    started.connection.refuse(refusal)
+    assert (started.statuses, started.transport.told) == ([b"200"], ["abort"])
     behind = Client()
     await behind.says(GET % 1 + POST)
     behind.connection.refuse(refusal)

@@ -126,9 +126,9 @@ async def test_a_whole_answer_is_one_write_and_a_streams_head_does_not_wait_for_
     made, connection = exchange()
     made.end_body()
     await made.send(start())
-    assert not made.has_begun
+    assert not made.has_started
     await turn()
-    assert made.has_begun
+    assert made.has_started
     (head,) = connection.written
     assert b"transfer-encoding: chunked\r\n" in head
     await made.send(body(b"", more=True))

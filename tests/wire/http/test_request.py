@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.http.request import (
     MAX_PIPELINED,
-    Begun,
     BodyPart,
     Ended,
     Refused,
     RequestEvent,
     RequestHead,
     RequestReader,
+    RequestStarted,
     WebSocketAsked,
 )
 
@@ -35,7 +35,7 @@ def read(data: bytes, *, at: tuple[int, ...] = (), num_open: int = 0) -> list[Re
 @given(st.lists(st.integers(0, 400), max_size=5).map(tuple))
 def test_a_request_is_the_same_in_whatever_pieces_it_comes(at: tuple[int, ...]) -> None:
     events = read(POST + CHUNKED, at=at)
-    heads = [event.head for event in events if isinstance(event, Begun)]
+    heads = [event.head for event in events if isinstance(event, RequestStarted)]
     assert [(head.method, head.url) for head in heads] == [(b"POST", b"/v1/a%20b?c=d"), (b"PUT", b"/")]
     assert heads[0].headers == [(b"host", b"x"), (b"content-length", b"6")]
     assert b"".join(event.data for event in events if isinstance(event, BodyPart)) == b"onetwoonetwo"
@@ -44,9 +44,9 @@ def test_a_request_is_the_same_in_whatever_pieces_it_comes(at: tuple[int, ...]) 
 
 
 def test_a_scope_tells_of_the_request_and_of_its_connection() -> None:
-    (begun, *_) = read(POST)
-    assert isinstance(begun, Begun)
-    scope = begun.head.scope({"scheme": "https"})
+    (started, *_) = read(POST)
+    assert isinstance(started, RequestStarted)
+    scope = started.head.scope({"scheme": "https"})
     assert (scope["method"], scope["path"], scope["raw_path"]) == ("POST", "/v1/a b", b"/v1/a%20b")
     assert (scope["query_string"], scope["scheme"]) == (b"c=d", "https")
 
@@ -79,7 +79,7 @@ def test_what_is_refused_comes_behind_what_was_read() -> None:
 
 def test_requests_ahead_of_their_answers_are_bounded() -> None:
     events = read(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * (MAX_PIPELINED + 2))
-    assert len([event for event in events if isinstance(event, Begun)]) == MAX_PIPELINED + 1
+    assert len([event for event in events if isinstance(event, RequestStarted)]) == MAX_PIPELINED + 1
     assert isinstance(events[-1], Refused)
 
 
@@ -138,7 +138,7 @@ def test_each_request_of_a_connection_may_have_a_head_of_the_largest_size() -> N
     for _ in range(4):
         for piece in (b"GET / HTTP/1.1\r\nhost: x\r\na: ", b"b" * 20, b"\r\n\r\n"):
             events += reader.feed(piece, 0)
-    assert [type(event) for event in events] == [Begun, Ended] * 4
+    assert [type(event) for event in events] == [RequestStarted, Ended] * 4
 
 
 def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
@@ -152,15 +152,15 @@ def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
 
     line, end = b"GET / HTTP/1.1\r\nhost: x\r\n", b"\r\n\r\n"
     longest = b"a: " + b"b" * (64 - len(b"hostxa"))  # names and values count of what is whole
-    assert outcome(line + longest + end) == "Begun"
+    assert outcome(line + longest + end) == "RequestStarted"
     assert outcome(line + longest + b"b" + end) == "headers_too_large"
-    assert outcome(line + b"a: 1\r\nb: 2" + end) == "Begun"
+    assert outcome(line + b"a: 1\r\nb: 2" + end) == "RequestStarted"
     assert outcome(line + b"a: 1\r\nb: 2\r\nc: 3" + end) == "headers_too_large"
-    begun = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of what is not, every byte
-    for pieces in ((begun,), (begun[:20], begun[20:])):
+    started = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of what is not, every byte
+    for pieces in ((started,), (started[:20], started[20:])):
         assert outcome(*pieces) == "unfinished"
         assert outcome(*pieces, b"b") == "headers_too_large"
-    assert outcome(line + end, begun) == outcome(line + end, line + end) == "Begun"
+    assert outcome(line + end, started) == outcome(line + end, line + end) == "RequestStarted"
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
 )
 def test_only_a_plain_wish_for_a_websocket_is_one(change: tuple[bytes, bytes], becomes_one: bool) -> None:
     events = read(SOCKET.replace(*change, 1))
-    assert isinstance(events[0], WebSocketAsked if becomes_one else Begun)
+    assert isinstance(events[0], WebSocketAsked if becomes_one else RequestStarted)
     if not becomes_one:
-        assert isinstance(events[0], Begun)
+        assert isinstance(events[0], RequestStarted)
         assert b"upgrade" not in dict(events[0].head.headers), "nobody behind it may grant what was passed over"
 
 

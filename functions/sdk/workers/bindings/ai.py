@@ -55,8 +55,10 @@ class AI(Face):
         return Items(as_record(await self._call("models", search=given.get("search", ""))))
 
     async def to_markdown(self, files: Any = None, options: Any = None) -> Any:
-        """Convert a file {name, blob}, or several, to Markdown, here in the function, by the library `markitdown` among its dependencies. Without
-        files: the types that are taken."""
+        """Convert one or several files {name, blob} to Markdown; without files, return the accepted types.
+
+        The function's dependency `markitdown` does it in this process.
+        """
         from workers.bindings.markdown import converted, supported  # few functions want it
 
         if files is None:

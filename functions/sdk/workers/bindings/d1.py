@@ -1,4 +1,4 @@
-"""D1, as functions see it: prepared statements that are values, and results whose rows answer to attributes."""
+"""D1 for functions: prepared statements as values, and results whose rows have attributes."""
 
 import time
 from collections.abc import Iterable, Sequence

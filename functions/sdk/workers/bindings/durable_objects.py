@@ -1,4 +1,4 @@
-"""Durable Objects for callers: a namespace that makes ids, and stubs with `fetch` and the methods of the class."""
+"""Durable Objects for callers: a namespace of ids, and stubs with `fetch` and the class's methods."""
 
 import hashlib
 import secrets

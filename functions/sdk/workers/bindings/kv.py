@@ -88,7 +88,7 @@ class KVNamespace(Face):
 
 
 class _Listed(Record):
-    """`listed.keys` is the list of keys, as everywhere in the platform's documentation, and can still be called as a dict's."""
+    """The list of keys as `listed.keys`, as in the platform's documentation; callable like a dict's too."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields)

@@ -1,4 +1,7 @@
-"""Files to Markdown by `markitdown`, a dependency of the function itself: so the code that reads foreign files is confined like the function."""
+"""Convert files to Markdown by `markitdown`, a dependency of the function.
+
+So code that reads foreign files is confined like the function.
+"""
 
 import asyncio
 import importlib
@@ -18,7 +21,10 @@ def supported() -> list[Record]:
 
 
 async def converted(file: Any) -> Record:
-    """Return {name, mimeType, format, tokens, data}; for a file that cannot be read, {name, mimeType, format: "error", error}."""
+    """Return {name, mimeType, format, tokens, data}.
+
+    For a file that cannot be read: {name, mimeType, format: "error", error}.
+    """
     try:
         markitdown: Any = importlib.import_module("markitdown")
     except ImportError:

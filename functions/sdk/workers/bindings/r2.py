@@ -1,4 +1,7 @@
-"""R2, as functions see it: objects with their metadata, bodies as streams, conditions and ranges from dicts or from a request's headers."""
+"""R2 for functions: objects with metadata, bodies as streams, conditions and ranges.
+
+Conditions and ranges may be dicts or a request's headers.
+"""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Objects with `fetch`, and functions whose methods are called: assets, service bindings, stubs of Durable Objects."""
+"""Objects with `fetch` and callable methods: assets, service bindings, stubs of Durable Objects."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The Durable Objects that live in this isolate: one instance for each class and id, made by the first event that is for it.
+"""The Durable Objects of this isolate: one instance for each class and id, made by its first event.
 
 An event begins when the gate of its object is open: `blockConcurrencyWhile` and transactions close it. An instance whose storage was given to another
 one, or failed, is thrown away; the events in it end with the reason, and the next one finds a new instance. Runs in the isolate; knows the SDK.
@@ -96,7 +96,7 @@ class Instance:
         """Run one event. Its answer leaves after its writes are on the disk."""
         self.events += 1
         try:
-            value = await self._until_broken(self._begun(act))
+            value = await self._until_broken(self._started(act))
             self._asker.flush()
             self._check()
             return value
@@ -130,7 +130,7 @@ class Instance:
             self._broke.set()
             self._opened.set()
 
-    async def _begun(self, act: Callable[[Any], Awaitable[T]]) -> T:
+    async def _started(self, act: Callable[[Any], Awaitable[T]]) -> T:
         """Begin an event: nothing comes between the look at the gate and its first step, which may close it."""
         while not self._opened.is_set():
             await self._opened.wait()

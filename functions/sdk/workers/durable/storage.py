@@ -1,4 +1,6 @@
-"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm, in the object's SQLite file at the runtime.
+"""`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm.
+
+All of it is in the object's SQLite file at the runtime.
 
 The process blocks until a request is answered, so nothing else happens in the object between a request and its answer. Writes before the next await
 are committed together, and before anything outside can see them.
@@ -111,7 +113,7 @@ class Asker:
     def abandon(self) -> None:
         """Undo uncommitted writes; this instance is finished."""
         host.before_leaving.discard(self._settle)
-        with suppress(Exception):  # then the next instance's start undoes it
+        with suppress(Exception):  # if it fails, the next instance's start undoes it
             host.call_now(STORAGE, "abandon", **self._who)
 
     def _settle(self) -> None:

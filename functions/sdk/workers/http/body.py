@@ -1,4 +1,6 @@
-"""The common part of Request and Response: a body that is bytes or a stream, given in many forms, read once in one of several.
+"""The common part of Request and Response: a body, given and read in many forms, once.
+
+The body is bytes or a stream.
 
 A stream may be any asynchronous or plain iterator of str or bytes. Reading it twice raises an error.
 """

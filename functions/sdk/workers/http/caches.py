@@ -1,4 +1,7 @@
-"""`js.caches`, the Cache API, over a cache that keeps nothing: code that fills it and asks it runs, and finds its answers missing every time."""
+"""`js.caches`: the Cache API over a cache that stores nothing.
+
+Code that uses it runs, and every lookup is a miss.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Blob, File and FormData, and the two byte formats in which forms travel: both are read, and multipart is written."""
+"""Blob, File and FormData, and the two byte formats of forms.
+
+Both formats are read; multipart is written.
+"""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Headers: a mapping whose names ignore case and may have several values, by the Fetch standard.
+"""Headers: a mapping by the Fetch standard; names ignore case and may have several values.
 
 A missing header is None, as in the platform's SDK.
 """

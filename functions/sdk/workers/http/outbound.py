@@ -14,7 +14,10 @@ from workers.sockets.websockets import ErrorEvent, Event, WebSocket
 
 
 async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
-    """`fetch(url_or_request, method=, headers=, body=, redirect=, signal=)`, the options in a dict or by name."""
+    """Send a request: `fetch(url_or_request, method=, headers=, body=, redirect=, signal=)`.
+
+    The options may also be in a dict.
+    """
     is_whole = isinstance(resource, Request) and not options and not named
     request = resource if is_whole else Request(resource, options, **named)
     whole, stream = request.taken()
@@ -76,7 +79,10 @@ async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSig
 
 
 def response_of(value: Any, body: Any) -> Response:
-    """Return a response from its form on the channel: {status, headers, body?, url?, redirected?} and a stream."""
+    """Return a response from its form on the channel, a map and a stream.
+
+    The map is {status, headers, body?, url?, redirected?}.
+    """
     whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
     return Response(
         body if body is not None else whole,

@@ -1,4 +1,4 @@
-"""Request: the argument of a function's `fetch`, and of its own `fetch` calls."""
+"""Request: the argument of a function's `fetch` handler and of its outgoing `fetch` calls."""
 
 from http import HTTPMethod
 from typing import Any
@@ -72,7 +72,10 @@ class Request(Body):
 
 
 def method_of(given: Any) -> str:
-    """Return the method, as a member of HTTPMethod where it has one: code compares with either, and asks for `.value`."""
+    """Return the method, as a member of HTTPMethod if it has one.
+
+    Code compares it with strings and with members, and reads `.value`.
+    """
     method = str(given).upper()
     if not method or not method.isascii() or any(c <= " " or c in '()<>@,;:\\"/[]?={}' for c in method):
         raise TypeError(f"{str(given)!r} is no HTTP method")

@@ -15,7 +15,11 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class _Json:
-    """`Response.json(data)` makes a response and `await response.json()` reads one: the platform has one name for both."""
+    """A descriptor that serves two methods of one name.
+
+    `Response.json(data)` makes a response, and `await response.json()` reads one, as on the platform.
+
+    """
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         return _of_json if instance is None else functools.partial(Body.json, instance)

@@ -1,4 +1,6 @@
-"""CSS selectors, as HTMLRewriter takes them: tags, ids, classes, attributes, `:not()`, `:first-child`, `:nth-child(N)`; descendants and children.
+"""CSS selectors of HTMLRewriter: tags, ids, classes, attributes, pseudo-classes, combinators.
+
+The pseudo-classes are `:not()`, `:first-child` and `:nth-child(N)`; the combinators, descendant and child.
 
 https://developers.cloudflare.com/workers/runtime-apis/html-rewriter/#selectors. An element is matched when its start tag is read, so nothing can
 depend on what comes after it.

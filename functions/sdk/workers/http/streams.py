@@ -1,5 +1,6 @@
-"""ReadableStream, WritableStream and TransformStream, for code that was written with the platform's: each is an asynchronous iterator, or a queue
-before one.
+"""ReadableStream, WritableStream and TransformStream, for code written with the platform's.
+
+Each is an asynchronous iterator, or a queue before one.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class Readable(Named):
         await writer.close()
 
     def tee(self) -> list[Any]:
-        from workers.http.body import ByteStream, _tee  # which makes streams of bytes of these
+        from workers.http.body import ByteStream, _tee  # converts these to streams of bytes
 
         return [ByteStream(side) for side in _tee(ByteStream(aiter(self)))]
 
@@ -229,7 +230,10 @@ class WritableStream(Named):
 
 
 class TransformStream(Named):
-    """`transformer`: a dict, or an object, with `transform(chunk, controller)` and `flush(controller)`; without it chunks go through as they are."""
+    """Make a stream that transforms chunks, or passes them unchanged without a `transformer`.
+
+    `transformer` is a dict or an object with `transform(chunk, controller)` and `flush(controller)`.
+    """
 
     def __init__(self, transformer: Any = None) -> None:
         self.readable = ReadableStream()

@@ -1,4 +1,6 @@
-"""A session: the two streams of one call between functions, over which each side calls what the other has sent of functions, targets and streams.
+"""A session of one call between functions, over its two streams.
+
+Each side can call the functions, targets and streams that the other side has sent.
 
 Begins with the call and lasts until nothing that came with it is held any more. The site relays bytes and reads none of them. A message is its length
 and a msgpack list. Knows stubs and values; refuses to know bindings.
@@ -335,7 +337,7 @@ class _Function(_Export):
 
 
 class _Target(_Export):
-    """An RpcTarget with the methods and properties of its class; or a stub of a third function, which forwards."""
+    """An RpcTarget with its class's methods and properties, or a stub that forwards to a third function."""
 
     def asked(self, what: str, name: str | None, args: Any, kwargs: Any) -> Any:
         if name is None and isinstance(self.value, RpcStub):

@@ -1,5 +1,7 @@
-"""Values that can be sent to another function besides storable ones: messages of HTTP, files and forms, and, by a number of the session, functions,
-RpcTargets and streams."""
+"""Values that can be sent to another function but not stored.
+
+HTTP messages, files and forms; and, by a number of the session, functions, RpcTargets and streams.
+"""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -19,7 +21,7 @@ SENT = f"{KEPT}, Request, Response, Headers, Blob, FormData, streams, functions 
 
 class Exporter(Protocol):
     def export(self, value: Any) -> int | None:
-        """Return a number for a function, a target or a stream, by which the other side calls it; None for other values."""
+        """Return the number by which the other side calls a function, target or stream; None for others."""
 
 
 class Importer(Protocol):

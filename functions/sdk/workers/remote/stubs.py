@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 
 class RpcTarget:
-    """The base of objects that reach another function as a stub: methods and properties of its class can be used there."""
+    """The base of objects that reach another function as stubs with usable methods and properties."""
 
 
 class Remote(Protocol):
-    """The object that a stub stands for."""
+    """The object that a stub represents."""
 
     def call(self, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Call it, or a method of it."""
@@ -43,7 +43,9 @@ class Handle:
 
 
 class RpcStub:
-    """A function or an RpcTarget of another function: `await stub(...)`, `await stub.method(...)`, `await stub.property`.
+    """A function or RpcTarget of another function.
+
+    `await stub(...)`, `await stub.method(...)`, `await stub.property`.
 
     An argument is given back at the end of its call, unless it was `dup`ed; other stubs by `dispose`, at the end of `with stub:`, or with the last
     reference.

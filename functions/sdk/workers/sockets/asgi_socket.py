@@ -1,4 +1,6 @@
-"""A WebSocket of an ASGI application in a function: scope `websocket`, with the extension `websocket.http.response`.
+"""A WebSocket of an ASGI application in a function.
+
+The scope is `websocket`, with the extension `websocket.http.response`.
 
 The application may be any for ASGI servers; it holds one end of a pair, and the accepting response carries the other.
 """

@@ -1,4 +1,6 @@
-"""Connections between an end of a WebSocket and an exchange of the channel: messages at the end are sent out, received ones are delivered at it.
+"""Connections between an end of a WebSocket and an exchange of the channel.
+
+They send messages from that end over the exchange, and deliver received ones to it.
 
 `bridged` is for the end that a response carries, `Joint` for the socket of an outgoing fetch.
 """
@@ -22,7 +24,10 @@ def bridged(end: WebSocket, incoming: AsyncIterator[bytes]) -> AsyncIterator[byt
 
 
 class Joint:
-    """`body` goes along with the request; then either `opened` is called with the answer's stream, and `socket` is the function's, or `refused`."""
+    """Open the socket of a request with `body`.
+
+    Then either `opened` is called with the answer's stream, and `socket` is the function's, or `refused` is called.
+    """
 
     def __init__(self) -> None:
         self.socket, end = WebSocketPair()

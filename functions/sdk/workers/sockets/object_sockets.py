@@ -1,4 +1,4 @@
-"""The WebSockets that a Durable Object has accepted: their tags, and their messages as calls of the object's methods.
+"""The WebSockets that a Durable Object accepted: their tags, and messages as calls of its methods.
 
 On the platform such an object may leave the memory while its sockets stay open. Here it stays as long as they do.
 """
@@ -25,7 +25,10 @@ class ObjectSockets:
         self._answered: weakref.WeakKeyDictionary[WebSocket, datetime] = weakref.WeakKeyDictionary()
 
     def answer_automatically(self, pair: Any) -> None:
-        """Answer each message that equals the pair's request with its response, without an event of the object; None to stop."""
+        """Answer each message that equals the pair's request with its response; None to stop.
+
+        The object gets no event for it.
+        """
         self.auto_response = pair
 
     def accept(self, socket: Any, tags: Any) -> None:

@@ -130,7 +130,7 @@ class WebSocket(EventTarget):
     @classmethod
     def new(cls, url: Any, protocols: Any = None) -> "WebSocket":
         """Connect to the world: `open` comes when the far side has switched, or `error` and `close`."""
-        from workers.http.outbound import connect  # which knows sockets
+        from workers.http.outbound import connect  # opens the connection
 
         return connect(str(url), [protocols] if isinstance(protocols, str) else list(protocols or ()))
 
@@ -317,7 +317,10 @@ class Sending:
 
 
 class WebSocketPair:
-    """`client, server = WebSocketPair()`; `WebSocketPair.new().object_values()` as it is written for Pyodide."""
+    """A pair of connected ends: `client, server = WebSocketPair()`.
+
+    Pyodide's `WebSocketPair.new().object_values()` works, too.
+    """
 
     def __init__(self) -> None:
         one, other = WebSocket(), WebSocket()

@@ -186,7 +186,11 @@ class WorkflowStep:
         return self._changed.is_set()
 
     async def parked(self) -> float | None:
-        """Return when nothing runs and every wait is long: the end of the first wait, None if it is for an event only."""
+        """Wait until nothing runs and every wait is long; return the end of the first wait.
+
+        Return None if all wait for events only.
+
+        """
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
@@ -377,7 +381,10 @@ def _limit(given: Any) -> float:
 
 
 def recorded(error: Exception) -> dict[str, Any]:
-    """Return a step's failure as it is kept: by the nearest of its classes that a later run can find, with its arguments and attributes."""
+    """Return a step's failure in its stored form, with arguments and attributes.
+
+    Its class is the nearest one that a later run can find.
+    """
     kind = next(kind for kind in type(error).__mro__ if _found(kind.__module__, kind.__qualname__) is kind)
     made_of = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # its args lack the file's name
     args = [_plain(each) for each in made_of]
@@ -391,7 +398,7 @@ def recorded(error: Exception) -> dict[str, Any]:
 
 
 def restored(error: dict[str, Any]) -> Exception:
-    """Return a step's failure, the same in every run: of the kind that was raised, where that is a class of a module."""
+    """Return a step's failure, the same in every run: of the raised class, if a module has it."""
     module, name = error.get("kind") or ("builtins", error["name"])
     kind, text = _found(module, name), f"{error['name']}: {error['message']}"
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:

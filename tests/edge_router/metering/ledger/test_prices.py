@@ -33,9 +33,9 @@ def test_cached_tokens_are_discounted_and_the_newest_valid_price_counts() -> Non
 def test_a_model_whose_price_was_asked_for_has_its_new_one_after_a_reload() -> None:
     prices = PriceList([PriceConfig(model="m", input=1.0, output=2.0)], "EUR")
     assert prices.cost("m", 0.0, ResourceUse(output=1)) == 2000
-    prices.become(PriceList([PriceConfig(model="m", input=1.0, output=3.0)], "USD"))
+    prices.update_from(PriceList([PriceConfig(model="m", input=1.0, output=3.0)], "USD"))
     assert prices.cost("m", 0.0, ResourceUse(output=1)) == 3000
-    assert prices.told("m", 0.0) == {
+    assert prices.listed("m", 0.0) == {
         "prompt": "0.000001", "input_cache_read": "0.000001", "completion": "0.000003", "currency": "USD"
     }  # fmt: skip
 
@@ -48,10 +48,10 @@ def test_one_token_has_a_price_and_sums_are_whole_billionths() -> None:
 
 @pytest.mark.parametrize(("at", "prompt"), [(0.0, "0.0000002"), (JULY.timestamp(), "0.0000001")])
 def test_a_list_of_models_tells_the_price_of_one_token(at: float, prompt: str) -> None:
-    told = PRICES.told("llama-8b", at)
+    told = PRICES.listed("llama-8b", at)
     assert told is not None
     assert (told["prompt"], told["currency"]) == (prompt, "EUR")
-    free = PriceList([PriceConfig(model="*", input=0, output=0)], "USD").told("x", 0.0)
+    free = PriceList([PriceConfig(model="*", input=0, output=0)], "USD").listed("x", 0.0)
     assert free == {"prompt": "0", "input_cache_read": "0", "completion": "0", "currency": "USD"}
 
 
@@ -69,5 +69,5 @@ def test_of_prices_from_one_moment_the_first_in_the_file_counts_and_none_counts_
     prices = PriceList(same, "USD")
     assert prices.cost("m", JULY.timestamp(), ResourceUse(prompt=1)) == 1000
     assert prices.cost("m", JULY.timestamp() - 0.001, ResourceUse(prompt=1)) is None
-    assert prices.told("m", 0.0) is None
+    assert prices.listed("m", 0.0) is None
     assert (bool(prices), bool(PriceList([], "USD"))) == (True, False)

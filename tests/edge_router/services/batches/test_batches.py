@@ -45,7 +45,7 @@ async def client(running: Router, name: str = "alice") -> AsyncIterator[openai.A
         yield made
 
 
-async def begun(made: openai.AsyncOpenAI, content: bytes) -> Any:
+async def started(made: openai.AsyncOpenAI, content: bytes) -> Any:
     file = await made.files.create(file=("asked.jsonl", content), purpose="batch")
     return await made.batches.create(
         input_file_id=file.id, endpoint=CHAT, completion_window="24h", metadata={"night": "1"}
@@ -74,7 +74,7 @@ async def test_openais_client_has_a_batch_answered_and_billed(tmp_path: Path, mo
         for site in fakes:
             site.behave = echo
         asked = [f"tëxt \r {i}" for i in range(10)]
-        batch = await begun(made, lines(*asked))
+        batch = await started(made, lines(*asked))
         done = await ended(made, batch.id)
         assert (done.status, done.request_counts.completed, done.error_file_id) == ("completed", 10, None)
         assert done.metadata == {"night": "1"}
@@ -128,11 +128,11 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
 ) -> None:
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
         content = lines("a", "a") + b"{\n" + lines("b", stream=True) + lines("c", model=7) + b"[]\n"
-        batch = await begun(made, content)
+        batch = await started(made, content)
         assert batch.status == "failed"
         assert [fault.line for fault in batch.errors.data] == [2, 3, 4, 5, 6]
         assert "custom_id 'a' is used twice" in batch.errors.data[0].message
-        assert (await begun(made, b"\n")).errors.data[
+        assert (await started(made, b"\n")).errors.data[
             0
         ].message == "a batch has 1 to 50000 requests, and this file has 0"
         for content_type in ("text/plain", "multipart/form-data", "multipart/form-data; boundary=x"):
@@ -146,14 +146,14 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         assert not fakes[0].seen
         monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # as many as there are
         with pytest.raises(openai.RateLimitError, match="already has 2 batches"):
-            await begun(made, lines("a"))
+            await started(made, lines("a"))
 
 
 async def test_a_batch_is_its_accounts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
         fakes[0].behave = echo
         async with client(running) as made, client(running, "bob") as other, client(running, "al") as same:
-            batch = await begun(made, lines("a"))
+            batch = await started(made, lines("a"))
             done = await ended(same, batch.id)
             for refused in (
                 other.batches.retrieve(batch.id), other.batches.cancel(batch.id), other.files.content(done.output_file_id),
@@ -175,7 +175,7 @@ async def test_a_request_that_cannot_be_answered_is_told_in_the_error_file(
 
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
         fakes[0].behave = judge
-        done = await ended(made, (await begun(made, lines("good", "too long"))).id)
+        done = await ended(made, (await started(made, lines("good", "too long"))).id)
         assert (done.status, done.request_counts.completed, done.request_counts.failed) == ("completed", 1, 1)
         assert (await read(made, done.error_file_id))["too long"]["status_code"] == 400
         assert [*await read(made, done.output_file_id)] == ["good"]
@@ -190,7 +190,7 @@ async def test_a_cancelled_batch_keeps_what_was_answered_and_begins_nothing_more
 
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
         fakes[0].behave = wait
-        batch = await begun(made, lines(*(f"{i}" for i in range(12))))
+        batch = await started(made, lines(*(f"{i}" for i in range(12))))
         await running.until(lambda: fakes[0].active == 8)
         assert (await made.batches.cancel(batch.id)).status == "cancelling"
         fakes[0].go_on.set()
@@ -207,7 +207,7 @@ async def test_a_router_that_goes_leaves_its_batches_to_the_next_and_each_is_bil
     async with sites("ams1") as fakes:
         fakes[0].behave = echo
         async with metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
-            batch = await begun(made, lines("a", "b", "c"))
+            batch = await started(made, lines("a", "b", "c"))
             await ended(made, batch.id)
         connection = sqlite3.connect(tmp_path / "batches.sqlite")
         with connection:
@@ -229,9 +229,9 @@ async def test_accounts_have_their_turns_whoever_came_first(tmp_path: Path, monk
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
         fakes[0].behave = wait
         async with client(running) as made, client(running, "bob") as other:
-            many = await begun(made, lines(*(f"acme {i}" for i in range(24))))
+            many = await started(made, lines(*(f"acme {i}" for i in range(24))))
             await running.until(lambda: fakes[0].active == 8)
-            few = await begun(other, lines(*(f"bob {i}" for i in range(2))))
+            few = await started(other, lines(*(f"bob {i}" for i in range(2))))
             fakes[0].go_on.set()
             await ended(other, few.id)
             turns = [b"bob" in body for body in fakes[0].bodies]
@@ -247,7 +247,7 @@ async def test_a_batch_waits_while_sites_are_at_work_for_others(
         fakes[0].status_fields = {"models": (model_status(waiting=1),)}
         backend = running.proxy.selector.backends["ams1"]
         await running.until(lambda: backend.status is not None and backend.status.models[0].waiting == 1)
-        batch = await begun(made, lines("a"))
+        batch = await started(made, lines("a"))
         await asyncio.sleep(0.1)
         assert not fakes[0].seen
         fakes[0].status_fields = {}
@@ -259,7 +259,7 @@ async def test_a_request_is_asked_again_while_the_network_cannot_answer(
 ) -> None:
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
         fakes[0].behave = refuse("overloaded")
-        batch = await begun(made, lines("a"))
+        batch = await started(made, lines("a"))
         await running.until(lambda: bool(fakes[0].seen))
         fakes[0].behave = echo
         assert (await ended(made, batch.id)).request_counts.completed == 1
@@ -279,7 +279,7 @@ async def test_a_request_that_sites_fail_at_is_tried_three_times(
 
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
         fakes[0].behave = fails
-        done = await ended(made, (await begun(made, lines("late", "never"))).id)
+        done = await ended(made, (await started(made, lines("late", "never"))).id)
         assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
         assert sorted(tried) == 3 * ["late"] + 3 * ["never"]
 
@@ -330,7 +330,7 @@ async def test_what_is_under_way_when_a_router_stops_waits_for_the_next(
     async with sites("ams1") as fakes:
         fakes[0].behave = hang
         async with metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
-            batch = await begun(made, lines("a", "b"))
+            batch = await started(made, lines("a", "b"))
             await running.until(lambda: fakes[0].active == 2)
             await running.proxy.drain(0)
         fakes[0].behave = echo
