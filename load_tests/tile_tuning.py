@@ -126,7 +126,7 @@ def _cuda_seconds(calls: Sequence[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
+    times: list[float] = []
     for _ in range(12):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         began.record()
