@@ -46,9 +46,9 @@ help:
 	@echo "make bench-stages  pipeline stages cut by cost beside as many layers each: times and idle shares (a minute)"
 	@echo "make bench-structured  thousands of schemas: does each answer validate, and what do masks cost"
 	@echo "make bench-speculation  what drafts bring and cost, by workload, batch and drafter (some 8 minutes)"
-	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost; a newcomer's first minute; an operator's walk; new screenshots"
+	@echo "make bench-page  the page in a headless Chromium: sizes, first paint, memory, what ten pages cost in MINUTES=3; a newcomer's first minute; an operator's walk; new screenshots"
 	@echo "make bench-functions   cold starts of functions, what a warm call costs, and other servers beside (set up in .peers/)"
-	@echo "make bench-deploys  a hundred deploys in five minutes under load: is each request answered by the version that took it?"
+	@echo "make bench-deploys  500 deploys and rollbacks under load, with kills: is each request answered by the version that took it?"
 	@echo "make eval-ember evaluate the embedded model on held-out phrasings"
 	@echo "make gpu-check, make gpu-bench    correctness and records on a GPU"
 
@@ -189,7 +189,7 @@ bench-speculation: $(DEV)
 	@$(BIN)/python -m load_tests.scenarios.speculation
 
 bench-page: $(DEV)
-	@$(BIN)/python -m load_tests.scenarios.page
+	@$(BIN)/python -m load_tests.scenarios.page $(if $(MINUTES),--minutes $(MINUTES))
 	@$(BIN)/python -m load_tests.scenarios.first_minute
 	@$(BIN)/python -m load_tests.scenarios.operate --pictures docs/page
 

@@ -23,7 +23,7 @@ class Block:
         self.kind = kind
         self.name = name
         self.call_id = call_id
-        self.logprobs: list[TokenLogprob] = []  # of a text, where they were asked for
+        self.logprobs: list[TokenLogprob] = []  # log-probabilities of a text, if requested
         self._pieces: list[str] = []
 
     def add(self, text: str) -> None:

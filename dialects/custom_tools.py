@@ -74,7 +74,7 @@ class InputReader:
         return self._grown(json.loads(f'"{whole[0]}"', strict=False))
 
     def finish(self) -> str:
-        """Return what the end adds: arguments of another form are the input as they are."""
+        """Return the rest of the input at its end: arguments of another form are the input unchanged."""
         return "" if self._is_open else self._grown(self._arguments)
 
     def _grown(self, text: str) -> str:

@@ -37,7 +37,7 @@ from pilotlight.dialects.custom_tools import function_of
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.wire.errors import ApiError
 
-# What a template reads besides a request's own variables.
+# Template variables besides a request's own.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
 
 
@@ -124,7 +124,10 @@ def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidCh
 
 
 def _tool(tool: ChatToolBody, where: str, not_enforced: list[str]) -> ToolBody:
-    """Return a tool as a function. A custom one's format that is not enforced is named in `not_enforced`."""
+    """Return a tool as a function.
+
+    If a custom tool's format cannot be enforced, its name is added to `not_enforced`.
+    """
     declared = tool.function if tool.type == "function" else tool.custom
     if declared is None:
         field = f"{where}.{tool.type}"

@@ -83,7 +83,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS), "top_p": read_top_p}
     PARTS: ClassVar = {"tools": ResponsesToolBody, "text": TextBody, "reasoning": ReasoningBody}
 
-    model: str | None = None  # where the path does not name it
+    model: str | None = None  # unless the path names it
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -215,7 +215,7 @@ class _Turn:
         return message
 
 
-# Summaries that only their own service can read, and what its side of an MCP connection said.
+# Items that only their own service can read: its summaries, and its side of an MCP connection.
 _FOREIGN = (
     "compaction",
     "compaction_summary",
@@ -373,7 +373,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _said(item: Any) -> Any:
-    """Return what an item says, in the same form whichever side wrote it."""
+    """Return an item's content, in the same form whichever side wrote it."""
     if not isinstance(item, dict):
         return item
     content = item.get("content")
@@ -392,7 +392,7 @@ class ResponsesWriter(BlockWriter):
         super().__init__(request)
         self._told = request.told if isinstance(request, ValidResponse) else {}
         self._tools = request.tools if isinstance(request, ValidResponse) else {}
-        self._input = InputReader()  # of the last call, where it is a custom tool's
+        self._input = InputReader()  # reader of the last call, if it is a custom tool's
 
     def started(self, usage: Usage) -> bytes:
         response = self._response("in_progress", None, None)

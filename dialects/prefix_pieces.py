@@ -9,7 +9,7 @@ import orjson
 from blake3 import blake3
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
-IMAGE_BYTES = 4096  # of an image's digest, whatever its size: as long as 1,000 tokens of text are taken to be
+IMAGE_BYTES = 4096  # size of an image in a prefix, as of 1,000 tokens of text, whatever its real size
 # Start of the line that Claude Code puts before its instructions. It differs per request, so it is left out of prompts and fingerprints.
 _BILLING = "x-anthropic-billing-header:"
 _IMAGES = ("image_url", "input_image", "image")  # types of parts, in whichever dialect

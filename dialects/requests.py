@@ -81,17 +81,17 @@ class ValidGeneration(Struct, frozen=True):
     num_prompt_logprobs: int | None = None  # alternatives per prompt token; None for no table
     # Chosen by the router that forwarded the request, so that another site can continue the same answer.
     answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
-    delivery: Delivery = NOTHING_DELIVERED  # what the client has of the answer already, from another site
+    delivery: Delivery = NOTHING_DELIVERED  # the part of the answer that another site has delivered already
     prefixes: tuple[
         tuple[int, int], ...
     ] = ()  # digests by which the router knows the prompt's beginnings, longest first
 
     data_sites: DataSites = NO_OTHERS  # other sites that may see it, as the router names them
-    cache_salt: str = ""  # its prompt shares what is cached with those of the same tenant and salt alone
+    cache_salt: str = ""  # its prompt shares cached blocks only with requests of the same tenant and salt
     most_prompt_tokens: int | None = (
         None  # number of last tokens to keep of a longer prompt; -1 for as many as leave room for the answer
     )
-    lora: str | None = None  # the adapter, where the request names it beside the model
+    lora: str | None = None  # the adapter, if the request names it beside the model
 
     @property
     def asked_model(self) -> str:

@@ -31,7 +31,7 @@ from pilotlight.dialects.requests import Prompt, ScoredText, ValidEmbedding, Val
 from pilotlight.dialects.scoring_api import MAX_DOCUMENTS
 from pilotlight.wire.errors import ApiError
 
-USUAL_MAX_TOKENS = 256  # of the platform's text models; those that have another default say so one by one
+USUAL_MAX_TOKENS = 256  # default of the platform's text models; models with another default have their own
 
 
 class RunToolBody(ToolBody, frozen=True, kw_only=True):
@@ -143,7 +143,7 @@ def parse_finetune(raw: bytes) -> FinetuneBody:
 
 
 def _with_image(messages: list[MessageBody], image: ImagePart) -> list[MessageBody]:
-    """Return the messages with the image before what the user says last."""
+    """Return the messages with the image inserted before the last user message."""
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last is None:
         raise ApiError(

@@ -50,8 +50,10 @@ def build_app(
     file: Path | None = None,
     role: WorkerRole | None = None,
 ) -> "RouterApp":
-    """`file`: where the network was read, to which machines that join are added.
-    `role`: the process's among the workers of one router. Raises ConfigError."""
+    """Assemble a router.
+
+    `file` is the network's file, to which joining machines are added; `role` is the process's role among a router's workers. Raises ConfigError.
+    """
     return RouterApp(EdgeRouter(network, policy or CostPolicy(), clock, role), file)
 
 
@@ -86,7 +88,7 @@ class RouterApp(Starlette):
             router.backends, access, router.clocks, places, hosts, router.tls, router.tell_workers
         )
         has_usage = router.accounting.ledger is not None
-        operations = SiteOperations(router.backends, router.orders)
+        operations, joining = SiteOperations(router.backends, router.orders), JoinRoutes(router, file)
         self.page = PageRoutes(
             self.feed,
             sessions,
@@ -95,9 +97,10 @@ class RouterApp(Starlette):
             requests=lambda: router.recent.described(router.orders),
             has_usage=has_usage,
             has_keys=True,
+            has_joining=joining.is_open,
         )
         keys = IssuedKeys(router.keys_file, lambda: router.configured, router.renew_keys)
-        self.management = ManagementRoutes(operations, sessions, keys)
+        self.management = ManagementRoutes(operations, sessions, keys, joining.line if joining.is_open else None)
         metrics = _rendered_by(router) if self.siblings is None else self.siblings.metrics
         own = OwnRoutes(place, proxy, router.places, sessions, metrics)
         usage = UsageRoutes(router.accounting, access, sessions)
@@ -108,7 +111,7 @@ class RouterApp(Starlette):
                 *self.management.routes(),
                 *usage.routes(),
                 *self.deployments.routes(),
-                *JoinRoutes(router, file).routes(),
+                *joining.routes(),
             ],
             lifespan=_lifespan,
             exception_handlers=FAILURES,

@@ -164,7 +164,7 @@ class EdgeRouter:
         self.tell_workers()
 
     def tell_workers(self) -> None:
-        """Make the other workers, if there are any, read again what this one has changed."""
+        """Have the other workers, if any, read changed files again."""
         if self.role is not None:
             os.kill(os.getppid(), signal.SIGHUP)
 

@@ -55,7 +55,7 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
-RETIRE_LIMIT_S = 3600.0  # for the streams of a worker that was replaced; afterwards it drains like one that is stopped
+RETIRE_LIMIT_S = 3600.0  # for the streams of a replaced worker; afterwards it drains
 SPARE_FILES = 64  # for probes, logs, files of Python, and clients that are being refused
 
 

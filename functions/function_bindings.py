@@ -17,6 +17,7 @@ from pilotlight.functions.bindings.queues import DEFAULT_CONCURRENCY, Deliver, Q
 from pilotlight.functions.bindings.registry import Bindings
 from pilotlight.functions.bindings.storage.d1 import D1Database
 from pilotlight.functions.bindings.storage.d1_migrations import MigrationFiles
+from pilotlight.functions.bindings.storage.response_cache import CACHE, ResponseCache
 from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, FunctionEvent, QueueEvent, ScheduledEvent
 from pilotlight.functions.manifest import Manifest
@@ -32,6 +33,7 @@ class FunctionBindings:
 
     def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
         self._bindings = Bindings(manifest.bindings, state_dir, services)
+        self._cache = ResponseCache.of(state_dir, services)
         self._manifest = manifest
         self._state_dir = state_dir
         self._services = services
@@ -108,7 +110,7 @@ class FunctionBindings:
             self._crons = None
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return the response of a file before the function is asked; None if the function should answer."""
+        """Return the response of a file that is served before the function; None if the function answers."""
         if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
             return None
         if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
@@ -118,6 +120,8 @@ class FunctionBindings:
     async def answer(self, call: BindingCall, body: Body | None = None) -> Any:
         if call.binding == STORAGE and self._objects is not None:
             return await self._objects.call(call.method, call.args, call.kwargs, body)
+        if call.binding == CACHE:
+            return await self._cache.call(call.method, call.args, call.kwargs, body)
         return await self._bindings.answer(call, body)
 
     async def close(self) -> None:
@@ -128,7 +132,7 @@ class FunctionBindings:
 
 
 def _is_first(patterns: tuple[str, ...], path: str) -> bool:
-    """Tell whether the function is asked before its files."""
+    """Tell whether requests go to the function before its files."""
     wanted = any(fnmatchcase(path, pattern) for pattern in patterns if not pattern.startswith("!"))
     return wanted and not any(fnmatchcase(path, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
 

@@ -26,7 +26,7 @@ class EventStream(Protocol):
 class InferenceResponse(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
-    body: bytes = b""  # JSON: the result, or Workers AI's envelope of errors where the status is 400 or above
+    body: bytes = b""  # JSON: the result, or Workers AI's envelope of errors if the status is 400 or above
     events: EventStream | None = None  # in place of a body
     use: ResourceUse = ResourceUse()  # of a body
 

@@ -34,7 +34,7 @@ DEV_VARS, DOT_ENV = ".dev.vars", ".env"
 WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
 
 
-# Data on the site's disk. On the platform, too, a rate limit is each site's own, and secrets are put where they are needed.
+# Bindings with data on the site's disk. A rate limit is each site's own, as on the platform, and secrets are put where they are needed.
 _KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
 
 
@@ -103,7 +103,7 @@ class ManifestAssets(NamedTuple):
     """Files that are served without the function, unless the path matches `worker_first`."""
 
     declaration: BindingDeclaration
-    worker_first: tuple[str, ...]  # patterns with *; one that begins with ! takes paths out again
+    worker_first: tuple[str, ...]  # patterns with *; a pattern with ! at its start excludes paths
 
 
 # Settings of a published manifest for the original platform, without effect here.
@@ -189,8 +189,10 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file of a stranger's.
-    Raises ManifestError for one that would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError."""
+    """Read an untrusted TOML file.
+
+    Raises ManifestError if it would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError.
+    """
     text = _small_text(path)
     if _DEEP_KEY.search(text):
         raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")

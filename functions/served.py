@@ -50,6 +50,7 @@ from pilotlight.wire.http.asgi import header
 
 log = logging.getLogger("pilotlight.function")
 
+DAY_S = 24 * 3600.0
 SECRETS_S = 1.0  # between two checks for changes by `pilotlight secret`
 UNNAMED = {  # options that name a store
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
@@ -118,7 +119,11 @@ class ServedFunctions:
                 stack.push_async_callback(router.close)
                 inference = NetworkInference(inference, router)
             self._services = Services(
-                inference=inference, r2=r2_stores(self.config), usage=self.usage, clock=self._clock
+                inference=inference,
+                r2=r2_stores(self.config),
+                usage=self.usage,
+                clock=self._clock,
+                history_s=self.config.history_days * DAY_S,
             )
             stack.push_async_callback(self._services.databases.close)
             await stack.enter_async_context(self.functions)
@@ -236,7 +241,7 @@ class ServedFunctions:
             raise Failure(str(error)) from None
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name; made where it is not there yet."""
+        """Return a queue by its name; create it if it does not exist."""
         return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
@@ -264,7 +269,7 @@ class ServedFunctions:
 
 def client_key(scope: Scope) -> str:
     """Return a value that distinguishes clients: session, credentials, or address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is believed
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is trusted
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"

@@ -21,6 +21,7 @@ from pilotlight.functions.host.site_functions import Trace
 from pilotlight.functions.inference import Inference
 from pilotlight.functions.routes.deployments import deployment_routes, events_of, kept_invocations
 from pilotlight.functions.routes.invocations import AdmissionGate, function_routes
+from pilotlight.functions.routes.stores import StoreRoutes
 from pilotlight.functions.served import ServedFunctions
 from pilotlight.functions.state_dir import state_dir_of
 from pilotlight.runtime.api.connection import json_response, read_json
@@ -52,9 +53,11 @@ class FunctionsService:
         trace: Trace | None = None,
     ) -> None:
         """`trace` is the scope of an invocation. Raises ManifestError."""
+        state_dir = state_dir_of(config)
         self.served = ServedFunctions(
-            config.functions, state_dir_of(config), inference, own_ports, config.name, trace, config.hop.authority
+            config.functions, state_dir, inference, own_ports, config.name, trace, config.hop.authority
         )
+        self.stores = StoreRoutes(state_dir)
         self._admission = admission
         self._site = config.name
         self._named_state = state_directory(config.name) if config.functions.state_dir is None else None
@@ -80,6 +83,7 @@ class FunctionsService:
         return [
             *function_routes(self.served, self._admission),
             *deployment_routes(self.served, self._hop_secret, self._site),
+            *self.stores.routes(),
             Route(USAGE_PATH, self.usage, methods=["POST"]),
         ]
 
@@ -92,7 +96,7 @@ class FunctionsService:
         asked = await read_json(request, UsageAsked, MAX_BODY, "the body is not a valid request of a router")
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
-    def versions(self) -> bytes:
+    def versions(self, *, is_admin: bool) -> bytes:
         """Return none: a site without a router serves each function as it is on disk."""
         return b"[]"
 
@@ -148,7 +152,7 @@ def _alone_in(state: Path, site: str) -> Iterator[None]:
 
 
 def _note_address(file: Path, address: str) -> None:
-    """Warn where the site that kept its data here before had another address: it may be another network's."""
+    """Warn if the site that stored data here before had another address: it may be another network's."""
     before = file.read_text() if file.is_file() else address
     if before != address:
         log.warning(

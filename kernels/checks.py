@@ -88,7 +88,7 @@ class ArgumentCheck:
         self._sizes[word] = size, source
 
     def agree(self, name: str, word: str, size: int) -> None:
-        """Check a size that an argument states against the one that an earlier argument stated."""
+        """Check that an argument's size equals the size that an earlier argument has."""
         known, source = self._sizes.setdefault(word, (size, name))
         self.require(name, size == known, f"is {size}, and {word} = {known} as {source} has it")
 

@@ -1,7 +1,7 @@
-"""Callbacks that are assigned after construction: attributes that hold a callable and are set by anything but their own object's `__init__`.
+"""Callbacks assigned after construction: attributes that another object sets to a callable.
 
 "Go to definition" ends at such an attribute. They are found in the source alone: an attribute counts when its annotation anywhere says Callable (or
-an alias of one), or when what is assigned is a lambda, a `partial` or a function by its name.
+an alias of one), or when the assigned value is a lambda, a `partial` or a function by its name.
 """
 
 import ast
@@ -13,8 +13,8 @@ from typing import NamedTuple
 class Assignment(NamedTuple):
     file: str  # relative to the tree
     line: int
-    target: str  # as it stands: `link.sink`
-    function: str  # where it stands, by its qualified name
+    target: str  # as written: `link.sink`
+    function: str  # qualified name of the function that contains the assignment
 
 
 def assigned_callbacks(root: Path, files: Iterable[str]) -> list[Assignment]:
@@ -55,7 +55,7 @@ def _annotated(tree: ast.Module, aliases: set[str]) -> Iterator[str]:
 
 
 def _is_callable(annotation: ast.expr, aliases: set[str]) -> bool:
-    """Tell whether it is `Callable[...]`, or that or None; a list or dictionary of callables is not."""
+    """Tell whether an annotation is `Callable[...]` or that with None; a list of callables is not."""
     if isinstance(annotation, ast.BinOp):
         return _is_callable(annotation.left, aliases) or _is_callable(annotation.right, aliases)
     head = annotation.value if isinstance(annotation, ast.Subscript) else annotation
@@ -87,7 +87,7 @@ def _assignments(file: str, tree: ast.Module, attributes: set[str]) -> Iterator[
 
 
 def _statements(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ast.Assign | ast.AnnAssign]]:
-    """Yield the assignments below a node, each with the names of the classes and functions it stands in."""
+    """Yield the assignments below a node, each with the names of the enclosing classes and functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Assign | ast.AnnAssign):
             yield names, child
@@ -96,7 +96,7 @@ def _statements(node: ast.AST, names: tuple[str, ...]) -> Iterator[tuple[tuple[s
 
 
 def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
-    """Take `a.x, b.y = v, w` apart into two assignments."""
+    """Split `a.x, b.y = v, w` into two assignments."""
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         yield from zip(target.elts, value.elts, strict=True)
     elif isinstance(target, ast.Tuple):

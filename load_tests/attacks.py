@@ -1,6 +1,7 @@
-"""Attacks on a network's HTTP servers, each beside well-formed requests of equal number and size, and what other clients notice meanwhile.
+"""Attacks on a network's HTTP servers, and their effect on other clients.
 
-`CASES` are whole requests whose answers are known: a refusal by name, or a plain answer. `Neighbour` is another client, which asks for /livez.
+Each attack is compared with well-formed requests of equal number and size. `CASES` are whole requests whose answers are known: a refusal by name, or
+a plain answer. `Neighbour` is another client, which requests /livez.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ PAGE = {"origin": "http://evil.example", "content-type": "text/plain"}
 H2C = {"connection": "upgrade, http2-settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
 CHUNKED = {"transfer-encoding": "chunked", "content-length": "", "connection": "keep-alive"}
 NO_HEAD = {"host": "", "content-type": "", "content-length": ""}
-OPEN = frozenset({200})  # a router without keys, as the one that is attacked, ignores credentials
+OPEN = frozenset({200})  # a router without keys, such as the attacked one, ignores credentials
 MISDIRECTED = frozenset({403, 421})
 REFUSED = frozenset({400, 403, 404, 405, 408, 411, 413, 415, 421, 422, 426, 429, 431, 501, 503, 505})
 ENDED = REFUSED | {0}
@@ -29,7 +30,8 @@ ENDED = REFUSED | {0}
 class Attack:
     """A request that is sent again and again.
 
-    `build` makes its body; `answers` are the statuses it may have, 0 a closed connection."""
+    `build` returns its body; `answers` are the statuses it may get, 0 a closed connection.
+    """
 
     name: str
     build: Callable[[], bytes] = bytes
@@ -110,12 +112,15 @@ CASES: tuple[Attack, ...] = (
 
 
 def well_formed(size: int) -> bytes:
-    """A chat request with a body of about this many bytes."""
+    """Build a chat request with a body of about `size` bytes."""
     return _chat(messages=_said("a word " * max(1, (size - 90) // 7)))
 
 
 async def send(url: str, request: bytes, count: int, seconds: float, clients: int = 2) -> "tuple[int, Counter[int]]":
-    """Send at most `count` times within the time, each on a connection of its own, by so many clients, one after the other each."""
+    """Send at most `count` requests in `seconds`, each on a new connection.
+
+    `clients` send at the same time, each one request after another.
+    """
     answers: Counter[int] = Counter()
     until, left = time.monotonic() + seconds, [count]
     pace_s = seconds / count if count < 10**6 else 0.0
@@ -132,7 +137,7 @@ async def send(url: str, request: bytes, count: int, seconds: float, clients: in
 
 
 async def ask(url: str, request: bytes, timeout_s: float = 60.0) -> int:
-    """The answer's status; 0: the connection ended without one, -1: it came to no end in time."""
+    """Return the answer's status; 0 if the connection closed without one, -1 after the timeout."""
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(timeout_s):
@@ -143,7 +148,7 @@ async def ask(url: str, request: bytes, timeout_s: float = 60.0) -> int:
                 words = line.split()
                 return int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/1") else 0
             finally:
-                writer.transport.abort()  # megabytes may be unsent, and nobody will read them
+                writer.transport.abort()  # megabytes may be unsent, and the server will not read them
     except TimeoutError:
         return -1
     except OSError:

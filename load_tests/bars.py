@@ -9,11 +9,11 @@ _LABELS, _WIDTH, _BAR, _GAP, _TOP = 250, 420, 9, 8, 52  # pixels
 
 class Group(NamedTuple):
     label: str
-    shares: dict[str, float]  # by series; 1 is all
+    shares: dict[str, float]  # by series; 1 is the whole
 
 
 def draw(title: str, groups: list[Group]) -> str:
-    """One colour per series, in the order in which they first occur."""
+    """Draw the bars, with one colour per series, in the order in which the series first occur."""
     series = list(dict.fromkeys(name for group in groups for name in group.shares))
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(series)}
     parts, y = [*_legend(title, colours)], _TOP

@@ -1,4 +1,7 @@
-"""What a device can do at most, measured: bytes read and copied per second, and matrix products per second. Every speed is held against these."""
+"""The measured limits of a device, which every speed is compared with.
+
+Bytes read and copied per second, and matrix products per second.
+"""
 
 import statistics
 
@@ -10,7 +13,7 @@ from pilotlight.kernels.matrices.linear import linear
 
 _GPU, _CPU = "cuda", "cpu"
 _BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # far beyond every cache
-# rows, inner, columns: square, and as prompts meet weights
+# rows, inner, columns: square, and shaped like the product of a prompt and weights
 _MATMULS = {
     _CPU: [(2048, 2048, 2048), (512, 1024, 8192), (4096, 1024, 4096)],
     _GPU: [(8192, 8192, 8192), (8192, 4096, 14336)],
@@ -20,7 +23,7 @@ NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 
 class Ceilings:
-    """Measured several times over a benchmark, because a shared machine changes."""
+    """Limits that are measured several times during a benchmark, because a shared machine changes."""
 
     def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)) -> None:
         self._device = device
@@ -46,11 +49,11 @@ class Ceilings:
 
     @torch.inference_mode()
     def read_gb_per_s(self) -> float:
-        """Now; takes a tenth of a second."""
+        """Measure the read bandwidth now; takes a tenth of a second."""
         return self._memory.nbytes / self._best_s(self._read_once) / 1e9
 
     def summary(self) -> dict[str, float]:
-        """The best of each round, and of the rounds the median. A copy counts both directions."""
+        """Return the best of each round, and the median over rounds. A copy counts both directions."""
         return {
             "read_gb_per_s": statistics.median(self._read),
             "copy_gb_per_s": statistics.median(self._copy),
@@ -58,7 +61,7 @@ class Ceilings:
         }
 
     def _best_s(self, work: Work) -> float:
-        """A ceiling is what was reached once; the first call warms up."""
+        """Return the shortest time of several calls, after one warm-up call."""
         return min(host_times_s(self._device, work, _REPEATS))
 
     def _read_once(self) -> None:
@@ -70,13 +73,13 @@ class Ceilings:
     def _products(self, dtype: torch.dtype, rows: int, inner: int, columns: int) -> float:
         a, b = (torch.randn(size, inner, device=self._device).to(dtype) for size in (rows, columns))
         torchs = self._best_s(lambda: torch.nn.functional.linear(a, b))
-        # On a CPU ours may be the faster one, and a ceiling is the best there is.
+        # On a CPU our own product may be faster than torch's; the ceiling is the faster of the two.
         ours = self._best_s(lambda: linear(a, b)) if a.is_cpu else torchs
         return 2 * rows * inner * columns / min(torchs, ours)
 
 
 def main() -> None:
-    """Answers each line on stdin: with how fast memory can be read now, if that is asked, else with one more measurement and the summary."""
+    """Answer each line on stdin: the current read bandwidth, or one more measurement with the summary."""
     import json
     import sys
 

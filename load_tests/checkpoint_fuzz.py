@@ -1,8 +1,10 @@
-"""A fuzz of what checkpoints, images and bundles bring: `python -m load_tests.checkpoint_fuzz [--minutes 1] [--seed 1] [--only KIND] [--out FILE]`.
+"""A fuzzer for the readers of checkpoints, images and bundles.
 
-Drawn changes of well-formed files go to the project's readers in guarded children. Outcomes are counted for each kind: taken, refused by the reader's
-own error, another exception, or what ended the child. Each of the last two is printed, or written to a file, a JSON object a line with the bytes in
-base64. The exit status is 1 where there was any.
+`python -m load_tests.checkpoint_fuzz [--minutes 1] [--seed 1] [--only KIND] [--out FILE]`
+
+Random changes of well-formed files go to the project's readers in guarded child processes. Outcomes are counted for each kind: accepted, refused with
+the reader's own error, another exception, or the end of the child. Each of the last two is printed, or written to a file, one JSON object per line
+with the bytes in base64. The exit status is 1 if there was any.
 """
 
 import argparse
@@ -76,7 +78,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 class Case(NamedTuple):
-    """A drawn input, and the call that reads it."""
+    """A random input, and the call that reads it."""
 
     content: bytes
     call: JobCall
@@ -306,7 +308,7 @@ _TEMPLATE_PARTS = (
 )  # fmt: skip
 KINDS: dict[
     str, tuple[Callable[[random.Random], Case], float, int]
-] = {  # how one is drawn, and its CPU seconds and bytes
+] = {  # for each kind, the function that draws an input, and its limits of CPU seconds and bytes
     "tokenizer": (draw_tokenizer, 10.0, 1 << 30),
     "image": (draw_image, 10.0, 2 << 30),
     "safetensors": (draw_safetensors, 5.0, 1 << 29),
@@ -339,7 +341,7 @@ def main(argv: list[str]) -> int:
         except JobEndedError as error:
             outcome, message = error.reason, str(error)
         counts[kind]["refused" if outcome in REFUSALS else outcome] += 1
-        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):  # which is what limits are for
+        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):  # the limits exist for this
             continue
         found = {"kind": kind, "outcome": outcome, "message": message[:300], "base64": b64encode(case.content).decode()}
         if asked.out is None:
@@ -355,6 +357,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from load_tests import checkpoint_fuzz  # whose functions a child finds by their module's name
+    from load_tests import checkpoint_fuzz  # a child finds its functions by the module's name
 
     sys.exit(checkpoint_fuzz.main(sys.argv[1:]))

@@ -1,4 +1,7 @@
-"""A streaming client that measures: when each event of one request arrived. aiohttp and the project's own SSE decoder, nothing between."""
+"""A streaming client that records when each event of a request arrived.
+
+Uses aiohttp and the project's own SSE decoder.
+"""
 
 import time
 from dataclasses import dataclass, field
@@ -15,9 +18,9 @@ class StreamTimes:
     """One streamed request, in seconds of a monotonic clock since it was sent."""
 
     status: int = 0
-    ttft_s: float | None = None  # send to the first event that carries text or a tool call
+    ttft_s: float | None = None  # from sending to the first event that carries text or a tool call
     arrivals_s: list[float] = field(default_factory=list)  # of every such event
-    e2el_s: float = 0.0  # send to last byte
+    e2el_s: float = 0.0  # from sending to the last byte
     text: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     finished: bool = False  # the stream ended as it should
@@ -25,7 +28,7 @@ class StreamTimes:
 
 
 async def stream_chat(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> StreamTimes:
-    """Sends one chat completion and reads it to its end; a failure is recorded, not raised."""
+    """Send one chat completion and read it to its end; a failure is recorded, not raised."""
     times = StreamTimes()
     decoder = EventDecoder()
     sent = time.perf_counter()

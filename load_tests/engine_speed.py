@@ -1,7 +1,8 @@
-"""How fast the engine's step is, against what the device can do: decode and prefill of a model shape with random weights made on the device.
+"""Speed of the engine's decode and prefill steps, compared with the device's limits.
 
-The ceilings come first, measured in the same run: bytes moved per second (decode's floor is reading every weight once) and matrix products per
-second (prefill's floor). Nothing is loaded from disk; nothing outside torch and the engine is imported, so that it runs on a bare GPU machine.
+The weights of a model shape are random and made on the device. The ceilings are measured first in the same run: bytes moved per second (decode's
+floor is reading every weight once) and matrix products per second (prefill's floor). Nothing is loaded from disk; only torch and the engine are
+imported, so that it runs on a bare GPU machine.
 """
 
 import statistics
@@ -42,7 +43,7 @@ WARM_UPS, REPEATS, LEAST_REPEATS = (
     3,
 )
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
-SERVED_STEPS = 24  # of an engine, after as many that record and settle
+SERVED_STEPS = 24  # steps of an engine; as many run first, to record graphs and settle
 
 
 def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> DenseConfig:
@@ -62,7 +63,7 @@ SHAPES = {
 
 
 class RandomWeights(WeightStorage):
-    """Stands where a checkpoint would, and fills each tensor with small random numbers where it lies."""
+    """A weight storage that fills each tensor with small random numbers in place."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__({})
@@ -80,7 +81,7 @@ class RandomWeights(WeightStorage):
         task()
 
     def __contains__(self, name: str) -> bool:
-        return name.startswith("model.")  # as a checkpoint with a head has it
+        return name.startswith("model.")  # as in a checkpoint with a separate head
 
 
 def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
@@ -91,7 +92,7 @@ def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, k
 def make_model(
     config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int
 ) -> tuple[Decoder, CacheLayout, torch.Tensor]:
-    """Return a model of random weights, and blocks of its cache with their layout."""
+    """Return a model with random weights, its cache's blocks and their layout."""
     loader = WeightLoader(RandomWeights(device), dtype, device)
     model = load(config, loader, config.context_length)
     layout = CacheLayout(config.cached_layers, BLOCK_SIZE, dtype, config.context_length)
@@ -101,7 +102,10 @@ def make_model(
 
 
 def weight_bytes(config: DenseConfig, dtype: torch.dtype) -> int:
-    """Read once for every decode step, whatever the batch; the embedding is looked up, not read."""
+    """Return the bytes that every decode step reads, whatever the batch.
+
+    The embedding is looked up, not read.
+    """
     attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
     return (config.num_layers * (attention + mlp) + config.vocab_size * config.hidden_size) * dtype.itemsize
@@ -112,14 +116,20 @@ def kv_bytes_per_token(config: DenseConfig, dtype: torch.dtype) -> int:
 
 
 def prefill_flops(config: DenseConfig, tokens: int) -> float:
-    """Matrix products of a prompt: 2 per weight and token, and causal attention's 4 per head element and pair, halved. One row of logits."""
+    """Return the operations of a prompt's matrix products.
+
+    2 per weight and token, and causal attention's 4 per head element and pair, halved; one row of logits.
+    """
     per_token = weight_bytes(config, torch.uint8) - config.vocab_size * config.hidden_size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * tokens * tokens
     return 2.0 * per_token * tokens + attention + 2.0 * config.vocab_size * config.hidden_size
 
 
 def steps_of(batches: SequenceOf[int], prompts: SequenceOf[int], vocab_size: int) -> dict[str, tuple[int, StepInput]]:
-    """Return decodes of batches behind DECODE_CONTEXT tokens each, and prompts of some lengths: by name, how many tokens a step computes, and it."""
+    """Return steps by name: decodes of batches after DECODE_CONTEXT tokens each, and prompts.
+
+    With each step, the number of tokens that it computes.
+    """
     blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
     steps = {}
     for batch in batches:
@@ -132,7 +142,7 @@ def steps_of(batches: SequenceOf[int], prompts: SequenceOf[int], vocab_size: int
 
 
 def decode_step(tables: list[list[int]], num_tokens: int) -> StepInput:
-    """Return a step in which sequences of so many tokens, in these blocks, compute their newest one."""
+    """Return a step in which sequences of `num_tokens` tokens, in these blocks, compute their newest one."""
     chunks = []
     for table in tables:
         sequence = Sequence("", [7] * num_tokens, SamplingParams(1), b"", num_computed_tokens=num_tokens - 1)
@@ -146,7 +156,7 @@ def compute(runner: ModelRunner, step: StepInput) -> None:
 
 
 def step_s(runner: ModelRunner, step: StepInput, share_s: float) -> tuple[float, int]:
-    """Median wall time of a step, over as many as the share of the time allows, and how many those were."""
+    """Return the median wall time of a step and the number of steps, as many as the share of time allows."""
     device = runner.kv_cache.device
 
     def work() -> None:
@@ -188,8 +198,10 @@ def decode_speed(
 
 
 def served(runner: ModelRunner, config: DenseConfig, batch: int, busy_s: float | None) -> dict[str, Any]:
-    """Decode as an engine does it, its steps overlapping where the runner's do: a step's time, the host's part of it, and the share in which the
-    device has nothing to do. `busy_s`: its kernels of one step."""
+    """Decode through an engine, with overlapping steps if the runner supports them.
+
+    Returns a step's time, the host's part of it, and the share in which the device is idle. `busy_s` is the time that one step's kernels take.
+    """
     info = ModelInfo(
         "bench", config.context_length, config.vocab_size, (), "", BLOCK_SIZE, len(runner.kv_cache), 0, 0.0
     )
@@ -239,7 +251,10 @@ def prefill_speed(
 
 
 def launches(work: Callable[[], object]) -> tuple[dict[str, Any], float | None]:
-    """Kernels of one step, and for how many seconds they keep the device busy; where the driver's profiling is not to be had, that."""
+    """Count the kernels of one step and the seconds that they keep the device busy.
+
+    Without the driver's profiling, the result contains only that.
+    """
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
@@ -257,9 +272,10 @@ def launches(work: Callable[[], object]) -> tuple[dict[str, Any], float | None]:
 def measure(
     shape: str, device: torch.device, dtype: torch.dtype, batches: list[int], prompts: list[int], budget_s: float
 ) -> Iterator[dict[str, Any]]:
-    """Everything, for one shape: the results again with each row that comes to them.
+    """Measure everything for one shape; yield the results again after each new row.
 
-    Memory-bound work is held against the larger of the two measured bandwidths."""
+    Memory-bound work is compared with the larger of the two measured bandwidths.
+    """
     config = SHAPES[shape]
     if device.type == "cpu":
         library.start(wait=True)

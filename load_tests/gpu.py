@@ -1,8 +1,8 @@
-"""One command per subject for a machine with a GPU: `make gpu-check` (correctness) and `make gpu-bench` (records).
+"""Commands for a machine with a GPU: `make gpu-check` (correctness), `make gpu-bench` (records).
 
-Both run from the bare tree with whatever Python has torch, triton, safetensors, tokenizers, numpy and pytest; each ends inside eight minutes and
-prints its table last. Without a GPU they say so and end with status 3, unless asked to rehearse on the CPU. What they start are processes of their
-own: one that a kernel has brought down takes no other's results along.
+Both run from the bare tree with any Python that has torch, triton, safetensors, tokenizers, numpy and pytest; each ends within eight minutes and
+prints its table last. Without a GPU they say so and exit with status 3, unless asked to rehearse on the CPU. Each part runs in a separate process, so
+that a crash of one kernel does not lose the results of others.
 """
 
 import argparse
@@ -25,11 +25,12 @@ ROOT = Path(__file__).parents[1]
 NO_GPU, TOO_LATE = 3, 124
 CHECK_S = 440.0
 LAST_WORDS_S = 20.0
-REHEARSAL_S = 3600.0  # with two cores that may do other things too, where a GPU machine has sixteen
+REHEARSAL_S = 3600.0  # with two cores that may also do other work; a GPU machine has sixteen
 # The suites that a bare GPU machine can run: kernels, and the engine in-process (no msgspec, pyzmq, starlette, pydantic there).
 CHECKED = ("tests/kernels", "tests/engine")
-# With what each may take in all: twice the time for repeats, since checking and compiling come on top. What is tuned is used by the others.
-_REHEARSED = 5  # times as long, as a check may take
+# Benchmarks, with the most seconds that each may take in all: twice its repeat time, because checking and compiling come on top. The results of the
+# tuner are used by the others.
+_REHEARSED = 5  # how many times as long a check may take
 BENCHES = {
     "load_tests.scenarios.tune": 60.0,
     "load_tests.scenarios.engine": 120.0,
@@ -62,8 +63,11 @@ def main() -> int:
 
 
 def check(device: str, paths: tuple[str, ...] | list[str]) -> int:
-    """The suites of kernels/ and engine/ with their tensors on `device`, one process each, so that what hangs or dies leaves the other's results.
-    What is marked `cpu_only` is left out, in a rehearsal too."""
+    """Run the suites of kernels/ and engine/ with their tensors on `device`.
+
+    Each runs in a separate process, so that one that hangs or crashes does not lose the other's results. Tests marked `cpu_only` are left out, in a
+    rehearsal too.
+    """
     left_out = unimportable(paths)
     counts: dict[str, dict[str, Any]] = {}
     statuses: dict[str, int] = {}
@@ -81,7 +85,10 @@ def check(device: str, paths: tuple[str, ...] | list[str]) -> int:
 
 
 def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tuple[int, dict[str, dict[str, Any]]]:
-    """The project's own pytest settings are left aside: they name plugins that a bare machine lacks."""
+    """Run one suite without the project's own pytest settings.
+
+    They name plugins that a bare machine lacks.
+    """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [
@@ -99,7 +106,8 @@ def run_suite(path: str, device: str, ignored: list[str], limit_s: float) -> tup
 def run_within(command: list[str], limit_s: float, environment: dict[str, str] | None = None) -> int:
     """Run a command and return its status.
 
-    One that takes longer is interrupted, which leaves it the time to write what it has; then killed."""
+    After the limit it is interrupted, which leaves it time to write its results; then killed.
+    """
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         try:
             return process.wait(limit_s)
@@ -112,8 +120,11 @@ def run_within(command: list[str], limit_s: float, environment: dict[str, str] |
 
 
 def plugins(device: str) -> list[str]:
-    """Several processes where pytest-xdist is there, since most of the time goes into compiling on the host; an end for each test where
-    pytest-timeout is: of its process on a GPU, as no signal is heard by one that waits for a kernel."""
+    """Return the options of the pytest plugins that are installed.
+
+    With pytest-xdist several processes, since most of the time goes into compiling on the host; with pytest-timeout a limit for each test: on a GPU a
+    limit for the process, as a signal does not interrupt a wait for a kernel.
+    """
     options = ["--timeout=120"] if importlib.util.find_spec("pytest_timeout") is not None else []
     if options and device == "cuda":
         options += ["--timeout-method=thread"]
@@ -125,7 +136,7 @@ def plugins(device: str) -> list[str]:
 
 
 def unimportable(paths: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
-    """Test files that import what this machine does not have, with what that is: nothing is left out in silence."""
+    """Return the test files that need packages that this machine lacks, with those packages."""
     files = [file for path in paths if (ROOT / path).is_dir() for file in sorted((ROOT / path).rglob("test_*.py"))]
     needed = {str(file.relative_to(ROOT)): imports(file, set()) for file in files}
     missing = {name for name in set().union(*needed.values()) if not is_here(name)}
@@ -138,7 +149,7 @@ def is_here(package: str) -> bool:
 
 
 def imports(file: Path, seen: set[Path]) -> set[str]:
-    """Packages that a file imports when it is imported, through our own files too."""
+    """Return the packages that a file imports, directly or through our own files."""
     seen.add(file)
     whole = file.read_text(encoding="utf-8")
     names = {"pytest_asyncio"} if "async def test_" in whole else set()
@@ -161,7 +172,7 @@ def imports(file: Path, seen: set[Path]) -> set[str]:
 
 
 def by_file(report: Path) -> dict[str, dict[str, Any]]:
-    """Counts of each test file, and the names of what failed."""
+    """Return counts for each test file, and the names of failed tests."""
     counts: dict[str, dict[str, Any]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         row = counts.setdefault(
@@ -190,7 +201,7 @@ def show(results: dict[str, Any]) -> None:
 
 
 def bench(rehearses: bool, modules: list[str]) -> int:
-    """One after the other; the worst status counts."""
+    """Run the benchmarks one after the other; return the worst status."""
     worst = 0
     for module in modules:
         limit_s = BENCHES[module] * (_REHEARSED if rehearses else 1)

@@ -1,9 +1,10 @@
-"""A fuzz of llguidance in guarded children: `python -m load_tests.grammar_fuzz [--minutes 1] [--seed 1] [--out FILE]`.
+"""A fuzzer for llguidance in guarded child processes.
 
-Drawn schemas, regular expressions and Lark grammars go through the check that a client's go through (engine/grammar/grammar_check.py). Their
-outcomes are
-counted, for each kind of grammar; what ended a child is printed, or written to a file, a JSON object a line. The exit status is 1 where a child was
-lost, rather than ended by its job.
+`python -m load_tests.grammar_fuzz [--minutes 1] [--seed 1] [--out FILE]`
+
+Random schemas, regular expressions and Lark grammars go through the same check as a client's (engine/grammar/grammar_check.py). Outcomes are counted
+for each kind of grammar; an input that ended a child is printed, or written to a file, one JSON object per line. The exit status is 1 if a child was
+lost other than by its own limits.
 """
 
 import argparse

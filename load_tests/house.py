@@ -1,8 +1,8 @@
-"""`python -m load_tests.house`: how easily the product's packages can be read and changed, measured in the source: folders, circles, levels, names,
-and what tests know of the inside.
+"""`python -m load_tests.house`: measure in the source how easily packages can be read and changed.
 
-Prints a table and exits with 1 if a measure is worse than its limit, so that CI keeps what was reached. `--tree FOLDER` measures another checkout,
-`--list` names what each measure counted. The measures of a running request (density, files, tasks) are those of load_tests/request_path.py.
+Measures folders, circles, levels, names, and what tests use of the inside. Prints a table and exits with 1 if a measure is worse than its limit, so
+that CI keeps what was reached. `--tree FOLDER` measures another checkout, `--list` names the places that each measure counted. The measures of a
+running request (density, files, tasks) are those of load_tests/request_path.py.
 """
 
 import argparse
@@ -20,25 +20,25 @@ from load_tests.intrusions import Suite
 ROOT = Path(__file__).parents[1]
 NO_PRODUCT = {"tests", "load_tests", "examples", "training", "docs", "deploy", "pilotlight"}
 PREFIX = "pilotlight."
-# Folders whose files repeat the names of others on purpose: a kernel's forms, and the faces of bindings inside functions.
+# Folders whose files repeat the names of others on purpose: implementations of one kernel, and the bindings' classes inside functions.
 MIRRORS = ("kernels/triton/", "kernels/cpu/", "functions/sdk/")
 
 
 class Measure(NamedTuple):
     name: str
-    limit: int  # what it may be at most
-    found: list[str]  # what was counted, or one line that says where the value comes from
+    limit: int  # the largest value allowed
+    found: list[str]  # the places counted, or one line that names the source of the value
     value: int
 
 
 class Module(NamedTuple):
-    name: str  # dotted, without the product's own name
+    name: str  # dotted, without the product's name
     file: str  # relative to the tree
     tree: ast.Module
 
 
 class House:
-    """The product's modules and what they import, every import statement counted: those inside functions and for annotations alone, too."""
+    """The product's modules and their imports, also those inside functions and for annotations alone."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -158,7 +158,7 @@ def sub_packages(house: House) -> list[str]:
 
 
 def levels(house: House, package: str) -> int:
-    """Return the longest chain of modules of one package of which each imports the next; a circle counts as one."""
+    """Return the longest chain of modules in a package that import one another; a circle counts as one."""
     inside = {name for name in house.modules if name == package or name.startswith(f"{package}.")}
     graph = {name: house.imports[name] & inside for name in inside}
     place = {name: number for number, component in enumerate(components(graph)) for name in component}
@@ -181,8 +181,7 @@ def repeated_names(house: House) -> Iterator[str]:
 
 
 def assigned_outside(house: House) -> Iterator[str]:
-    """Yield the places where an attribute that its own class sets to None when it is made gets its value from another object later:
-    what is complete only after somebody has finished it."""
+    """Yield assignments from outside to attributes that the object's own class sets only to None."""
     placeholders = {name for module in house.modules.values() for name in _placeholders(module.tree)}
     for module in house.modules.values():
         for node, target in _outside_assignments(module.tree):

@@ -1,8 +1,10 @@
-"""A fuzz of our HTTP/1.1 server against Hypercorn and uvicorn: `python -m load_tests.http_fuzz [--requests 10000] [--seed 1]`.
+"""A fuzzer that compares our HTTP/1.1 server with Hypercorn and uvicorn.
 
-Mutated requests are sent to all three, each over a connection of its own, before one application that notes what it was asked. A server's verdict is
-the list of requests that its application saw (method, target, headers, body) and whether it refused what came behind them. Each difference must fall
-into one of the classes of `why`, which say why the servers differ; what falls into none is printed, and the exit status is 1.
+`python -m load_tests.http_fuzz [--requests 10000] [--seed 1]`
+
+Mutated requests are sent to all three, each over a new connection, with one application that records the requests it gets. A server's verdict is the
+list of requests that its application saw (method, target, headers, body) and whether it refused the bytes after them. Each difference must fall into
+one of the classes of `why`, which explain why the servers differ; any other is printed, and the exit status is 1.
 """
 
 import argparse
@@ -19,7 +21,7 @@ from load_tests.peers.uvicorn_server import SERVERS, make_server
 from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.listen import bind
 
-ANSWER_S = 1.0  # for a server to say something; what says nothing by then waits for more
+ANSWER_S = 1.0  # the time for a server to answer; a server that is silent for so long waits for more bytes
 AT_ONCE = 60
 
 BASES = (
@@ -66,8 +68,8 @@ BYTES = (
 
 
 class Verdict(NamedTuple):
-    requests: tuple[tuple[Any, ...], ...]  # that the application saw, whole
-    is_refused: bool  # the rest: by a status of the server's own, or by the connection's end
+    requests: tuple[tuple[Any, ...], ...]  # complete requests that the application saw
+    is_refused: bool  # whether the rest was refused, by a status of the server's or by closing the connection
 
 
 class Case(NamedTuple):
@@ -139,7 +141,7 @@ MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 
 class Notes:
-    """An application, and what it was asked over each connection."""
+    """An application that records the requests of each connection."""
 
     def __init__(self) -> None:
         self.seen: dict[int, list[tuple[Any, ...]]] = {}
@@ -151,7 +153,7 @@ class Notes:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return  # never whole
+                return  # the body never became complete
             body += message.get("body", b"")
             more = message.get("more_body", False)
         headers = tuple(sorted((name.lower(), value.strip(b" \t")) for name, value in scope["headers"]))
@@ -162,7 +164,7 @@ class Notes:
 
 
 class Target:
-    """One server on a port of its own."""
+    """One server and its port."""
 
     def __init__(self, port: int, notes: Notes) -> None:
         self._port, self._notes = port, notes
@@ -190,7 +192,7 @@ class Target:
 
 
 def _may_end(seen: tuple[tuple[Any, ...], ...], data: bytes) -> bool:
-    """Whether the last request has asked for the connection's end, and nothing came behind it."""
+    """Tell whether the last request asked for the connection to close, and no bytes followed it."""
     if not seen:
         return False
     headers, body = dict(seen[-1][2]), seen[-1][3]
@@ -200,7 +202,7 @@ def _may_end(seen: tuple[tuple[Any, ...], ...], data: bytes) -> bool:
 
 @asynccontextmanager
 async def running() -> Any:
-    """All servers, by name."""
+    """Start all servers; yield them by name."""
     async with AsyncExitStack() as stack:
         targets = {}
         for name in SERVERS:
@@ -221,7 +223,7 @@ async def cases(count: int, seed: int) -> list[Case]:
         async def judged(data: bytes) -> Case:
             async with at_once:
                 found = await asyncio.gather(*(target.verdict(data) for target in targets.values()))
-            if len(set(found)) > 1:  # a busy machine is no difference
+            if len(set(found)) > 1:  # a difference that only a busy machine causes does not count
                 async with alone:
                     found = [await target.verdict(data, 3 * ANSWER_S) for target in targets.values()]
             return Case(data, dict(zip(targets, found, strict=True)))
@@ -260,7 +262,7 @@ PARSER_RULES: dict[str, Callable[[bytes], bool]] = {
 
 
 def _first_lines(data: bytes) -> list[bytes]:
-    """What stands where a request may begin."""
+    """Return the lines where a request may start."""
     return [
         data.lstrip(b"\r\n").partition(b"\r\n")[0],
         *re.findall(rb"\S+ [^\r\n]* HTTP/[^\r\n]*|(?:GET|POST) [^\r\n]+", data),
@@ -277,17 +279,17 @@ def _values(data: bytes, name: bytes) -> list[bytes]:
 
 
 LOOSE: dict[str, Callable[[bytes], bool]] = {
-    "empty lines before and behind a request are passed over (RFC 9112, 2.2)": lambda data: data.startswith((b"\r", b"\n"))
+    "empty lines before and after a request are skipped (RFC 9112, 2.2)": lambda data: data.startswith((b"\r", b"\n"))
     or bool(re.search(rb"\n\r?\n\r?\n|\n\r\n\r|\r\n\r\n.*\r\n?$", data, re.S)),
     "more than one space in a request's first line is passed over (RFC 9112, 3)": lambda data: any(b"  " in line for line in _first_lines(data)),
     "a wish for another protocol is passed over, and its body read (RFC 9110, 7.8)": lambda data: bool(re.search(rb"(?i)upgrade", data)),
-    "what stands behind a request that asks for the connection's end is not looked at": lambda data: b"close" in data or b"HTTP/1.0" in data,
+    "bytes after a request that asks for the connection to close are ignored": lambda data: b"close" in data or b"HTTP/1.0" in data,
     "a target's authority is not looked at": lambda data: b"://" in data,
 }  # fmt: skip
 
 
 def why(case: Case, other: str) -> str:
-    """Return the class of a difference; empty where none fits."""
+    """Return the class of a difference; empty if none fits."""
     own, its, data = case.verdicts["own"], case.verdicts[other], case.data
     ours, theirs = ([_plain(request, data) for request in verdict.requests] for verdict in (own, its))
     common = min(len(ours), len(theirs))
@@ -295,19 +297,19 @@ def why(case: Case, other: str) -> str:
         upgrade = next(iter(name for name in LOOSE if "wish" in name))
         return upgrade if LOOSE[upgrade](data) else ""
     if own.is_refused == its.is_refused and len(ours) == len(theirs):
-        return "the same, told otherwise: trailers among headers, absolute targets, fragments, `upgrade`"
+        return "equal, presented differently: trailers among headers, absolute targets, fragments, `upgrade`"
     if own.is_refused and its.is_refused and len(ours) > len(theirs):
         return "whole requests before what is refused are answered"
     if own.is_refused and not its.is_refused and len(ours) == len(theirs):
         return "it waits for more before it judges"
     is_stricter = len(ours) < len(theirs) or (own.is_refused and not its.is_refused)
-    strict = OWN_RULES if other == "uvicorn" else PARSER_RULES | OWN_RULES  # uvicorn has the same parser
+    strict = OWN_RULES if other == "uvicorn" else PARSER_RULES | OWN_RULES  # uvicorn uses the same parser
     rules, word = (strict, "ours is stricter") if is_stricter else (LOOSE, "ours is looser")
     return next((f"{word}: {rule}" for rule, fits in rules.items() if fits(data)), "")
 
 
 def _plain(request: tuple[Any, ...], data: bytes) -> tuple[Any, ...]:
-    """Without what servers tell in different ways."""
+    """Return a request without the parts that servers present differently."""
     method, (path, query), headers, body = request
     trailers = {line.partition(b":")[0].strip().lower() for line in data.partition(b"\r\n0\r\n")[2].split(b"\r\n")}
     kept = tuple(pair for pair in headers if pair[0] not in trailers and pair[0] != b"upgrade")
@@ -316,7 +318,7 @@ def _plain(request: tuple[Any, ...], data: bytes) -> tuple[Any, ...]:
 
 
 def differences(found: list[Case]) -> Iterator[tuple[Case, str, str]]:
-    """Each case where another server's verdict is not ours, with that server and the class; empty: there is none."""
+    """Yield the cases where another server's verdict differs from ours, with that server and the class."""
     for case in found:
         for other in SERVERS[1:]:
             if case.verdicts[other] != case.verdicts["own"]:

@@ -1,6 +1,7 @@
-"""Closed and open loops of small HTTP/1.1 requests over kept connections: what a server carries, and how long its answers take.
+"""Closed and open loops of small HTTP/1.1 requests over kept connections.
 
-One protocol object for each connection, nothing parsed that need not be, so that one process can keep several servers busy.
+Measures a server's throughput and its answer times. One protocol object per connection, and no more parsing than necessary, so that one process can
+keep several servers busy.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from typing import NamedTuple
 class Load(NamedTuple):
     requests_per_s: float
     latencies_ms: list[float]
-    failed: int  # not answered, or not with 200
+    failed: int  # requests without an answer, or with another status than 200
 
 
 class Connection(asyncio.Protocol):
@@ -63,7 +64,7 @@ def request_of(path: str, method: str = "GET", body: bytes = b"") -> bytes:
 
 
 async def closed_loop(port: int, request: bytes, connections: int, seconds: float) -> Load:
-    """Each connection asks again as soon as it has its answer."""
+    """Send the next request on each connection as soon as the last one is answered."""
     loop = asyncio.get_running_loop()
     times: list[float] = []
     failed = 0
@@ -84,7 +85,10 @@ async def closed_loop(port: int, request: bytes, connections: int, seconds: floa
 
 
 async def open_loop(port: int, request: bytes, per_s: float, seconds: float, timeout_s: float = 10.0) -> Load:
-    """Requests at even distances, whatever became of those before: each has a connection of its own from a pool that grows."""
+    """Send requests at even distances, without waiting for earlier ones.
+
+    Each uses an idle connection from a pool that grows.
+    """
     loop = asyncio.get_running_loop()
     idle: list[Connection] = []
     times: list[float] = []

@@ -1,5 +1,6 @@
-"""What tests know of the product's inside: each patch of a module's name, each private attribute, each time that a test sleeps makes a change of
-the house dearer. `python -m load_tests.house` counts them, against limits that only fall.
+"""The use of the product's inside by tests: patched names, private attributes and sleeps.
+
+Each makes a change of the code more expensive. `python -m load_tests.house` counts them, against limits that only fall.
 """
 
 import ast
@@ -22,13 +23,13 @@ class Suite:
         return ((file, node) for file, tree in self.trees.items() for node in ast.walk(tree))
 
     def patched_names(self) -> Iterator[str]:
-        """Yield the places where a test sets an attribute of a module, a class or an object for its time."""
+        """Yield the places where a test sets an attribute of a module, a class or an object for its duration."""
         for file, node in self._nodes():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
                 yield f"{file}:{node.lineno} {_target(node)}"
 
     def patched_constants(self) -> Iterator[str]:
-        """Yield those of them that are constants: they belong in a frozen object that is passed in."""
+        """Yield those patched names that are constants: they belong in a frozen object that is passed in."""
         return (place for place in self.patched_names() if place.rpartition(".")[2].replace("_", "").isupper())
 
     def private_names(self) -> Iterator[str]:
@@ -42,8 +43,9 @@ class Suite:
     def pauses(self) -> Iterator[str]:
         """Yield the places where a test sleeps for a fixed time, for which some machine is too slow.
 
-        Not counted: `sleep(0)`, which gives others a turn; sleeps of ten seconds and more, which stand for never; and those of a `while` loop, which
-        waits for its condition."""
+        Not counted: `sleep(0)`, which gives other tasks a turn; sleeps of ten seconds and more, which mean "never"; and those of a `while` loop,
+        which waits for its condition.
+        """
         for file, tree in self.trees.items():
             waiting = {inner for node in ast.walk(tree) if isinstance(node, ast.While) for inner in ast.walk(node)}
             for node in ast.walk(tree):
@@ -59,7 +61,7 @@ def _is_pause(call: ast.Call) -> bool:
 
 
 def _target(call: ast.Call) -> str:
-    """Return the dotted name that a call of `setattr` replaces, as far as it is written there."""
+    """Return the dotted name that a call of `setattr` replaces, as far as the source shows it."""
     words = [argument.value if isinstance(argument, ast.Constant) else ast.unparse(argument) for argument in call.args]
     return str(words[0]) if len(words) == 2 else ".".join(map(str, words[:2]))
 

@@ -1,7 +1,7 @@
-"""How fast one call of an operation is, once it is known to be right: against its formula in fp64, then beside torch's own, held against its floor.
+"""The speed of one call of an operation, after its result is checked against its formula in fp64.
 
-The floor is the prediction: what the call must read, write and multiply, at the ceilings that this device has reached in the same run. Arguments lie
-in several copies, so that no call finds its own in the cache. Refuses to know any operation.
+Timed beside torch's own, and compared with its floor: the bytes that the call must read and write and the products it must compute, at the ceilings
+that this device reached in the same run. Arguments exist in several copies, so that no call finds its own in the cache. Knows no single operation.
 """
 
 import math
@@ -30,16 +30,16 @@ from load_tests.timing import Contender, Work, take_turns
 
 _MOST_ROUNDS = 50
 _MOST_COPIES = 64
-_GPU_CALLS = 20  # that one graph holds at least: events count in half microseconds, some kernels take five
-# Where the system does not say how large the last cache is. Copies must exceed it twice over.
+_GPU_CALLS = 20  # the fewest calls in one graph: events count in half microseconds, and some kernels take five
+# If the system does not report the size of the last cache. Copies must exceed it twice over.
 _CPU_CACHE = 32 << 20
-# Elements that are checked at once; in double precision, with what a formula keeps on its way, some ten times 8 bytes each.
+# Elements checked at once: in double precision, with a formula's intermediate results, each takes some ten times 8 bytes.
 _PART = {"cpu": 1 << 22, "cuda": 1 << 28}
 Limits = dict[str, float]
 
 
 class WrongError(Exception):
-    """A result that its formula does not explain: what is wrong is not timed."""
+    """Raised if a result differs from its formula: a wrong operation is not timed."""
 
 
 def measure(
@@ -52,7 +52,7 @@ def measure(
 ) -> dict[str, Any]:
     dtype = storage_type(operation, device)
     torch.manual_seed(0)
-    # On a CPU it is the default anyway, and the context would cost every call of torch's a microsecond that a wall clock sees.
+    # On a CPU it is the default anyway, and the context would add a microsecond to each of torch's calls, which a wall clock shows.
     with torch.device(device) if device.type == "cuda" else nullcontext():
         arguments = case.make(dtype)
         cost = operation.cost(arguments)
@@ -62,7 +62,7 @@ def measure(
         for name, rival in operation.rivals.items():
             try:
                 contenders[name] = Contender(device, calls(rival, copies, device))
-            except Exception as refusal:  # not of this call, device or version of torch: the table says so
+            except Exception as refusal:  # it cannot do this call on this device: the table contains why
                 absent[name] = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:150]
         timed = take_turns(contenders, share_s, _MOST_ROUNDS)
     medians_us = {name: 1e6 * statistics.median(times.times_s) for name, times in timed.items()}
@@ -87,7 +87,7 @@ def measure(
 
 
 def storage_type(operation: Operation, device: torch.device) -> torch.dtype:
-    """A GPU's models compute in bf16, those of a CPU's rehearsal in fp32, where the operation takes them."""
+    """Return bf16 on a GPU, as models compute there, and fp32 on a CPU, if the operation takes it."""
     wanted = torch.bfloat16 if device.type == "cuda" else torch.float32
     return wanted if wanted in operation.dtypes else operation.dtypes[0]
 
@@ -95,10 +95,10 @@ def storage_type(operation: Operation, device: torch.device) -> torch.dtype:
 def held_against(
     cost: Cost, target: Target | None, medians_us: dict[str, float], limits: Limits, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The floor, the rates, and whether the target is met."""
+    """Return the floor, the rates, and whether the target is met."""
     of = target.of if target is not None else "copy"
     bandwidth = limits["read_gb_per_s" if of == "read" else "copy_gb_per_s"] * 1e3  # bytes per microsecond
-    # a rehearsal measures fp32 alone
+    # a rehearsal measures only fp32
     matmul = limits.get(f"{NAMES[dtype]}_tflop_per_s", limits["fp32_tflop_per_s"]) * 1e6
     by_bytes, by_flops = cost.bytes / bandwidth, cost.flops / matmul
     ours, floor = medians_us[OURS], max(by_bytes, by_flops)
@@ -121,7 +121,10 @@ def held_against(
 
 
 def checked(operation: Operation, arguments: Arguments, dtype: torch.dtype) -> float:
-    """The largest error among the results, as a share of what the arithmetic explains; raises where it is more."""
+    """Return the largest error among the results, as a share of the error that rounding explains.
+
+    Raises WrongError if it is larger than 1.
+    """
     kept = copied(arguments) if operation.changes or operation.scratch else arguments
     results = operation.results(operation.function, arguments)
     largest = 0.0
@@ -143,7 +146,10 @@ def checked(operation: Operation, arguments: Arguments, dtype: torch.dtype) -> f
 
 
 def _parts(operation: Operation, arguments: Arguments) -> Iterator[tuple[Arguments, Callable[[str, Tensor], Tensor]]]:
-    """The call for the formula, in parts small enough for double precision where it can be cut; with each the way to cut a result alike."""
+    """Yield the call for the formula, in parts small enough for double precision if it can be cut.
+
+    With each part a function that cuts a result in the same way.
+    """
     elements = sum(x.numel() for x in tensors(arguments))
     rows = arguments[operation.rows[0]].shape[0] if operation.rows else 0
     pieces = min(rows, -(-elements // _PART[tensors(arguments)[0].device.type])) if rows else 1
@@ -159,7 +165,7 @@ def _cut(rows: slice, whole: tuple[str, ...], name: str, result: Tensor) -> Tens
 
 
 def relative_error(expected: Tensor, actual: Tensor) -> float:
-    """Root-mean-square error over expected root mean square; not a number where the result is none."""
+    """Return the root-mean-square error over the expected root mean square; NaN if the result has NaN."""
     if expected.shape != actual.shape:
         raise WrongError(f"has shape {tuple(actual.shape)}, its formula's result {tuple(expected.shape)}")
     if not expected.numel():
@@ -179,7 +185,10 @@ def num_copies(arguments: Arguments, device: torch.device) -> int:
 
 
 def calls(form: Callable[..., Any], copies: list[Arguments], device: torch.device) -> list[Work]:
-    """One after another with another copy each time; the first is made at once, so that one that cannot run says so here."""
+    """Return calls that use another copy each time.
+
+    The first runs at once, so that a call that cannot run raises here.
+    """
     form(**copies[0])
     rounds = -(-_GPU_CALLS // len(copies)) if device.type == "cuda" else 1
     return [partial(form, **arguments) for _ in range(rounds) for arguments in copies]

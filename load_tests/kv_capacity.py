@@ -1,6 +1,6 @@
-"""How many tokens of KV cache fit in the same bytes when layers that see a window keep its tokens alone, by arithmetic: nothing is measured.
+"""Tokens of KV cache that fit in the same bytes if layers with a window keep only its tokens.
 
-python -m load_tests.kv_capacity
+Computed, not measured: python -m load_tests.kv_capacity
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ BLOCK_SIZE, MAX_CHUNK = 16, 2048  # the defaults of a site
 
 
 class PublishedModel(NamedTuple):
-    """A model, as its published config.json has it."""
+    """A model, as its published config.json describes it."""
 
     name: str
     num_kv_heads: int
     head_dim: int
-    windows: tuple[int | None, ...]  # of each layer
-    context_length: int  # of the sequences, no more than the model takes
+    windows: tuple[int | None, ...]  # one for each layer
+    context_length: int  # the longest sequence that the model accepts
     cache_gib: int
 
     @property
@@ -33,7 +33,7 @@ MODELS = (
     PublishedModel("Gemma-3-27B", 16, 128, tuple(None if i % 6 == 5 else 1024 for i in range(62)), 131_072, 16),
     PublishedModel("gpt-oss-20b", 8, 64, tuple(None if i % 2 else 128 for i in range(24)), 131_072, 16),
     PublishedModel("Mistral-7B-v0.1", 8, 128, (4096,) * 32, 32_768, 16),
-    # Its chunks of attention keep no more than a window of their length.
+    # Its layers with chunked attention keep no more than a window of the chunk's length.
     PublishedModel("Llama-4-Scout", 8, 128, tuple(None if i % 4 == 3 else 8192 for i in range(48)), 1_048_576, 56),
 )
 
@@ -41,7 +41,7 @@ MODELS = (
 class FittingTokens(NamedTuple):
     before: int  # tokens, when every layer keeps every token
     after: int  # tokens of sequences of one length
-    longest: int | None  # tokens of one sequence, as many as fit; None: no end but the model's
+    longest: int | None  # the longest single sequence that fits; None if only the model limits it
 
 
 def fitting_tokens(

@@ -1,7 +1,7 @@
-"""What the KV bookkeeping costs per step: the check of generations, and what a model could have as the load tells it.
+"""The cost of KV bookkeeping per step: checking generations, computing how much each model could have.
 
-`measure` is called by larger benchmarks with a runner of theirs; by itself this prints a table for a small shape, where the share of a step is at
-its worst.
+`measure` is called by larger benchmarks with their own runner; run as a program, this prints a table for a small shape, where the share of a step is
+largest.
 
     python -m load_tests.kv_cost --shape tiny
 """
@@ -27,9 +27,10 @@ _HOST = torch.device("cpu")
 
 
 def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> dict[str, Any]:
-    """Milliseconds of a decode step, of its check, and the share.
+    """Return the milliseconds of a decode step and of its check, and the share.
 
-    The tables overlap, so that no memory is needed for `batch` contexts; a step is the faster for it, and the share the larger."""
+    The tables overlap, so that no memory is needed for `batch` contexts; the step is faster for it, and the share larger.
+    """
     assert len(runner.kv_cache) >= blocks + batch, f"the runner needs {blocks + batch} blocks"
     pool = BlockPool(len(runner.kv_cache))
     tables = [[*range(blocks - 1), blocks + i] for i in range(batch)]
@@ -37,7 +38,7 @@ def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> di
     check_s = median_s(_HOST, lambda: stale(pool.generations, sequences), _REPEATS)
     assert stale(pool.generations, sequences) == []
     pool.generations[blocks + batch - 1] += 1
-    assert stale(pool.generations, sequences) == [batch - 1], "what is measured must work"
+    assert stale(pool.generations, sequences) == [batch - 1], "the measured check must work"
     step = decode_step(tables, blocks * BLOCK_SIZE)
     step_s = median_s(runner.kv_cache.device, lambda: compute(runner, step))
     return {
@@ -50,7 +51,10 @@ def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> di
 
 
 def measure_slabs(num_slabs: int = 64) -> dict[str, Any]:
-    """Milliseconds to say, once per frame, what one of two models at work could have."""
+    """Return the milliseconds to compute how much memory one of two active models could have.
+
+    That is done once per frame.
+    """
     slab_bytes, block_bytes = 8 << 20, 1 << 18
     allocator = SlabAllocator(num_slabs, slab_bytes, lambda slab: None)
     leases = [allocator.open(name, block_bytes) for name in ("one", "two")]

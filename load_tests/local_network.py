@@ -1,6 +1,6 @@
-"""LocalNetwork: `pilotlight up` as a user would run it, on free ports, for scenarios and end-to-end tests.
+"""LocalNetwork: `pilotlight up` as a user runs it, on free ports, for scenarios and tests.
 
-Knows the command and its output; refuses to know anything inside the processes but what /status publishes.
+Knows the command and its output, and of the processes' insides only what /status publishes.
 """
 
 import os
@@ -20,14 +20,15 @@ from pilotlight.wire.hop.status import SiteStatus, decode_status
 
 ROOT = Path(__file__).parents[1]
 READY = "Pilotlight is ready: "
-# Every client of a measurement is one address.
+# All clients of a measurement share one address.
 DOOR = "\n[door]\nmax_connections_per_client = 20_000\nmax_open_per_client = 20_000\n"
 
 
 class LocalNetwork:
     """A context manager around one `pilotlight up`.
 
-    `ready_s` is the time from its start to its ready line."""
+    `ready_s` is the time from its start to its ready line.
+    """
 
     def __init__(
         self,
@@ -41,9 +42,12 @@ class LocalNetwork:
         engine_settings: str = "",
         model: str | None = None,
     ) -> None:
-        """`tree`: the checkout that is run; `num_sites`: how many of the sites that it ships, the first ones, all of them unless given;
-        `network_settings`, `site_settings`: TOML that is appended to the network's file, and to every site's, where ROUTER stands for its URL;
-        `engine_settings`: lines for every site's table of that name; `model`: what all sites serve in place of their files' models."""
+        """Describe the network to run.
+
+        `tree`: the checkout that is run; `num_sites`: how many of the sites that it ships are used, from the first, by default all;
+        `network_settings`, `site_settings`: TOML that is appended to the network's file, and to every site's, in which ROUTER is replaced with the
+        router's URL; `engine_settings`: lines for every site's table of that name; `model`: replaces the models of all sites' files.
+        """
         self._model = model
         self._tree, self._num_sites = tree, num_sites
         self._network_settings, self._site_settings = network_settings, site_settings
@@ -107,7 +111,7 @@ class LocalNetwork:
         return next(process.pid for process in self.site_status(name).processes if process.role == role)
 
     def processes(self) -> list[psutil.Process]:
-        """All of them, engine hosts included."""
+        """Return all processes, engine hosts included."""
         children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
         return children
 
@@ -115,7 +119,7 @@ class LocalNetwork:
         return (Path(self._folder.name) / "pilotlight" / "logs" / f"{name}.log").read_text(errors="replace")
 
     def _write_files(self, folder: Path) -> int:
-        """The shipped files with free ports in place of theirs."""
+        """Write the shipped files with free ports; return the router's."""
         sites_folder = self._tree / "sites"
         shipped = [sites_folder / "network.toml", *sorted((sites_folder / "local").glob("*.toml"))]
         texts = {path.name: path.read_text() for path in shipped}
@@ -138,7 +142,7 @@ class LocalNetwork:
     def _wait_until_ready(self, router_port: int) -> None:
         assert self.process.stdout is not None
         deadline = time.monotonic() + self._start_timeout_s
-        for line in self.process.stdout:  # `up` bounds its own start, so that this ends
+        for line in self.process.stdout:  # `up` has a time limit for starting, so this loop ends
             self.output.append(line.rstrip("\n"))
             if line.startswith(READY):
                 self.url = line.removeprefix(READY).strip()
@@ -150,7 +154,7 @@ class LocalNetwork:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held until the last is found, so that they differ."""
+    """Return ports that are free now; all are held until the last is found, so that they differ."""
     held = [socket.socket() for _ in range(count)]
     try:
         for probe in held:

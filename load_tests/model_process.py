@@ -1,12 +1,13 @@
-"""A process with one model, told by lines on stdin what to do and answering each with a line of JSON: what a benchmark starts, wakes and kills where
-there is no site. Imports nothing that a bare GPU machine lacks.
+"""A process with one model, which takes commands on stdin and answers each with a line of JSON.
+
+Benchmarks start, wake and kill it where there is no site. Imports nothing that a bare GPU machine lacks.
 
     python -m load_tests.model_process DIRECTORY CONFIG      CONFIG: fields of a HostConfig, `weights_file`, `is_standby`
 
     load                from nothing here to the first token      unload
     prewarm             as a standby does for a model that another process serves
     registered          until the device reaches the sleeping weights by itself
-    generate N LENGTH TOKENS [FIRST]     so many sequences at once, of random prompts that FIRST tells apart
+    generate N LENGTH TOKENS [FIRST]     so many sequences at once, of random prompts, other ones for each FIRST
     store               until the finished blocks are in the host tier
 """
 
@@ -80,7 +81,7 @@ class ModelProcess:
             engine.submit(Submit(f"{i}", "bench", tuple(prompt), sampling))
         while engine.has_work:
             if not engine.step():
-                time.sleep(0.0005)  # blocks are on their way from a tier
+                time.sleep(0.0005)  # blocks are being loaded from a tier
             for output in engine.sequences.take_outputs():
                 assert output.error_message is None, output.error_message
                 heard += len(output.token_ids)

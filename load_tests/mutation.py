@@ -26,10 +26,10 @@ _LOGGERS = ("log", "logger", "logging")
 
 
 class Mutant(NamedTuple):
-    line: int  # from one
-    start: int  # where the replaced text begins, in characters of the source
+    line: int  # first line
+    start: int  # where the replaced text starts, in characters of the source
     end: int
-    text: str  # what stands there instead
+    text: str  # the replacement
     kind: str
 
     def applied_to(self, source: str) -> str:
@@ -39,7 +39,8 @@ class Mutant(NamedTuple):
 def mutants_of(source: str) -> list[Mutant]:
     """Return every mutant of a module, in the order of its lines.
 
-    A few cannot be compiled: `compiles` tells."""
+    A few are not valid Python: `compiles` finds them.
+    """
     finder = _Finder(source)
     functions = (
         node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

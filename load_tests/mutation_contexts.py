@@ -1,4 +1,7 @@
-"""A pytest plugin for load_tests/scenarios/mutants.py: writes to $MUTANT_COVERAGE which tests meet which line of $MUTANT_FILE, as JSON."""
+"""A pytest plugin for load_tests/scenarios/mutants.py that records which tests run which lines.
+
+Writes the tests of each line of $MUTANT_FILE to $MUTANT_COVERAGE, as JSON.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Files out of the page cache, and how much of them is in it: what makes a start cold can be asked for, and must be checked."""
+"""Remove files from the page cache, and measure how much of them is in it.
+
+A cold start needs them removed; the kernel may keep them, so the result must be checked.
+"""
 
 import ctypes
 import mmap
@@ -9,7 +12,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def drop(files: list[Path]) -> float:
-    """Asks the kernel to forget them; returns the share that is in memory all the same (0: it obeyed)."""
+    """Ask the kernel to drop the files from its cache; return the share that is still cached.
+
+    0: all dropped.
+    """
     for file in files:
         fd = os.open(file, os.O_RDONLY)
         try:

@@ -1,6 +1,7 @@
-"""Paired differences: how likely they are by chance, and between which bounds their mean lies.
+"""Paired differences: the probability that they are random, and a confidence interval of their mean.
 
-Knows numbers; refuses to know what was measured."""
+Knows only numbers, not what was measured.
+"""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +11,10 @@ ROUNDS = 10_000
 
 
 def chance(differences: Sequence[float], rng: random.Random, rounds: int = ROUNDS) -> float:
-    """Return the share of random signs by which the mean is as far from zero as it is: a permutation test, two-sided."""
+    """Return the p-value of a two-sided permutation test of the mean.
+
+    That is the share of random signs whose mean is as far from zero.
+    """
     observed = abs(sum(differences))
     beyond = 1
     for _ in range(rounds):

@@ -1,6 +1,7 @@
-"""How much of what a reader opens belongs to the path of one traced request: density, files opened for little, and what ARCHITECTURE's walk holds.
+"""The share of the opened files that belongs to the path of one traced request.
 
-Knows the source and a list of functions; refuses to know how they were traced (request_path.py).
+Density, files opened for few functions, and the files of ARCHITECTURE's walk. Knows the source and a list of functions, not how they were traced
+(request_path.py).
 """
 
 import ast
@@ -14,14 +15,17 @@ _STEP = re.compile(r"^\d+\. `([\w/]+\.py)::([\w.]+)`", re.MULTILINE)
 
 
 class PathShape(NamedTuple):
-    """Lines are those of functions from `def` to their last one, without functions inside that were not entered."""
+    """Measures of a path.
+
+    Lines of a function count from `def` to its last one, without functions inside that were not entered.
+    """
 
     lines_run: int
     lines_opened: int  # of all files that have a function on the path
     files_for_few: list[str]  # entered for FEW functions or fewer
     walk_files: int
     walk_steps: int
-    walk_lines: int  # of the path, in the files that the walk names
+    walk_lines: int  # lines of the path in the files that the walk names
 
     @property
     def density(self) -> float:
@@ -81,7 +85,7 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Yield functions by their qualified names, as code objects have them."""
+    """Yield functions by their qualified names, as in code objects."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.ClassDef):
             yield from _functions(child, f"{prefix}{child.name}.")

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of one's own, on a socket in a temporary folder, which can be killed, stopped and started again."""
+"""A temporary PostgreSQL server on a local socket, which can be killed, stopped and started again."""
 
 import os
 import pwd
@@ -16,7 +16,7 @@ import psutil
 
 _SETTINGS = (
     "listen_addresses=", "fsync=off", "shared_buffers=16MB", "max_connections=30",
-    "dynamic_shared_memory_type=mmap",  # in its folder: what a killed one leaves in /dev/shm nobody removes
+    "dynamic_shared_memory_type=mmap",  # in its folder: files that a killed server leaves in /dev/shm are never removed
 )  # fmt: skip
 
 
@@ -43,11 +43,11 @@ class Postgres:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """Kill all of it at once, as a machine that loses its power does."""
+        """Kill all its processes at once, as a power failure does."""
         assert self._process is not None
         self._signal(signal.SIGKILL)
         self._process.wait()
-        # What it shared with its children goes with the last of them; a new one waits for nobody.
+        # Its shared memory is released with its last child; a new server does not have to wait.
         (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
     def stop(self) -> None:
@@ -57,7 +57,7 @@ class Postgres:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: int) -> None:
-        """Send it to the server and to all that it has started: one for each connection, which may end by itself."""
+        """Send a signal to the server and to its children: one per connection, which may exit by itself."""
         assert self._process is not None
         first = psutil.Process(self._process.pid)
         for each in (first, *first.children(recursive=True)):
@@ -71,9 +71,10 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """Yield a server that runs.
+    """Yield a running server.
 
-    Raises FileNotFoundError where it is not installed. It refuses to run as root, who runs it as somebody else."""
+    Raises FileNotFoundError if it is not installed. It refuses to run as root, so root runs it as another user.
+    """
     programs = _programs()
     if programs is None:
         raise FileNotFoundError("PostgreSQL is not installed (Debian: apt-get install postgresql)")

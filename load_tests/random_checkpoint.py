@@ -1,6 +1,7 @@
-"""Checkpoints of Llama's shape with random weights, as large as wanted, written without ever being whole in memory; Ember's tokenizer beside them.
+"""Checkpoints of Llama's shape with random weights, of any size, with Ember's tokenizer.
 
-The bytes are slices of one block of random numbers: nothing that reads weights can tell, and three billion of them are written at the disk's speed.
+Written without ever being whole in memory. The bytes are slices of one block of random numbers: readers of weights see no difference, and three
+billion of them are written at the disk's speed.
 """
 
 import json
@@ -35,7 +36,7 @@ SHAPES = {
 
 
 def write(directory: Path, shape: Shape) -> Path:
-    """Whole or not at all; one that is there already is kept."""
+    """Write a checkpoint atomically; keep one that exists already."""
     vocab = ember_vocab()
     return write_tensors(directory, config(shape, vocab), tensors(shape, vocab))
 
@@ -43,7 +44,8 @@ def write(directory: Path, shape: Shape) -> Path:
 def write_tensors(directory: Path, config: dict[str, object], named: dict[str, tuple[int, ...]]) -> Path:
     """Write tensors and their config.json, as `write` does.
 
-    Those whose names end in "_packed" are words of four-bit codes, all others bf16."""
+    Those whose names end in "_packed" are words of four-bit codes, all others bf16.
+    """
     if (directory / "model.safetensors").exists():
         return directory
     directory.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,10 @@ def ember_vocab() -> int:
 
 
 def add_tokenizer(directory: Path) -> None:
-    """Ember's, which knows fewer tokens than larger vocabularies have: the others are never text."""
+    """Add Ember's tokenizer.
+
+    It has fewer tokens than larger vocabularies: the other ids are never text.
+    """
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(EMBER / name, directory / name)
 
@@ -93,7 +98,7 @@ def tensors(shape: Shape, vocab: int) -> dict[str, tuple[int, ...]]:
             f"{layer}.mlp.down_proj.weight": (shape.hidden, shape.intermediate),
         }
     named |= {"model.norm.weight": (shape.hidden,), "lm_head.weight": (vocab, shape.hidden)}
-    # As safetensors writes them: what lies beside what decides how much can be used in place.
+    # In the order in which safetensors writes them: neighbouring tensors decide how much can be used in place.
     return dict(sorted(named.items()))
 
 

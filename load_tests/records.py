@@ -1,6 +1,7 @@
-"""Records: one JSON file per measurement with the machine, versions, commit and date it was made with.
+"""Records: one JSON file per measurement with its machine, versions, commit and date.
 
-README figures come from these."""
+README figures come from these.
+"""
 
 import importlib.metadata
 import json
@@ -18,14 +19,14 @@ from typing import Any
 from pilotlight.engine.api.gpu_state import read_states
 
 Record = dict[str, Any]
-# Which forms of a product there are on a CPU.
+# CPU features that decide which matrix kernels can run.
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16")
 RESULTS = Path(__file__).parent / "results"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...] = ("torch",)) -> Path:
-    """Writes load_tests/results/<date>-<machine>-<subject>.json (under $OUT where that is set)."""
+    """Write load_tests/results/<date>-<machine>-<subject>.json (under $OUT if that is set)."""
     now = datetime.now(UTC)
     machine = describe_machine()
     record = {
@@ -33,7 +34,7 @@ def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...
         "date": now.isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": machine,
-        **({"gpus": states} if (states := read_states()) else {}),  # as they are when it is written
+        **({"gpus": states} if (states := read_states()) else {}),  # the GPUs' states at the time of writing
         "versions": {name: _version(name) for name in ("pilotlight-inference", *packages)},
         "results": results,
     }
@@ -47,7 +48,7 @@ def write_record(subject: str, results: dict[str, Any], packages: tuple[str, ...
 
 
 def spread(values: list[float], digits: int = 3) -> dict[str, float]:
-    """Median, extremes and count of a list of measurements."""
+    """Return the median, extremes and count of measurements."""
     return {
         "median": round(statistics.median(values), digits),
         "min": round(min(values), digits),
@@ -57,7 +58,7 @@ def spread(values: list[float], digits: int = 3) -> dict[str, float]:
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """The same with p50, p95 and p99: each a value that was measured."""
+    """Return the same with p50, p95 and p99, each a measured value."""
     ordered = sorted(values)
     at = {f"p{share}": round(ordered[int(share / 100 * (len(ordered) - 1))], 3) for share in (50, 95, 99)}
     return {**spread(values), **at}
@@ -79,7 +80,10 @@ def describe_machine() -> dict[str, Any]:
 
 @cache
 def commit() -> str:
-    """The commit, with a plus sign when the tree differs from it; where the tree came without git, what $PILOTLIGHT_COMMIT says."""
+    """Return the commit, with a plus sign when the tree differs from it.
+
+    Without git, $PILOTLIGHT_COMMIT.
+    """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "-uno") else "")
@@ -89,7 +93,10 @@ def commit() -> str:
 
 @cache
 def history() -> frozenset[str] | None:
-    """Return the first 12 digits of every commit up to this one; None where the history is not here as a whole (no git, a shallow clone)."""
+    """Return the first 12 digits of every commit up to this one.
+
+    None if the whole history is not available (no git, a shallow clone).
+    """
     try:
         if _git("rev-parse", "--is-shallow-repository") == "true":
             return None
@@ -99,7 +106,7 @@ def history() -> frozenset[str] | None:
 
 
 def doubt(record: Record, known: frozenset[str] | None) -> str | None:
-    """Return why a record's figures must not be shown: nobody can check out what it measured; None if somebody can."""
+    """Return why a record's figures must not be shown; None if its commit can be checked out."""
     made = str(record["commit"])
     if made.endswith("+"):
         return "measured in a tree with uncommitted changes"
@@ -110,7 +117,10 @@ def doubt(record: Record, known: frozenset[str] | None) -> str | None:
 
 @cache
 def has_changed_since(made: str, paths: tuple[str, ...]) -> bool:
-    """Tell whether files under `paths` differ between the commit of a record and this one; False where git cannot say."""
+    """Tell whether files under `paths` differ between a record's commit and this one.
+
+    False if git cannot compare them.
+    """
     try:
         return bool(_git("diff", "--name-only", made, "HEAD", "--", *(f":/{path}" for path in paths)))
     except (OSError, subprocess.CalledProcessError):
@@ -123,7 +133,7 @@ def _git(*arguments: str) -> str:
 
 
 def _of_cpuinfo(key: str) -> str:
-    """Return what /proc/cpuinfo says of the first processor; nothing where there is no such file or line."""
+    """Return a value of the first processor in /proc/cpuinfo; empty if there is no such file or line."""
     try:
         lines = _CPUINFO.read_text().splitlines()
     except OSError:
@@ -137,7 +147,7 @@ def _accelerator() -> str | None:
         answer = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError):
         answer = []
-    # A container may have the device and no nvidia-smi; who measures it has torch loaded.
+    # A container may have the device but no nvidia-smi; a process that measures it has loaded torch.
     torch = sys.modules.get("torch")
     if not answer and torch is not None and torch.cuda.is_available():
         return str(torch.cuda.get_device_name())

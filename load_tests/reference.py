@@ -1,6 +1,7 @@
-"""`python -m load_tests.reference`: the pages of docs/reference/, drawn from the code: configuration keys, metrics, HTTP API and commands.
+"""`python -m load_tests.reference`: generate the pages of docs/reference/ from the code.
 
-Each page is a function without arguments that returns Markdown. A test compares the pages with the files, so a page is never older than its code.
+Configuration keys, metrics, HTTP API and commands. Each page is a function without arguments that returns Markdown. A test compares the pages with
+the files, so a page is never older than its code.
 """
 
 import ast
@@ -77,7 +78,10 @@ def _tables(name: str, schema: Schema, known: Mapping[str, Schema]) -> Iterator[
 
 
 def _table_of(field: Schema, known: Mapping[str, Schema]) -> tuple[Schema | None, bool, bool]:
-    """Return the schema of the table that a field holds (None if it holds a value), whether it is an array of them, or a table of them by name."""
+    """Return the schema of the table that a field holds; None if it holds a value.
+
+    Also whether the field is an array of tables, and whether it maps names to tables.
+    """
     for part in field.get("anyOf", [field]):
         if "$ref" in part:
             return known[part["$ref"].rpartition("/")[2]], False, False
@@ -193,7 +197,10 @@ def _site_gauges(function: ast.AST) -> Iterator[Metric]:
 
 
 def _declared_in(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Metric]:
-    """Yield the metrics that calls in a function make; texts that were assigned to a name before count as written there."""
+    """Yield the metrics that calls in a function create.
+
+    Texts assigned to a name earlier count as literals.
+    """
     known: dict[str, Any] = {}
     for node in sorted(_nodes(function), key=lambda node: (node.lineno, node.col_offset)):
         if isinstance(node, ast.Assign):
@@ -245,7 +252,7 @@ def _texts(node: ast.expr | None, known: Mapping[str, ast.expr]) -> list[str]:
 
 
 def _text(node: ast.expr | None, known: Mapping[str, ast.expr]) -> str:
-    """Return a text that stands in the source, or that a name was given; a name without one is its own; else the empty text."""
+    """Return a string literal, or one assigned to a name; for other names the name itself; otherwise ""."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.Name):

@@ -1,9 +1,9 @@
-"""`make report`: the tables of README.md and docs/ from the newest record of each subject, nothing by hand.
+"""`make report`: write the tables of README.md and docs/ from the newest record of each subject.
 
 Refuses a record of a tree with uncommitted changes or of a commit that the history does not have; marks one that is older than the code it measures.
 
-Knows the pages; refuses to know how records were made, or what their figures mean (tables/). A region of a page lies between two comments; its text
-is replaced. The plot is written as SVG by hand: the same records give the same bytes, so that a test can tell when either is stale.
+Knows the pages, not how records were made or what their figures mean (tables/). A region of a page is the text between two comments; it is replaced.
+The plot is SVG without a library: the same records give the same bytes, so that a test can find stale pages and plots.
 """
 
 import json
@@ -38,10 +38,11 @@ PERFORMANCE = ROOT / "docs" / "performance.md"
 MEASUREMENTS = ROOT / "docs" / "measurements"
 CLIENTS = ROOT / "docs" / "clients.md"
 FIRST_MINUTE = ROOT / "docs" / "first-minute.md"
+PAGE = ROOT / "docs" / "page.md"
 PLOT = "shares.svg"
 DRAFTS_PLOT = "drafts.svg"
 NOTHING = "Nothing has been measured yet.\n"
-# Follows a commit if the code has changed since. It depends on the day when a page is drawn, so tests compare pages without it.
+# Follows a commit if the code has changed since. It depends on the day on which a page is written, so tests compare pages without it.
 STALE = " †"
 FOOTNOTE = f"\n{STALE.strip()} The code that this row measures has changed since that commit.\n"
 ENGINE, ROUTER, SITE = ("engine", "kernels"), ("edge_router", "wire"), ("runtime", "engine", "wire")
@@ -50,10 +51,10 @@ ENGINE, ROUTER, SITE = ("engine", "kernels"), ("edge_router", "wire"), ("runtime
 class Region(NamedTuple):
     """A table of one record."""
 
-    rows: Callable[[Record], Iterable[list[str]]]  # of a record's results, the header first
-    code: tuple[str, ...]  # folders of what is measured
-    subject: str | None = None  # of the record, where it is not the region's name
-    is_simulated: bool = False  # what it shows follows from seeds and not from the machine
+    rows: Callable[[Record], Iterable[list[str]]]  # rows of a record's results, the header first
+    code: tuple[str, ...]  # folders of the measured code
+    subject: str | None = None  # the record's subject, if it is not the region's name
+    is_simulated: bool = False  # the figures follow from seeds, not from the machine
 
 
 REGIONS: dict[str, Region] = {
@@ -109,9 +110,13 @@ CLIENT_REGIONS: dict[str, Region] = {
     "load-generators": Region(clients.generators, ("dialects", "runtime/api", "edge_router"), "clients"),
 }
 FIRST_MINUTE_REGIONS: dict[str, Region] = {"first-minute": Region(page.first_minute, ("page", "runtime"))}
+PAGE_REGIONS: dict[str, Region] = {
+    "operate": Region(page.operate, ("page", "runtime")),
+    "page": Region(page.cost, ("page",)),
+}
 
 
-# Which regions each page of docs/measurements/ has.
+# The regions of each page of docs/measurements/.
 MEASURED_PAGES: dict[str, tuple[str, ...]] = {
     "start": ("start-up",),
     "engine-cpu": (
@@ -143,7 +148,7 @@ def main() -> None:
     if "speculation" in shown:
         drawn_rates = speculation.rates(shown["speculation"]["results"])
         (RESULTS / DRAFTS_PLOT).write_text(drawn_rates, encoding="utf-8")
-    regions_of_all = {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS}
+    regions_of_all = {**REGIONS, **CLIENT_REGIONS, **FIRST_MINUTE_REGIONS, **PAGE_REGIONS}
     missing = sorted({region.subject or name for name, region in regions_of_all.items()} - records.keys())
     print(f"{len(PAGES)} pages are drawn from {len(shown)} records.")
     if missing:
@@ -154,7 +159,7 @@ def main() -> None:
 
 
 def newest(folder: Path) -> dict[str, Record]:
-    """Read the last record of each subject that can be trusted, or the last one where none can."""
+    """Read the newest trustworthy record of each subject, or the newest one if none is."""
     records: dict[str, Record] = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -169,12 +174,15 @@ def _rank(record: Record) -> tuple[bool, str]:
 
 
 def trusted(records: dict[str, Record]) -> dict[str, Record]:
-    """Return the records of which the tree that they measured can be checked out."""
+    """Return the records whose tree can be checked out."""
     return {subject: record for subject, record in records.items() if doubt(record, history()) is None}
 
 
 def headline_regions(records: dict[str, Record], names: tuple[str, ...]) -> dict[str, str]:
-    """Return the table of the README (or of docs/performance.md), and the README's reasons with their figures."""
+    """Return the table of headlines and the README's reasons with their figures.
+
+    For the README or docs/performance.md.
+    """
     shown = trusted(records)
     rows = list(headlines.rows(shown, names, _stale_mark))
     body = NOTHING if len(rows) == 1 else table(rows)
@@ -225,18 +233,20 @@ PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
     **{MEASUREMENTS / f"{name}.md": partial(measured_page, name) for name in MEASURED_PAGES},
     CLIENTS: partial(drawn, CLIENT_REGIONS),
     FIRST_MINUTE: partial(drawn, FIRST_MINUTE_REGIONS),
+    PAGE: partial(drawn, PAGE_REGIONS),
 }
 
 
 def unmarked(text: str) -> str:
-    """Return a page without what says that code has changed since a figure was measured."""
+    """Return a page without the marks of code that changed after a measurement."""
     return text.replace(FOOTNOTE, "").replace(STALE, "")
 
 
 def redrawn(text: str, regions: dict[str, str]) -> str:
     """Return a page with every region replaced.
 
-    Raises ValueError for a comment that is missing, twice there or without its fellow."""
+    Raises ValueError for a comment that is missing, duplicated or without its counterpart.
+    """
     for region, body in regions.items():
         begin, end = marks(region)
         if (text.count(begin), text.count(end)) != (1, 1) or text.index(begin) > text.index(end):

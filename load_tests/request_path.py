@@ -1,9 +1,9 @@
-"""`python -m load_tests.request_path`: the files and functions of ours that one warm chat request runs through, in every process, as traced.
+"""`python -m load_tests.request_path`: trace the functions that one warm chat request enters.
 
-`pilotlight up` starts a router, a site and its engine host; the third streamed request of a connection is traced (load_tests/tracing).
-That is done on several connections, and as often for as long without a request: what the median request entered, and more often than idle processes
-do, is the path, so that probes and other work of the clock are left out.
-`--before FOLDER` traces a checkout of an older commit beside it.
+`pilotlight up` starts a router, a site and its engine host; the third streamed request of a connection is traced in every process
+(load_tests/tracing). That is done on several connections, and as often for as long without a request. The path consists of the functions that the
+median request entered, and more often than idle processes do, so that probes and other periodic work are left out. `--before FOLDER` also traces a
+checkout of an older commit.
 """
 
 import argparse
@@ -31,13 +31,11 @@ from load_tests.tracing.sitecustomize import SWITCH
 
 HOOK = Path(__file__).parent / "tracing"
 ROUNDS = 7
-TOKENS = (8, 72)  # of two answers whose difference is that of their tokens
-RARE_PROBES = (
-    "\n[health]\ninterval_s = 5.0\n"  # beside one a second, hardly a request would be traced alone on a busy machine
-)
-NO_STANDBY = "standby = false"  # which takes no part in a request, and two seconds of a core
-WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # the latter in a second, of all processes
-SETTLE_S = 0.05  # after the last byte: what a request leaves behind is put away
+TOKENS = (8, 72)  # of two answers, whose costs differ by those of the additional tokens
+RARE_PROBES = "\n[health]\ninterval_s = 5.0\n"  # with one probe per second, hardly a request would be traced alone on a busy machine
+NO_STANDBY = "standby = false"  # a standby takes no part in a request, and uses two seconds of a core
+WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # CPU seconds of all processes in one second
+SETTLE_S = 0.05  # after the last byte, for the cleanup of a request
 BODY = {
     "model": "ember",
     "stream": True,
@@ -51,12 +49,12 @@ class Function(NamedTuple):
 
 
 class Process(NamedTuple):
-    """The functions that the request entered in one process, in order of first entry, and the tasks it ran in."""
+    """The functions that the request entered in one process, in order, and the tasks it ran in."""
 
     module: str  # as `python -m` has it
     functions: list[Function]
-    tasks: list[str]  # asyncio tasks that our code ran in; "new" if the request began them
-    began_s: float = 0.0  # after the request was sent: the first function that no idle process enters
+    tasks: list[str]  # asyncio tasks that our code ran in; "new" if the request started them
+    began_s: float = 0.0  # seconds after sending the request until the first function that no idle process enters
 
     @property
     def files(self) -> list[str]:
@@ -67,7 +65,7 @@ class RequestPath(NamedTuple):
     commit: str
     processes: list[Process]
     callbacks: list[Assignment]  # in the files of the path
-    callbacks_on_path: list[Assignment]  # by functions of the path: while the request runs
+    callbacks_on_path: list[Assignment]  # by functions of the path, while the request runs
     shape: PathShape
     per_token: dict[str, float]  # functions entered for one more token of an answer, by process
 
@@ -135,15 +133,15 @@ def trace_request(tree: Path, rounds: int = ROUNDS) -> RequestPath:
 
 
 class Window(NamedTuple):
-    """One process while it was traced."""
+    """One traced interval of a process."""
 
     counts: dict[Function, int]  # in order of first entry
-    first_s: dict[Function, float]  # when that was, since the tracing began
+    first_s: dict[Function, float]  # seconds from the start of tracing to the first entry
     tasks: list[str]
 
 
 def typical(module: str, rounds: list[tuple[dict[str, Window], dict[str, Window]]]) -> Process:
-    """Keep what the median request entered more often than the median time without one, in order of first entry."""
+    """Keep the functions that the median request entered more often than an idle process, in order."""
     empty = Window({}, {}, [])
     asked = [traced.get(module, empty) for traced, _ in rounds]
     idle = [still.get(module, empty) for _, still in rounds]
@@ -182,7 +180,7 @@ def _numbered(names: list[str]) -> list[tuple[str, int]]:
 
 
 def _round(url: str, folder: Path) -> tuple[dict[str, Window], dict[str, Window]]:
-    """Trace the third request of a connection, then as long without one; both by the modules of the processes."""
+    """Trace the third request of a connection, then as long without one; return both by module."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     pids = _processes(folder)
     try:
@@ -199,7 +197,10 @@ def _round(url: str, folder: Path) -> tuple[dict[str, Window], dict[str, Window]
 
 
 def _per_token(url: str, folder: Path) -> dict[str, float]:
-    """Return how many functions a process enters for one more token: the median difference of two answers by the difference of their lengths."""
+    """Return how many functions each process enters for one more token.
+
+    The median difference of two answers by the difference of their lengths.
+    """
     few, many = TOKENS
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     pids = _processes(folder)
@@ -216,7 +217,10 @@ def _per_token(url: str, folder: Path) -> dict[str, float]:
 
 
 def _warm_up(url: str, folder: Path) -> None:
-    """Ask until the processes have done what they do once: a model's first answers may be computed before it is loaded."""
+    """Send requests until one-time work is done.
+
+    The first answers may be computed before the model is loaded.
+    """
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
     deadline = time.monotonic() + WARM_UP_LIMIT_S
     num_quiet = 0
@@ -233,7 +237,7 @@ def _cpu_s(folder: Path) -> float:
 
 
 def _processes(folder: Path) -> list[int]:
-    """Return the ids of the live ones; without a standby, which is made ready at low priority and meets no request."""
+    """Return the ids of live processes, without a standby, which takes no part in requests."""
     return [
         int(path.stem)
         for path in folder.glob("*.process")
@@ -264,7 +268,7 @@ def traced(pids: list[int], folder: Path, work: Callable[[], None]) -> dict[str,
 
 
 def _ask(connection: http.client.HTTPConnection, num_tokens: int | None = None) -> None:
-    """Ask for an answer of its own length, or of so many tokens."""
+    """Request an answer that ends by itself, or has `num_tokens` tokens."""
     body = BODY if num_tokens is None else BODY | {"max_tokens": num_tokens, "ignore_eos": True}
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
     answer = connection.getresponse()

@@ -1,4 +1,4 @@
-"""Points in a plane as a small SVG, each with its name, the same bytes for the same numbers."""
+"""Points in a plane as a small SVG, each with its name; equal numbers give equal bytes."""
 
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -15,7 +15,7 @@ class Point(NamedTuple):
 
 
 def draw(title: str, points: list[Point]) -> str:
-    """Both axes begin at 0."""
+    """Draw the points; both axes start at 0."""
     most_x = 1.15 * max((point.x for point in points), default=1.0)
     most_y = 1.1 * max((point.y for point in points), default=1.0)
     bottom = _HEIGHT - _BOTTOM

@@ -1,4 +1,7 @@
-"""JSON schemas drawn at random: every kind of value, bounds, references, alternatives, and now and then a keyword that nobody can enforce."""
+"""Random JSON schemas: every kind of value, bounds, references and alternatives.
+
+A few have a keyword that no engine can enforce.
+"""
 
 import random
 import string
@@ -23,7 +26,7 @@ def random_schema(draw: random.Random, depth: int = 3) -> JsonSchema:
 
 
 def schemas(count: int, seed: int = 0, share_not_enforced: float = 0.05) -> list[JsonSchema]:
-    """Draw so many; that share of them has a keyword that must be refused."""
+    """Draw `count` schemas; that share of them has a keyword that must be refused."""
     draw = random.Random(seed)
     made = [random_schema(draw) for _ in range(count)]
     return [
@@ -123,4 +126,4 @@ def _recursive(draw: random.Random, depth: int) -> JsonSchema:
         "required": ["value", "next"],
         "additionalProperties": False,
     }
-    return {"$defs": {"node": node}, "$ref": "#/$defs/node"} if depth == 3 else {"type": "null"}  # at the root alone
+    return {"$defs": {"node": node}, "$ref": "#/$defs/node"} if depth == 3 else {"type": "null"}  # only at the root

@@ -1,6 +1,6 @@
-"""SiteProcess: one site as `pilotlight site` runs it, from a file written for the purpose, for scenarios that look at its insides from outside.
+"""SiteProcess: one site as `pilotlight site` runs it, from a generated file, for scenarios.
 
-Knows the command, /status and /timeline; refuses to know anything else inside.
+Knows the command, /status and /timeline, and nothing else of the inside.
 """
 
 import http.client
@@ -60,9 +60,10 @@ class SiteProcess:
     def ask(
         self, body: dict[str, Any], timeout_s: float = 300.0, path: str = "/v1/completions", tenant: str | None = None
     ) -> dict[str, Any]:
-        """One answer, from the moment when somebody listens; raises for anything but a 200.
+        """Send one request as soon as the site listens; return its answer, raise for any status but 200.
 
-        `tenant`: the key by which the site knows the client."""
+        `tenant`: the key by which the site knows the client.
+        """
         status, raw = self._exchange("POST", path, body, timeout_s, tenant)
         if status != 200:
             raise RuntimeError(f"{status}: {raw.decode(errors='replace')[:500]}")
@@ -70,7 +71,7 @@ class SiteProcess:
         return answer
 
     def stream(self, body: dict[str, Any], timeout_s: float = 300.0) -> Iterator[float]:
-        """The Unix time of every event that carries something of the answer."""
+        """Yield the Unix time of every event that carries a part of the answer."""
         connection = self._connected(timeout_s)
         try:
             connection.request("POST", "/v1/completions", json.dumps({**body, "stream": True}), _JSON)
@@ -121,7 +122,7 @@ class SiteProcess:
             connection.close()
 
     def _connected(self, timeout_s: float) -> http.client.HTTPConnection:
-        """As a client that cannot wait: it tries again every few milliseconds."""
+        """Connect, retrying every few milliseconds until the site listens."""
         deadline = time.monotonic() + timeout_s
         while True:
             connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
@@ -136,7 +137,10 @@ class SiteProcess:
 
 
 def _environment() -> dict[str, str]:
-    """With the modules' bytecode, which whatever is installed has, the peers too: where it must not be written, each start compiles them again."""
+    """Return the environment with bytecode allowed, which installed packages have, the peers among them.
+
+    Without it each start would compile the modules again.
+    """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
@@ -158,7 +162,7 @@ def _values(table: dict[str, Any]) -> list[str]:
 
 
 def kill(pid: int) -> float:
-    """Kill at once, as the system's own killer would; returns the Unix time of it."""
+    """Kill a process at once, as the kernel's OOM killer would; return the Unix time."""
     now = time.time()
     os.kill(pid, signal.SIGKILL)
     return now

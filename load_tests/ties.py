@@ -1,7 +1,7 @@
-"""Ties: do two texts of one prompt part where a choice hung on the last bits of a sum of floating point, or is one of them wrong?
+"""Ties: tell whether two answers to one prompt differ by rounding alone, or one is wrong.
 
-A sum is rounded otherwise in another batch or with other chunks. So a greedy choice between equal logits, and a draw whose random number falls
-between two tokens' shares, may fall either way. The model's distribution where the texts part, computed here once more, says how near a thing it was.
+Another batch or other chunks round a sum differently. So a greedy choice between equal logits, and a sample whose random number falls between two
+tokens' shares, may go either way. The model's distribution where the texts differ, computed here once more, shows how close the choice was.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from pilotlight.engine.loading.loading import load_model
 from pilotlight.kernels.sampling.philox import uniform
 
 EMBER = Path(ember.__file__).parent
-# In fp32 two ways of summing give a logprob that differs by some 1e-5; a draw's share of the whole moves by less.
+# In fp32 two ways of summing give a logprob that differs by some 1e-5; a token's share of the whole moves by less.
 TIE = 1e-4
 
 
 class TieJudge:
-    """The embedded model in this process, asked for whole distributions."""
+    """The embedded model in this process, which computes whole distributions."""
 
     def __init__(self) -> None:
         config = HostConfig(device="cpu", threads=1, kv_bytes=64 << 20)
@@ -35,8 +35,10 @@ class TieJudge:
     def margin(
         self, prompt: Sequence[int], one: Sequence[int], other: Sequence[int], sampling: dict[str, Any]
     ) -> float:
-        """Return by how much the choice at which two answers part would have had to be different: of a logprob, or of the share that is drawn from
-        where `sampling` has a temperature. Infinity where one is merely longer."""
+        """Return how far the choice at which two answers differ was from a tie.
+
+        In logprobs, or in shares of the distribution if `sampling` has a temperature. Infinity if one answer is only longer.
+        """
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
         if same == min(len(one), len(other)):
             return float("inf")
@@ -48,7 +50,7 @@ class TieJudge:
         return margin_of(self._logprobs(tokens), sampling["temperature"], drawn, one[same], other[same])
 
     def _logprobs(self, tokens: tuple[int, ...]) -> torch.Tensor:
-        """Return the distribution behind these tokens [vocab]."""
+        """Return the distribution after these tokens [vocab]."""
         name, vocab = str(next(self._numbers)), self._engine.info.vocab_size
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, num_logprobs=vocab)
         self._engine.submit(Submit(name, "ember", tokens, sampling))
@@ -63,7 +65,10 @@ class TieJudge:
 
 
 def margin_of(logprobs: torch.Tensor, temperature: float, drawn: float | None, one: int, other: int) -> float:
-    """logprobs [vocab]; `drawn`: the random number in [0, 1), None: the likeliest token is taken."""
+    """Return how far a choice between tokens `one` and `other` was from a tie.
+
+    logprobs [vocab]; `drawn` is the random number in [0, 1), None if the likeliest token is taken.
+    """
     if drawn is None:
         return float(logprobs.max() - min(logprobs[one], logprobs[other]))
     first, last = sorted((one, other))

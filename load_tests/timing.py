@@ -1,7 +1,7 @@
-"""How long work takes on a device, and how much time a measurement may take in all.
+"""Time that work takes on a device, and how much time a measurement may take in all.
 
-Host time is wall time with the device idle before and after, as a user feels it. Device time is what CUDA events say of calls recorded as one graph,
-so that no host stands between them. Knows clocks; refuses to know what is timed.
+Host time is wall time with the device idle before and after, as a user sees it. Device time is what CUDA events measure for calls recorded as one
+graph, so that no host work lies between them. Knows clocks, not what is timed.
 """
 
 import statistics
@@ -17,14 +17,15 @@ Work = Callable[[], object]
 class Budget:
     """Seconds to be shared among a number of jobs.
 
-    Whoever is late repeats less; nothing is left out for it."""
+    A job that starts late repeats less; none is skipped.
+    """
 
     def __init__(self, seconds: float, jobs: int) -> None:
         self._end = time.monotonic() + seconds
         self._jobs = jobs
 
     def next_share_s(self) -> float:
-        """Return the share of the job that begins now; none is below zero."""
+        """Return the share of the next job, at least zero."""
         share = max(0.0, self._end - time.monotonic()) / max(1, self._jobs)
         self._jobs -= 1
         return share
@@ -52,12 +53,12 @@ def median_s(device: torch.device, work: Work, repeats: int = 10, warm_ups: int 
 
 
 class Timed(NamedTuple):
-    times_s: list[float]  # a call's, one number per round
+    times_s: list[float]  # of one call, one number per round
     how: str
 
 
 class Contender:
-    """Some calls of one form, ready to be run round after round: as a CUDA graph where that can be recorded."""
+    """Some calls of one implementation, ready to run in rounds: as a CUDA graph if they can be recorded."""
 
     def __init__(self, device: torch.device, calls: Sequence[Work]) -> None:
         self._device = device
@@ -66,7 +67,7 @@ class Contender:
         self.how = "wall clock" if device.type != "cuda" else "CUDA graph" if self._graph is not None else "CUDA events"
 
     def round_s(self) -> float:
-        """Seconds per call."""
+        """Run one round; return seconds per call."""
         if self._device.type != "cuda":
             return host_times_s(self._device, self._run, repeats=1, warm_ups=0)[0] / len(self._calls)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -88,7 +89,10 @@ class Contender:
 
 
 def take_turns(contenders: dict[str, Contender], share_s: float, most: int, least: int = 3) -> dict[str, Timed]:
-    """Rounds until the share is used up, every contender once in each, so that a change of clocks disturbs all alike."""
+    """Run rounds until the share is used up, every contender once in each.
+
+    A change of clock rates affects all alike.
+    """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.monotonic() + share_s
     for contender in contenders.values():
@@ -102,11 +106,11 @@ def take_turns(contenders: dict[str, Contender], share_s: float, most: int, leas
 
 
 def _recorded(calls: Sequence[Work]) -> torch.cuda.CUDAGraph | None:
-    """None where a call waits for the device, which no graph can."""
+    """Record the calls as a graph; None if a call waits for the device, which a graph cannot."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):  # for real: compilers and libraries do at a first call what a recording forbids
+        for _ in range(2):  # run them first: compilers and libraries do at a first call what a recording forbids
             calls[0]()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()

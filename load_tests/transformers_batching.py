@@ -1,4 +1,4 @@
-"""Many requests at once by transformers' continuous batching, in its defaults.
+"""Many requests at once through transformers' continuous batching, with its defaults.
 
 python -m load_tests.transformers_batching DIRECTORY DEVICE N PROMPT ANSWER
 """
@@ -23,7 +23,7 @@ def main() -> None:
         max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
     )
     taken_s, made = 0.0, 0
-    for first in (1, 2):  # the first time it records and compiles
+    for first in (1, 2):  # the first pass records and compiles
         prompts = [
             random.Random(f"{first} {i}").choices(range(model.config.vocab_size), k=length) for i in range(number)
         ]

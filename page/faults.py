@@ -47,7 +47,7 @@ class Faults:
         return [fault for fault in reversed(self._kept) if now_s - (fault.until_s or fault.at_s) < KEPT_S]
 
     def _lasting(self, at_s: float, row: SiteRow, subject: str, what: str, cause: str) -> None:
-        """Note the start of a fault, or its end if `what` is empty."""
+        """Record the start of a fault, or its end if `what` is empty."""
         key = (row.name, subject)
         fault = self._open.get(key)
         if what and fault is None:

@@ -38,7 +38,7 @@ class History:
 
     def __init__(self) -> None:
         self._rings = {name: deque[Sample](maxlen=one.length) for name, one in RANGES.items()}
-        self._started: dict[str, tuple[float, Counts]] = {}  # by range: where the stretch under way began
+        self._started: dict[str, tuple[float, Counts]] = {}  # start of the current period, by range
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:

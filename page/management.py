@@ -4,14 +4,15 @@ The page and `pilotlight manage` change a running network by it.
 
 All of it needs the scope `admin`, by a key or by the page's cookie; every change is a line of the log `pilotlight.audit`.
 
-GET /manage/catalogue, POST /manage/sites/SITE (a SiteOperation), GET /manage/audit; at routers also GET and POST /manage/keys, and DELETE
-/manage/keys/NAME.
+GET /manage/catalogue, POST /manage/sites/SITE (a SiteOperation), GET /manage/hub?site=&words=, GET /manage/stores, GET /manage/stores/SITE (the
+fields of a StoreQuery), GET /manage/audit; at routers also GET and POST /manage/keys, DELETE /manage/keys/NAME, and, if machines may join, POST
+/manage/join.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
@@ -24,16 +25,17 @@ from starlette.routing import BaseRoute, Route
 from pilotlight.page.bodies import read_body, respond
 from pilotlight.page.sessions import Sessions
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import Catalogue, SiteOperation
+from pilotlight.wire.hop.management import Catalogue, HubModel, HubQuery, SiteOperation, Store, StorePage, StoreQuery
 
 log = logging.getLogger("pilotlight.audit")
 
 SHOWN = 200  # changes
 BodyT = TypeVar("BodyT")
+Joining = Callable[[float], Awaitable[str]]  # from minutes of validity to the line by which one machine joins
 
 
 class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to be made, and the limits of its account where it has none yet."""
+    """A key to be made, and the limits of its account without one yet."""
 
     name: str
     scopes: tuple[Literal["models", "deploy", "metrics", "admin"], ...] = ("models",)
@@ -45,6 +47,10 @@ class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost_per_day: float | None = None
 
 
+class JoinLineRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    minutes: Annotated[float, Meta(ge=1, le=1440)] = 60.0
+
+
 class Operator(Protocol):
     """Carries operations out."""
 
@@ -53,6 +59,15 @@ class Operator(Protocol):
 
     async def perform(self, site: str, operation: SiteOperation) -> None:
         """Begin an operation at a site. Raises ApiError."""
+
+    async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
+        """Search the hub from a site's machine. Raises ApiError."""
+
+    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+        """Return the stores of each site that serves functions, or why they cannot be read."""
+
+    async def read_store(self, site: str, query: StoreQuery) -> StorePage:
+        """Raises ApiError."""
 
 
 class KeyIssuer(Protocol):
@@ -80,11 +95,13 @@ class ManagementRoutes:
         operator: Operator,
         sessions: Sessions,
         keys: KeyIssuer | None = None,
+        joining: Joining | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._operator = operator
         self._sessions = sessions
         self._keys = keys
+        self._joining = joining
         self._clock = clock
         self._lines: deque[AuditLine] = deque(maxlen=SHOWN)
 
@@ -97,19 +114,17 @@ class ManagementRoutes:
         return [
             Route("/manage/catalogue", self.catalogue),
             Route("/manage/sites/{site}", self.operate, methods=["POST"]),
+            Route("/manage/hub", self.search_hub),
+            Route("/manage/stores", self.stores),
+            Route("/manage/stores/{site}", self.read_store),
             Route("/manage/audit", self.audit),
             *(keys if self._keys is not None else ()),
+            *([Route("/manage/join", self.join_line, methods=["POST"])] if self._joining is not None else ()),
         ]
 
     async def catalogue(self, request: Request) -> Response:
         self._sessions.visitor(request, "admin")
-        found = await self._operator.catalogues()
-        return respond(
-            {
-                "sites": {site: one for site, one in found.items() if isinstance(one, Catalogue)},
-                "unread": {site: reason for site, reason in found.items() if isinstance(reason, str)},
-            }
-        )
+        return respond(_read_and_unread(await self._operator.catalogues()))
 
     async def operate(self, request: Request) -> Response:
         """Begin an operation at a site; its progress is in the catalogue and in the page's feed."""
@@ -119,6 +134,31 @@ class ManagementRoutes:
         async with self._audited(who, f"{operation.action} {subject} at {site}".replace("  ", " ")):
             await self._operator.perform(site, operation)
         return respond({"started": True}, 202)
+
+    async def search_hub(self, request: Request) -> Response:
+        """Return the hub's models that fit some words, the most downloaded first."""
+        self._sessions.visitor(request, "admin")
+        query = dict(request.query_params)
+        site = query.pop("site", "")
+        return respond({"models": await self._operator.search_hub(site, _converted(query, HubQuery))})
+
+    async def stores(self, request: Request) -> Response:
+        self._sessions.visitor(request, "admin")
+        return respond(_read_and_unread(await self._operator.stores()))
+
+    async def read_store(self, request: Request) -> Response:
+        """Return a page of a database's table, or of a namespace's keys. Nothing is changed by it."""
+        self._sessions.visitor(request, "admin")
+        query = _converted(dict(request.query_params), StoreQuery)
+        return respond(await self._operator.read_store(request.path_params["site"], query))
+
+    async def join_line(self, request: Request) -> Response:
+        """Return a line by which one more machine joins the network, once."""
+        who, wish = self._sessions.actor(request).name, await _read(request, JoinLineRequest)
+        assert self._joining is not None
+        async with self._audited(who, f"let one machine join within {wish.minutes:g} minutes"):
+            line = await self._joining(wish.minutes)
+        return respond({"line": line}, 201)
 
     async def audit(self, request: Request) -> Response:
         """Return the newest changes, the oldest first."""
@@ -147,7 +187,7 @@ class ManagementRoutes:
 
     @asynccontextmanager
     async def _audited(self, who: str, what: str) -> AsyncIterator[None]:
-        """Open a scope in which a change is made; its line says whether it was."""
+        """Open a scope for a change, and write one audit line with its result."""
         outcome = "done"
         try:
             yield
@@ -171,6 +211,22 @@ async def _read(request: Request, kind: type[BodyT]) -> BodyT:
         raise ApiError("invalid_request", f"the body has an invalid form: {error}") from None
 
 
+def _converted(query: dict[str, str], kind: type[BodyT]) -> BodyT:
+    """Raises ApiError."""
+    try:
+        return msgspec.convert(query, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ApiError("invalid_request", f"the query has an invalid form: {error}") from None
+
+
+def _read_and_unread(found: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return the answers of sites, and the reasons of those that gave none."""
+    return {
+        "sites": {site: one for site, one in found.items() if not isinstance(one, str)},
+        "unread": {site: one for site, one in found.items() if isinstance(one, str)},
+    }
+
+
 def _plain(text: str) -> str:
-    """Return one line of a client's words for a log."""
+    """Return a client's text as one line for a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:300]

@@ -48,12 +48,14 @@ class PageRoutes:
         requests: Callable[[], Awaitable[bytes]] | None = None,
         has_usage: bool = False,
         has_keys: bool = False,
+        has_joining: bool = False,
     ) -> None:
         """`requests` returns the newest ones as JSON.
-        `has_usage` says whether GET /usage exists, `has_keys` whether /manage/keys does."""
+        `has_usage`, `has_keys` and `has_joining` say whether GET /usage, /manage/keys and /manage/join exist."""
         self._timeline = timeline
         self._requests = requests
         self._has_keys = has_keys
+        self._has_joining = has_joining
         self._functions = functions
         self._has_usage = has_usage
         self._index = (STATIC / "index.html").read_bytes()
@@ -108,6 +110,7 @@ class PageRoutes:
             "is_admin": visitor.is_admin,
             "sees_usage": self._has_usage and visitor.is_admin,
             "issues_keys": self._has_keys and visitor.is_admin,
+            "adds_machines": self._has_joining and visitor.is_admin,
         }
 
     async def feed(self, request: Request) -> Response:
@@ -142,8 +145,8 @@ class PageRoutes:
 
     async def versions(self, request: Request) -> Response:
         """Return the deployed functions: their versions, and which share of the traffic each has."""
-        self._sessions.visitor(request)
-        found = b"[]" if self._functions is None else self._functions.versions()
+        is_admin = self._sessions.visitor(request).is_admin
+        found = b"[]" if self._functions is None else self._functions.versions(is_admin=is_admin)
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def tail(self, request: Request) -> Response:

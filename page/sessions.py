@@ -27,7 +27,7 @@ class Visitor(NamedTuple):
     is_admin: bool
 
 
-OPERATOR = Visitor("this machine", True)  # where no key is required: on loopback, or as configured
+OPERATOR = Visitor("this machine", True)  # if no key is required: on loopback, or as configured
 
 
 class Sessions:

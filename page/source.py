@@ -106,8 +106,9 @@ class Source(Protocol):
 class FunctionsSource(Protocol):
     """The functions that a page shows."""
 
-    def versions(self) -> bytes:
-        """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic."""
+    def versions(self, *, is_admin: bool) -> bytes:
+        """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic.
+        Admins also get its `account` and `secret_names`."""
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
         """Return JSON: the kept `invocations` of a function, and the sites that are `unread`.

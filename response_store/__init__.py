@@ -1,1 +1,1 @@
-"""Responses that outlive their request: the ASGI application, and where they are kept."""
+"""Responses that outlive their request: the ASGI application, and its storage."""

@@ -160,7 +160,7 @@ class ResponsesApp:
         return tenant_of(owner, found["account"]).id
 
     async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
-        """Return what a request about conversations is answered with. Raises ApiError."""
+        """Return the answer to a request about conversations. Raises ApiError."""
         talks, method, id, item = self.conversations, scope["method"], found["id"], found["item"]
         fields: Fields = {}
         if method == "POST":
@@ -322,7 +322,7 @@ class ResponsesApp:
         await send_json(send, orjson.dumps(kept.fields))
 
     def _events(self, kept: KeptResponse) -> EventsAfter:
-        """Return where the events of a response come from: from here, or from where it is kept."""
+        """Return the source of a response's events: this process, or the database."""
         if kept.fields["background"] is not True:
             raise ApiError("invalid_request", "only a response created with background: true can be streamed again")
         return kept.after if kept.task is not None else partial(self.store.after, kept)
@@ -447,7 +447,7 @@ class _Recorded(_Patched):
             self.kept.add_event(raw)
 
     def refuse(self, error: ApiError) -> None:
-        """Note that the inner application has raised a refusal."""
+        """Record that the inner application has raised a refusal."""
         body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
         self.error, self.refusal = error, (error.status(Dialect.OPENAI_RESPONSES), error.headers(), body)
 

@@ -89,7 +89,7 @@ class ResponseFile:
         return await self._database.run(whole)
 
     def _prepare(self, connection: Connection) -> None:
-        """Raises OSError where another process has the file."""
+        """Raises OSError if another process has the file."""
         if self._lock_fd < 0:
             self._lock_fd = _locked(self._path)
         connection.create_function("now_s", 0, self._clock)

@@ -17,11 +17,11 @@ from pilotlight.response_store.response_database import RowConnection
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
 
-MADE, ENDED, GONE = range(3)  # states: it is being made, it has ended, only others need it
+MADE, ENDED, GONE = range(3)  # states: in progress, ended, needed only by other responses
 ROW_BYTES = 500  # overhead of a row, with its entries in the indexes
 SWEPT = 200  # rows at once: some milliseconds
 DEFLATE = 1  # the fastest: events repeat their names, and shrink to a twelfth
-EXPIRES_S = 10.0  # a maker that is not heard of
+EXPIRES_S = 10.0  # a process without a report for so long counts as gone
 NAMES_AT_ONCE = 500  # in a statement
 FOREVER_S = 1e12
 
@@ -185,7 +185,7 @@ def events(connection: RowConnection, tenant: str, name: str, place: int) -> Eve
 
 
 def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
-    """Return all that a response was asked, as JSON with commas between."""
+    """Return the input of a response, as JSON items with commas between."""
     found = find(connection, tenant, name)
     return b"" if found is None else joined(*_chain(connection, tenant, found.number)[:-1])
 

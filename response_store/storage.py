@@ -78,7 +78,7 @@ class ResponseStore:
         return await asyncio.shield(write.is_kept)
 
     async def begin(self, response: KeptResponse) -> None:
-        """Keep a response that is going to be made. Raises ApiError where it cannot be found afterwards."""
+        """Keep a response that is going to be made. Raises ApiError if it cannot be found afterwards."""
         name = (response.tenant, response.id)
         self._made[name] = response
         if not await self.keep(response):
@@ -88,7 +88,7 @@ class ResponseStore:
         self._has_started.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
-        """End one that is made in the background, with its last event: on the disk first, if that is possible."""
+        """End a background response with its last event, on the disk first if possible."""
         row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
         row = row._replace(events=(*response.events, event), is_started=response.is_started)
         response.is_settled = await self.keep(response, row)
@@ -129,7 +129,7 @@ class ResponseStore:
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
-        """Return all that a response was asked, as JSON with commas between. Raises ApiError."""
+        """Return the input of a response, as JSON items with commas between. Raises ApiError."""
         if (response.tenant, response.id) in self._made:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
@@ -180,7 +180,7 @@ class ResponseStore:
         await self.database.tidy(self._keeping.keep_s)
 
     async def close(self) -> None:
-        """End those that are being made."""
+        """End the responses in progress."""
         self._is_closed = True
         if self._confirming is not None:
             await background.stop(self._confirming)

@@ -64,7 +64,7 @@ def build_app(
             f"site {config.name!r}: engine.lenders and engine.lend_at need the network's secret in {HOP_SECRET_ENV}, by which sites know each other"
         )
     refuse_unusable(config.models)
-    if launchers is None:  # without a model there is nothing that an engine host would do
+    if launchers is None:  # without a model no engine host is needed
         has_models = bool(config.models)
         launchers = launchers_of(config.engine, config.name, partial(model_bytes, config), secret) if has_models else ()
     return SiteApp(Site(config, launchers, secret, url), secret)
@@ -95,7 +95,8 @@ class SiteApp(Starlette):
         self._page = PageRoutes(
             self.feed, sessions, functions=self.functions, timeline=self._timeline, requests=self._requests
         )
-        self._management = ManagementRoutes(OwnSite(site.config.name, site.operator), sessions)
+        own = OwnSite(site.config.name, site.operator, None if self.functions is None else self.functions.stores)
+        self._management = ManagementRoutes(own, sessions)
         middleware = Middleware(
             SiteMiddleware,
             site=site.config.name,

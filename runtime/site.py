@@ -168,7 +168,7 @@ class Site:
 
 
 def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
-    """Return the sites that may compute prompts for this one, where its file names some."""
+    """Return the sites that may compute prompts for this one, if its file names some."""
     if not config.engine.lenders or secret is None:
         return None
     from pilotlight.runtime.dispatch.lenders import Lenders  # with an HTTP client, which other sites do without

@@ -44,7 +44,7 @@ async def stop(*tasks: asyncio.Task[Any]) -> None:
 
 
 def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> None:
-    """Do `work` for each item. One that raises is logged, and the others have their turn."""
+    """Do `work` for each item; an exception is logged, and the next items follow."""
     for item in items:
         try:
             work(item)

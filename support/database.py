@@ -41,19 +41,20 @@ class DatabaseError(Exception):
 
 
 class Database:
-    """`prepare` sets a new connection up: schema, limits.
-    It runs in the database's thread, as all else does."""
+    """`prepare` sets a new connection up: schema, limits; `finish` is called before it is closed.
+    They run in the database's thread, as all else does."""
 
     def __init__(
         self,
         path: Path,
         prepare: Work[None] = lambda connection: None,
+        finish: Work[None] = lambda connection: None,
         *,
         max_bytes: int = 10 << 30,
         caches: bool = True,
     ) -> None:
         self.path = path
-        self._prepare = prepare
+        self._prepare, self._finish = prepare, finish
         self._max_bytes = max_bytes
         self._caches = caches
         self._executor: ThreadPoolExecutor | None = None
@@ -90,7 +91,7 @@ class Database:
     def _done(self, future: "asyncio.Future[Any]") -> None:
         self._waiting -= 1
         if not future.cancelled():
-            future.exception()  # heard, even where its caller has left
+            future.exception()  # retrieve it, even if the caller has left
 
     def _do(self, job: "_Job") -> Any:
         if job.is_left:
@@ -144,6 +145,8 @@ class Database:
 
     def _close(self) -> None:
         if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._finish(self._connection)
             with suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None

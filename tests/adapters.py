@@ -1,4 +1,4 @@
-"""Writes adapters as PEFT itself writes them, for the tests' tiny models, and the models that they are merged into."""
+"""A writer of adapters, as PEFT writes them, for the tests' tiny models, and of the merged models."""
 
 import copy
 import warnings
@@ -49,5 +49,5 @@ def source_of(directory: Path) -> AdapterSource:
 
 
 def adapted(message: Submit, directory: Path | None) -> Submit:
-    """Return the request for a model with an adapter; None: without."""
+    """Return the request for a model with an adapter; None means without."""
     return message if directory is None else replace(message, adapter=source_of(directory))

@@ -1,4 +1,4 @@
-"""A client for ASGI applications without a server: one exchange, whose other end can leave whenever a test says so."""
+"""A client for ASGI applications without a server: one exchange, whose other end disconnects when a test wants it to."""
 
 import asyncio
 import inspect
@@ -36,7 +36,7 @@ class Exchange:
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     async def until(self, text: bytes) -> None:
-        """Waits until the body holds `text`."""
+        """Wait until the body holds `text`."""
         while text not in self.body:
             assert not self.task.done(), f"the response ended without {text!r}: {self.body!r}"
             self._changed.clear()
@@ -102,13 +102,13 @@ async def call(app: ASGIApp, path: str, json_body: Any = None, **options: Any) -
 
 @asynccontextmanager
 async def running(app: Any) -> AsyncIterator[Any]:
-    """The application with its lifespan."""
+    """Run the application with its lifespan."""
     async with app.router.lifespan_context(app):
         yield app
 
 
 async def eventually(condition: Any, timeout_s: float = 60.0) -> None:
-    """Waits until `condition()`, or what its result gives when awaited, holds; the bound is only there to end a failing test."""
+    """Wait until `condition()`, or its awaited result, holds; the limit only ends a failing test."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while not (await found if inspect.isawaitable(found := condition()) else found):

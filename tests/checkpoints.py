@@ -1,5 +1,4 @@
-"""Writes tiny random checkpoints of any family, as `transformers` itself writes them, with a small byte-level
-tokenizer."""
+"""A writer of tiny random checkpoints of any family, as `transformers` writes them, with a small byte-level tokenizer."""
 
 import json
 import shutil
@@ -25,7 +24,7 @@ LLAMA3_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-# Odd head counts, a head_dim that is not hidden / heads, a vocabulary that is no multiple of anything.
+# Odd head counts, a head_dim other than hidden / heads, and a vocabulary of an odd size.
 AWKWARD: dict[str, Any] = {
     "vocab_size": 431,
     "hidden_size": 42,
@@ -80,10 +79,10 @@ def give_values(model: PreTrainedModel) -> None:
     for module in model.modules():
         if isinstance(
             module, GptOssExperts
-        ):  # in versions such as 5.17 constants stand there for what the configuration says
+        ):  # in versions such as 5.17 these are constants instead of values of the configuration
             module.alpha = getattr(model.config, "swiglu_alpha", module.alpha)
             module.limit = getattr(model.config, "swiglu_limit", module.limit)
-    if hasattr(model, "set_experts_implementation"):  # the grouped one wants sizes that are multiples of four
+    if hasattr(model, "set_experts_implementation"):  # the grouped one needs sizes that are multiples of four
         model.set_experts_implementation("eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -98,14 +97,19 @@ def give_values(model: PreTrainedModel) -> None:
                 buffer.uniform_(0.5, 1.5)
 
 
+def write_speaking(directory: Path, config: PreTrainedConfig) -> Path:
+    """Write a checkpoint of 2,048 tokens that has the embedded model's tokenizer and chat template."""
+    write_checkpoint(directory, config)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(HERE / name, directory / name)
+    return directory
+
+
 def write_speaking_experts(directory: Path) -> Path:
     """Write a mixture of experts that has the embedded model's tokenizer and chat template."""
     sizes = {"vocab_size": 2048, "max_position_embeddings": 1024, "eos_token_id": 2}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 27}
-    write_checkpoint(directory, Qwen3MoeConfig(**(AWKWARD | sizes | experts)))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(HERE / name, directory / name)
-    return directory
+    return write_speaking(directory, Qwen3MoeConfig(**(AWKWARD | sizes | experts)))
 
 
 E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
@@ -140,7 +144,7 @@ def write_tokenizer(directory: Path) -> None:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    words = "the pilot light of a gas stove burns small and blue until somebody wants warm water or a hot meal"
+    words = "the pilot light of a gas stove burns small and blue until somebody wants warm water or a hot meal"  # data
     tokenizer.train_from_iterator([words, words.upper(), words.title()], trainer)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))

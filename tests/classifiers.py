@@ -1,5 +1,4 @@
-"""Tiny random checkpoints that score texts and pairs of texts, as transformers and sentence-transformers write them, and what transformers makes of
-them."""
+"""Tiny random checkpoints that score texts and pairs of texts, as transformers and sentence-transformers write them, and transformers' results."""
 
 import json
 from copy import deepcopy
@@ -23,7 +22,7 @@ from tests.checkpoints import AWKWARD
 from tests.embedders import BERT, MODERN_BERT, MODERN_BERT_OF_BIASES, XLM_ROBERTA
 
 _DECODER = {key: value for key, value in AWKWARD.items() if value is not None}
-YES, NO = 17, 23  # tokens of a model that answers by one
+YES, NO = 17, 23  # tokens of a model that answers with one of them
 ROBERTA = RobertaConfig(
     **{**XLM_ROBERTA.to_dict(), "model_type": "roberta", "architectures": None, "type_vocab_size": 1}
 )
@@ -33,7 +32,7 @@ class Classifier(NamedTuple):
     config: PreTrainedConfig
     pooling: Pooling
     num_labels: int = 1
-    is_judge: bool = False  # it generates, and answers yes or no
+    is_judge: bool = False  # whether it generates, and answers yes or no
 
     @property
     def tells_texts_apart(self) -> bool:
@@ -100,7 +99,10 @@ def write_score_modules(directory: Path, config: dict[str, Any]) -> None:
 def reference_logits(
     model: PreTrainedModel, classifier: Classifier, prompt: list[int], second_from: int = 0
 ) -> torch.Tensor:
-    """Return the logits of the classes, [classes]. `second_from`: where the second text begins, for a model that tells texts apart."""
+    """Return the logits of the classes, [classes].
+
+    `second_from`: where the second text starts, for a model that distinguishes the two texts.
+    """
     inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
     if classifier.tells_texts_apart:
         second = second_from or len(prompt)

@@ -1,4 +1,4 @@
-"""A clock that stands until a test turns it."""
+"""A clock that moves only when a test moves it."""
 
 
 class Clock:

@@ -1,10 +1,10 @@
-"""One way to say that two tensors agree: relative to the size of what was expected, by name, and never with NaN."""
+"""One way to compare tensors: relative to the size of the expected one, by name, and never with NaN."""
 
 import torch
 
 
 def assert_close(name: str, expected: torch.Tensor, actual: torch.Tensor, ratio: float) -> None:
-    """The root-mean-square error may be at most `ratio` of the expected root mean square."""
+    """Check that the root-mean-square error is at most `ratio` of the expected root mean square."""
     assert expected.shape == actual.shape, f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     expected, actual = expected.double(), actual.double()
     assert bool(actual.isfinite().all()), f"{name}: not finite"

@@ -1,4 +1,7 @@
-"""A Ray cluster of two nodes on one machine, each at an address of its own: its own machine's Ray replaces by one that others know."""
+"""A Ray cluster of two nodes with different addresses on one machine.
+
+Ray itself would replace loopback addresses with the machine's own.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +15,7 @@ NODE: dict[str, Any] = {"num_gpus": 0, "object_store_memory": 80 << 20, "include
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    """The first one, which lends nothing, and another with a core."""
+    """Start two nodes: the first has no cores for actors, the other has one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "node_ip_address": HERE})

@@ -1,8 +1,8 @@
 """Property tests draw the same examples in every run, so that a red run is a change's fault; HYPOTHESIS_PROFILE=default draws anew.
 
 Without a GPU Triton's kernels run under its interpreter, which must be chosen before anything imports Triton. No model leaves anything in the user's
-cache, no process anything among its state, and SIGHUP and SIGINT mean what they mean in a terminal: nohup, and a shell's `&` in a script, have them
-ignored by whatever is started.
+cache, no process anything among its state, and SIGHUP and SIGINT have their effect of a terminal: nohup, and a shell's `&` in a script, would make
+the started processes ignore them.
 
 No test trusts the world's certificate authorities, whose list every HTTP client and every process would read: 20 ms of a core each time.
 """
@@ -43,8 +43,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Compile the CPU kernels before the first test, whose time limit a slow compiler would break: of several processes one does, the others wait.
-    Where they cannot be compiled, torch computes."""
+    """Compile the CPU kernels before the first test, whose time limit a slow compiler would exceed.
+
+    One of several processes compiles, the others wait. If they cannot be compiled, torch computes.
+    """
     if session.items and not session.config.option.collectonly:
         with suppress(BuildError):
             build_library()
@@ -52,8 +54,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """A kernel that fails on a GPU does so later than its call, and for the rest of its process: the test that launched it is the one that is named,
-    and those after it run in a new process, which pytest-xdist starts."""
+    """Attribute a kernel's failure on a GPU to the test that launched it.
+
+    It appears later than its call, and lasts for the rest of the process: later tests run in a new process, which pytest-xdist starts.
+    """
     if os.environ.get("PILOTLIGHT_TEST_DEVICE") == "cuda" and "PYTEST_XDIST_WORKER" in os.environ:
         import torch
 

@@ -10,15 +10,13 @@ from pilotlight.kernels.cpu import library
 
 C_LIBRARY, TORCH = BOTH = ["C library", "torch"]
 
-# Which calls are left to torch's, and so which steps can be recorded, is measured: in tests it would depend on how busy the machine is.
+# The choice of calls for torch, and so of steps that can be recorded, is measured: in tests it would depend on the machine's load.
 library.keep_limits = lambda *_: None
 
 
 @contextmanager
 def computing_with(name: str) -> Iterator[None]:
-    library.start(
-        wait=True
-    )  # in any case: a library that was found while the patch below holds would be lost when it ends
+    library.start(wait=True)  # here: a library found while the patch below holds would be lost when it ends
     if name == TORCH:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(library, "loaded", None)
@@ -30,6 +28,9 @@ def computing_with(name: str) -> Iterator[None]:
 
 
 def skip_where_lengths_are_read_on_the_host() -> None:
-    """Skip a test that records attention of several tokens a sequence where torch computes it: a recording would keep the first step's lengths."""
+    """Skip a test that records attention of several tokens per sequence if torch computes it.
+
+    A recording would keep the first step's lengths.
+    """
     if library.loaded is None and not torch.cuda.is_available():
         pytest.skip("torch's attention of several tokens is never recorded")

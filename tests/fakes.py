@@ -1,6 +1,6 @@
 """Stand-ins for an engine: a client that plays scripts, a launcher of hosts that die on command, a model directory with a tiny tokenizer.
 
-The fake client keeps the promises of pilotlight.engine.api.client.EngineClient: scopes, aborts, errors and what a dead host does to open calls.
+The fake client has the guarantees of pilotlight.engine.api.client.EngineClient: scopes, aborts, errors and the end of open calls when a host dies.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ Step = TokenOutput | float | asyncio.Event | Exception | Callable[[], Awaitable[
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte, in the order of the bytes' printable forms, then the special tokens and the tags."""
+    """Return a tokenizer with one token per byte, in the order of the bytes' printable forms, then the special tokens and the tags."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -56,7 +56,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def write_model_directory(directory: Path, *, template: str | None = CHATML, **generation: Any) -> Path:
-    """A checkpoint's text side; its weights are the fake engine's business."""
+    """Write the text side of a checkpoint; the fake engine needs no weights."""
     directory.mkdir(parents=True, exist_ok=True)
     byte_tokenizer().save(str(directory / "tokenizer.json"))
     config: dict[str, Any] = {"eos_token": SPECIAL[2], "pad_token": {"content": SPECIAL[0]}}
@@ -79,7 +79,7 @@ def ids(text: str) -> tuple[int, ...]:
 def says(
     text: str, *, finish: str | None = "stop", cached: int = 0, per_step: int = 1, logprobs: bool = False
 ) -> list[Step]:
-    """The outputs of an engine that samples `text`, then its end token (or runs out of tokens: finish "length")."""
+    """Return the outputs of an engine that samples `text`, then its end token (or runs out of tokens: finish "length")."""
     token_ids = ids(text) + ((EOS,) if finish == "stop" else ())
     groups = [token_ids[i : i + per_step] for i in range(0, len(token_ids), per_step)] or [()]
     outputs: list[Step] = []
@@ -98,8 +98,9 @@ def says(
 
 
 class FakeEngineClient:
-    """Plays `script` to every submitted sequence: outputs; a number waits so long, an event until it is set, an exception is raised.
-    `scripts`, while there are any, come first: one for each sequence. `answer`, if given, makes every script from the submitted sequence."""
+    """A client that plays `script` to every submitted sequence: outputs, a number as a pause, an event to wait for, an exception to raise. `scripts`,
+    while there are any, come first: one for each sequence. `answer`, if given, makes every script from the submitted sequence.
+    """
 
     def __init__(self) -> None:
         self.script: Iterable[Step] = says("Hello, world")
@@ -279,7 +280,7 @@ class FakeHost:
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def die(self, how: str = "the engine host (pid 4242) was ended by SIGKILL") -> None:
-        """The process ends; its socket closes with it."""
+        """End the process; its socket closes with it."""
         self.client.fail(how)
         if not self._exit.done():
             self._exit.set_result(how)
@@ -288,7 +289,7 @@ class FakeHost:
         return await asyncio.shield(self._exit)
 
     def crash(self, how: str = "the engine host (pid 4242) was ended by SIGSEGV") -> None:
-        """The process ends by itself, in a step that held all that is open there."""
+        """End the process by a crash, in a step that contained all its open sequences."""
         self.ended_by_itself = True
         self.journal = HeldSequences(tuple(self.client.open))
         self.die(how)
@@ -302,10 +303,10 @@ class FakeHost:
 
 
 class FakeLauncher:
-    """Every launch makes a host with a client of its own; `prepare` may change it before anybody uses it."""
+    """A launcher whose every launch makes a host with a new client; `prepare` may change it before its first use."""
 
     def __init__(self, prepare: Callable[[FakeEngineClient], None] = lambda client: None) -> None:
-        self.hosts: list[FakeHost] = []  # that were launched to serve
+        self.hosts: list[FakeHost] = []  # hosts launched to serve
         self.standbys: list[FakeHost] = []
         self.prepare = prepare
         self.failures: list[Exception] = []  # raised by the next launches

@@ -1,4 +1,4 @@
-"""Sweeps over two axes, of which each value of either is tried, and half of the pairs: the other half only repeats what these show, and is slow."""
+"""Sweeps over two axes that try each value of either, and mark half of the pairs as slow, since they only repeat the others."""
 
 from collections.abc import Iterable
 from typing import Any

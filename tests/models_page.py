@@ -1,6 +1,5 @@
-"""docs/models.md: which models run, as the registry, the tests' checkpoints and the plans of published models have it.
-
-`python -m tests.models_page` writes it anew; tests/engine/planning/test_published_models.py fails while it is stale.
+"""docs/models.md: the models that run, by the registry, the tests' checkpoints and the plans of published models. `python -m tests.models_page`
+writes it; tests/engine/planning/test_published_models.py fails while it is stale.
 """
 
 import json
@@ -49,10 +48,13 @@ REMARKS = {
 }
 
 
+_QWEN_VISION = "text and pictures, of at most 16,384 patches: larger ones are shrunk further than elsewhere"
+
+
 class Published(NamedTuple):
     name: str
     architecture: str
-    refusal: str | None  # None: it is accepted
+    refusal: str | None  # None if it is accepted
 
 
 def published() -> list[Published]:
@@ -69,7 +71,7 @@ def _refusal(name: str, architecture: str) -> str | None:
     return None
 
 
-# Where a class's own configuration is of another model of the family, or of none.
+# Classes whose own configuration is of another model of the family, or of none.
 _AT_HAND = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
@@ -100,6 +102,19 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
     return config | {"architectures": [architecture]}
 
 
+# In the order of the checkpoints of tests/engine/pictures.py.
+_WITH_IMAGES = (
+    "Llama4ForConditionalGeneration",
+    "KimiK25ForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+)
+
+
 @cache
 def _proofs() -> dict[str, list[str]]:
     """Return the names of tiny checkpoints by the class that their config.json names."""
@@ -118,8 +133,9 @@ def _proofs() -> dict[str, list[str]]:
     for row, embedder in EMBEDDERS.items():
         if embedder.is_encoder:
             found.setdefault(_architecture(MODEL_MAPPING_NAMES, embedder.config), []).append(row)
-    with_pictures = ("Llama4ForConditionalGeneration", "KimiK25ForConditionalGeneration")
-    return found | {name: [row] for name, row in zip(with_pictures, WITH_IMAGES, strict=True)}
+    for name, row in zip(_WITH_IMAGES, WITH_IMAGES, strict=True):
+        found.setdefault(name, []).append(row)
+    return found
 
 
 def _architecture(names: Any, config: PreTrainedConfig) -> str:
@@ -148,7 +164,11 @@ def render() -> str:
     proofs, ranks, gguf = _proofs(), _of_ranks(), {family.architecture for family in GGUF.values()}
     lines = ["| class | models | checkpoints | ranks | GGUF | remarks |", "|---|---|:-:|:-:|:-:|---|"]
     for name, place in sorted(READERS.items()):
-        remark = REMARKS.get(name, "text; pictures are refused" if name.endswith("ForConditionalGeneration") else "")
+        remark = (
+            _QWEN_VISION
+            if place.startswith("grid_vision")
+            else REMARKS.get(name, "text; pictures are refused" if name.endswith("ForConditionalGeneration") else "")
+        )
         count = len(proofs.get(name, ())) or "-"
         cells = ("yes" if name in ranks else "-", "yes" if name in gguf else "-", remark)
         lines.append(f"| {name} | {_models(place)} | {count} | {' | '.join(cells)} |")

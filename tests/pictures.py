@@ -1,4 +1,4 @@
-"""Small images, good and bad, and a model directory whose tokenizer and template know them."""
+"""Small images, valid and invalid, and a model directory whose tokenizer and template support them."""
 
 import json
 import struct
@@ -22,7 +22,7 @@ TEMPLATE = """\
 
 
 def picture(width: int = 56, height: int = 28, colour: str = "red", kind: str = "PNG") -> bytes:
-    """An image of one colour. At patches of 14 merged two by two, 56 x 28 are two tokens."""
+    """Return an image of one colour. With patches of 14 merged two by two, 56 x 28 are two tokens."""
     file = BytesIO()
     Image.new("RGB", (width, height), colour).save(file, kind)
     return file.getvalue()
@@ -36,7 +36,7 @@ def moving(kind: str) -> bytes:
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """A PNG that claims a size, and has next to nothing behind its header."""
+    """Return a PNG that claims a size, and has almost no data after its header."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -50,7 +50,7 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 
 def write_seeing_directory(directory: Path) -> Path:
-    """A checkpoint's text side that takes images as Kimi's do."""
+    """Write the text side of a checkpoint that takes images as Kimi's do."""
     write_model_directory(directory, template=TEMPLATE)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(MARKER, special=True)])

@@ -1,6 +1,5 @@
-"""`python -m tests.rooms engine/kv`: the test files that a change of a folder of the product can break, for `make test PKG=engine/kv`.
-
-These are the tests of that folder, and those that import one of its modules or a module that imports one of them.
+"""`python -m tests.rooms engine/kv`: list the tests that a change in a folder can break, for `make test PKG=engine/kv`. These are the tests of that
+folder, and those that import one of its modules or a module that imports one of them.
 """
 
 import ast

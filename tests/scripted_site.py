@@ -1,9 +1,11 @@
-"""A site whose engine host alone is a double that writes a given script: `python -m tests.scripted_site SITE_FILE SCRIPT LOG`.
+"""A site whose engine host is a double that writes a given script:
 
-Everything above the engine is the product's: templates, parsers, grammars, dialects, the server. The script is JSON. `answers`: one for each turn
-that the assistant had before, the last for all further ones; `aside`: for requests without tools, as agents make them for titles; `needs_tools`:
-whether such are asides; `token_s`: the time of a token. An answer must follow its request's grammar. The prompt cache forgets nothing. Each answer,
-and each token, is a line of the log.
+`python -m tests.scripted_site SITE_FILE SCRIPT LOG`.
+
+The rest is the product's: templates, parsers, grammars, dialects, the server. The script is JSON. `answers`: one for each turn that the assistant had
+before, the last for all further ones; `aside`: for requests without tools, as agents make them for titles; `needs_tools`: whether such are asides;
+`token_s`: the time of a token. An answer must follow its request's grammar. The prompt cache forgets nothing. Each answer, and each token, is a line
+of the log.
 """
 
 import asyncio
@@ -51,7 +53,7 @@ class ScriptedEngine(FakeEngineClient):
         return replace(info, eos_token_ids=(self._eos,), total_blocks=CONTEXT // BLOCK)
 
     async def _beat(self) -> None:
-        """Say once a second that the host is there, as a real one does when it has no work."""
+        """Send a heartbeat every second, as a real host does when it has no work."""
         while self.death is None:
             self.heartbeat()
             await asyncio.sleep(1.0)
@@ -78,7 +80,7 @@ class ScriptedEngine(FakeEngineClient):
             tail=text[-400:],
         )
         if wrong or tokens[: len(delivered)] != delivered:
-            raise RuntimeError(wrong or "what was delivered is no beginning of the script's answer")
+            raise RuntimeError(wrong or "the delivered tokens are not a prefix of the script's answer")
         for position, token in enumerate(tokens[len(delivered) :], len(delivered)):
             yield float(script.get("token_s", 0.0))
             self._note(token=position, of=len(tokens), turn=turn, aside=is_aside)

@@ -1,6 +1,6 @@
-"""The table of tests/README.md: which model family is shown to agree with `transformers` along which path, as pytest itself collects the tests.
+"""The table of tests/README.md: agreement of each model family with `transformers`, by path, from pytest's collection.
 
-`python -m tests.table` writes it anew; tests/test_readme.py fails while it is stale. Knows files and names of tests; refuses to know what they do.
+`python -m tests.table` writes it; tests/test_readme.py fails while it is stale. Knows files and names of tests; refuses to know what they do.
 """
 
 from contextlib import redirect_stdout
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- written by python -m tests.table -->\n", "<!-- end of the tab
 
 
 class Column(NamedTuple):
-    """A path through the engine, and the tests that take it: any of them, as families and embedders have their own."""
+    """A path through the engine, and the tests that take it: any of them, as families and embedders have separate ones."""
 
     title: str
     tests: tuple[str, ...]
@@ -53,12 +53,12 @@ COLUMNS = (
 
 
 def collected() -> dict[str, set[str]]:
-    """The parameters' names with which each test of the columns' files is collected."""
+    """Return the parameters' names with which each test of the columns' files is collected."""
     files = sorted({test.partition("::")[0] for column in COLUMNS for test in column.tests})
     found = _Collected()
     # in this process, which has to import the same models
     arguments = ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
-    # of plugins that the models have imported before pytest does
+    # about plugins that the models import before pytest does
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     with redirect_stdout(StringIO()):
         status = pytest.main([*arguments, *(str(ROOT / file) for file in files if (ROOT / file).exists())], [found])
@@ -67,7 +67,7 @@ def collected() -> dict[str, set[str]]:
 
 
 class _Collected:
-    """A plugin that notes what is collected."""
+    """A plugin that records collected tests."""
 
     def __init__(self) -> None:
         self.parameters: dict[str, set[str]] = {}
@@ -106,7 +106,7 @@ def _row(label: str, name: str, found: dict[str, set[str]], files: set[str]) -> 
 
 
 def _is_among(name: str, parameters: set[str]) -> bool:
-    """Alone, or beside other parameters."""
+    """Tell whether a name occurs, alone or beside other parameters."""
     return any(f"-{name}-" in f"-{parameter}-" for parameter in parameters)
 
 

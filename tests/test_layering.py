@@ -1,4 +1,4 @@
-"""The import arrows of ARCHITECTURE.md: which package imports which, one name per module, and which processes never load torch."""
+"""The import arrows of ARCHITECTURE.md: allowed imports of packages, one name per module, and processes that never load torch."""
 
 import ast
 import functools
@@ -124,15 +124,15 @@ def test_the_runtime_knows_only_the_engines_client_half() -> None:
                 assert belongs_to(name, ENGINE_CLIENT_HALF), f"{path} imports {name}"
 
 
-# What functions import of the site they are served by: how ASGI is spoken there. All else is passed in.
+# Imports of functions from the site that serves them: its use of ASGI. All else is passed in.
 FUNCTIONS_MAY_IMPORT = ("runtime.api.connection", "runtime.api.middleware")
 COMMANDS_MAY_IMPORT = ("runtime.app", "runtime.serve", "runtime.cli")
 SITE_MAY_IMPORT = (
     "functions.service",
     "functions.inference",
     "functions.cli",
-    "functions.state_dir",  # which backups take
-    "functions.host.network.egress",  # the one way into the world, with the words that it speaks
+    "functions.state_dir",  # backups use it
+    "functions.host.network.egress",  # the one way to the outside, with its error words
     "functions.channel",
 )
 
@@ -147,7 +147,7 @@ def test_functions_and_their_site_know_little_of_each_other() -> None:
             assert not belongs_to(name, ("functions",)) or belongs_to(name, SITE_MAY_IMPORT), f"{path} imports {name}"
 
 
-# Within: what runs functions and what they bind know the channel, and not each other; what joins them lies above.
+# Within: modules that run functions and those that they bind know the channel, and not each other; the modules that join them are above.
 INSIDE_MAY_IMPORT = {
     "channel": ("channel",),
     "bindings": ("bindings", "channel", "manifest", "manifest_tables", "cron", "inference"),
@@ -170,11 +170,11 @@ def test_what_runs_inside_functions_knows_the_channel_alone() -> None:
 
 
 def test_what_modules_import_is_installed_with_the_product_or_an_extra() -> None:
-    """Tests have more packages than a newcomer: no module of the product imports what only they have."""
+    """Tests have more packages than a newcomer: no module of the product imports a package that only they have."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
     installed = {_canonical(re.split(r"[<>=!;\[ ]", line)[0]) for line in (*project["dependencies"], *extras)}
-    owners = packages_distributions() | {"yarl": ["aiohttp"]}  # which returns its URLs
+    owners = packages_distributions() | {"yarl": ["aiohttp"]}  # it returns yarl's URLs
     here = {"pilotlight", *(path.stem for path in (ROOT / "functions/sdk").iterdir()), *sys.stdlib_module_names}
     for package in sorted(PACKAGES):
         for path in modules(package):
@@ -208,7 +208,7 @@ def front_end_modules(package: str) -> list[str]:
 @pytest.mark.process
 @pytest.mark.parametrize("package", ["runtime", "functions", "edge_router"])
 def test_no_front_end_process_loads_torch(package: str) -> None:
-    """Importing torch costs 2-4 s and more than 200 MB, in each of a site's processes but the engine's."""
+    """Importing torch takes 2-4 s and more than 200 MB, in each of a site's processes except the engine's."""
     names = front_end_modules(package)
     script = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)

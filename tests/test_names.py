@@ -11,7 +11,7 @@ PACKAGES = sorted(
     for path in ROOT.glob("*/__init__.py")
     if path.parent.name not in ("tests", "load_tests", "training", "pilotlight")
 )
-# The functions' SDK has the class names of Cloudflare's, whatever ours are; the embedded model's corpus generator is a program of its own.
+# The functions' SDK has Cloudflare's class names, whatever ours are; the embedded model's corpus generator is a separate program.
 ELSEWHERE = ("functions/sdk/",)
 
 

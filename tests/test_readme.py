@@ -1,4 +1,4 @@
-"""The pages say what is so: the paths that they name exist, they keep their sizes, and the table of tests/README.md is what pytest collects."""
+"""The pages are correct: the paths that they name exist, they keep their sizes, and the table of tests/README.md matches pytest's collection."""
 
 import re
 from functools import cache
@@ -46,7 +46,7 @@ def sources() -> list[str]:
 
 
 def named_paths(text: str) -> set[str]:
-    """Return what stands in backticks and is a folder of this repository, something in one, or a source file; without `::name` behind it."""
+    """Return the texts in backticks that are a folder of this repository, something in one, or a source file; without `::name`."""
     folders = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._")
     in_folders = re.findall(rf"`((?:{folders})/[\w./-]*)(?:::[\w.]+)?`", text)
     files = re.findall(r"`([\w/-]+\.(?:py|c|h|toml))(?:::[\w.]+)?`", text)

@@ -1,4 +1,4 @@
-"""What holds tests to their tiers, tried on small suites in processes of their own."""
+"""The enforcement of tests' tiers, tried on small suites in separate processes."""
 
 import re
 from collections.abc import Callable

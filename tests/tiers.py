@@ -1,13 +1,13 @@
-"""What a test costs, as a mark by which `make` chooses, and samples of long tables.
+"""A test's cost, as a mark by which `make` selects, and samples of long tables.
 
-`unit` (no mark of its own): starts no process, binds and connects no socket. `process`: does. `network`: several sites, a browser,
-a database server. A test or a module states `pytest.mark.process` or `pytest.mark.network`; a fixture asks for `process_tier` or
-`network_tier`, and every test that uses it is of that tier. Nobody keeps a list: a unit test that starts a process or opens a socket
-fails, with the place where it did. Beside any of them, `long` computes or waits for more than about half a second; `smoke` is what
-`make test` runs of the network tier: the ends that most changes can break.
+`unit` (no mark): starts no process, binds and connects no socket. `process`: does. `network`: several sites, a browser, a database server. A test or
+a module states `pytest.mark.process` or `pytest.mark.network`; a fixture asks for `process_tier` or `network_tier`, and every test that uses it is of
+that tier. There is no list to maintain: a unit test that starts a process or opens a socket fails, with the place where it did. Beside any of them,
+`long` computes or waits for more than about half a second; `smoke` is what `make test` runs of the network tier: the ends that most changes can
+break.
 
-`--sample K` keeps at most K cases of each function, a quarter of that if it is `long`: one drawn from each of K equal stretches of its
-table, so that every part of the table has a case. The same `--seed` draws the same cases; without `--sample` all run.
+`--sample K` keeps at most K cases of each function, a quarter of that if it is `long`: one drawn from each of K equal stretches of its table, so that
+every part of the table has a case. The same `--seed` draws the same cases; without `--sample` all run.
 """
 
 import random
@@ -34,7 +34,10 @@ SHARED = ("engine/api/guarded_pool.py", "load_tests/records.py")
 
 
 class Watch:
-    """Notes what the running unit test opens. Threads that an earlier test left are not its own."""
+    """A watch of processes and sockets that the running unit test opens.
+
+    Threads of an earlier test are not its own.
+    """
 
     def __init__(self) -> None:
         self.seen: list[str] | None = None  # None while no unit test runs
@@ -74,12 +77,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def process_tier() -> None:
-    """Asked for by fixtures that start a process or open a socket."""
+    """Mark tests whose fixtures start a process or open a socket."""
 
 
 @pytest.fixture(scope="session")
 def network_tier() -> None:
-    """Asked for by fixtures that start several sites, a browser or a database server."""
+    """Mark tests whose fixtures start several sites, a browser or a database server."""
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -37,7 +37,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def form(content: bytes, file_name: str, *, field: str = "file") -> bytes:
-    """Return a form's body, as `FORM` says it."""
+    """Return a form's body, with FORM's boundary."""
     return (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file_name"\r\n\r\n{file_name}\r\n'
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"; filename="upload"\r\n'

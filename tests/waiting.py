@@ -1,4 +1,4 @@
-"""Waiting for what another thread or process does; the bound is only there to end a failing test."""
+"""Waiting for effects of another thread or process; the limit only ends a failing test."""
 
 import time
 from collections.abc import Callable

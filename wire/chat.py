@@ -126,7 +126,7 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     logprobs: ChatLogprobs | None = None
     index: int = 0
-    token_ids: tuple[int, ...] | UnsetType = UNSET  # beyond OpenAI's fields as well, where it was asked for
+    token_ids: tuple[int, ...] | UnsetType = UNSET  # beyond OpenAI's fields as well, if requested
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
@@ -176,7 +176,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[Choice, ...]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # beyond OpenAI's fields, where it was asked for
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # beyond OpenAI's fields, if requested
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
@@ -223,7 +223,7 @@ class ListedModel(msgspec.Struct, frozen=True):
     dtype: str | UnsetType = UNSET  # type in which it computes
     stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
-    saved_bytes: int | UnsetType = UNSET  # by weights in 12 bits, losslessly, where it has such
+    saved_bytes: int | UnsetType = UNSET  # bytes saved by weights in 12 bits
     # as well; completion: texts only, because there is no chat template; classification: several classes of texts
     type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
     embedding_size: int | UnsetType = UNSET  # of embedding models

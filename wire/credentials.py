@@ -34,7 +34,7 @@ def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
 @lru_cache(4096)  # a client sends the same with each request
 def bearer_token(authorization: str | None) -> str:
     """Return the bearer token; empty if there is none.
-    Other credentials are ignored: a function may check them, and where no key is required they change nothing, such as `Bearer ` with an empty
+    Other credentials are ignored: a function may check them, and if no key is required they change nothing, such as `Bearer ` with an empty
     variable after it."""
     found = _BEARER.fullmatch(authorization.strip(" \t")) if authorization else None
     return "" if found is None else found[1]
@@ -122,7 +122,7 @@ class Key(NamedTuple):
         return scope in self.scopes or "admin" in self.scopes
 
     def check(self, scope: str, now_s: float) -> None:
-        """Raise ApiError where the key is no longer one, or opens other things."""
+        """Raise ApiError if the key is no longer valid, or has other scopes."""
         if self.is_revoked:
             raise ApiError("unauthorized", f"the key {self.name} was revoked: ask its issuer for a new one")
         if self.expires_s is not None and now_s >= self.expires_s:

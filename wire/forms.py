@@ -23,7 +23,7 @@ async def read_form(content_type: str, body: AsyncGenerator[bytes, None]) -> For
 
 
 def file_in(form: FormData) -> UploadFile:
-    """Return a form's file. Raises ApiError where it has none."""
+    """Return a form's file. Raises ApiError if it has none."""
     file = form.get("file")
     if not isinstance(file, UploadFile):
         raise ApiError("invalid_request", "the form has no file in its field file", param="file")

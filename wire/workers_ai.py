@@ -1,6 +1,6 @@
 """Cloudflare Workers AI's shapes: the envelope, a text model's result, and its stream's events.
 
-The module refuses to know where the tokens come from.
+Independent of where the tokens come from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.errors import ApiError
 
-PER_PAGE = 50  # of a list, where the client does not say how many
+PER_PAGE = 50  # length of a list page, if the client names none
 MOST_PER_PAGE = 999_999_999
 
 ResultT = TypeVar("ResultT")
@@ -22,7 +22,7 @@ class Call(msgspec.Struct, frozen=True):
     """A tool call; the native shape carries the arguments as an object, OpenAI's as text."""
 
     name: str
-    arguments: msgspec.Raw  # the object as it was written: a number in it may be one that Python has no float for
+    arguments: msgspec.Raw  # the object as written: a number in it may exceed Python's floats
 
 
 class TextResult(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class TextResult(msgspec.Struct, frozen=True):
     response: str
     tool_calls: tuple[Call, ...] | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
-    # Beyond Cloudflare's fields; why the answer has ended comes with the last event of a stream.
+    # Beyond Cloudflare's fields: the reason for the end, in a stream's last event.
     reasoning_content: str | UnsetType = UNSET
     finish_reason: FinishReason | UnsetType = UNSET
 

@@ -394,7 +394,7 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     regex: str | None = None  # this and the next by SGLang's names
     json_schema: Any = None
     include_stop_str_in_output: bool | None = None  # this and the next two by vLLM's
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # -1: to what the model takes
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # -1 for the model's limit
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
 
 

@@ -17,7 +17,7 @@ _MOST_SIGNS = 20  # of an integer of 64 bits
 _RANGE = range(-(2**63), 2**64)
 # Fields that hold the conversation's history. Its calls may have integers of any size, because answers contain them.
 _HISTORIES = ("messages", "input")
-_ARGUMENTS = ("input", "arguments")  # of a call, where they are no text
+_ARGUMENTS = ("input", "arguments")  # fields of a call, if they are not text
 
 
 def exact_loads(raw: bytes | str) -> Any:

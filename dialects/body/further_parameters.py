@@ -36,7 +36,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),
     "mcp_servers": UnsupportedParameter(([],), "connect to them at your side, and declare their tools"),
     "moderation": UnsupportedParameter((), "nothing is moderated here"),
-    # SGLang's and llama.cpp's of what structured_outputs says: where answers are chats or completions, the first two are taken
+    # SGLang's and llama.cpp's spellings of structured_outputs; chats and completions accept the first two
     "regex": UnsupportedParameter(("",), _CONSTRAIN),
     "ebnf": UnsupportedParameter(("",), _LARK),
     "grammar": UnsupportedParameter(("",), _LARK),
@@ -51,7 +51,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     ),
     # of chats and completions; all others are refused
     "include_stop_str_in_output": UnsupportedParameter((False,), "a stop string is never part of an answer"),
-    # -1 is sent with texts that mostly fit, "or else cut them": one that does not is refused by its length
+    # -1 means "truncate texts that do not fit"; here such a text is refused for its length
     "truncate_prompt_tokens": UnsupportedParameter((-1,), "a prompt that is too long is refused, never cut"),
     "documents": UnsupportedParameter(([],), "put them into the messages"),
     "chat_template": UnsupportedParameter(("",), "the model's own template is used"),
@@ -62,7 +62,7 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     ),
 }
 
-# Bookkeeping of other services: answering as if it were absent is exactly what was asked for.
+# Bookkeeping of other services: ignoring it is correct.
 HARMLESS = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "spaces_between_special_tokens",

@@ -55,7 +55,7 @@ def read_image(value: Any) -> Any:
 
 
 def joined(pieces: Iterable[str | ImagePart], separator: str = "\n") -> str | Content:
-    """Return a message's content: one text where there are no images, as templates for texts expect it."""
+    """Return a message's content: one text if it has no images, as templates for texts expect it."""
     content = list(pieces)
     texts = [piece for piece in content if isinstance(piece, str)]
     return separator.join(texts) if len(texts) == len(content) else content

@@ -142,7 +142,7 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
 
 
 def prompt_options(body: SamplingBody) -> dict[str, Any]:
-    """Return what a body says of its prompt, as a ValidGeneration's fields. Raises ApiError."""
+    """Return a body's prompt as fields of a ValidGeneration. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most == 0:
         raise ApiError(
@@ -255,7 +255,7 @@ def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiErro
 
 
 def string_in(part: dict[str, Any], name: str, where: str) -> str:
-    """Return a part's text of this name. Raises ApiError where it has none."""
+    """Return a part's text of this name. Raises ApiError if it has none."""
     if not isinstance(value := part.get(name), str):
         raise refused("must be a string", f"{where}.{name}")
     return value

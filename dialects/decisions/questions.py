@@ -21,7 +21,7 @@ UNTHINKING: dict[str, Any] = {"enable_thinking": False, "thinking": False}
 
 
 class Option(Struct, frozen=True):
-    """A possible answer. `label` is what the model would say."""
+    """A possible answer; `label` is the text that the model scores."""
 
     label: str
     description: str = ""
@@ -35,7 +35,7 @@ class Question(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The question as it is put to the model, in few words: it is computed for each question anew."""
+        """A question as the model gets it, in few words, because it is computed for each question."""
         described = [f"{option.label}: {option.description}" for option in self.options if option.description]
         asked = [self.instructions] if self.instructions else []
         if self.kind == "predicate":

@@ -40,7 +40,7 @@ def _images(value: Any) -> Any:
 class SystemOneBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {"state": not_deep, "questions": not_deep, "images": _images}
 
-    model: str | None = None  # where the path does not name it
+    model: str | None = None  # unless the path names it
     state: str | dict[str, Any] | list[Any]
     questions: dict[str, dict[str, Any]]
     images: list[ImagePart] | None = None

@@ -20,7 +20,7 @@ from pilotlight.wire.hop.headers import ACCOUNT, HOP
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
 EXPECTED_TOKENS = 256  # of an answer whose request names no most
-MAX_TENANTS = 100_000  # remembered; one that has been idle for a minute is full again and need not be
+MAX_TENANTS = 100_000  # tenants in memory; one that was idle for a minute has full limits again and can be dropped
 
 LIMITS = {
     "requests_per_min": "requests per minute",
@@ -54,7 +54,7 @@ class AdmissionFilter:
         return self.limits.admitted(head, address)
 
     def identify(self, head: Head) -> None:
-        """Note whose a request is. Raises ApiError for a key that is missing or opens other things."""
+        """Record whose a request is. Raises ApiError for a key that is missing or opens other things."""
         if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
             head.hold(self.access.find(head.key))
         elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
@@ -87,7 +87,7 @@ class Bucket:
         self._level = self._filled(now) - amount
 
     def changed(self, per_min: float, now: float) -> "Bucket":
-        """Return one of another size, from which as much is missing."""
+        """Return a bucket of another size, with the same amount missing."""
         bucket = Bucket(per_min, now)
         bucket.take(self.per_min - self._filled(now), now)
         return bucket
@@ -99,7 +99,7 @@ class Bucket:
 
 
 class ReservedTokens(NamedTuple):
-    """Tokens of a minute that a request may come to."""
+    """The tokens of one minute that a request has reserved."""
 
     tenant: "_TenantUse"
     tokens: float
@@ -221,8 +221,7 @@ class TenantLimits:
         return _held(tenant, self._clients, client, self._lease(head, "max_open"))
 
     def held(self, head: Head, client: str) -> AbstractContextManager[None]:
-        """Work of a request that was admitted and has left: it counts as open, and is not refused.
-        Use as `with`."""
+        """Count a request as open after its admission has ended. Use as `with`."""
         return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:

@@ -35,7 +35,7 @@ class Backend:
         self.probed = ProbedState(health, clock)
         self.open: set[Ticket] = set()
         self.pending = TicketQueue()  # sent since the site published its status, and not yet answering
-        self.unanswered = TicketQueue()  # held to a time, whatever the status says
+        self.unanswered = TicketQueue()  # requests without an answer yet, with their deadlines
         self.ejection = OutlierEjection(clock)
         self._lateness = Lateness(clock)
         self._view: _CachedView | None = None  # None if something has changed since the last view
@@ -60,7 +60,7 @@ class Backend:
 
     @property
     def outstanding(self) -> int:
-        """This router's requests under way there."""
+        """The number of this router's requests in progress there."""
         return len(self.open)
 
     @property
@@ -70,8 +70,10 @@ class Backend:
 
     @property
     def is_frozen(self) -> bool:
-        """Its probes fail.
-        One that answers them, only to say that it is not ready or does not know us, knows about its streams itself."""
+        """Mark the site as unhealthy because its probes fail.
+
+        A site that answers probes, but is not ready or refuses us, still serves its open streams.
+        """
         return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
 
     @contextmanager
@@ -79,8 +81,10 @@ class Backend:
         self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
     ) -> "Iterator[Ticket]":
         """Open a scope in which a request counts here.
-        `on_site_lost` is called, with the reason, when the site fails before it has answered; `expected_ms`: from now to its first token, None as of
-        an answer in one piece, whose time says nothing about the queue."""
+
+        `on_site_lost` is called with the reason if the site fails before it has answered. `expected_ms` is the predicted time from now to its first
+        token; None for an answer in one piece, whose time does not depend on the queue alone.
+        """
         now = self._clock()
         late_at = None if expected_ms is None else now + TOLERANCE * expected_ms / 1000
         ticket = Ticket(self, tokens, now, late_at, on_site_lost)
@@ -125,7 +129,7 @@ class Backend:
         self._view = None
 
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
-        """Note that the site declined because its queue is longer than estimated, and its length.
+        """Record that the site declined because its queue is longer than estimated, and its length.
         It is as alive as one that answers."""
         if self.published.correct_queue(model, queued_tokens, asked_at):
             self.pending.remove_sent_before(asked_at)
@@ -218,18 +222,20 @@ class Ticket:
     backend: Backend
     tokens: int
     sent_at: float
-    late_at: float | None  # when its answer should have started; None if its duration says nothing about the queue
+    late_at: (
+        float | None
+    )  # when its answer should have started; None if its duration does not depend on the queue alone
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
     is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
-        """Note that the site has started to answer, so its queue does not delay earlier requests."""
+        """Record that the site has started to answer, so its queue does not delay earlier requests."""
         self.backend.unanswered.remove_through(self)
         self.refused()
 
     def refused(self) -> None:
-        """The site has said something, if only that it will not: nothing is wrong with it."""
+        """Record a refusal: the site is alive."""
         self.has_answered = True
         self.backend.ejection.answered()
         self.backend.settled(self)

@@ -43,7 +43,7 @@ class ProbeReply(NamedTuple):
 
 
 class ProbeError(Exception):
-    """The site did not publish a usable status; the message says why."""
+    """The site did not publish a usable status; the message has the reason."""
 
 
 Fetch = Callable[[str, str], Awaitable[ProbeReply]]  # of a URL, from the site of that name

@@ -29,7 +29,7 @@ class Lateness:
         """Record the time to the first token of an answer, expected and actual."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
-        self._late_ms = max(0.0, self._late_ms + late_ms)  # time gained is no credit for later
+        self._late_ms = max(0.0, self._late_ms + late_ms)  # an early answer does not offset later ones
         self._latest_ms = max(self._latest_ms, late_ms)
         self._answers += 1
 

@@ -9,7 +9,7 @@ from pilotlight.wire.hop.status import SiteStatus
 class PublishedStatus:
     def __init__(self) -> None:
         self.status: SiteStatus | None = None
-        self.at = float("-inf")  # when it was asked for
+        self.at = float("-inf")  # when it was requested
         self.digests = 0  # the known edition of its models' prefixes; 0 if none is known
         self.prefixes: frozenset[int] = frozenset()
         self._by_model: dict[str, frozenset[int]] = {}
@@ -42,7 +42,7 @@ class PublishedStatus:
         return True
 
     def serves(self, function: str) -> None:
-        """The site has said so elsewhere; its next status will say the same."""
+        """Add a function that the site serves; its next status will list it."""
         self.functions |= {function}
 
     def _set(self, status: SiteStatus, asked_at: float) -> None:

@@ -19,7 +19,7 @@ from pilotlight.edge_router.routing.views import Preference
 from pilotlight.wire.errors import message_of
 from pilotlight.wire.hop.management import WAKE_PATH, WakeHint
 
-# For one model at one site: longer than most wakes, so that the next status says whether it was heeded.
+# Seconds between hints for one model at one site: longer than most wakes, so that the next status shows the effect.
 EVERY_S = 5.0
 MAX_UNDER_WAY = 16  # further hints are dropped: sites that do not answer must not fill the router's memory
 ASLEEP = ("host", "disk")

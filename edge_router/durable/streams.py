@@ -57,8 +57,7 @@ Handle = Callable[[ResponseWriter, Coroutine[Any, Any, None]], Coroutine[Any, An
 
 
 class DurableStream:
-    """One durable stream.
-    Towards the proxy it is the client, one that never leaves and never keeps it waiting."""
+    """One durable stream. To the proxy it is a client that never disconnects and always reads."""
 
     def __init__(
         self, name: str, asked: JournalHeader, head: Head, config: DurableConfig, journal: Journal | None = None
@@ -66,14 +65,16 @@ class DurableStream:
         self.name = name
         self.asked = asked
         self.head = head
-        self.address = asked.address  # where its client was when it asked: it may have left
+        self.address = asked.address  # the client's address at the request: it may have left
         self.request_id = asked.request_id
         self.answer: AnswerStarted | None = None
         self.log = DeliveryLog()
         self.events = EventBuffer()
         self.journal = journal
         self.task: asyncio.Task[None] | None = None
-        self.last_words = ApiError("aborted", "the stream was stopped")  # where its work is ended from outside
+        self.last_words = ApiError(
+            "aborted", "the stream was stopped"
+        )  # the error if the stream is stopped from outside
         self._max_bytes = int(config.max_stream_mib * 2**20)
 
     @property
@@ -99,7 +100,7 @@ class DurableStream:
         await self._keep(AnswerStarted(status, tuple(headers), None))
 
     async def write(self, batch: bytes) -> None:
-        """`batch` is whole events. Raises ApiError where they are more than is kept."""
+        """Append a batch of whole events. Raises ApiError if they exceed the limit."""
         if self.events.num_bytes + len(batch) + EVENT_BYTES * batch.count(b"\n\n") > self._max_bytes:
             sentence = f"the answer is larger than {self._max_bytes / 2**20:g} MiB, the limit of a durable stream"
             raise ApiError("aborted", sentence)
@@ -141,7 +142,7 @@ class DurableStream:
     # called by readers
 
     async def started_answer(self) -> AnswerStarted:
-        """Raises ApiError where the stream was stopped before its answer began."""
+        """Wait for the start of the answer. Raises ApiError if the stream was stopped before."""
         while self.answer is None and self.events.ended_at is None:
             await self.events.change()
         if self.answer is None:
@@ -192,7 +193,7 @@ class DurableStreams:
     A name is 128 random bits, but that alone grants nothing: the tenant must match."""
 
     def __init__(self, config: DurableConfig, clock: Callable[[], float]) -> None:
-        """Raises OSError where the folder cannot be used."""
+        """Open the folder. Raises OSError if it cannot be used."""
         self.config = config
         self.journals = None if config.directory is None else Journals(Path(config.directory).expanduser())
         self._clock = clock
@@ -206,8 +207,10 @@ class DurableStreams:
         return sum(recording.num_bytes for recording in self._all.values())
 
     async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
-        """`work` fills it, and raises nothing.
-        Raises ApiError while those that have not ended fill the memory."""
+        """Start a stream that `work` fills without raising.
+
+        Raises ApiError while streams that have not ended fill the memory.
+        """
         self._check_room()
         head = client.head
         kept = tuple(pair for pair in head.headers if pair[0] not in CREDENTIALS and not pair[0].startswith(OURS))

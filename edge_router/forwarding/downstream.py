@@ -38,7 +38,7 @@ class ResponseWriter(Protocol):
     """The receiver of an answer: a client, or a recording."""
 
     head: Head
-    address: str  # the client's; empty where it has none
+    address: str  # the client's; empty if unknown
     request_id: str
 
     @property

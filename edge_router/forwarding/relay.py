@@ -72,7 +72,7 @@ class DeliveryLog:
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
-        self.meter: MeterSlot | None = None  # where it is written down
+        self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
         self.metered_before = ResourceUse()  # by another router, which began the answer
         self._untold: list[ResumePoint] | None = None  # since they were last taken, if they are recorded
         self._work_before = (0, 0, 0)  # of the sites before this one: drafted, accepted, device_us
@@ -157,7 +157,7 @@ class StreamRelay:
     def __init__(self, log: DeliveryLog, *, is_resumable: bool) -> None:
         self.is_resumable = is_resumable
         self.num_events = 0
-        self.has_data = False  # an event other than a comment has come
+        self.has_data = False  # an event other than a comment has arrived
         self._log = log
         self._decoder = EventDecoder()
         self._last: bytes | None = None  # last event with data
@@ -221,7 +221,7 @@ class StreamRelay:
                     self._log.add(point)
             except ContinuationError as error:
                 return ready, StreamBroken("malformed", f"it sent {error}")
-            if point is None and not is_answer:  # a comment is no part of the answer
+            if point is None and not is_answer:  # a comment is not part of the answer
                 if is_drain_notice(told):
                     self._is_draining = True
                 else:

@@ -77,7 +77,7 @@ class SiteTries:
         return bool(returning)
 
     def try_again(self) -> None:
-        """Allow another round over the sites, but for those that have said that they cannot."""
+        """Allow another round over the sites, except those that refused."""
         self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
 
     def begin_anew(self, lost_site: str) -> None:
@@ -119,7 +119,7 @@ class StreamRecovery:
         self.deadline = now + self.config.continue_within_s
 
     def delivered(self, now: float) -> float | None:
-        """Note a delivery to the client. Return how long it had waited if this ends a cut."""
+        """Record a delivery to the client. Return how long it had waited if this ends a cut."""
         waited_s = None
         if self.is_cut:
             waited_s = now - self.delivered_at
@@ -247,8 +247,10 @@ class RequestState:
         return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
 
     def is_out_of_tries(self, now: float) -> bool:
-        """A new request has a number of tries.
-        Of a stream that was cut, all sites are asked, again and again, for a while."""
+        """Tell whether no further attempt is allowed.
+
+        A new request has a number of attempts; a cut stream may try all sites repeatedly for a while.
+        """
         if self.recovery.lost is None:
             return len(self.tries.failures) >= self._config.max_tries
         return now >= self.recovery.deadline

@@ -30,7 +30,7 @@ class Stages:
         objectives: Objectives | None,
         tracing: Tracing | None,
     ) -> None:
-        """`objectives`, `tracing`: None where there are none."""
+        """Set up the stages; `objectives` and `tracing` may be None."""
         self._limits = limits
         self._accounting = accounting
         self._selector = selector

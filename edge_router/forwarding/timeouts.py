@@ -10,7 +10,7 @@ from typing import Protocol
 
 from pilotlight.support.background import for_each
 
-LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site's probes are asked whether it still lives
+LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site is probed
 LOOKED_AT_ONCE = 64  # each costs up to a microsecond when it is no longer in the processor's caches
 
 

@@ -41,7 +41,7 @@ from pilotlight.wire.http.client import (
 # Of a response that is no stream: it is read whole so that its loss can be made good elsewhere.
 MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
-AT_WORK_SHARE = 0.1  # of the first byte's time limit that is not waited for, where a site sends heartbeats
+AT_WORK_SHARE = 0.1  # part of the first byte's time limit, after which a site that sends heartbeats counts as working
 LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
 OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the router writes itself
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
@@ -81,12 +81,12 @@ class SitePace(Protocol):
 
 class AttemptLimits(NamedTuple):
     first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
-    stall_s: float  # of silence, after which the site is left where that may be
+    stall_s: float  # silence after which the stream moves to another site, if it can
     is_continuation: bool  # the stream was started by another site
 
 
 class UpstreamAttempt:
-    """One request to one site."""
+    """One request to one site, with its connection and its timeouts."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class UpstreamAttempt:
                 upstream.pool.put_back(self._connection)
 
     def site_lost(self, because: str) -> None:
-        """The site's probes fail: there is nothing to wait for any more."""
+        """End the wait because the site's probes fail."""
         self._lost_because = because
         self._expire()
 
@@ -161,8 +161,10 @@ class UpstreamAttempt:
             self._connecting.reschedule(asyncio.get_running_loop().time())
 
     async def _head(self) -> UpstreamConnection:
-        """Return a connection that has brought the response's head.
-        A kept one that its site closed when the request was under way already says nothing of the site."""
+        """Return a connection that has received the response's head.
+
+        A kept connection that its site closed before the request arrived does not count as a failure.
+        """
         upstream, request = self._upstream, self._request
         self._connection = kept = upstream.pool.idle(self._origin)
         if kept is not None:
@@ -225,7 +227,7 @@ class UpstreamAttempt:
             if not chunk:
                 raise SiteFailed("lost", "it closed the connection before its first event")
             if first and isinstance(first[-1], SiteDraining):
-                first.pop()  # it comes again, after the event that must precede leaving the site
+                first.pop()  # it is added again after the event that must precede the move
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
                 raise SiteFailed("malformed", broken.detail)
@@ -285,7 +287,7 @@ class UpstreamResponse:
         self.body = body
         self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's stream: its loss is a response without an end
         self.is_resumable = relay is not None and relay.is_resumable  # it can be continued elsewhere
-        # The site's words on where it computes the prompt; "" where it had no choice, or is a function.
+        # the site's decision where to compute the prompt; "" without a choice, or for a function
         self.route = "" if self.is_opaque else connection.response.header(ROUTE)
         self._relay = relay
         self._upstream = upstream
@@ -298,7 +300,7 @@ class UpstreamResponse:
 
     @property
     def has_answered(self) -> bool:
-        """Tell whether a part has come that counts as delivered, or everything."""
+        """Tell whether a delivered part, or everything, has arrived."""
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
 
     @property
@@ -336,8 +338,10 @@ class UpstreamResponse:
         return self
 
     async def __anext__(self) -> list[RelayEvent]:
-        """Raises Lost where the connection ends, or `look` has ended a silence.
-        Progress is a whole event: other bytes are silence."""
+        """Read the next part.
+
+        Raises StreamLost if the connection ends or `look` has ended a silence. Only a whole event is progress.
+        """
         if self._is_done:
             await self._drain()
             raise StopAsyncIteration

@@ -103,7 +103,7 @@ class _Handshake:
 
 
 class Tunnel:
-    """A client's WebSocket and a site's, joined. One that takes nothing for `stall_s` ends it."""
+    """A client's WebSocket connected to a site's; a side that reads nothing for `stall_s` ends it."""
 
     def __init__(self, site: str, upstream: WebSocket, receive: Receive, send: Send, stall_s: float) -> None:
         self.stopping = asyncio.Event()

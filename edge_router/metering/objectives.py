@@ -73,7 +73,7 @@ class Objectives:
     def __init__(
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """`path`: None where counts end with the router.
+        """`path`: None if counts end with the router.
         `clock`: seconds since the epoch. Raises sqlite3.Error."""
         self._configs = configs
         self._clock = clock
@@ -86,7 +86,7 @@ class Objectives:
         claim_version(self._connection)
         self._connection.execute(_SCHEMA)
         with self._connection:
-            # Twice the period, lest a clock that is ahead at one start takes the counts along.
+            # Twice the period, so that a clock that is ahead at one start does not delete the counts.
             oldest = self._bucket(2 * PERIOD_DAYS * DAY_S)
             self._connection.execute("DELETE FROM requests WHERE bucket < ?", (oldest,))
 

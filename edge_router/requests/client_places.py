@@ -63,7 +63,7 @@ class PlaceDatabase:
         except _Unusable as error:
             log.error("the new clients.geo_database cannot be used; the old one stays in use: %s", error)
             return False
-        self._reader = reader  # the old one's mapping goes with its last user
+        self._reader = reader  # the old file stays mapped until its last use ends
         self._find.cache_clear()
         log.warning("clients.geo_database was reloaded")
         return True
@@ -80,7 +80,7 @@ class PlaceDatabase:
 
 class ClientPlaces:
     def __init__(self, front_ends: Iterable[str], database: PlaceDatabase | None = None) -> None:
-        """`front_ends`: networks whose header is believed."""
+        """Locate clients; `front_ends` are networks whose header is trusted."""
         self._front_ends: tuple[Network, ...] = tuple(ipaddress.ip_network(network) for network in front_ends)
         self.database = database
         self._is_front_end = lru_cache(REMEMBERED)(self._looked_up)

@@ -122,11 +122,11 @@ class Head:
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
         self.is_for_batch = False  # no client waits for its answer, and its request id is unique
         self._first = dict(reversed(headers))
-        self.key = bearer_token(self._first.get("authorization"))  # the client's; empty where it has none
+        self.key = bearer_token(self._first.get("authorization"))  # the client's; empty if it has none
         self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Note the known key that it has, once it is admitted."""
+        """Record the known key that it has, once it is admitted."""
         self.holder = holder
         # The account that is known, or else the key.
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)
@@ -355,7 +355,7 @@ def _signed_digest(head: Head, secret: str) -> str | None:
 
 
 def hop_secret() -> str:
-    """The network's shared secret; empty where none is set."""
+    """The network's shared secret; empty if none is set."""
     return os.environ.get(HOP_SECRET_ENV, "")
 
 

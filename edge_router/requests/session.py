@@ -149,7 +149,7 @@ class SessionTable:
         return Recall(Home(named[0], cached, by_name=True), held)
 
     def learn(self, conversation: ConversationFingerprint, site: str) -> None:
-        """Note that `site` has started to answer: it now holds every prefix of this conversation."""
+        """Record that `site` has started to answer: it now holds every prefix of this conversation."""
         now = self._clock()
         for prefix in conversation.prefixes[-REMEMBERED_PREFIXES:]:
             self._put(prefix.digest, site, prefix.tokens, now)

@@ -62,7 +62,7 @@ class Assumptions:
     # The further saving that justifies a move, because predictions are noisy: as long as the repeated prefill, up to this.
     most_noise_ms: float = 250.0
     stickiness_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
-    unseen_s: float = 0.2  # of an average site's work: so much may have come since it published
+    unseen_s: float = 0.2  # of an average site's work: so much may have arrived since it published
     most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
     # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a
     # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
@@ -318,7 +318,7 @@ def _network_load(models: Sequence[ModelStatus | None]) -> float:
 
 
 def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: float) -> TypicalMs:
-    """`prefill_tokens_per_s`: where no site has measured its own."""
+    """`prefill_tokens_per_s`: if no site has measured its own."""
     tokens = [
         1000 / model.prefill_tokens_per_s for model in models if model is not None and model.prefill_tokens_per_s > 0
     ]

@@ -163,7 +163,7 @@ class SiteSelector:
             ticket.refused()  # it is well, and said so
             backend.declined(request.model or "", failure.queued_tokens, ticket.sent_at)
         elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
-            ticket.refused()  # nothing is wrong with it where its other models, or functions, are concerned
+            ticket.refused()  # the site's other models and functions may be fine
         elif failure.kind == "failing":
             ticket.is_undecided = True  # until another site has answered the same request
         elif failure.kind in ("untrusted", "no_files"):

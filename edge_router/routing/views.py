@@ -59,12 +59,12 @@ class BackendView(msgspec.Struct, frozen=True):
     place: Place
     rtt_ms: float  # between router and site
     seed_rtt_ms: float  # the same, had it never been measured
-    outstanding: int = 0  # this router's requests under way there
+    outstanding: int = 0  # this router's requests in progress there
     pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
     pending_tokens: int = 0  # their prompt tokens
     pending_since_s: float = 0.0  # when the first of them was sent
     unanswered_tokens: int = (
-        0  # prompt tokens that this router sent after its oldest unanswered request there, whatever the status says
+        0  # prompt tokens that this router sent after its oldest unanswered request there, not reduced by the status
     )
     lateness_ms: float = 0.0  # by how much its answers come later than this router expects
     proven_lateness_ms: float = (
@@ -73,7 +73,7 @@ class BackendView(msgspec.Struct, frozen=True):
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
-    status_at_s: float = 0.0  # when the status was asked for
+    status_at_s: float = 0.0  # the time when the status was requested
     prefixes: frozenset[int] = frozenset()  # short digests that the site published as cached, all its models together
     is_ejected: bool = False  # its last answers were failures: not asked while enough others are left
     slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
@@ -141,7 +141,7 @@ class Preference(msgspec.Struct, frozen=True):
         return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
 
     def serves(self, model: str | None) -> bool:
-        """Sites that do not have the model are ranked, too, where none has it."""
+        """Sites that do not have the model are ranked, too, if none has it."""
         return self.backend.status is None or model is None or self.backend.model(model) is not None
 
     def explained(self, tries: int) -> str:

@@ -19,7 +19,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -157,7 +157,7 @@ class Deployments:
                 ) from None
 
     def get(self, name: str, author: Account | None) -> Deployment:
-        """Raises ApiError for another account's, and for a new one that this account may not have."""
+        """Raise ApiError for another account's function, or a new name that the account may not use."""
         deployment = self.known.get(name)
         if deployment is None:
             if author is not None:
@@ -180,7 +180,7 @@ class Deployments:
         return deployment
 
     def change(self, deployment: Deployment) -> None:
-        """Apply a change. There is no await between the check of the revision and this."""
+        """Apply a change, without an await after the check of the revision."""
         changed = with_callers({**self.known, deployment.name: deployment})
         atomic_files.write(self._path, encode(list(changed.values())))
         self.known = changed
@@ -208,7 +208,7 @@ def with_version(deployment: Deployment, new: Version, percent: float) -> Deploy
 
 
 def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
-    """Raises ApiError where there is nothing to go back to."""
+    """Return the deployment with an earlier version. Raises ApiError if there is no such version."""
     if number is None:
         number = deployment.shares[1].number if len(deployment.shares) > 1 else _before(deployment)
     if deployment.versions and not deployment.shares and not number:
@@ -356,7 +356,7 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     async def remove(self, request: Request) -> Response:
-        """Take a function off all sites. A rollback to one of its versions brings it back."""
+        """Stop serving a function everywhere. A rollback to one of its versions restores it."""
         author = self._guard.author(request)
         wanted = await _parsed(request, Removal)
         name = request.path_params["name"]
@@ -413,12 +413,14 @@ class DeploymentApi:
             raise ApiError("not_found", f"no function named {name} is deployed")
         return name
 
-    def versions(self) -> bytes:
-        """Return the deployments as JSON, each with the names of its secrets."""
-        known = self._deployments.known.values()
-        return encode(
-            [{**msgspec.structs.asdict(each), "secret_names": sorted(self._secrets.of(each.name))} for each in known]
-        )
+    def versions(self, *, is_admin: bool) -> bytes:
+        """Return the deployments as JSON; for admins with their accounts and the names of their secrets."""
+        return encode([self._described(each, is_admin) for each in self._deployments.known.values()])
+
+    def _described(self, deployment: Deployment, is_admin: bool) -> dict[str, Any]:
+        found = {name: getattr(deployment, name) for name in ("name", "revision", "versions", "shares", "home")}
+        private = {"account": deployment.account, "secret_names": sorted(self._secrets.of(deployment.name))}
+        return found | private if is_admin else found
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
         """Return the kept invocations of a function at the sites that can be asked now, as JSON.
@@ -576,9 +578,10 @@ def deployment_api(
     tls: ssl.SSLContext | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
-    """The token, the network's secret and where to keep all this come from the environment.
+    """Read the token, the network's secret and the directory from the environment.
 
-    `on_change` is called after each change."""
+    `on_change` is called after each change.
+    """
     guard = DeployGuard(os.environ.get(DEPLOY_TOKEN_ENV, ""), os.environ.get(HOP_SECRET_ENV, ""), access, clocks)
     return DeploymentApi(backends, guard, places, hosts, router_state_directory(), tls, on_change)
 

@@ -16,8 +16,10 @@ from pilotlight.wire.hop.deployments import Deployment, NewVersion
 
 
 def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
-    """Return the home of a function with its new version; empty to run everywhere.
-    `sites` are where its account's data may be, preferred first. Raises ApiError."""
+    """Return a function's home for its new version; empty to run everywhere.
+
+    `sites` may have its account's data, preferred first. Raises ApiError.
+    """
     called = {known[name].home: name for name in new.services if name in known and known[name].home}
     if new.home is not None:
         home = new.home

@@ -21,7 +21,7 @@ from pilotlight.edge_router.assembly import EdgeRouter
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.joining.authority import Authority, AuthorityError
 from pilotlight.sites.joining.network_file import add_site
-from pilotlight.sites.joining.tokens import TokenError, Tokens
+from pilotlight.sites.joining.tokens import TokenError, Tokens, join_line
 from pilotlight.sites.network import load_network
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
@@ -36,6 +36,7 @@ log = logging.getLogger("pilotlight.joining")
 
 
 class _Network(NamedTuple):
+    folder: Path
     file: Path
     authority: Authority
     tokens: Tokens
@@ -43,7 +44,10 @@ class _Network(NamedTuple):
 
 class JoinRoutes:
     def __init__(self, router: EdgeRouter, file: Path | None) -> None:
-        """`file`: where the network was read. Raises ConfigError for a network's folder that cannot be used."""
+        """Open the folder of `file`, the router's configuration.
+
+        Raises ConfigError if the folder cannot be used.
+        """
         self._router = router
         self._joining = asyncio.Lock()
         self._network: _Network | None = None
@@ -54,7 +58,7 @@ class JoinRoutes:
                     f"machines that join need the network's secret: set hop.secret_file, or {HOP_SECRET_ENV}"
                 )
             try:
-                self._network = _Network(file, Authority(Path(folder)), Tokens(Path(folder)))
+                self._network = _Network(Path(folder), file, Authority(Path(folder)), Tokens(Path(folder)))
             except AuthorityError as error:
                 raise ConfigError(f"join.directory: {error}") from None
 
@@ -62,6 +66,24 @@ class JoinRoutes:
         if self._network is None:
             return []
         return [Route(AUTHORITY_PATH, self.face, methods=["GET"]), Route(JOIN_PATH, self.join, methods=["POST"])]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether machines may join this network."""
+        return self._network is not None
+
+    async def line(self, minutes: float) -> str:
+        """Return a command by which one machine joins, once. Raises ApiError."""
+        assert self._network is not None
+        folder, port, fingerprint = (
+            self._network.folder,
+            self._router.network.listen.port,
+            self._network.authority.fingerprint,
+        )
+        try:
+            return await asyncio.to_thread(join_line, folder, port, minutes, fingerprint)
+        except OSError as error:
+            raise ApiError("internal_error", f"{folder} cannot be used: {error.strerror}") from None
 
     async def face(self, request: Request) -> Response:
         """Return the authority's certificate, for the machine to compare with its token, and the location."""

@@ -85,7 +85,7 @@ class ModelLists:
         return Answer(200, orjson.dumps(fields))
 
     async def _searched(self, client: Downstream, query: Mapping[str, str]) -> Answer:
-        """Sites are asked for all that they have, and the pages are made here."""
+        """Combine whole lists of the sites, and divide the result into pages."""
         head = client.head
         path, _, text = head.target.partition("?")
         parts = [part for part in text.split("&") if part and part.partition("=")[0] not in ("page", "per_page")]
@@ -103,8 +103,10 @@ class ModelLists:
         return Answer(200, orjson.dumps({**lists[0], "result": cards, "result_info": told}))
 
     async def _one(self, client: Downstream, model: str) -> Answer:
-        """Ask one kind of site after the other: whether it has an adapter it knows itself.
-        Where one cannot be asked, it is not known that there is no such model. Raises ApiError."""
+        """Ask one site of each kind whether it has an adapter.
+
+        A missing answer does not mean that there is no such model. Raises ApiError.
+        """
         holder = client.head.holder
         found: Answer | ApiError = ApiError(
             "model_not_found", f"no site has a model named {model[:200]!r}", param="model"
@@ -125,8 +127,7 @@ class ModelLists:
         return found
 
     async def _lists(self, client: Downstream, head: Head, field: str) -> list[Fields] | Answer:
-        """Return the lists of all kinds of sites that have one.
-        Where none has: the first answer there is. Raises ApiError."""
+        """Return the lists of all kinds of sites that have one, otherwise the first answer. Raises ApiError."""
         request = self._request(client, head)
         answers = await asyncio.gather(*[self._ask(client, request, sites) for sites in self._kinds()])
         lists = [fields for answer in answers if (fields := _listing(answer, field)) is not None]

@@ -21,7 +21,7 @@ from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
 
 TURN_WITHIN_S = 3.0
-STANDS_STILL_S = 3.0  # a router amid its turn, which then loses it
+STANDS_STILL_S = 3.0  # a writer that stops in its turn loses it
 CLOSES_WITHIN_S = 2.0
 _LOCK = 0x70696C6F7402  # the advisory lock of a writer
 _MAKES_TABLES = 0x70696C6F7403

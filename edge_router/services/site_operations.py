@@ -1,21 +1,40 @@
 """Operations on the sites of a network, through its router.
 
-The router sends them to the site; draining changes only what this router sends there.
+The router forwards them to the site; a drain changes only where this router sends requests.
 """
 
 import asyncio
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
 from pilotlight.edge_router.backends.backend import Backend
 from pilotlight.edge_router.backends.site_control import SiteControl
 from pilotlight.wire.errors import ApiError, message_of
-from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, SiteOperation
+from pilotlight.wire.hop.management import (
+    CATALOGUE_PATH,
+    HUB_PATH,
+    OPERATION_PATH,
+    STORES_PATH,
+    Catalogue,
+    HubModel,
+    HubQuery,
+    SiteOperation,
+    Store,
+    StorePage,
+    StoreQuery,
+)
 
 CATALOGUE_TIMEOUT_S = 20.0  # a site reads the descriptions of new files first
 OPERATION_TIMEOUT_S = 30.0  # a model's weights may have to leave the device
-MAX_CATALOGUE = 4 << 20
+HUB_TIMEOUT_S = 25.0  # of a site that waits for the hub for 20 s
+STORE_TIMEOUT_S = 5.0
+MAX_ANSWER = 4 << 20
+
+# A site's status to this router's word; status 0: there was no answer.
+REFUSALS = {0: "upstream_timeout", 404: "not_found", 409: "conflict", 503: "overloaded"}
+AnswerT = TypeVar("AnswerT")
 
 
 class SiteOperations:
@@ -36,13 +55,20 @@ class SiteOperations:
         if operation.action in ("drain", "resume"):
             backend.cordon(operation.action == "drain")
             return
-        body = msgspec.json.encode(operation)
-        answer = await self._orders.exchange("POST", site, OPERATION_PATH, body, timeout_s=OPERATION_TIMEOUT_S)
-        if answer.status == 0 or answer.status >= 300:
-            word = (
-                "upstream_timeout" if not answer.status else "conflict" if answer.status == 409 else "invalid_request"
-            )
-            raise ApiError(word, f"{site}: {message_of(answer.body)}")
+        await self._answer(site, OPERATION_PATH, operation, OPERATION_TIMEOUT_S)
+
+    async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
+        body = await self._answer(self._backend(site).name, HUB_PATH, query, HUB_TIMEOUT_S)
+        return _decoded(body, tuple[HubModel, ...])
+
+    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+        """Return the stores of each healthy site that serves functions, or why they cannot be read."""
+        serving = [name for name, each in self._backends.items() if each.state == "healthy" and _has_functions(each)]
+        return dict(zip(serving, await asyncio.gather(*map(self._stores, serving)), strict=True))
+
+    async def read_store(self, site: str, query: StoreQuery) -> StorePage:
+        body = await self._answer(self._backend(site).name, STORES_PATH, query, STORE_TIMEOUT_S)
+        return _decoded(body, StorePage)
 
     async def timeline(self, site: str) -> bytes:
         """Return the site's /timeline."""
@@ -52,16 +78,42 @@ class SiteOperations:
         return answer.body
 
     async def _catalogue(self, site: str) -> Catalogue | str:
-        options = {"timeout_s": CATALOGUE_TIMEOUT_S, "most_bytes": MAX_CATALOGUE}
-        answer = await self._orders.exchange("GET", site, CATALOGUE_PATH, **options)  # type: ignore[arg-type]
+        return await self._listed(site, CATALOGUE_PATH, CATALOGUE_TIMEOUT_S, Catalogue)
+
+    async def _stores(self, site: str) -> tuple[Store, ...] | str:
+        return await self._listed(site, STORES_PATH, STORE_TIMEOUT_S, tuple[Store, ...])
+
+    async def _listed(self, site: str, path: str, timeout_s: float, kind: type[AnswerT]) -> AnswerT | str:
+        """Return what a site lists, or why it lists nothing."""
+        answer = await self._orders.exchange("GET", site, path, timeout_s=timeout_s, most_bytes=MAX_ANSWER)
         if answer.status != 200:
             return message_of(answer.body)
         try:
-            return msgspec.json.decode(answer.body, type=Catalogue)
-        except msgspec.DecodeError as error:
-            return f"its catalogue cannot be read: {error}"
+            return _decoded(answer.body, kind)
+        except ApiError as error:
+            return error.message
+
+    async def _answer(self, site: str, path: str, asked: msgspec.Struct, timeout_s: float) -> bytes:
+        """Send a message to a site. Raises ApiError with the site's reason."""
+        body, limits = msgspec.json.encode(asked), {"timeout_s": timeout_s, "most_bytes": MAX_ANSWER}
+        answer = await self._orders.exchange("POST", site, path, body, **limits)  # type: ignore[arg-type]
+        if 200 <= answer.status < 300:
+            return answer.body
+        raise ApiError(REFUSALS.get(answer.status, "invalid_request"), f"{site}: {message_of(answer.body)}")
 
     def _backend(self, site: str) -> Backend:
         if (backend := self._backends.get(site)) is None:
             raise ApiError("not_found", f"this network has no site named {site[:200]!r}")
         return backend
+
+
+def _has_functions(backend: Backend) -> bool:
+    return backend.status is not None and backend.status.functions is not None
+
+
+def _decoded(body: bytes, kind: type[AnswerT]) -> AnswerT:
+    """Raises ApiError for an answer in another form, as of a site with an older version."""
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise ApiError("upstream_timeout", f"its answer cannot be read: {error}") from None

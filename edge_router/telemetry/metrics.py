@@ -74,7 +74,7 @@ class RouterMetrics:
         self._lost = self._counts("streams_lost", "Streams that ended with an error event, by the lost site.", "site")
         about = "Time from the last event of the lost site to the first event of the next one."
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
-        self.objectives: Objectives | None = None  # where there are any
+        self.objectives: Objectives | None = None  # if there are any
         self.moves: deque[Move] = deque(maxlen=RECENT)
         self._num_predictions = 0
         self._unread: deque[tuple[int, Preference, float]] = deque(maxlen=RECENT)  # of predictions
@@ -88,7 +88,7 @@ class RouterMetrics:
         return Histogram(f"pilotlight_router_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
-        """A gauge that is read when it is asked for."""
+        """A gauge whose value is read on request."""
         Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
 
     def judge(self, objectives: Objectives) -> None:

@@ -80,7 +80,7 @@ class OwnRoutes:
         return _json({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Ready with one healthy site; those that are not are named either way."""
+        """Return 200 with one healthy site; the body names the unhealthy ones in any case."""
         healthy = [backend.name for backend in self._backends.values() if backend.state == "healthy"]
         others = {
             backend.name: f"{backend.state}: {backend.detail}"
@@ -165,7 +165,7 @@ class OwnRoutes:
         })  # fmt: skip
 
     def _supposed_place(self, address: str, header: str, is_hop: bool) -> Place | None:
-        """Return the location for a hypothetical request, whose header is always believed."""
+        """Return the location for a hypothetical request, whose location header is always trusted."""
         return self._places.place(address, header, is_hop or bool(header))
 
 

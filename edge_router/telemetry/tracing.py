@@ -1,6 +1,6 @@
-"""The router's spans: one for each request, and below it one for each site that was asked.
+"""The router's spans: one for each request, with a child for each site that was tried.
 
-A client's `traceparent` is gone on with, and sites and functions get one whose parent is the try that asked them. Names are those of OpenTelemetry's
+A client's `traceparent` is continued, and sites and functions get one whose parent is the attempt's span. Names are those of OpenTelemetry's
 conventions for HTTP servers and, for models, of its GenAI conventions. No span has anything of a prompt or an answer. How spans are sent is
 wire/tracing.py's.
 """

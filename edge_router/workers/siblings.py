@@ -174,8 +174,7 @@ class PrivateApp:
 
 @asynccontextmanager
 async def private_listener(role: WorkerRole) -> AsyncIterator[socket.socket]:
-    """Listen for the other workers.
-    A worker that replaces another takes its place under the same name, and the old one's socket has no name any more."""
+    """Listen for the other workers. A replacing worker takes the name of its predecessor's socket."""
     beside = role.folder / f"worker-{role.index}.new"
     beside.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:

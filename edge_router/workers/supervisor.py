@@ -31,7 +31,7 @@ log = logging.getLogger("pilotlight.router")
 
 
 def shared_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """Open sockets that listen on one port. Raises ListenError where it is in use."""
+    """Open sockets that listen on one port. Raises ListenError if it is in use."""
     with bind(host, port) as alone:  # without sharing: another router's port is not ours
         port = alone.getsockname()[1]
     return [bind(host, port, is_shared=True) for _ in range(count)]
@@ -46,7 +46,7 @@ class WorkerPool:
         ]
         self._url = url
         self._workers: dict[int, asyncio.subprocess.Process] = {}
-        self._all: set[asyncio.subprocess.Process] = set()  # those that were replaced and have not ended, too
+        self._all: set[asyncio.subprocess.Process] = set()  # includes replaced workers that have not ended
         self._watching: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
         self._wants_roll = asyncio.Event()
@@ -82,7 +82,7 @@ class WorkerPool:
 
         Return whether it serves: otherwise it has ended, and its log has the reason."""
         environment = {**os.environ, WORKER_ENV: role.encode(), PARENT_PID_ENV: str(os.getpid())}
-        environment.pop(SOCKET_ENV, None)  # the service manager hears of the supervisor
+        environment.pop(SOCKET_ENV, None)  # only the supervisor notifies the service manager
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", *self._arguments,
             env=environment, pass_fds=[role.listener], start_new_session=True, stdin=asyncio.subprocess.DEVNULL,

@@ -197,6 +197,8 @@ class PromptImage(_Value, frozen=True):
     num_tokens: int  # from there to its last one
     digest: bytes  # the file; empty if this host is expected to have it
     data: bytes = b""  # the file; b"": this host is believed to have it
+    # Embeddings in a row, of a model that rotates them by row and column; 0 for others
+    columns: int = 0
 
 
 class Submit(_Value, frozen=True, tag=True):

@@ -96,6 +96,8 @@ def _image_problem(submit: Submit, model: ModelInfo) -> str | None:
             return f"an image's digest has {len(image.digest)} bytes; a sha256 has 32"
         if not end <= image.position < len(submit.prompt_token_ids) or image.num_tokens < 1:
             return f"an image's tokens are {image.num_tokens} from {image.position} on; they must be in the prompt, after those of the image before"
+        if image.columns < 0 or (image.columns and image.num_tokens % image.columns):
+            return f"an image has {image.num_tokens} tokens in rows of {image.columns}; rows must be whole"
         end = image.position + image.num_tokens
     return None
 

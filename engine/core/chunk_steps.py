@@ -18,6 +18,7 @@ from pilotlight.engine.core.step import (
     StepInput,
     greedy_rows,
 )
+from pilotlight.engine.images.prompt import rotary_positions
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import Chunk
 
@@ -42,11 +43,9 @@ def step_of(
     num_single = 0 if checks_drafts else num_decodes
     single, longer = chunks[:num_single], chunks[num_single:]
     token_ids = array("q", [chunk.sequence.token_ids[chunk.start] for chunk in single])
-    positions = array("q", [chunk.start for chunk in single])
     for chunk in longer:
         token_ids.extend(chunk.sequence.token_ids[chunk.start : chunk.end])
         token_ids.extend(chunk.drafts)
-        positions.extend(range(chunk.start, chunk.start + chunk.num_tokens))
     lengths = (*[1] * num_single, *[chunk.num_tokens for chunk in longer])
     new = [(i, chunk) for i, chunk in enumerate(chunks) if not chunk.sequence.started]
     return StepInput(
@@ -55,7 +54,7 @@ def step_of(
         lengths,
         context_lens=tuple([chunk.start + length for chunk, length in zip(chunks, lengths, strict=True)]),
         token_ids=token_ids,
-        positions=positions,
+        positions=_positions(single, longer),
         groups=tuple(
             [
                 _group(group, chunks, num_decodes, num_single, block_size)
@@ -83,7 +82,7 @@ def guessed_step(chunks: SequenceOf[Chunk], token_ids: SequenceOf[int], block_si
         lengths=(1,) * num,
         context_lens=tuple([chunk.end for chunk in chunks]),
         token_ids=array("q", token_ids),
-        positions=array("q", [chunk.start for chunk in chunks]),
+        positions=_positions(chunks, ()),
         groups=tuple(groups),
         logit_rows=None,
     )
@@ -110,6 +109,18 @@ def scratch_step(
         chunks.append(Chunk.next_of(sequence, len(token_ids) - start))
     step = step_of(chunks, block_size)
     return step, [] if pooling else greedy_rows(step)
+
+
+def _positions(single: SequenceOf[Chunk], longer: SequenceOf[Chunk]) -> "array[int]":
+    """Return the rotary positions of chunks of one token, then of longer ones."""
+    positions = array("q", [chunk.start for chunk in single])
+    for i, chunk in enumerate(single):
+        if images := chunk.sequence.images:
+            positions[i] = rotary_positions(images, chunk.start, chunk.start + 1)[0]
+    for chunk in longer:
+        end, images = chunk.start + chunk.num_tokens, chunk.sequence.images
+        positions.extend(rotary_positions(images, chunk.start, end) if images else range(chunk.start, end))
+    return positions
 
 
 def _group(group: int, chunks: SequenceOf[Chunk], num_decodes: int, num_single: int, block_size: int) -> GroupInput:
@@ -221,5 +232,5 @@ def _images(chunks: SequenceOf[Chunk], lengths: SequenceOf[int]) -> tuple[ImageI
                 first, places = image.between(chunk.start, chunk.end)
                 if places:
                     rows = array("q", [row + place - chunk.start for place in places])
-                    found.append(ImageInput(image.name, first, rows))
+                    found.append(ImageInput(image.name, first, rows, image.columns))
     return tuple(found)

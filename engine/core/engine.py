@@ -316,7 +316,7 @@ class Engine:
         return launched
 
     def _collect_and_publish(self) -> PublishedStep:
-        """Wait for the oldest step under way, and publish its results."""
+        """Wait for the oldest step in progress, and publish its results."""
         step = self._steps.collect()
         began, num_before = self._clock(), self.stats.output_tokens
         self._publisher.publish(step)

@@ -64,6 +64,7 @@ class ImageInput(NamedTuple):
     name: bytes
     first: int  # number of its first embedding
     rows: "array[int]"  # the step's tokens for this and the following embeddings
+    columns: int = 0  # embeddings in a row, if they are rotated by row and column
 
 
 class StepInput(NamedTuple):
@@ -72,7 +73,7 @@ class StepInput(NamedTuple):
     lengths: tuple[int, ...]  # number of tokens of each chunk, including drafts
     context_lens: tuple[int, ...]  # per chunk: its cached tokens plus its own
     token_ids: "array[int]"
-    positions: "array[int]"
+    positions: "array[int]"  # by which tokens are rotated: the places in their sequences, unless they follow an image
     groups: tuple[GroupInput, ...]
     logit_rows: "array[int] | None"  # tokens whose logits are needed; None for all
     # (token, row of the step before): the token that the row chose, which only the device knows

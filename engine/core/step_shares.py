@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterable
 from itertools import accumulate, chain
 
-from pilotlight.engine.core.step import BlockTables, GroupInput, ImageInput, StepInput
+from pilotlight.engine.core.step import BlockTables, GroupInput, StepInput
 
 
 class StepShares:
@@ -69,7 +69,7 @@ class StepShares:
             adapter_slots=None if step.adapter_slots is None else _parts(step.adapter_slots, spans),
             images=tuple(
                 [
-                    ImageInput(image.name, image.first, array("q", [place[row] for row in image.rows]))
+                    image._replace(rows=array("q", [place[row] for row in image.rows]))
                     for image in step.images
                     if image.rows[0] in place
                 ]

@@ -8,8 +8,9 @@ from typing import Literal
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
 from pilotlight.engine.description.recurrent_shapes import RecurrentShape
-from pilotlight.engine.description.shapes import NORMS_BEFORE, AttentionShape, NormNames
+from pilotlight.engine.description.shapes import NO_IMAGES, NORMS_BEFORE, AttentionShape, ImageBytes, NormNames
 from pilotlight.engine.description.tensor_sizes import WeightShape, gated, norm
+from pilotlight.engine.description.vision_config import ENCODED_BYTES, VisionShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.fused import FusedRows
 
@@ -46,6 +47,7 @@ class DenseConfig(DecoderConfig):
     divided: tuple[FusedRows, ...] = ()  # other tensors that the checkpoint splits, or names otherwise
     recurrent: tuple[RecurrentShape | None, ...] = ()  # by layer, the recurrent mixer in place of attention
     is_bidirectional: bool = False  # every token sees tokens on both sides, and nothing is cached
+    vision: VisionShape | None = None
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
@@ -58,6 +60,13 @@ class DenseConfig(DecoderConfig):
             layer if mixer is None else CachedLayer.of_state(*mixer.segments)
             for layer, mixer in zip(layers, mixers, strict=True)
         )
+
+    def image_bytes(self, item_bytes: int) -> ImageBytes:
+        return NO_IMAGES if self.vision is None else ImageBytes(ENCODED_BYTES, self.vision.encoding_bytes(item_bytes))
+
+    @property
+    def outer_weights(self) -> list[WeightShape]:
+        return self.text_weights + ([] if self.vision is None else self.vision.weights(self.hidden_size))
 
     def mixer(self, layer: int) -> RecurrentShape | None:
         """Return the recurrent mixer of a layer, or None if the layer has attention."""

@@ -22,10 +22,12 @@ class ColorRule(NamedTuple):
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
     @classmethod
-    def read(cls, processor: Mapping[str, Any]) -> "ColorRule":
+    def read(
+        cls, processor: Mapping[str, Any], default: "tuple[tuple[float, ...], tuple[float, ...]] | None" = None
+    ) -> "ColorRule":
         found = []
-        for key in ("image_mean", "image_std"):
-            value = processor.get(key) or [0.5] * 3
+        for key, usual in zip(("image_mean", "image_std"), default or cls(), strict=True):
+            value = processor.get(key) or list(usual)
             if not isinstance(value, list) or len(value) != 3 or not all(isinstance(one, int | float) for one in value):
                 raise CheckpointError(f"preprocessor_config.json has {key} = {value!r}; it must be three numbers")
             found.append((float(value[0]), float(value[1]), float(value[2])))
@@ -143,10 +145,109 @@ class PatchedImages(NamedTuple):
         return grid.rows * grid.columns // self.merge**2
 
 
-ImageSizes = TiledImages | PatchedImages
+_CLIP = ColorRule((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_MOST_PATCHES = 16384  # so that an encoder's memory is known: a processor may allow four times as many
+
+
+class ScaledImages(NamedTuple):
+    """Qwen's and GLM's rule: an image is scaled to whole embeddings, with at least and at most so many pixels.
+
+    An embedding covers `merge` squared patches, and is rotated by its row and column.
+    """
+
+    patch_size: int
+    merge: int
+    least_pixels: int
+    most_pixels: int
+    placeholder: int  # the token that represents embeddings of an image
+    colors: ColorRule = _CLIP
+    grows_first: bool = False  # an image that is smaller than one embedding is enlarged to it first, which is GLM's
+
+    @classmethod
+    def read_glm(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "ScaledImages":
+        """Read GLM's files, whose limits are of the two moments as which an image counts. Raises CheckpointError."""
+        size = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000} | (processor.get("size") or {})
+        read = cls.read({"image_token_id": 151343, **config}, {**processor, "size": size})
+        most = min(positive_int(size, "longest_edge") // 2, _MOST_PATCHES * read.patch_size**2)
+        return read._replace(
+            least_pixels=-(-positive_int(size, "shortest_edge") // 2), most_pixels=most, grows_first=True
+        )
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "ScaledImages":
+        """Read config.json and preprocessor_config.json. Raises CheckpointError."""
+        vision, size = config["vision_config"], processor.get("size") or {}
+        patch = positive_int(processor, "patch_size", positive_int(vision, "patch_size", 14))
+        merge = positive_int(processor, "merge_size", positive_int(vision, "spatial_merge_size", 2))
+        unit = (patch * merge) ** 2
+        least = positive_int(processor, "min_pixels", positive_int(size, "shortest_edge", 4 * unit))
+        most = positive_int(processor, "max_pixels", positive_int(size, "longest_edge", 1280 * unit))
+        placeholder = positive_int(config, "image_token_id", 151655)
+        most = min(most, _MOST_PATCHES * patch**2)
+        return cls(patch, merge, least, most, placeholder, ColorRule.read(processor, _CLIP))
+
+    def grid(self, width: int, height: int) -> PatchGrid:
+        unit = self.patch_size * self.merge
+        if self.grows_first and min(width, height) < unit:
+            scale = max(unit / height, unit / width)
+            width, height = int(width * scale), int(height * scale)
+        rows, columns = (round(side / unit) for side in (height, width))
+        if rows * columns * unit**2 > self.most_pixels:
+            scale = math.sqrt(height * width / self.most_pixels) * unit
+            rows, columns = (max(1, math.floor(side / scale)) for side in (height, width))
+        elif rows * columns * unit**2 < self.least_pixels:
+            scale = math.sqrt(self.least_pixels / (height * width)) / unit
+            rows, columns = (math.ceil(side * scale) for side in (height, width))
+        return PatchGrid(rows * self.merge, columns * self.merge, columns * unit, rows * unit)
+
+    def num_tokens(self, width: int, height: int) -> int:
+        grid = self.grid(width, height)
+        return grid.rows * grid.columns // self.merge**2
+
+
+class RowedImages(NamedTuple):
+    """Mistral's rule: an image is shrunk to at most `longest` pixels in a row or column, and widened to whole embeddings.
+
+    An embedding covers `merge` squared patches; each row of them is followed by a separator.
+    """
+
+    patch_size: int
+    merge: int
+    longest: int
+    placeholder: int  # the token that represents embeddings of an image
+    colors: ColorRule = _CLIP
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "RowedImages":
+        """Read config.json and preprocessor_config.json. Raises CheckpointError."""
+        vision = config["vision_config"]
+        patch, merge = positive_int(vision, "patch_size", 16), positive_int(config, "spatial_merge_size", 2)
+        size = processor.get("size") or {}
+        longest = positive_int(size, "longest_edge", positive_int(vision, "image_size", 1024))
+        longest = min(longest, math.isqrt(_MOST_PATCHES) * patch)
+        placeholder = positive_int(config, "image_token_index", positive_int(config, "image_token_id", 10))
+        return cls(patch, merge, longest, placeholder, ColorRule.read(processor, _CLIP))
+
+    def grid(self, width: int, height: int) -> PatchGrid:
+        shrunk = max(1.0, height / self.longest, width / self.longest)
+        unit = self.patch_size * self.merge
+        rows, columns = (max(1, -(-math.floor(side / shrunk) // unit)) for side in (height, width))
+        return PatchGrid(rows * self.merge, columns * self.merge, columns * unit, rows * unit)
+
+
+ImageSizes = TiledImages | PatchedImages | ScaledImages | RowedImages
 _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]] = {
+    "Glm46VForConditionalGeneration": ScaledImages.read_glm,
+    "Glm4vForConditionalGeneration": ScaledImages.read_glm,
+    "Glm4vMoeForConditionalGeneration": ScaledImages.read_glm,
     "KimiK25ForConditionalGeneration": PatchedImages.read,
     "Llama4ForConditionalGeneration": TiledImages.read,
+    "Mistral3ForConditionalGeneration": RowedImages.read,
+    "Qwen2_5_VLForConditionalGeneration": ScaledImages.read,
+    "Qwen3VLForConditionalGeneration": ScaledImages.read,
+    "Qwen3VLMoeForConditionalGeneration": ScaledImages.read,
+    "Qwen3_5ForConditionalGeneration": ScaledImages.read,
+    "Qwen3_5MoeForConditionalGeneration": ScaledImages.read,
 }
 
 

@@ -25,6 +25,11 @@ class RotaryRule(NamedTuple):
     values: Mapping[str, float] = MappingProxyType({})
     share: float = 1.0  # of each head's numbers, the first ones: the rest is not rotated
     factors: tuple[float, ...] = ()  # of longrope: divisors of the pairs' frequencies
+    # Of images that are rotated by row and column: how many pairs turn by the position, the row and the column
+    sections: tuple[int, ...] | None = None
+    is_interleaved: bool = (
+        False  # the first pairs of all sections come first, then the second ones; else section by section
+    )
 
     def turning(self, head_dim: int) -> int:
         """Return how many numbers of a head are rotated. Raises CheckpointError if they do not form pairs."""
@@ -46,6 +51,20 @@ def read_rotary_rule(
     """Read the scaling rule of a config.json, from either of its two places."""
     theta = number(config, "rope_theta", default_theta)
     return parse_rotary_rule(config, rotary_parameters(config), theta, default_share)
+
+
+def by_place(
+    rule: RotaryRule, text: Mapping[str, Any], head_dim: int, default: tuple[int, ...], *, interleaved: bool
+) -> RotaryRule:
+    """Return a rule whose pairs turn in sections, as mrope_section says. Raises CheckpointError."""
+    sections, pairs = rotary_parameters(text).get("mrope_section"), rule.turning(head_dim) // 2
+    if sections is None and (interleaved or sum(default) == pairs):  # interleaved ones end where the pairs do
+        return rule._replace(sections=default, is_interleaved=interleaved)
+    if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != pairs or min(sections) < 0:
+        raise CheckpointError(
+            f"config.json has mrope_section = {sections!r}; it must be three numbers of {pairs} pairs together"
+        )
+    return rule._replace(sections=tuple(sections), is_interleaved=interleaved)
 
 
 def rotary_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,13 +3,14 @@
 Every rank of the first stage has all of them.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.decoder_config import refuse_unless
 from pilotlight.engine.description.tensor_sizes import WeightShape
-from pilotlight.engine.weights.config import number, positive_int, positive_number
+from pilotlight.engine.weights.config import flag, number, positive_int, positive_number
 
 # Of cached embeddings; in bf16 one of Kimi K2.5's largest images, or three of Llama 4 Scout with 16 tiles.
 ENCODED_BYTES = 96 << 20
@@ -129,6 +130,204 @@ class PatchedVision(NamedTuple):
         norms = [*_norm("last_norm", hidden), *_norm("projection_norm", hidden)]
         projections = [*_biased("first", joined, joined), *_biased("last", decoder_size, joined)]
         return _shapes([*_layers(self.num_layers, hidden, inner), *tables, *norms, *projections])
+
+
+class GridVision(NamedTuple):
+    """The vision tower of Qwen 2.5-VL, or of Qwen 3-VL and 3.5: patches of any image in rows and columns."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    moments: int  # patches of a video that are encoded together; an image repeats itself so often
+    merge: int  # adjacent patches in a row that become one embedding
+    is_gated: bool  # Qwen 2.5-VL's: RMS norms, gated feed-forwards, windows and no learned positions
+    window: int = 0  # embeddings in a row of a window, within which the patches of most layers see each other
+    full_layers: tuple[int, ...] = ()  # whose patches see all others
+    num_positions: int = 0  # learned, in a square
+    deep_layers: tuple[int, ...] = ()  # whose outputs become embeddings for the decoder's first layers, too
+    theta: float = 10_000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return the memory for encoding the largest image."""
+        inner = self.intermediate_size * (1 + self.is_gated)
+        return _encoding_bytes(MOST_PATCHES, self.hidden_size, inner, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], decoder_size: int, *, is_gated: bool) -> "GridVision":
+        """Read vision_config, with the defaults of `transformers`. Raises CheckpointError."""
+        refuse_unless(config, "hidden_act", "silu" if is_gated else "gelu_pytorch_tanh")
+        refuse_unless(config, "in_channels", 3)
+        hidden, heads = (
+            positive_int(config, "hidden_size", 3584 if is_gated else 1152),
+            positive_int(config, "num_heads", 16),
+        )
+        layers, merge = (
+            positive_int(config, "depth", 32 if is_gated else 27),
+            positive_int(config, "spatial_merge_size", 2),
+        )
+        patch = positive_int(config, "patch_size", 14 if is_gated else 16)
+        window = positive_int(config, "window_size", 112) if is_gated else 0
+        positions = 0 if is_gated else positive_int(config, "num_position_embeddings", 2304)
+        output = positive_int(config, "out_hidden_size", 3584)
+        if hidden % (4 * heads) or math.isqrt(positions) ** 2 != positions or output != decoder_size:
+            raise CheckpointError(
+                f"config.json has a vision tower of hidden size {hidden}, {heads} heads, {positions} positions and out_hidden_size {output}: heads "
+                f"must be multiples of 4, positions a square, and the output as wide as the decoder, {decoder_size}"
+            )
+        full = config.get("fullatt_block_indexes", (7, 15, 23, 31)) if is_gated else ()
+        return cls(
+            layers, hidden, positive_int(config, "intermediate_size", 3420 if is_gated else 4304), heads, patch,
+            positive_int(config, "temporal_patch_size", 2), merge, is_gated, window // merge // patch, tuple(full), positions,
+            () if is_gated else tuple(config.get("deepstack_visual_indexes") or ()),
+            positive_number(config.get("rope_parameters") or {}, "rope_theta", 10_000.0),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden, inner, joined = self.hidden_size, self.intermediate_size, self.hidden_size * self.merge**2
+        sizes: list[_Sizes] = [("patches", hidden, 3 * self.patch_size**2)]
+        if not self.is_gated:
+            sizes += [("patches.bias", hidden, 0), ("positions", self.num_positions, hidden)]
+        sizes += _layers(self.num_layers, hidden, inner)
+        if self.is_gated:
+            sizes += [size for i in range(self.num_layers) for size in _biased(f"gate.{i}", inner, hidden)]
+        for i in range(1 + len(self.deep_layers)):
+            norm = joined if i else hidden
+            sizes += [
+                *_norm(f"merged_{i}", norm),
+                *_biased(f"first.{i}", joined, joined),
+                *_biased(f"last.{i}", decoder_size, joined),
+            ]
+        if self.is_gated:  # RMS norms have no bias
+            sizes = [size for size in sizes if not size[0].endswith(".norm.bias")]
+        return _shapes(sizes)
+
+
+class PixtralVision(NamedTuple):
+    """The vision tower of Mistral 3: patches of any image in rows and columns."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    patch_size: int
+    merge: int  # adjacent patches in a row that become one embedding
+    activation: str
+    has_bias: bool  # of the projections after the tower
+    eps: float  # of the norm after the tower
+    theta: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return the memory for encoding the largest image."""
+        return _encoding_bytes(MOST_PATCHES, self.hidden_size, 2 * self.intermediate_size, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], decoder_eps: float) -> "PixtralVision":
+        """Read a whole config.json, with the defaults of `transformers`. Raises CheckpointError."""
+        vision = config["vision_config"]
+        refuse_unless(config, "vision_feature_layer", -1)
+        refuse_unless(config, "projector_hidden_act", "gelu")
+        hidden, heads = positive_int(vision, "hidden_size", 1024), positive_int(vision, "num_attention_heads", 16)
+        activation = vision.get("hidden_act", "gelu")
+        if hidden % (4 * heads) or activation not in ("gelu", "silu"):
+            raise CheckpointError(
+                f"config.json has a vision tower of hidden size {hidden}, {heads} heads and hidden_act {activation!r}: "
+                "heads must be multiples of 4, and the activation gelu or silu"
+            )
+        return cls(
+            positive_int(vision, "num_hidden_layers", 24), hidden, positive_int(vision, "intermediate_size", 4096), heads,
+            positive_int(vision, "patch_size", 16), positive_int(config, "spatial_merge_size", 2), activation,
+            flag(config, "multimodal_projector_bias", False), decoder_eps,
+            positive_number(vision.get("rope_parameters") or vision, "rope_theta", 10_000.0),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden, inner = self.hidden_size, self.intermediate_size
+        sizes: list[_Sizes] = [("patches", hidden, 3 * self.patch_size**2), ("first_norm", hidden, 0)]
+        sizes += [size for size in _layers(self.num_layers, hidden, inner) if not size[0].endswith(".bias")]
+        sizes += [(f"gate.{i}", inner, hidden) for i in range(self.num_layers)]
+        sizes += [("last_norm", hidden, 0), ("joined", hidden, hidden * self.merge**2)]
+        for name, columns in (("first", hidden), ("last", decoder_size)):
+            sizes += _biased(name, decoder_size, columns) if self.has_bias else [(name, decoder_size, columns)]
+        return _shapes(sizes)
+
+
+class GlmVision(NamedTuple):
+    """The vision tower of GLM-4.1V, 4.5V and 4.6V: patches of any image in rows and columns."""
+
+    num_layers: int
+    hidden_size: int
+    merger_size: int  # inner size of the projection after the tower
+    num_heads: int
+    patch_size: int
+    moments: int  # patches of a video that are encoded together; an image repeats itself so often
+    merge: int  # adjacent patches in a row that become one embedding
+    output_size: int  # of embeddings, and the inner size of the layers' feed-forwards
+    num_positions: int  # learned, in a square
+    has_bias: bool  # of queries, keys and values
+    eps: float
+    theta: float
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return the memory for encoding the largest image."""
+        return _encoding_bytes(MOST_PATCHES, self.hidden_size, 2 * self.output_size, item_bytes)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], decoder_size: int) -> "GlmVision":
+        """Read vision_config, with the defaults of `transformers`. Raises CheckpointError."""
+        refuse_unless(config, "hidden_act", "silu")
+        refuse_unless(config, "in_channels", 3)
+        hidden, heads = positive_int(config, "hidden_size", 1536), positive_int(config, "num_heads", 12)
+        patch, output = positive_int(config, "patch_size", 14), positive_int(config, "out_hidden_size", 4096)
+        if hidden % (4 * heads) or output != decoder_size:
+            raise CheckpointError(
+                f"config.json has a vision tower of hidden size {hidden}, {heads} heads and out_hidden_size {output}: heads must be multiples of 4, "
+                f"and the output as wide as the decoder, {decoder_size}"
+            )
+        return cls(
+            positive_int(config, "depth", 24), hidden, positive_int(config, "intermediate_size", 13696), heads, patch,
+            positive_int(config, "temporal_patch_size", 2), positive_int(config, "spatial_merge_size", 2), output,
+            (positive_int(config, "image_size", 336) // patch) ** 2, flag(config, "attention_bias", False),
+            number(config, "rms_norm_eps", 1e-5), positive_number(config.get("rope_parameters") or {}, "rope_theta", 10_000.0),
+        )  # fmt: skip
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        hidden, output, inner = self.hidden_size, self.output_size, self.merger_size
+        sizes = [*_biased("patches", hidden, 3 * self.patch_size**2), ("positions", self.num_positions, hidden)]
+        layers = [size for size in _layers(self.num_layers, hidden, output) if not size[0].endswith(".bias")]
+        sizes += [*layers, *((f"gate.{i}", output, hidden) for i in range(self.num_layers))]
+        if self.has_bias:
+            sizes += [(f"qkv.{i}.bias", 3 * hidden, 0) for i in range(self.num_layers)]
+        sizes += [
+            ("first_norm", hidden, 0),
+            ("last_norm", hidden, 0),
+            *_biased("joined", output, hidden * self.merge**2),
+        ]
+        sizes += [("first", output, output), *_norm("projection_norm", output)]
+        return _shapes([*sizes, ("gate", inner, output), ("up", inner, output), ("last", output, inner)])
+
+
+class VisionShape(Protocol):
+    """What a plan counts of a vision tower."""
+
+    def encoding_bytes(self, item_bytes: int) -> int:
+        """Return the memory for encoding the largest image, or piece of one."""
+
+    def weights(self, decoder_size: int) -> list[WeightShape]:
+        """Return the tensors of the tower and its projections to a decoder of this hidden size."""
 
 
 def _encoding_bytes(patches: int, hidden: int, inner: int, item_bytes: int) -> int:

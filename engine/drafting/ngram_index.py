@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 SEPARATOR = -1  # between texts that are not contiguous
-MOST_MATCHED = 16  # tokens: a longer match is no better
+MOST_MATCHED = 16  # tokens: a longer match is not better
 _MOST_LOOKED_AT = 12  # places, the newest first
 _LEAST_ENTRIES = 1 << 8
 
@@ -49,7 +49,9 @@ class NgramIndex:
             last = token
 
     def find(self, tail: SequenceOf[int]) -> Match | None:
-        """Return where the longest suffix of `tail`, of at least two tokens, occurs before.
+        """Return where the longest suffix of `tail`, of at least two tokens, occurred before.
+
+        The newest of equal lengths, if a token follows it there.
 
         The newest of equals. Something follows it there.
         """

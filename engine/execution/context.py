@@ -11,8 +11,8 @@ import torch
 
 from pilotlight.engine.adapters.rows import AdapterRows
 from pilotlight.engine.execution.batch import Batch
-from pilotlight.engine.execution.state_places import StatePlaces
 from pilotlight.engine.kv.pool.layout import LayerCache
+from pilotlight.kernels.state.state_batch import StateBatch
 
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
@@ -22,7 +22,10 @@ class ImageRows(NamedTuple):
     """The tokens of a step that represent images."""
 
     rows: torch.Tensor  # [tokens] int64, among the step's
-    embeddings: torch.Tensor  # [tokens, hidden]
+    # [tokens, hidden], or several times as wide: further columns are added after the first layers; None on a later stage
+    embeddings: torch.Tensor | None
+    # [2, tokens] int64, each one's row and column in its image, if it is rotated by them
+    places: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,7 @@ class Context:
     # cos and sin of the positions, for each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], factor of the queries
-    states: Mapping[int, StatePlaces] = field(default_factory=dict)  # of the groups of layers that keep states
+    states: Mapping[int, StateBatch] = field(default_factory=dict)  # of the groups of layers that keep states
     images: ImageRows | None = None  # None if the step has no images
     ranks: "Communicator | None" = None  # ranks that hold other parts of the model's weights
     adapters: AdapterRows | None = None  # None if no token of the step has an adapter

@@ -24,7 +24,7 @@ from pilotlight.engine.execution.pooling import TextPooling
 from pilotlight.engine.execution.sampling import Choices, PromptLogprobs, choose_tokens, prompt_logprobs
 from pilotlight.engine.execution.text_head import TextHead
 from pilotlight.engine.kv.pool.layout import CacheLayout
-from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.decoder import Decoder, tower_of
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.vision.vision_memory import ImageMemory
 from pilotlight.kernels.cpu.recording import ProgramRecorder
@@ -196,9 +196,9 @@ class ModelRunner:
     @torch.inference_mode()
     def encode_image(self, name: bytes, piece: torch.Tensor) -> None:
         """Encode the next piece of an image for the following steps; later pipeline stages ignore it."""
-        if isinstance(self.model, Decoder) and self.model.vision is not None:
+        if (tower := tower_of(self.model)) is not None:
             patches = to_device(piece, self.kv_cache.device).to(self.layout.dtype)
-            self.images.add(name, self.model.vision.encode(patches))
+            self.images.add(name, tower.encode(patches))
 
     def place_adapter(self, slot: int, content: SlotContent) -> None:
         """Put an adapter into a slot. Raises AdapterError."""

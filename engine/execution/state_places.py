@@ -1,68 +1,69 @@
 """The blocks from which a step reads the recurrent states of its sequences, and to which it writes.
 
 The state after a token is in the token's own block (engine/kv/pool/layout.py). So a step reads the block of the token before a sequence's first one,
-and writes each block that has tokens of the step. Knows block tables and lengths, but not what a state contains.
+and writes each block that has tokens of the step: a run of tokens ends with its block. Knows block tables and lengths, but not what a state contains.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from itertools import accumulate, chain
 
 import torch
 
+from pilotlight.engine.device.transfer import to_device
 from pilotlight.engine.execution.batch import Batch, GroupBatch
 from pilotlight.engine.kv.pool.layout import LayerCache
 from pilotlight.kernels.attention.varlen import VarlenBatch
+from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 
 
-class PromptStates(NamedTuple):
-    """Tokens of one sequence, computed in runs; each run ends with a block or with the last token."""
-
-    first: int  # index of its first token in the step
-    ends: tuple[int, ...]  # of the runs, as indices in the step
-    before: torch.Tensor | None  # [1] int64: block of the state before `first`; None at a sequence's start
-    after: torch.Tensor  # [runs] int64: blocks for the states after each run
-
-    @property
-    def runs(self) -> Iterator[slice]:
-        start = self.first
-        for end in self.ends:
-            yield slice(start, end)
-            start = end
-
-
-class StatePlaces(NamedTuple):
-    num_decoded: int  # tokens at the start of the step, one for each decoding sequence
-    before: torch.Tensor | None  # [num_decoded] int64: blocks to read states from; None if no sequence decodes
-    after: torch.Tensor | None  # [num_decoded] int64: blocks to write states to
-    prompts: tuple[PromptStates, ...]
-
-    @classmethod
-    def of(cls, group: GroupBatch, block_size: int, num_decoded: int) -> "StatePlaces":
-        assert group.verify is None, "a model with states checks no drafts"
-        before = after = None
-        if group.decode is not None:
-            tables, last = group.decode.block_tables, group.decode.context_lens - 1
-            before = tables.gather(1, ((last - 1) // block_size).unsqueeze(1)).squeeze(1)
-            after = tables.gather(1, (last // block_size).unsqueeze(1)).squeeze(1)
-        prompts = () if group.prefill is None else tuple(_prompts(group.prefill, block_size, num_decoded))
-        return cls(num_decoded, before, after, prompts)
-
-
-def state_places(batch: Batch, caches: Iterable[LayerCache]) -> dict[int, StatePlaces]:
+def state_places(batch: Batch, caches: Iterable[LayerCache]) -> dict[int, StateBatch]:
     """Return the places of each group of layers that keeps states, by the number of the group."""
     groups = {cache.group: cache.block_size for cache in caches if cache.is_state and cache.segments}
-    return {group: StatePlaces.of(batch.groups[group], size, batch.num_decoded) for group, size in groups.items()}
+    return {group: _state_batch(batch.groups[group], size) for group, size in groups.items()}
 
 
-def _prompts(varlen: VarlenBatch, block_size: int, first: int) -> Iterator[PromptStates]:
-    for row, (length, end) in enumerate(zip(varlen.host_q_lens, varlen.host_context_lens, strict=True)):
-        start, table = end - length, varlen.block_tables[row]
-        stops = [*range((start // block_size + 1) * block_size, end, block_size), end]
-        place = (start - 1) // block_size
-        yield PromptStates(
-            first,
-            tuple([first + stop - start for stop in stops]),
-            table[place : place + 1] if start else None,
-            table[start // block_size : (end - 1) // block_size + 1],
-        )
+def _state_batch(group: GroupBatch, block_size: int) -> StateBatch:
+    assert group.verify is None, "a model with states checks no drafts"
+    before: list[torch.Tensor] = []
+    after: list[torch.Tensor] = []
+    host_ends: list[tuple[int, ...]] = []
+    if group.decode is not None:
+        tables, last = group.decode.block_tables, (group.decode.context_lens - 1).unsqueeze(1)
+        before.append(tables.gather(1, (last - 1) // block_size).squeeze(1))
+        after.append(tables.gather(1, last // block_size).squeeze(1))
+        host_ends += [(i + 1,) for i in range(len(tables))]
+    if group.prefill is not None:
+        host_ends += _ends(group.prefill, block_size, len(host_ends))
+        before += _before(group.prefill, block_size)
+        after += _after(group.prefill, block_size)
+    first_runs = list(accumulate(map(len, host_ends), initial=0))
+    numbers = _to_device([*first_runs, *chain(*host_ends)], group.slot_mapping.device)
+    return StateBatch(
+        torch.cat(before), numbers[: len(first_runs)], numbers[len(first_runs) :], torch.cat(after), tuple(host_ends)
+    )
+
+
+def _ends(varlen: VarlenBatch, block_size: int, first: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ends of each prompt's runs, as tokens of the step, in which the first prompt starts with `first`."""
+    for length, end in zip(varlen.host_q_lens, varlen.host_context_lens, strict=True):
+        start = end - length
+        stops = (*range((start // block_size + 1) * block_size, end, block_size), end)
+        yield tuple([first + stop - start for stop in stops])
         first += length
+
+
+def _before(varlen: VarlenBatch, block_size: int) -> Iterator[torch.Tensor]:
+    for row, (length, end) in enumerate(zip(varlen.host_q_lens, varlen.host_context_lens, strict=True)):
+        table, place = varlen.block_tables[row], (end - length - 1) // block_size
+        yield table[place : place + 1] if length < end else torch.full_like(table[:1], NO_BLOCK)
+
+
+def _after(varlen: VarlenBatch, block_size: int) -> Iterator[torch.Tensor]:
+    for row, (length, end) in enumerate(zip(varlen.host_q_lens, varlen.host_context_lens, strict=True)):
+        yield varlen.block_tables[row, (end - length) // block_size : (end - 1) // block_size + 1]
+
+
+def _to_device(numbers: list[int], device: torch.device) -> torch.Tensor:
+    if device.type == "meta":  # a dry run computes nothing
+        return torch.empty(len(numbers), dtype=torch.int64, device=device)
+    return to_device(torch.tensor(numbers, dtype=torch.int64), device)

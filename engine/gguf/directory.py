@@ -22,7 +22,7 @@ from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
 SUFFIX = ".gguf"
-_FORM = 2  # version of the written files: an increment makes directories anew
+_FORM = 2  # version of the written files: an increment makes directories again
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 
 

@@ -161,7 +161,7 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._num_words, self._tokenizer)
 
     def _forced(self) -> list[int]:
-        """Return the next tokens, where some text is forced."""
+        """Return the tokens that are forced next, if any text is."""
         return self._matcher.compute_ff_tokens() or (self._longest_token() if self._matcher.compute_ff_bytes() else [])
 
     def _longest_token(self) -> list[int]:

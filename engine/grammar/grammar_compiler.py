@@ -23,7 +23,7 @@ _LISTING = re.compile(r"\n *\d+ \| ")  # the grammar's lines, which llguidance a
 
 
 class ConstraintError(Exception):
-    """A grammar cannot be enforced, or a token does not follow it; the message says why."""
+    """A grammar cannot be enforced, or a token does not follow it; the message has the reason."""
 
 
 class TokenizerUnreadableError(ConstraintError):
@@ -57,7 +57,7 @@ class GrammarCompiler:
             raise ConstraintError(refusal(constraint, messages[0]))
         tokenizer = self.tokenizer()
         spelt = next((tag for tag in self._tags if tag in constraint.text), None)
-        if spelt is not None and constraint.kind != "lark":  # it would be taken for the token, which is no text
+        if spelt is not None and constraint.kind != "lark":  # it would be read as the token, so it cannot be text
             raise ConstraintError(refusal(constraint, f"it spells the token {spelt!r}"))
         if spelt is not None:
             text = LLMatcher.grammar_from_lark(with_tokens(constraint.text, self._tags))

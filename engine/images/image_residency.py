@@ -22,7 +22,7 @@ from pilotlight.engine.description.vision_config import ENCODED_BYTES
 from pilotlight.engine.images.prompt import SequenceImage, tenants_name
 from pilotlight.engine.scheduling.plan import Chunk
 
-# Between two steps: where nothing runs on beside the host time ends it, on a GPU the number, which its launches do not wait for.
+# Pieces encoded between two steps: limited by time on a CPU, by number on a GPU, whose launches are asynchronous.
 _MOST_ENCODING_S = 0.2
 _MOST_PIECES = 4
 _PREPARED_AHEAD = 3  # images that are read while those before them are encoded: one may be 38 MB then
@@ -141,7 +141,7 @@ class ImageResidency:
         return num_pieces > 0
 
     def release(self, sequence: Sequence) -> None:
-        """Let what a sequence has waited for make room for others."""
+        """Let images that the sequence no longer waits for be evicted."""
         for image in self._held.pop(sequence, ()):
             self._encoded[image.name].users -= 1
 

@@ -16,6 +16,7 @@ class SequenceImage(NamedTuple):
     end: int
     places: "array[int]"  # positions of its placeholders, the first embedding's first
     is_cut: bool  # the prompt ends within it: another host computes the rest
+    columns: int = 0  # embeddings in a row, if they are rotated by row and column
 
     @classmethod
     def of(
@@ -23,12 +24,39 @@ class SequenceImage(NamedTuple):
     ) -> "SequenceImage":
         start, end = image.position, image.position + image.num_tokens
         places = array("q", [i for i in range(start, min(end, len(prompt))) if prompt[i] == placeholder])
-        return cls(name, data, start, end, places, end > len(prompt))
+        return cls(name, data, start, end, places, end > len(prompt), image.columns)
+
+    @property
+    def num_saved(self) -> int:
+        """Rotary positions that it takes less than it has tokens: one for each row or column, of which there are more."""
+        length = self.end - self.start
+        return length - max(self.columns, length // self.columns) if self.columns else 0
 
     def between(self, start: int, end: int) -> tuple[int, "array[int]"]:
         """Return its first embedding among these tokens of the sequence, and the positions of all there."""
         first = bisect_left(self.places, start)
         return first, self.places[first : bisect_left(self.places, end)]
+
+
+def rotary_positions(images: SequenceOf[SequenceImage], start: int, end: int) -> "array[int]":
+    """Return the rotary positions of these tokens of a sequence.
+
+    They are the places in the sequence, but for images that are rotated by row and column (M-RoPE, Wang et al., arXiv 2409.12191): all tokens of one
+    have the position of its first, and the text after it continues after its last row or column.
+    """
+    found, at, saved = array("q"), start, 0
+    for image in images:
+        if image.start >= end:
+            break
+        if image.columns:
+            first, last = max(start, image.start), min(image.end, end)
+            if last > first:
+                found.extend(range(at - saved, first - saved))
+                found.extend([image.start - saved] * (last - first))
+                at = last
+            saved += image.num_saved if image.end <= end else 0
+    found.extend(range(at - saved, end - saved))
+    return found
 
 
 def tenants_name(salt: bytes, digest: bytes) -> bytes:

@@ -82,7 +82,7 @@ class KVConnector:
         return self._begin(_HostLoad(self, sequence, transfer, prefix, self._deadline()))
 
     def on_start(self, sequence: Sequence) -> None:
-        """Note that the sequence runs now, with the blocks that were found."""
+        """Record that the sequence runs now, with the blocks that were found."""
         self._gave_up.discard(sequence)
         self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)
@@ -91,7 +91,7 @@ class KVConnector:
         self.tiers.touch(self._names(sequence, sequence.num_registered_blocks))
 
     def on_end(self, sequence: Sequence) -> None:
-        """Note that the sequence has ended, or was aborted before it ran."""
+        """Record that the sequence has ended, or was aborted before it ran."""
         self._gave_up.discard(sequence)
         self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)

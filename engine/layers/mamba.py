@@ -6,16 +6,14 @@ A projection, a short convolution, the state space, a gate and a norm. Step size
 from typing import Self
 
 import torch
-import torch.nn.functional as F
 
 from pilotlight.engine.description.recurrent_shapes import MambaShape
 from pilotlight.engine.execution.context import Context
-from pilotlight.engine.execution.state_places import StatePlaces
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.short_conv import CausalConv
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.kernels.state.gated_norm import gate_then_norm
-from pilotlight.kernels.state.ssd import ssd, ssd_step
+from pilotlight.kernels.state.gated_norm import gated_norm
+from pilotlight.kernels.state.ssd import ssd
 
 
 class Mamba:
@@ -42,7 +40,7 @@ class Mamba:
         return cls(
             Linear.load(loader, [f"{name}.in_proj"], [shape.projected], hidden_size, bias),
             CausalConv.load(
-                loader, f"{name}.conv1d", shape.channels, shape.width, bias=shape.has_conv_bias, activation=F.silu
+                loader, f"{name}.conv1d", shape.channels, shape.width, bias=shape.has_conv_bias, activates=True
             ),
             (
                 wide.tensor(f"{name}.A_log", shape.heads),
@@ -58,40 +56,17 @@ class Mamba:
         """x [tokens, hidden] -> [tokens, hidden]"""
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
-        places = context.states[cache.group]
+        batch = context.states[cache.group]
         gate, mixed, steps = torch.split(self.in_proj(x, context), [shape.inner, shape.channels, shape.heads], dim=1)
-        mixed = self.conv(mixed, conv_state, places).float()
-        inner, b, c = torch.split(mixed, [shape.inner, *(shape.groups * shape.state,) * 2], dim=1)
-        inner = torch.unflatten(inner, 1, (shape.heads, shape.head_dim))
-        b, c = (torch.unflatten(one, 1, (shape.groups, shape.state)) for one in (b, c))
-        steps = F.softplus(steps.float() + self.step_bias)
-        tokens = (inner * steps.unsqueeze(2), b, c, -self.decays.exp() * steps)
-        outputs = self._mixed(tokens, states, places) + inner * self.skip.unsqueeze(1)
-        grouped = (shape.groups, shape.inner // shape.groups)
-        normed = gate_then_norm(
-            outputs.reshape(-1, *grouped), torch.unflatten(gate, 1, grouped), self.norm.view(grouped), shape.eps
+        mixed = self.conv(mixed, conv_state, batch)
+        states = torch.unflatten(states[:, 0], 2, (shape.state, shape.head_dim))  # [blocks, heads, state, head_dim]
+        outputs = ssd(mixed, steps, self.decays, self.step_bias, self.skip, shape.groups, states, batch)
+        of_groups = (shape.groups, shape.inner // shape.groups)
+        normed = gated_norm(
+            outputs.reshape(-1, *of_groups),
+            torch.unflatten(gate, 1, of_groups),
+            self.norm.view(of_groups),
+            shape.eps,
+            True,
         )
         return self.out_proj(normed.flatten(1), context)
-
-    def _mixed(self, tokens: tuple[torch.Tensor, ...], kept: torch.Tensor, places: StatePlaces) -> torch.Tensor:
-        """Apply the state space to the tokens of the step, and update the states in `kept`.
-
-        `tokens`: x, b, c and g of `ssd`; `kept` [blocks, 1, heads, state * head_dim]. Return [tokens, heads, head_dim] fp32.
-        """
-        shape, outputs = self.shape, []
-        states = torch.unflatten(kept[:, 0], 2, (shape.state, shape.head_dim))
-        if places.before is not None and places.after is not None:
-            x, b, c, g = (one[: places.num_decoded] for one in tokens)
-            output, state = ssd_step(x, b, c, g, states[places.before])
-            states[places.after] = state
-            outputs.append(output)
-        for prompt in places.prompts:
-            state = torch.zeros_like(states[0]) if prompt.before is None else states[prompt.before][0]
-            left = []
-            for run in prompt.runs:
-                x, b, c, g = (one[run] for one in tokens)
-                output, state = ssd(x, b, c, g, state)
-                outputs.append(output)
-                left.append(state)
-            states[prompt.after] = torch.stack(left)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -19,6 +19,8 @@ class RotaryTable:
         self._rule = rule
         self._turning = rule.turning(head_dim)
         self.cos, self.sin = torch.empty(2, context_length, self._turning // 2, device=device).unbind()
+        self.is_by_place = rule.sections is not None
+        self._axes: torch.Tensor | None = None
 
     def compute(self) -> None:
         frequencies = rotary_frequencies(self._rule, self._turning)
@@ -31,6 +33,26 @@ class RotaryTable:
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos, sin [tokens, pairs] of positions [tokens]."""
         return rows_of(self.cos, positions), rows_of(self.sin, positions)
+
+    def at_places(self, positions: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos, sin [tokens, pairs] of an image's tokens.
+
+        `positions` [tokens] are those of its first token, `places` [2, tokens] each one's row and column. Each pair is turned by one of the three:
+        the position, the position plus the row, or the position plus the column.
+        """
+        if self._axes is None:
+            self._axes = torch.tensor(_axes(self._rule, self._turning // 2), device=self.cos.device)
+        three = torch.stack([positions, *(positions + places)])
+        axes = self._axes.expand(1, positions.shape[0], -1)
+        return self.cos[three].gather(0, axes)[0], self.sin[three].gather(0, axes)[0]
+
+
+def _axes(rule: RotaryRule, pairs: int) -> list[int]:
+    """Return by what each pair of a head turns: 0 for the position, 1 for the row, 2 for the column."""
+    assert rule.sections is not None, "its tokens are rotated by their positions alone"
+    if not rule.is_interleaved:
+        return [axis for axis, size in enumerate(rule.sections) for _ in range(size)]
+    return [axis if (axis := i % 3) and i < 3 * rule.sections[axis] else 0 for i in range(pairs)]
 
 
 def rotary_frequencies(rule: RotaryRule, turning: int) -> torch.Tensor:

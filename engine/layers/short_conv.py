@@ -9,22 +9,22 @@ import torch
 
 from pilotlight.engine.description.recurrent_shapes import ShortConvShape
 from pilotlight.engine.execution.context import Context
-from pilotlight.engine.execution.state_places import StatePlaces
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.weights.loader import WeightLoader
-from pilotlight.kernels.state.short_conv import Activation, short_conv, short_conv_step
+from pilotlight.kernels.state.short_conv import short_conv
+from pilotlight.kernels.state.state_batch import StateBatch
 
 
 class CausalConv:
-    """A short causal convolution of each channel.
+    """A short causal convolution of each channel, with or without SiLU behind it.
 
     weight [channels, width]; bias [channels] or None.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: Activation | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activates: bool = False) -> None:
         self.weight = weight
         self.bias = bias
-        self.activation = activation
+        self.activates = activates
 
     @classmethod
     def load(
@@ -35,30 +35,18 @@ class CausalConv:
         width: int,
         *,
         bias: bool = False,
-        activation: Activation | None = None,
+        activates: bool = False,
     ) -> Self:
         weight = loader.tensor(f"{name}.weight", channels, 1, width).view(channels, width)
-        return cls(weight, loader.tensor(f"{name}.bias", channels) if bias else None, activation)
+        return cls(weight, loader.tensor(f"{name}.bias", channels) if bias else None, activates)
 
-    def __call__(self, x: torch.Tensor, kept: torch.Tensor, places: StatePlaces) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, kept: torch.Tensor, batch: StateBatch) -> torch.Tensor:
         """Convolve the tokens of the step, and update the inputs in `kept`.
 
         x [tokens, channels]; kept [blocks, 1, 1, (width - 1) * channels] -> [tokens, channels]
         """
-        before = self.weight.shape[1] - 1
-        state = torch.unflatten(kept[:, 0, 0], 1, (before, x.shape[1]))  # [blocks, width - 1, channels]
-        outputs, decoded = [], places.num_decoded
-        if places.before is not None and places.after is not None:
-            seen = torch.cat((state[places.before], x[:decoded].unsqueeze(1)), dim=1)
-            outputs.append(short_conv_step(seen, self.weight, self.bias, self.activation))
-            state[places.after] = seen[:, 1:]
-        for prompt in places.prompts:
-            first, end = prompt.first, prompt.ends[-1]
-            earlier = x.new_zeros(before, x.shape[1]) if prompt.before is None else state[prompt.before][0]
-            seen = torch.cat((earlier, x[first:end]))
-            outputs.append(short_conv(seen, self.weight, self.bias, self.activation))
-            state[prompt.after] = torch.stack([seen[stop - first : stop - first + before] for stop in prompt.ends])
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        states = torch.unflatten(kept[:, 0, 0], 1, (self.weight.shape[1] - 1, x.shape[1]))
+        return short_conv(x, self.weight, self.bias, self.activates, states, batch)
 
 
 class ShortConv:

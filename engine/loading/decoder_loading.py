@@ -27,6 +27,7 @@ from pilotlight.engine.loading.draft_loading import LoadedDrafts, identity_of, r
 from pilotlight.engine.loading.kv_memory import KvMemory
 from pilotlight.engine.loading.loaded_model import LoadedModel
 from pilotlight.engine.loading.model_loading import ModelLoading, start_moving
+from pilotlight.engine.models.decoder import tower_of
 from pilotlight.engine.models.model import Model
 from pilotlight.engine.parallel.one_rank import OneRank
 from pilotlight.engine.vision.picture_store import RunnerImages
@@ -177,8 +178,9 @@ class _PlacedDecoder(NamedTuple):
         return self.group.adapters(adapters, self.loading.spec.name)
 
     def _images(self, own: ModelRunner) -> ImageEncoder | None:
-        sizes = self.loading.image_sizes(own.model)
-        if sizes is None:
+        tower, sizes = tower_of(own.model), self.loading.image_sizes(own.model)
+        if tower is None or sizes is None:
             return None
-        images = RunnerImages(own, sizes, self.loading.config.hidden_size * self.layout.dtype.itemsize)
+        token_bytes = (1 + tower.num_deep) * self.loading.config.hidden_size * self.layout.dtype.itemsize
+        images = RunnerImages(own, sizes, token_bytes)
         return self.group.images(images, self.loading.spec.name)

@@ -31,7 +31,7 @@ from pilotlight.engine.loading.draft_loading import (
 )
 from pilotlight.engine.loading.dry_run import DryRun
 from pilotlight.engine.loading.warm_up import BackgroundWarmUp
-from pilotlight.engine.models.decoder import Decoder
+from pilotlight.engine.models.decoder import Decoder, tower_of
 from pilotlight.engine.models.draft_layers import DraftLayers
 from pilotlight.engine.models.model import Family, Model
 from pilotlight.engine.models.model_registry import find_family
@@ -251,8 +251,7 @@ class ModelLoading(NamedTuple):
 
     def image_sizes(self, model: Model) -> ImageSizes | None:
         """Return the size rule of a model's images, or None if it takes none."""
-        has_tower = isinstance(model, Decoder) and model.vision is not None
-        return read_image_sizes(Path(self.spec.path)) if has_tower else None
+        return None if tower_of(model) is None else read_image_sizes(Path(self.spec.path))
 
     def runner(
         self,

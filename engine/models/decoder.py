@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from pilotlight.engine.description.decoder_config import DecoderConfig
-from pilotlight.engine.execution.context import Context
+from pilotlight.engine.execution.context import Context, ImageRows
 from pilotlight.engine.execution.state_places import state_places
 from pilotlight.engine.layers.embedding import ScoreHead, TokenEmbedding
 from pilotlight.engine.layers.norm import RMSNorm
@@ -49,8 +49,13 @@ class Layer(Protocol):
 class VisionEncoder(Protocol):
     """A vision tower with its projections."""
 
+    num_deep: int  # first layers of the decoder after which further embeddings of an image are added
+
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """Encode patches [rows, columns, numbers] of an image to the decoder's embeddings [tokens, hidden]."""
+        """Encode patches [rows, columns, numbers] of an image to the decoder's embeddings.
+
+        Returns [tokens, (1 + num_deep) * hidden].
+        """
 
 
 class DraftHead(Protocol):
@@ -191,11 +196,20 @@ class Decoder:
     def prepared(self, context: Context) -> Context:
         """Return the context with the batch's values that all layers need."""
         positions = context.batch.positions
-        turns = tuple([table.at(positions) for table in self.rotary])
+        turns = tuple([self._turns(table, context) for table in self.rotary])
         temperatures = self.temperature and self.temperature.at(positions)
         return replace(
             context, turns=turns, temperatures=temperatures, states=state_places(context.batch, context.caches)
         )
+
+    @staticmethod
+    def _turns(table: RotaryTable, context: Context) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return cos, sin [tokens, pairs] of the step's tokens."""
+        cos, sin = table.at(context.batch.positions)
+        if (images := context.images) is None or images.places is None or not table.is_by_place:
+            return cos, sin
+        placed = table.at_places(context.batch.positions[images.rows], images.places)
+        return cos.index_copy(0, images.rows, placed[0]), sin.index_copy(0, images.rows, placed[1])
 
     def embed(self, context: Context, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Return the hidden states before the first layer.
@@ -208,14 +222,23 @@ class Decoder:
         x = self.embedding(context.batch.token_ids, context)
         if context.images is None:
             return x
-        return x.index_copy(0, context.images.rows, context.images.embeddings)
+        return x.index_copy(0, context.images.rows, self._embeddings(context.images, 0))
+
+    def _embeddings(self, images: ImageRows, number: int) -> torch.Tensor:
+        """Return the images' embeddings [tokens, hidden] of the model's input, 0, or of what a layer's output gets."""
+        assert self.vision is not None, "a model without a tower takes no images"
+        assert images.embeddings is not None, "the first stage encodes images"
+        return images.embeddings.chunk(1 + self.vision.num_deep, dim=1)[number]
 
     def run(
         self, layers: range, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run some layers in a prepared context, as Layer does."""
+        num_deep = 0 if self.vision is None or context.images is None else self.vision.num_deep
         for i in layers:
             x, residual = self.layers[i](x, residual, context)
+            if i < num_deep and context.images is not None:
+                x = x.index_add(0, context.images.rows, self._embeddings(context.images, i + 1))
         return x, residual
 
     def finish(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
@@ -227,6 +250,11 @@ class Decoder:
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
         assert self.head is not None, "the first stage has the head"
         return self.logit_rule(self.head.logits(hidden, ranks))
+
+
+def tower_of(model: object) -> VisionEncoder | None:
+    """Return a model's vision tower, or None if it has none."""
+    return model.vision if isinstance(model, Decoder) else None
 
 
 def root_of(loader: WeightLoader) -> str:

@@ -6,6 +6,7 @@ Nothing here is specific to a family: the fields of DenseConfig and SparseConfig
 import re
 from collections.abc import Callable
 
+from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.engine.description.sparse_config import SparseConfig
 from pilotlight.engine.layers.attention import Attention
@@ -17,11 +18,12 @@ from pilotlight.engine.layers.recurrent import load_recurrent
 from pilotlight.engine.layers.temperature import Temperature
 from pilotlight.engine.models.decoder import Decoder, DecoderLayer, LogitRule, Part, load_decoder, root_of
 from pilotlight.engine.models.mtp import MtpHead
+from pilotlight.engine.vision.encoders import load_tower
 from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-# Towers of Mistral 3, Gemma 3 and 4, Qwen's and GLM's models, whose images are not supported.
+# Towers of Gemma 3 and 4, whose images are not supported, and others of a later stage.
 _TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
 LoadAttention = Callable[[int, str], Part]
@@ -50,6 +52,14 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
         )
 
     decoder = load_layers(config, loader, context_length, attention)
+    tower = load_tower(config.vision, loader.unshared(), config.hidden_size) if decoder.embedding is not None else None
+    if tower is not None:
+        if len(decoder.layers) < tower.num_deep:
+            raise CheckpointError(
+                f"the first stage has {len(decoder.layers)} layers, and embeddings of images are added after the first "
+                f"{tower.num_deep}: use fewer stages"
+            )
+        decoder.take_images(tower)
     loader.skip(_TOWERS)
     if config.recurrent:
         loader.skip(r"mtp\..*")  # layers that predict further tokens, which nothing drafts by

@@ -76,10 +76,12 @@ class FeatureDrafts:
         return self._head.logits(hidden, ranks)
 
     def _compute(self, context: Context) -> torch.Tensor:
-        cache, positions = context.caches[self._cache], context.batch.positions
+        cache = context.caches[self._cache]
         (kept,) = cache.segments
         slots, block_size = slots_before(context.batch, cache), kept.shape[1]
-        before = kept[slots // block_size, slots % block_size, 0] * (positions > 0).unsqueeze(1)
+        # A sequence's first token has its own slot, and nothing before it.
+        has_before = slots != context.batch.groups[cache.group].slot_mapping
+        before = kept[slots // block_size, slots % block_size, 0] * has_before.unsqueeze(1)
         context = self._head.prepared(replace(context, adapters=None))
         return self._head(self._head.embed(context), before, context)
 
@@ -93,13 +95,16 @@ def slots_before(batch: Batch, cache: LayerCache) -> torch.Tensor:
     """Return the slot of the token before each one [tokens]; for a sequence's first token its own."""
     group, (kept,) = batch.groups[cache.group], cache.segments
     block_size, decoded = kept.shape[1], batch.num_decoded
-    before = (batch.positions - 1).clamp(min=0)
-    blocks = []
+    slots = []
     if group.decode is not None:
-        blocks.append(group.decode.block_tables.gather(1, (before[:decoded] // block_size).unsqueeze(1)).squeeze(1))
-    for varlen, at in ((group.verify, before[:decoded]), (group.prefill, before[decoded:])):
+        before = (group.decode.context_lens - 2).clamp(min=0)
+        blocks = group.decode.block_tables.gather(1, (before // block_size).unsqueeze(1)).squeeze(1)
+        slots.append(blocks * block_size + before % block_size)
+    for varlen, count in ((group.verify, decoded), (group.prefill, len(batch.token_ids) - decoded)):
         if varlen is not None:
-            places = torch.arange(len(at), device=at.device, dtype=torch.int32)
-            rows = torch.searchsorted(varlen.cu_seqlens_q[1:].contiguous(), places, right=True)
-            blocks.append(varlen.block_tables[rows, at // block_size])
-    return torch.cat(blocks) * block_size + before % block_size
+            tokens = torch.arange(count, device=batch.token_ids.device, dtype=torch.int32)
+            ends = varlen.cu_seqlens_q[1:].contiguous()
+            rows = torch.searchsorted(ends, tokens, right=True)
+            before = (varlen.context_lens[rows] - ends[rows] + tokens - 1).clamp(min=0).long()
+            slots.append(varlen.block_tables[rows, before // block_size] * block_size + before % block_size)
+    return torch.cat(slots)

@@ -95,6 +95,6 @@ def experts_of(model: Decoder) -> list[Experts]:
 
 
 def sparse_parts_of(model: Decoder) -> list[SparseMLP]:
-    """Return the feed-forward of each of those layers."""
+    """Return the feed-forward of each layer with experts."""
     found = [layer.feed_forward for layer in model.layers if isinstance(layer, DecoderLayer)]
     return [part for part in found if isinstance(part, SparseMLP) and part.experts.placement is not None]

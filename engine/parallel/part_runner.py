@@ -154,8 +154,6 @@ class PartRunner(ModelRunner):
 
     def _context(self, step: StepInput, chosen: torch.Tensor | None, incoming: torch.Tensor | None = None) -> Context:
         """`incoming`: the stage before's output for the step, including its images."""
-        if incoming is not None:
-            step = step._replace(images=())
         return replace(super()._context(step, chosen), ranks=self._ranks, incoming=incoming)
 
     def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ class LinkPlan(NamedTuple):
 
 
 def plan_link(split: SplitPlan, link: Link) -> LinkPlan | None:
-    """Plan for the workload's prompts; None where the split does not fit, or the model caches nothing."""
+    """Plan for the workload's prompts; None if the split does not fit, or the model caches nothing."""
     tokens, layout = split.workload.prompt_tokens, split.ranks[0].layout
     if split.speed is None or layout is None:
         return None

@@ -158,7 +158,7 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
 def rank_memory(
     model: PlannedModel, place: RankPlace, device: Device, context_length: int, limits: StepLimits
 ) -> RankMemory:
-    """Return the memory of one rank on its device. Raises CheckpointError where the split does not divide."""
+    """Return the memory of one rank on its device. Raises CheckpointError if the split does not divide."""
     return RankMemory(
         model.weight_bytes(place, on_cpu=device.is_cpu),
         model.table_bytes(context_length),

@@ -169,6 +169,14 @@ def plan_model(
     return model._replace(dtype=choose_dtype_name(num_parameters, stored, on_cpu))
 
 
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Return the supported architecture that a config.json names, or "" if it names none."""
+    try:
+        return find_architecture(config)
+    except CheckpointError:
+        return ""
+
+
 def choose_dtype_name(num_parameters: int, stored: frozenset[str], on_cpu: bool) -> str:
     """Return the type that "auto" means for a checkpoint of so many numbers, stored in these types."""
     if on_cpu and num_parameters < SMALL_MODEL_PARAMETERS:
@@ -209,7 +217,7 @@ def _packed_bytes(packed: Path) -> int:
 
 
 def _stored(directory: Path) -> frozenset[str] | None:
-    """Return the types of the checkpoint's tensors; None where it is not here yet."""
+    """Return the types of the checkpoint's tensors; None if it is not here yet."""
     if packed_file(directory) is not None or not weight_files(directory):
         return None
     return frozenset(tensor.dtype for tensor in index_checkpoint(directory).values())

@@ -106,7 +106,7 @@ class Parallelism(NamedTuple):
             raise CheckpointError(f"tp {self.tp} and ep {self.ep} do not divide one another; make one a multiple")
 
     def require_one_rank_of_states(self, layers: Sequence[CachedLayer]) -> None:
-        """Raise CheckpointError where several ranks are to share a model whose layers keep states."""
+        """Raise CheckpointError if several ranks are to share a model whose layers keep states."""
         if self.size > 1 and any(layer.is_state for layer in layers):
             raise CheckpointError(
                 f"{self} makes {self.size} ranks, and this model keeps a state beside its cache, which ranks do not share: give it one device"

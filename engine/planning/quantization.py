@@ -54,7 +54,7 @@ class Quantization(NamedTuple):
         return on_cpu if self.on_cpu_alone else self.bits == 4 or self.is_float != on_cpu
 
     def require_whole_groups(self, shape: WeightShape, columns: int) -> None:
-        """Raise CheckpointError where a rank's columns cut those under one scale."""
+        """Raise CheckpointError if a rank's columns cut those under one scale."""
         group = self.columns
         if group and columns < shape.columns and columns % group:
             fits = [str(n) for n in range(1, shape.columns // group + 1) if shape.columns % (n * group) == 0]

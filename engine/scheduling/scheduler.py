@@ -148,7 +148,7 @@ class Scheduler:
         return plan.chunks
 
     def launch(self, chunk: Chunk, is_fed: bool = False) -> None:
-        """Note that the chunk is about to be computed: the next step starts at its end.
+        """Record that the chunk is about to be computed: the next step starts at its end.
 
         `is_fed`: the token that it chooses can be the next step's input before the host knows it.
         """
@@ -159,7 +159,7 @@ class Scheduler:
             sequence.awaits_tokens = bool(chunk.drafts) or not is_fed
 
     def complete(self, chunk: Chunk, num_accepted: int = 0) -> None:
-        """Note that the chunk's results have arrived, and publish its completed blocks in the prefix cache.
+        """Record that the chunk's results have arrived, and publish its completed blocks in the prefix cache.
 
         `num_accepted`: number of its drafts that were right.
         """

@@ -10,10 +10,17 @@ from typing import NamedTuple, Protocol
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import PromptImage
-from pilotlight.engine.description.image_sizes import PatchedImages, TiledImages, read_image_sizes
+from pilotlight.engine.description.image_sizes import (
+    PatchedImages,
+    RowedImages,
+    ScaledImages,
+    TiledImages,
+    read_image_sizes,
+)
 
 # Formats of a file, by Pillow's names; of an animated one the first picture is used.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_MOST_STRETCHED = 200  # in Qwen's own processor
 MOST_PIXELS = 64_000_000  # of one image; 192 MB when decoded
 
 
@@ -36,6 +43,7 @@ class ImageRun(NamedTuple):
     token_ids: tuple[int, ...]
     first: int  # the run's first placeholder
     last: int
+    columns: int = 0  # embeddings in a row, if they are rotated by row and column
 
 
 class ImageTokens(Protocol):
@@ -66,15 +74,35 @@ class TiledTokens:
 
 
 class PatchedTokens:
-    """Kimi's tokens: the marker itself, once per embedding."""
+    """Kimi's and Qwen's tokens: the marker itself, once per embedding."""
 
-    def __init__(self, sizes: PatchedImages) -> None:
+    def __init__(self, sizes: PatchedImages | ScaledImages) -> None:
         self._sizes = sizes
         self.marker = sizes.placeholder
 
     def run(self, width: int, height: int) -> ImageRun:
+        if isinstance(self._sizes, ScaledImages) and max(width, height) > _MOST_STRETCHED * min(width, height):
+            raise ImagePromptError(
+                f"an image has {width} x {height} pixels; this model takes images of which one side is at most {_MOST_STRETCHED} times the other"
+            )
         count = self._sizes.num_tokens(width, height)
-        return ImageRun((self.marker,) * count, 0, count - 1)
+        columns = self._sizes.grid(width, height).columns // self._sizes.merge
+        return ImageRun((self.marker,) * count, 0, count - 1, columns if isinstance(self._sizes, ScaledImages) else 0)
+
+
+class RowedTokens:
+    """Mistral's tokens: the marker itself, once per embedding, and a separator after each row."""
+
+    def __init__(self, sizes: RowedImages, token_id: Callable[[str], int]) -> None:
+        self._sizes = sizes
+        self.marker = sizes.placeholder
+        self._break, self._end = token_id("[IMG_BREAK]"), token_id("[IMG_END]")
+
+    def run(self, width: int, height: int) -> ImageRun:
+        grid, merge = self._sizes.grid(width, height), self._sizes.merge
+        row = (*(self.marker,) * (grid.columns // merge), self._break)
+        token_ids = (*(row * (grid.rows // merge))[:-1], self._end)
+        return ImageRun(token_ids, 0, len(token_ids) - 2)
 
 
 class ImagePlaceholders:
@@ -99,10 +127,15 @@ class ImagePlaceholders:
                 raise CheckpointError(f"{folder} has no token {text}, which represents images")
             return found
 
-        return cls(PatchedTokens(sizes) if isinstance(sizes, PatchedImages) else TiledTokens(sizes, token_id))
+        if isinstance(sizes, RowedImages):
+            return cls(RowedTokens(sizes, token_id))
+        return cls(TiledTokens(sizes, token_id) if isinstance(sizes, TiledImages) else PatchedTokens(sizes))
 
     def num_tokens(self, width: int, height: int) -> int:
-        """Return the number of prompt tokens for an image of this size, including separators."""
+        """Return the number of prompt tokens for an image of this size, including separators.
+
+        Raises ImagePromptError for a size that the model does not take.
+        """
         return len(self._tokens.run(width, height).token_ids)
 
     def expand(
@@ -126,6 +159,7 @@ class ImagePlaceholders:
                 continue
             image = images[len(placed)]
             run = self._tokens.run(image.width, image.height)
-            placed.append(PromptImage(len(expanded) + run.first, run.last - run.first + 1, image.digest, image.data))
+            position, num_tokens = len(expanded) + run.first, run.last - run.first + 1
+            placed.append(PromptImage(position, num_tokens, image.digest, image.data, run.columns))
             expanded += run.token_ids
         return tuple(expanded), tuple(placed)

@@ -108,7 +108,7 @@ def _write(
     out: Path,
     report: Report,
 ) -> None:
-    """Write files of up to 2 GiB, and the index where there are several."""
+    """Write files of up to 2 GiB, and the index if there are several."""
     total, done = sum(tensor.end - tensor.start for tensor in stored.values()), 0
     files: list[Path] = []
     places: dict[str, int] = {}

@@ -19,6 +19,8 @@ _ROOT = "vision_tower"
 
 
 class PatchEncoder:
+    num_deep = 0
+
     def __init__(self, shape: PatchedVision, loader: WeightLoader, decoder_size: int) -> None:
         hidden, patch = shape.hidden_size, shape.patch_size
         self.shape = shape

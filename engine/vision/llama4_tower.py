@@ -16,6 +16,8 @@ _ROOT = "vision_model"
 
 
 class TileEncoder:
+    num_deep = 0
+
     def __init__(self, shape: TiledVision, loader: WeightLoader, decoder_size: int) -> None:
         hidden, inner = shape.hidden_size, shape.intermediate_size
         self.shape = shape

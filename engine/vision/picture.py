@@ -9,7 +9,14 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from pilotlight.engine.description.image_sizes import ColorRule, ImageSizes, PatchedImages, TiledImages
+from pilotlight.engine.description.image_sizes import (
+    ColorRule,
+    ImageSizes,
+    PatchedImages,
+    RowedImages,
+    ScaledImages,
+    TiledImages,
+)
 from pilotlight.engine.text.image_file import decoded
 
 
@@ -49,7 +56,7 @@ def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:
     return PreparedImage([_cut(tile, sizes.patch_size) for tile in colored], len(tiles) * sizes.tile_tokens)
 
 
-def _patches(picture: torch.Tensor, sizes: PatchedImages) -> PreparedImage:
+def _patches(picture: torch.Tensor, sizes: PatchedImages | ScaledImages | RowedImages) -> PreparedImage:
     grid = sizes.grid(picture.shape[2], picture.shape[1])
     padded = picture.new_zeros(3, grid.rows * sizes.patch_size, grid.columns * sizes.patch_size)
     padded[:, : grid.height, : grid.width] = _resized(picture, grid.width, grid.height, "bicubic")

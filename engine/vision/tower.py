@@ -1,4 +1,4 @@
-"""Common parts of vision towers: a transformer over patches that all attend to each other.
+"""Common parts of vision towers: a transformer over patches that attend to each other.
 
 Queries and keys are rotated by the patch's row and column.
 """
@@ -13,6 +13,8 @@ from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import LayerNorm
 from pilotlight.engine.weights.loader import WeightLoader
 
+Compute = Callable[[torch.Tensor], torch.Tensor]
+
 
 class LayerNames(NamedTuple):
     """A layer's tensors in the checkpoint."""
@@ -23,26 +25,34 @@ class LayerNames(NamedTuple):
     feed_forward_norm: str
     up: str
     down: str
+    gate: str | None = None
+
+
+class Windows(NamedTuple):
+    """Consecutive patches in groups of equal length; those of a group attend to each other alone."""
+
+    number: int
+    length: int
 
 
 class VisionLayer:
     def __init__(
         self,
         num_heads: int,
-        norms: tuple[LayerNorm, LayerNorm],
+        norms: tuple[Compute, Compute],
         qkv_proj: Linear,
         o_proj: Linear,
-        up_proj: Linear,
-        down_proj: Linear,
-        activation: Callable[[torch.Tensor], torch.Tensor],
+        feed_forward: Compute,
+        *,
+        turns_halves: bool = False,
     ) -> None:
+        """`turns_halves`: a head's rotated pairs are the numbers of its first half with those of its second, not neighbours."""
         self.num_heads = num_heads
         self.norms = norms
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
-        self.up_proj = up_proj
-        self.down_proj = down_proj
-        self.activation = activation
+        self.feed_forward = feed_forward
+        self._turned = _turned_halves if turns_halves else _turned
 
     @classmethod
     def load(
@@ -52,28 +62,65 @@ class VisionLayer:
         hidden: int,
         inner: int,
         num_heads: int,
-        activation: Callable[[torch.Tensor], torch.Tensor] = F.gelu,
+        activation: Compute = F.gelu,
+        *,
+        norm: Callable[[str], Compute] | None = None,
+        bias: bool = True,
+        qkv_bias: bool | None = None,
+        turns_halves: bool = False,
     ) -> "VisionLayer":
-        norms = [LayerNorm.load(loader, name, hidden, 1e-5) for name in (names.attention_norm, names.feed_forward_norm)]
+        """`norm` loads a norm by its name; None loads one of mean and variance.
+
+        `bias`: of each projection; `qkv_bias`: of queries, keys and values, if they differ.
+        """
+
+        def plain_norm(name: str) -> Compute:
+            return LayerNorm.load(loader, name, hidden, 1e-5)
+
+        attention_norm, feed_forward_norm = map(norm or plain_norm, (names.attention_norm, names.feed_forward_norm))
         rows = [3 * hidden // len(names.qkv)] * len(names.qkv)
+        ups = [names.up] if names.gate is None else [names.gate, names.up]
+        feed_forward = FeedForward if names.gate is None else GatedFeedForward
         return cls(
             num_heads,
-            (norms[0], norms[1]),
-            Linear.load(loader, names.qkv, rows, hidden, bias=True),
-            Linear.load(loader, [names.o], [hidden], hidden, bias=True),
-            Linear.load(loader, [names.up], [inner], hidden, bias=True),
-            Linear.load(loader, [names.down], [hidden], inner, bias=True),
-            activation,
+            (attention_norm, feed_forward_norm),
+            Linear.load(loader, names.qkv, rows, hidden, bias=bias if qkv_bias is None else qkv_bias),
+            Linear.load(loader, [names.o], [hidden], hidden, bias=bias),
+            feed_forward(
+                Linear.load(loader, ups, [inner] * len(ups), hidden, bias=bias),
+                Linear.load(loader, [names.down], [hidden], inner, bias=bias),
+                activation,
+            ),
+            turns_halves=turns_halves,
         )
 
-    def __call__(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-        """x [patches, hidden]; turns [patches, 1, head_dim / 2] complex"""
+    def __call__(self, x: torch.Tensor, turns: torch.Tensor, windows: Sequence[Windows] = ()) -> torch.Tensor:
+        """Compute the layer for x [patches, hidden] with turns [patches, 1, head_dim / 2] complex.
+
+        `windows`: which patches attend to each other, all of them in order; none: every patch attends to every patch.
+        """
         qkv = self.qkv_proj.plain(self.norms[0](x)).view(len(x), 3, self.num_heads, -1)
-        q, k = (_turned(part, turns).transpose(0, 1).unsqueeze(0) for part in (qkv[:, 0], qkv[:, 1]))
-        v = qkv[:, 2].transpose(0, 1).unsqueeze(0)
-        attended = F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).reshape(len(x), -1)
-        x = x + self.o_proj.plain(attended)
-        return x + self.down_proj.plain(self.activation(self.up_proj.plain(self.norms[1](x))))
+        q, k = (self._turned(qkv[:, part], turns) for part in (0, 1))
+        x = x + self.o_proj.plain(_attended(q, k, qkv[:, 2], windows or [Windows(1, len(x))]))
+        return x + self.feed_forward(self.norms[1](x))
+
+
+class FeedForward:
+    def __init__(self, up_proj: Linear, down_proj: Linear, activation: Compute) -> None:
+        self.up_proj = up_proj
+        self.down_proj = down_proj
+        self.activation = activation
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj.plain(self.activation(self.up_proj.plain(x)))
+
+
+class GatedFeedForward(FeedForward):
+    """A feed-forward whose `up_proj` stacks gate and up."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.up_proj.plain(x).chunk(2, dim=-1)
+        return self.down_proj.plain(self.activation(gate) * up)
 
 
 def frequencies(head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
@@ -82,12 +129,40 @@ def frequencies(head_dim: int, theta: float, device: torch.device) -> torch.Tens
     return 1.0 / (theta ** (torch.arange(0, half, 2, device=device).float() / half))
 
 
+def turns_by_place(rows: int, columns: int, by_row: torch.Tensor, by_column: torch.Tensor) -> torch.Tensor:
+    """Return the rotations of every patch of an image, row by row: complex [patches, 1, head_dim / 2].
+
+    `by_row`, `by_column` [head_dim / 4]: the angles by which one step turns the first half of a head's pairs, and the second.
+    """
+    row = torch.arange(rows, device=by_row.device).repeat_interleave(columns).float().unsqueeze(1)
+    column = torch.arange(columns, device=by_row.device).repeat(rows).float().unsqueeze(1)
+    return turns_of(torch.cat([row * by_row, column * by_column], dim=1))
+
+
 def turns_of(angles: torch.Tensor) -> torch.Tensor:
     """angles [patches, head_dim / 2] -> complex [patches, 1, head_dim / 2]"""
     return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+
+
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, windows: Sequence[Windows]) -> torch.Tensor:
+    """Attend within windows; q, k, v [patches, heads, head_dim], result [patches, heads * head_dim]."""
+    found, start = [], 0
+    for number, length in windows:
+        span = slice(start, start + number * length)
+        parts = [x[span].view(number, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
+        found.append(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2).flatten(0, 1))
+        start = span.stop
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
     """Turn neighbours of each head, as pairs. x [patches, heads, head_dim]"""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:2], -1, 2))
     return torch.view_as_real(pairs * turns).flatten(2).to(x.dtype)
+
+
+def _turned_halves(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+    """Turn each number of a head's first half with that of its second. x [patches, heads, head_dim]"""
+    first, second = x.float().chunk(2, dim=-1)
+    cos, sin = turns.real, turns.imag
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

@@ -22,13 +22,19 @@ class ImageMemory:
         self._pieces.pop(name, None)
 
     def rows(self, images: Sequence[ImageInput], device: torch.device) -> ImageRows | None:
-        """Return the embeddings of a step's images, or None if it has no images."""
+        """Return what a step computes of images, or None if it has no images."""
         if not images:
             return None
-        rows = array("q", [row for image in images for row in image.rows])
-        found = []
-        for image in images:
-            pieces = self._pieces[image.name]
-            whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            found.append(whole[image.first : image.first + len(image.rows)])
-        return ImageRows(to_device(torch.frombuffer(rows, dtype=torch.int64), device), torch.cat(found))
+        numbers = array("q", [row for image in images for row in image.rows])
+        count, has_places = len(numbers), bool(images[0].columns)
+        if has_places:
+            each = [divmod(image.first + i, image.columns) for image in images for i in range(len(image.rows))]
+            numbers.extend([place for column in zip(*each, strict=True) for place in column])
+        there = to_device(torch.frombuffer(numbers, dtype=torch.int64), device)
+        embeddings = torch.cat([self._found(image) for image in images]) if self._pieces else None
+        return ImageRows(there[:count], embeddings, there[count:].view(2, count) if has_places else None)
+
+    def _found(self, image: ImageInput) -> torch.Tensor:
+        pieces = self._pieces[image.name]
+        whole = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return whole[image.first : image.first + len(image.rows)]

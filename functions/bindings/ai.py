@@ -5,16 +5,19 @@ Answers, refusals and error codes are the site's. This module adds the caller (e
 """
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
+from msgspec import Meta
 
 from pilotlight.functions.bindings.ai_batches import Batches
 from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
 from pilotlight.functions.bindings.place import name_of
+from pilotlight.functions.bindings.storage.response_cache import ResponseMemory
 from pilotlight.functions.bindings.usage import FunctionUsage
 from pilotlight.functions.channel import StreamingReply
 from pilotlight.functions.inference import EventStream, InferenceResponse
@@ -28,11 +31,41 @@ CAPACITY = 3040  # Workers AI's code for "no room"
 NO_MODEL = 5007  # its code for a name that no model has
 MAX_NAMED = 20  # models in a sentence
 BUSY_STATUS = 429
+TIMED_OUT, TIMEOUT_STATUS = 3007, 408  # Workers AI's code for a model that took too long
+CACHE_STATUS = "cf-aig-cache-status"  # a header of AI Gateway
 QUEUE_FOR_S = 60.0  # a call waits so long for room before it is refused
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 MAX_INPUT_BYTES = 8 << 20
 
 Sleep = Callable[[float], Awaitable[None]]
+
+
+class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often a call that was refused for a reason of the site's is made, and after which pauses."""
+
+    max_attempts: Annotated[int, Meta(ge=1, le=5)] = 5
+    retry_delay_ms: Annotated[float, Meta(ge=0, le=5000)] = 0.0
+    backoff: Literal["constant", "linear", "exponential"] = "constant"
+
+    def pause_s(self, attempt: int) -> float:
+        """Return the pause after an attempt, counted from 1."""
+        times = {"constant": 1, "linear": attempt, "exponential": 2 ** (attempt - 1)}[self.backoff]
+        return self.retry_delay_ms * times / 1000
+
+
+class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of an AI Gateway that one call may have.
+    `metadata`, `collect_log` and `event_id` are of its log, which is the router's ledger here; they change nothing."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=200)] = "default"
+    cache_ttl: Annotated[float, Meta(ge=0)] | None = None  # seconds
+    cache_key: Annotated[str, Meta(max_length=4096)] | None = None
+    skip_cache: bool = False
+    request_timeout_ms: Annotated[float, Meta(gt=0)] | None = None
+    retries: Retries = Retries(max_attempts=1)
+    metadata: dict[str, Any] = {}
+    collect_log: bool = True
+    event_id: str = ""
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +75,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: bool = False
     reject_if_busy: bool = False
     extra_headers: dict[str, str] = {}
+    gateway: Gateway | None = None
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,14 +90,21 @@ class ModelsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AI(Binding):
     kind = "ai"
 
-    def __init__(self, services: Services, batches: Batches | None, sleep: Sleep = asyncio.sleep) -> None:
-        """`batches`: without them nothing can be queued."""
+    def __init__(
+        self,
+        services: Services,
+        batches: Batches | None,
+        sleep: Sleep = asyncio.sleep,
+        memory: ResponseMemory | None = None,
+    ) -> None:
+        """`batches`: without them nothing can be queued; `memory` has the answers that calls want to be kept."""
         assert services.inference is not None, "checked when it was opened"
         self._inference = services.inference
         self._account = f"function-{name_of(services.function)}"
         self._function, self._usage = services.function, services.usage
         self._sleep = sleep
         self._batches = batches
+        self._memory = memory or ResponseMemory()
         if batches is not None:
             batches.serve(self._result_of)
 
@@ -71,7 +112,7 @@ class AI(Binding):
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
         if services.inference is None:
             raise BindingError(f"{declaration.name}: the site has no models; add a [[models]] table to its file")
-        return cls(services, Batches.open(state_dir, services))
+        return cls(services, Batches.open(state_dir, services), memory=ResponseMemory.of(state_dir, services))
 
     @method
     async def run(self, request: Run) -> Any:
@@ -83,7 +124,10 @@ class AI(Binding):
         if request.queue and self._batches is not None:
             return await self._batches.put(request.model, request.inputs)
         headers = dict(forwardable(request.extra_headers.items()))
-        response = await self._counted(request.model, request.inputs, headers, not request.reject_if_busy)
+        if request.gateway is None:
+            response = await self._counted(request.model, request.inputs, headers, not request.reject_if_busy)
+        else:
+            response = await self._through(request.gateway, request, headers)
         value = {"status": response.status, "headers": response.headers}
         if response.events is not None:
             return StreamingReply(value, response.events)
@@ -116,6 +160,29 @@ class AI(Binding):
     async def close(self) -> None:
         if self._batches is not None:
             await self._batches.close()
+
+    async def _through(self, gateway: Gateway, request: Run, headers: dict[str, str]) -> InferenceResponse:
+        """Run a model as the options of a gateway say: from the cache, again after a failure, for a limited time."""
+        key = gateway.cache_key or hashlib.sha256(_encoded({"model": request.model, **request.inputs})).hexdigest()
+        place = self._function, f"AI {gateway.id}", key
+        is_kept = bool(gateway.cache_ttl) and not gateway.skip_cache and request.inputs.get("stream") is not True
+        if is_kept and (found := self._memory.get(place)) is not None:
+            return InferenceResponse(found.status, [*found.headers, (CACHE_STATUS, "HIT")], found.content)
+        for attempt in range(1, gateway.retries.max_attempts + 1):
+            try:
+                async with asyncio.timeout(gateway.request_timeout_ms and gateway.request_timeout_ms / 1000):
+                    response = await self._counted(request.model, request.inputs, headers, not request.reject_if_busy)
+            except TimeoutError:
+                sentence = f"the model has not answered within {gateway.request_timeout_ms:g} ms"
+                response = InferenceResponse(TIMEOUT_STATUS, [], _errors(TIMED_OUT, sentence))
+            if response.status != BUSY_STATUS and response.status < 500 and response.status != TIMEOUT_STATUS:
+                break
+            if attempt < gateway.retries.max_attempts:
+                await self._sleep(gateway.retries.pause_s(attempt))
+        if is_kept and response.status == 200 and response.events is None:
+            self._memory.put(place, 200, response.headers, response.body, gateway.cache_ttl or 0.0)
+            return response._replace(headers=[*response.headers, (CACHE_STATUS, "MISS")])
+        return response
 
     async def _counted(
         self, model: str, inputs: dict[str, Any], headers: dict[str, str], waits: bool
@@ -212,6 +279,13 @@ def _encoded(inputs: dict[str, Any]) -> bytes:
     if len(body) > MAX_INPUT_BYTES:
         raise _refusal(413, 3006, f"the inputs have {len(body)} bytes, of at most {MAX_INPUT_BYTES}")
     return body
+
+
+def _errors(code: int, sentence: str) -> bytes:
+    """Return Workers AI's envelope of an error."""
+    return orjson.dumps(
+        {"success": False, "result": {}, "messages": [], "errors": [{"code": code, "message": sentence}]}
+    )
 
 
 def _refusal(status: int, code: int, sentence: str) -> BindingError:

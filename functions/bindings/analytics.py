@@ -1,6 +1,6 @@
 """Analytics Engine: one SQLite file of data points for each dataset of this site.
 
-`sqlite3` and other programs can read the files.
+`pilotlight analytics query` reads them.
 
 The columns are the platform's (https://developers.cloudflare.com/analytics/analytics-engine/sql-reference): timestamp, index1, blob1 to blob20,
 double1 to double20. Every point is kept until the dataset is full; nothing is sampled.

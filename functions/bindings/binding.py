@@ -131,6 +131,7 @@ class Clock:
 
 
 CLOCK = Clock()
+HISTORY_S = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class Services:
     functions: Functions | None = None
     function: str = "function"  # the function with these bindings
     max_bytes: int = 10 << 30  # of one database or bucket
+    history_s: float = HISTORY_S  # for which D1 databases can be restored to any moment; 0: not at all
     memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
     clock: Clock = CLOCK
     r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
@@ -248,7 +250,7 @@ class Pieces:
     """A value as a stream, whose bytes are held until it is closed."""
 
     def __init__(self, value: bytes, held: "HeldBytes", piece_bytes: int = 64 << 10) -> None:
-        """Raises BindingError where the budget has no room for it."""
+        """Raises BindingError if the budget has no room for it."""
         held.add(len(value))
         self._value = value
         self._held = held

@@ -29,8 +29,10 @@ class Owners:
         self._shared = shared
 
     def check(self, manifest: Manifest) -> None:
-        """Check all that a function names.
-        Raises BindingError, whose sentence says whose it is and how it is shared."""
+        """Check all resources that a function names.
+
+        Raises BindingError with the resource's owner, and how it could be shared.
+        """
         asker = self._of(manifest.name)
         for kind, id in _named(manifest):
             if kind in OF_A_FUNCTION and asker == SITE:  # the operator decides about the site's own callers
@@ -91,7 +93,7 @@ def _named(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield "durable_object", options["script_name"]
         elif binding.kind == "service" and not options["service"].startswith(
             "@"
-        ):  # a name that starts with @ is a model's
+        ):  # the called function trusts its props
             yield "service", options["service"]
             if options.get("props"):  # the called function trusts its props
                 yield "props", options["service"]

@@ -196,7 +196,7 @@ class Queue:
         self.news.set()
 
     def check_consumer(self, function: str) -> None:
-        """Raise BindingError where another function consumes the queue."""
+        """Raise BindingError if another function consumes the queue."""
         if self.consumer is not None and self.consumer.function != function:
             raise BindingError(
                 f"the queue {self.name!r} is consumed by the function {self.consumer.function!r} already"
@@ -265,7 +265,7 @@ class QueueConsumer:
         dead_letters: Queue | None = None,
         function: str = "",
     ) -> None:
-        """Raises BindingError where another function consumes the queue."""
+        """Raises BindingError if another function consumes the queue."""
         self.function = function
         queue.attach(self)
         self._queue = queue
@@ -278,13 +278,14 @@ class QueueConsumer:
         self._task = asyncio.create_task(self._run(), name=f"consumer of {queue.name}")
 
     def stop(self) -> None:
-        """Take no more messages; batches under way are finished."""
+        """Take no more messages; batches in progress are finished."""
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop.
+        """Stop; messages in delivery come again, and the interrupted attempt does not count.
 
-        Messages in delivery come again, and the attempt is not counted, because the site interrupted it."""
+        Messages in delivery come again, and the attempt is not counted, because the site interrupted it.
+        """
         self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()

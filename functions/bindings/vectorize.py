@@ -140,7 +140,7 @@ def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bo
 
 
 def _dimensions(connection: Connection) -> int | None:
-    """Return how many numbers a vector of the index has; None where there is no vector."""
+    """Return the dimension of the index's vectors; None if it is empty."""
     row = connection.execute("SELECT length(data) / 4 FROM vectors LIMIT 1").fetchone()
     return None if row is None else row[0]
 
@@ -180,7 +180,7 @@ def _blocks(connection: Connection, namespace: str | None, dimensions: int) -> I
 
 
 def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
-    """Return the cosine of each; 0 where a vector has no length."""
+    """Return the cosine of each; 0 if a vector has no length."""
     block = np.frombuffer(b"".join([row[3] for row in rows]), np.float32).reshape(len(rows), -1)
     lengths = np.sqrt(np.einsum("ij,ij->i", block, block)) * np.linalg.norm(wanted)
     scores: Floats = np.divide(block @ wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0)

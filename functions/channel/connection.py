@@ -186,7 +186,7 @@ class Channel(asyncio.Protocol):
             self._pings.pop(id, None)
 
     def close(self, why: str = "") -> None:
-        """Close the channel at once; everything under way fails at both ends."""
+        """Close the channel at once; everything in progress fails at both ends."""
         self.why_closed = self.why_closed or why
         if self._transport is not None:
             self._transport.abort()

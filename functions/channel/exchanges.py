@@ -170,7 +170,7 @@ class IncomingExchange:
                 await close(body)
 
     async def _write(self, reply: bytes) -> None:
-        """Write a reply once there is room. Raises Failure where too many bytes wait for that already."""
+        """Write a reply once there is room. Raises Failure if too many bytes wait for that already."""
         channel = self._channel
         if not channel.room.is_set():
             channel.hold(len(reply))

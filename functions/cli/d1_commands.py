@@ -6,6 +6,8 @@ A migration is a file of SQL in the database's `migrations_dir`; the database it
 import json
 import re
 import sys
+from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -24,6 +26,12 @@ RemoteOption = Annotated[bool, typer.Option("--remote", help="Use a site's state
 d1 = typer.Typer(help="Run SQL on a D1 database, named by its binding, database_name or id.", no_args_is_help=True)
 migrations = typer.Typer(help="Migrations of a database, each applied once.", no_args_is_help=True)
 d1.add_typer(migrations, name="migrations")
+time_travel = typer.Typer(help="What a database was at a moment of the last days.", no_args_is_help=True)
+d1.add_typer(time_travel, name="time-travel")
+
+TimestampOption = Annotated[
+    str | None, typer.Option("--timestamp", help="Seconds since 1970, or RFC 3339: 2026-11-28T18:00:00Z.")
+]
 
 
 @d1.command("execute")
@@ -118,6 +126,83 @@ def migrations_apply(
         print(f"{path.name}  applied")
 
 
+@time_travel.command("info")
+def time_travel_info(
+    database: str,
+    timestamp: TimestampOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    local: LocalOption = False,
+    remote: RemoteOption = False,
+) -> None:
+    """Print the bookmark of a moment, by default of now."""
+    check_place(site, local, remote)
+
+    async def work(d1: "Binding") -> tuple[str, float | None]:
+        history, first = _d1(d1).history, _d1(d1).history.first()
+        at_s = None if timestamp is None else seconds_of(timestamp)
+        found = history.now() if at_s is None else history.at(at_s).bookmark
+        return str(found), None if first is None else first.at_s
+
+    bookmark, first_s = _with_history(State(site, directory), database, work)
+    if as_json:
+        print(json.dumps({"bookmark": bookmark, "history_begins": first_s}))
+    else:
+        print(
+            f"The bookmark is {bookmark}. To restore it: pilotlight d1 time-travel restore {database} --bookmark {bookmark}"
+        )
+
+
+@time_travel.command("restore")
+def time_travel_restore(
+    database: str,
+    timestamp: TimestampOption = None,
+    bookmark: Annotated[str | None, typer.Option("--bookmark", help="As `info` and `restore` print it.")] = None,
+    site: SiteOption = None,
+    directory: DirOption = HERE,
+    local: LocalOption = False,
+    remote: RemoteOption = False,
+) -> None:
+    """Make a database's content what it was, also while its site runs; this too can be undone."""
+    from pilotlight.functions.bindings.storage.wal_archive import Bookmark
+
+    if (timestamp is None) == (bookmark is None):
+        raise CliError("Give either --timestamp or --bookmark.")
+    check_place(site, local, remote)
+
+    async def work(d1: "Binding") -> tuple[str, str]:
+        found = Bookmark.parse(bookmark) if bookmark else _d1(d1).history.at(seconds_of(timestamp or "")).bookmark
+        return str(found), str(await _d1(d1).restore(found))
+
+    restored, before = _with_history(State(site, directory), database, work)
+    print(
+        f"{database} is as it was at {restored}. To undo this: pilotlight d1 time-travel restore {database} --bookmark {before}"
+    )
+
+
+def _with_history(state: State, database: str, work: "Callable[[Binding], Awaitable[Any]]") -> Any:
+    from pilotlight.functions.bindings.storage.wal_archive import HistoryError
+
+    state.file_of("d1", database, "database.sqlite")  # which a misspelt name would make
+    try:
+        return state.bound("d1", database, work)
+    except HistoryError as error:
+        raise CliError(f"{database}: {error}.") from None
+
+
+def seconds_of(text: str) -> float:
+    """Return a time in seconds since 1970. Raises CliError."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise CliError(f"{text!r} is no time: give seconds since 1970, or 2026-11-28T18:00:00Z.") from None
+
+
 class _Migrations:
     def __init__(self, database: str, site: Path | None, directory: Path) -> None:
         from pilotlight.functions.bindings.binding import BindingError
@@ -132,7 +217,7 @@ class _Migrations:
         self.folder = self._files.folder
 
     def open(self) -> list[Path]:
-        """List the files of those that have not been applied."""
+        """List the migrations that have not been applied."""
         if not self.folder.is_dir():
             raise CliError(
                 f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."

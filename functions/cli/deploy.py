@@ -155,7 +155,7 @@ def _print_unconfirmed(after: dict[str, Any]) -> None:
 
 @contextmanager
 def _progress(sentence: str) -> Iterator[None]:
-    """Print what the command waits for, every ten seconds: a first install of packages may take minutes."""
+    """Print what the command waits for, every ten seconds: a first installation may take minutes."""
     done, started_at = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -183,7 +183,7 @@ def _expect_versions(deployment: dict[str, Any]) -> None:
 
 
 def _served_now(deployment: dict[str, Any], digest: str, environment: str | None) -> dict[str, Any] | None:
-    """Return the share of the same bytes, where they are the newest."""
+    """Return the share of the newest version if it has the same bytes."""
     newest = deployment["shares"][0] if deployment["shares"] else None
     for version in deployment["versions"]:
         if newest is not None and version["number"] == newest["number"]:

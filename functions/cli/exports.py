@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OutputOption = Annotated[Path, typer.Option("--output", help="The file to write.")]
 INDEX = ".objects.jsonl"  # of an exported bucket
-ODD = ".objects"  # the folder of objects whose keys are no paths
+ODD = ".objects"  # the folder of objects whose keys are not paths
 
 r2 = typer.Typer(help="Objects of an R2 bucket, by its binding's name or its bucket_name.", no_args_is_help=True)
 
@@ -149,7 +149,7 @@ def kv_import(
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:
-    """Set all keys of a file. Those that have expired are left out."""
+    """Set all keys of a file, except expired ones."""
     try:
         entries = json.loads(contents(file))
         puts = [_put_of(entry) for entry in entries]

@@ -86,7 +86,7 @@ class State:
         return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name, "bucket_name": name})
 
     def file_of(self, kind: str, name: str, file: str) -> Path:
-        """Return a store's file. Raises CliError where there is none."""
+        """Return a store's file. Raises CliError if there is none."""
         from pilotlight.functions.bindings.place import directory_of
 
         declared = self.declared(kind, name)
@@ -137,11 +137,17 @@ class State:
 
         return dict(r2_stores(self._site.functions))
 
+    def _history_s(self) -> float:
+        from pilotlight.sites.site import FunctionsConfig
+
+        functions = FunctionsConfig() if self._site is None else self._site.functions
+        return functions.history_days * 24 * 3600.0
+
     def _run(self, work: "Callable[[Services], Awaitable[Any]]") -> Any:
         from pilotlight.functions.bindings.binding import BindingError, Services
 
         async def run() -> Any:
-            services = Services(r2=self._r2())
+            services = Services(r2=self._r2(), history_s=self._history_s())
             try:
                 return await work(services)
             finally:

@@ -31,7 +31,7 @@ class AuthorReports:
         return FunctionLog(self._function, self._kib_per_s, self.follow, self._record)
 
     def tell(self, fault: Fault) -> None:
-        """Report a fault. A client's leaving is no fault of the function's."""
+        """Report a fault, except a disconnect of the client."""
         if fault.code == "cancelled":
             return
         log.warning("%s: %s", self._function, fault.detail or fault.message)

@@ -77,7 +77,10 @@ class DeployedFunctions:
         site: str,
         taken: frozenset[str],
     ) -> None:
-        """`site`: this one's name. `taken`: names that the site file serves itself."""
+        """Serve deployed functions.
+
+        `site` is this site's name; `taken` are names that the site file serves itself.
+        """
         self._router = router
         self._directory = directory
         self._serving = serving
@@ -132,7 +135,7 @@ class DeployedFunctions:
             other = self._serving.functions.names.get(name)
             if other is None or other == pool_name(name, version):
                 raise
-            return other  # a version that cannot be had here is no reason to answer nothing
+            return other  # answer with another version if one cannot be fetched
 
     def account_of(self, name: str) -> str:
         """Return whose function it is; empty: the network's own, or not deployed."""
@@ -152,10 +155,7 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Report whether this revision's versions are served here, or run elsewhere; ask the router first.
-
-        Asks the router first.
-        """
+        """Report whether this revision's versions are served here, or run elsewhere; ask the router first."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         try:
@@ -241,7 +241,10 @@ class DeployedFunctions:
             raise Failure(f"version {version.number} of {name} cannot be served: {sentence}", code=code) from None
 
     async def _checked(self, pool: str, folder: Path, version: Version) -> None:
-        """A version that has failed its health call takes no traffic here, whatever the router says."""
+        """Return the pool of a version that passed its health call.
+
+        A version that failed it takes no traffic here, even if the router lists it.
+        """
         mark = folder.with_suffix(HEALTHY)
         if mark.exists():
             return

@@ -22,7 +22,7 @@ def manner_of(report: Died | None) -> str:
 
 
 def fault_of(failure: Failure) -> Fault:
-    """Turn an isolate's report into one that logs and terminals may show."""
+    """Convert an isolate's report to one that is safe for logs and terminals."""
     message, name, detail = printable(failure.message), printable(failure.name), printable(failure.detail, keep="\n\t")
     return Fault(message, code=failure.code, status=500, name=name, detail=detail, value=failure.value)
 

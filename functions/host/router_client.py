@@ -27,7 +27,7 @@ class RouterClient:
 
     @property
     def key(self) -> str:
-        """The secret that this site shares with its routers; empty: there is none."""
+        """The secret that this site shares with its routers; empty if there is none."""
         return self._key
 
     async def get(self, path: str) -> bytes:

@@ -155,7 +155,7 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """Make this version the one that bindings, queues and clocks use."""
+        """Make this version the one for bindings, queues and clocks."""
         before = self.names.get(function)
         if before == pool:
             return
@@ -319,7 +319,7 @@ class SiteFunctions:
 
 
 def _response_of(result: ExchangeResult) -> Response:
-    """Check a response that comes from an isolate. Raises Failure."""
+    """Check an isolate's response. Raises Failure."""
     value = result.value
     try:
         status, headers, body = value["status"], value["headers"], value.get("body", b"")

@@ -37,7 +37,7 @@ class Subrequests:
         self._limit = limit
         self._work = work
         self._counts: dict[int, int] = {}  # by request
-        self._parents: dict[int, Parent] = {}  # of spans, by request; none where nothing is traced
+        self._parents: dict[int, Parent] = {}  # of spans, by request; none if nothing is traced
         self._outside_since = 0.0
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
@@ -56,7 +56,7 @@ class Subrequests:
         return await self._handler(wanted, None)
 
     def begin(self, id: int) -> None:
-        """Note whose work a request's subrequests are a part of."""
+        """Record whose work a request's subrequests are a part of."""
         if parent := CURRENT.get():
             self._parents[id] = parent
 

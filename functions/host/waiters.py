@@ -16,7 +16,7 @@ class Waiters:
 
     async def wait(self, most_s: float | None = None) -> None:
         """Wait until something has changed, or for so long.
-        Raises Failure where as many wait already as may, and Fault once it is closed."""
+        Raises Failure if as many wait already as may, and Fault once it is closed."""
         if self.is_closed:
             raise Fault(f"the function {self._function!r} is being replaced", code="closing")
         if self.count >= self._most:

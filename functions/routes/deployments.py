@@ -93,7 +93,7 @@ class FunctionDeploymentRoutes:
 
 
 async def kept_invocations(served: ServedFunctions, query: LogQuery, site: str) -> list[LoggedInvocation]:
-    """Return what a site has kept of a function's invocations. Raises ApiError."""
+    """Return the stored invocations of a function. Raises ApiError."""
     try:
         found = await served.functions.invocations.find(query)
     except (sqlite3.Error, DatabaseError) as error:

@@ -166,8 +166,10 @@ class FunctionRoute:
         return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
 
     def _is_below(self, scope: Scope) -> bool:
-        """Tell whether the client reaches the function below /fn/NAME, where others share the host.
-        Only a router's header is believed."""
+        """Tell whether the client reaches the function below /fn/NAME, on a shared host.
+
+        Only a router's header is trusted.
+        """
         is_at_own_host = scope.get(GENUINE_HOP, False) and header(scope, OWN_HOST) is not None
         return self._name is None and not is_at_own_host
 
@@ -334,7 +336,7 @@ def at_paths(route: FunctionRoute, *paths: str) -> list[BaseRoute]:
 
 
 async def _send(response: Response, method: str, send: Send) -> None:
-    # In place of a stream a HEAD request gets nothing: how long it would have been only the function may have said.
+    # A HEAD request gets no stream: only the function knows its length.
     is_untold = response.stream is not None or (method == "HEAD" and not response.body)
     dropped = (REQUEST_ID,) if is_untold else ("content-length", REQUEST_ID)
     headers = [pair for pair in response.headers if pair[0] not in dropped]
@@ -371,7 +373,7 @@ async def _accept(response: Response, scope: Scope, send: Send) -> None:
 
 
 def _below(response: Response, prefix: str) -> Response:
-    """Lead a file's redirect to where the files are mounted."""
+    """Rewrite a file's redirect to the path at which the files are mounted."""
     return response._replace(
         headers=[
             (key, prefix + value if key == "location" and value.startswith("/") and value[:2] != "//" else value)
@@ -395,7 +397,7 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
     host = _origin(scope).partition("://")[2]
     kept = [(key, host if key == "host" else value) for key, value in kept]
     client = scope.get("client")
-    if client is not None and not scope.get(GENUINE_HOP, False):  # only a router's header is believed
+    if client is not None and not scope.get(GENUINE_HOP, False):  # only a router's header is trusted
         kept = [*(pair for pair in kept if pair[0] != CLIENT_ADDRESS), (CLIENT_ADDRESS, str(client[0]))]
     if is_below:
         kept.append(("x-pilotlight-prefix", f"/fn/{name}"))

@@ -1,5 +1,5 @@
 """`import asgi`, as older functions have it: the module is `workers.asgi`."""
 
-from workers.asgi import fetch, request_to_scope, run_in_background
+from workers.asgi import Options, fetch, request_to_scope, run_in_background
 
-__all__ = ["fetch", "request_to_scope", "run_in_background"]
+__all__ = ["Options", "fetch", "request_to_scope", "run_in_background"]

@@ -23,7 +23,7 @@ _System = socket.socket
 _getaddrinfo = socket.getaddrinfo
 _names: dict[str, str] = {}  # of the addresses that were resolved: the runtime judges names, and resolves them itself
 _broker: socket.socket | None = None
-_within: Callable[[], int] = int  # the request that is being answered; `use` says how to know it
+_within: Callable[[], int] = int  # returns the id of the current request; `use` sets it
 
 
 class SocketQuestion(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class SocketQuestion(msgspec.Struct, frozen=True):
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
-    """The answer, with a connected socket where one was asked for."""
+    """A request's result, with the connected socket, if any."""
 
     error: str = ""
     errno: int = 0
@@ -137,7 +137,7 @@ def install() -> None:
 
 
 def install_in_asyncio() -> None:
-    """Let event loops connect without standing still: the runtime is asked in a thread."""
+    """Let event loops connect without blocking: a thread asks the runtime."""
     from asyncio.selector_events import BaseSelectorEventLoop
 
     connect = BaseSelectorEventLoop.sock_connect

@@ -1,6 +1,7 @@
-"""Models for tests: what an AI binding answers is what the test says.
+"""Models for tests: the test defines the answers of an AI binding.
 
-No weights are loaded, and nothing is computed."""
+No weights are loaded, and nothing is computed.
+"""
 
 import inspect
 import json

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -70,7 +71,7 @@ class QueueOutcome:
 
 
 class TestClock(Clock):
-    """The machine's clock, and what the test has added to it."""
+    """The machine's clock plus the seconds that the test has added."""
 
     __test__ = False  # pytest takes it for a test by its name
     look_s = LOOK_S
@@ -83,19 +84,19 @@ class TestClock(Clock):
 
 
 class LocalWorker:
-    """Use as `with`, or by the fixtures `worker` and `make_worker`."""
+    """Use as `with`, in any program, or by the fixtures `worker` and `make_worker`."""
 
     def __init__(
         self,
         directory: Path,
-        state: Path,
+        state: Path | None = None,
         *,
         environment: str | None = None,
         vars: Mapping[str, Any] | None = None,
         ai: Answer | None = None,
         services: Iterable[Path] = (),
     ) -> None:
-        """`state` is the folder for the bindings' data."""
+        """`state` is the folder for the bindings' data; without it they are gone at the end."""
         self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
         self._others = [_for_tests(load_manifest(each), {}) for each in services]
         self._state = state
@@ -133,7 +134,7 @@ class LocalWorker:
         self._loop = None
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await what `env` gives, as `worker.run(worker.env.KV.get("key"))`. Raises what it raises."""
+        """Await a call of `env`, as in `worker.run(worker.env.KV.get("key"))`; pass on its exceptions."""
         assert self._loop is not None, "the worker is open"
 
         async def awaited() -> T:
@@ -223,7 +224,10 @@ class LocalWorker:
             show_errors=True,
             egress_allow=("localhost", "127.0.0.1"),
         )
-        self._served = ServedFunctions(config, self._state, self._models, lambda: [], "test", clock=self._clock)
+        folder = self._state
+        if folder is None:
+            folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="pilotlight-worker-")))
+        self._served = ServedFunctions(config, folder, self._models, lambda: [], "test", clock=self._clock)
         self._served.manifests.update({each.name: (each, ()) for each in (self._manifest, *self._others)})
         await self._stack.enter_async_context(self._served)
         for each in (self._manifest, *self._others):

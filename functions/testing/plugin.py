@@ -31,7 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests of a function import `workers` as the function does, where nothing else has that name."""
+    """Let tests of a function import `workers` as the function does, unless another module has this name."""
     if folder_of(config) is not None and importlib.util.find_spec("workers") is None:
         sys.path.append(str(Path(__file__).parents[1] / "sdk"))
 

@@ -16,7 +16,7 @@ def naive_attention(
     """Attend under `mask`; return [seqs, kv_heads, group, rows, head_dim of v].
 
     q [seqs, kv_heads, group, rows, head_dim]: the query heads of each kv head; k, v [seqs, kv_heads, context, head_dim]; mask [seqs or 1, rows,
-    context] is True where a row sees a key, and includes the rule's window.
+    context] is True if a row sees a key, and includes the rule's window.
     """
     scale, _, sinks, soft_cap, kv_scales, _ = rule
     seqs, kv_heads, group, rows, head_dim = q.shape

@@ -31,6 +31,10 @@ _OF_BOTH_TYPES = {
     "prefill_attention": "pppppppplllllllllllfpi",
     "add_lora": "pppppllllllllllli:i",
     "is_finite": "pl:i",
+    "short_conv": "ppppppppplllllii",
+    "gated_delta_rule": "pppppppppppllllllllli",
+    "ssd": "ppppppppppplllllllli",
+    "gated_norm": "pppplllllfii",
 }
 _SIGNATURES = {
     "sampling_sums": "pppppllli",

@@ -20,7 +20,7 @@ from pilotlight.kernels.cpu.functions import Function
 _FP32, _INT64 = torch.float32, torch.int64
 SILU, GELU_TANH = 1, 2  # activation.h
 
-# What a thread keeps on its stack: the sums of all heads of a sequence; tiles of a prompt, up to 96 KiB for each 64 of head_dim.
+# The stack of a thread: the sums of all heads of a sequence; tiles of a prompt, up to 96 KiB for each 64 of head_dim.
 _MAX_HEAD_FLOATS = 1 << 16
 _MAX_TILED_HEAD_DIM = 512
 

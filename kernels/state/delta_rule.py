@@ -1,36 +1,164 @@
 """The gated delta rule (Yang et al., arXiv 2412.06464).
 
-Each head keeps a matrix that decays, and that each token corrects along its key. With the state S [key, value], and a token's query q [key],
-key k [key], value v [value], log of the decay g <= 0 and step size b:
+Each head keeps a matrix that decays, and that each token corrects along its key. With the state S [key, value], and a token's query q [key] and key
+k [key] of length 1, q divided by the root of `key` as well, value v [value], log of the decay g <= 0 and step size b:
 
     S <- exp(g) S;    S <- S + k (b (v - S^T k))^T;    o = S^T q
+    g = -exp(decay_log) softplus(decay + decay_bias);    b = sigmoid(step)
 
-A prompt is computed in chunks. With G the cumulative sums of g within a chunk, and S the state before it, the corrections u of its tokens solve a
-triangular system (section 3.3 of the paper):
+In torch a prompt is computed in chunks. With G the cumulative sums of g within a chunk, and S the state before it, the corrections u of its tokens
+solve a triangular system (section 3.3 of the paper):
 
     u[i] + b[i] sum over j < i of exp(G[i] - G[j]) (k[i] . k[j]) u[j] = b[i] (v[i] - exp(G[i]) S^T k[i])
 
-Only the recurrence from chunk to chunk is sequential; the rest is matrix products and one triangular solve. All numbers are fp32.
+Only the recurrence from chunk to chunk is sequential; the rest is matrix products and one triangular solve. C computes token after token: with a
+state that stays in a core's cache this takes fewer products, and a token's result has the same bits in any chunk. All numbers are fp32.
 """
 
-import torch
+from typing import Any, NamedTuple
 
+import torch
+import torch.nn.functional as F
+
+from pilotlight.kernels import checks
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.cpu import state_ops
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.state.state_batch import StateBatch
+
+EPS = 1e-6  # added to the squared lengths of queries and keys
 _CHUNK = 64  # tokens: work within a chunk grows with the square of this, the number of sequential steps falls
 
 
+class _Inputs(NamedTuple):
+    """Inputs of the rule, all fp32."""
+
+    q: torch.Tensor  # [tokens, value_heads, key]
+    k: torch.Tensor
+    v: torch.Tensor  # [tokens, value_heads, value]
+    g: torch.Tensor  # [tokens, value_heads]: logs of decays
+    b: torch.Tensor  # [tokens, value_heads]: step sizes
+
+    def of(self, tokens: slice) -> "_Inputs":
+        return _Inputs(*[x[tokens] for x in self])
+
+
+def _check(
+    operation: str,
+    qkv: torch.Tensor,
+    steps: torch.Tensor,
+    decays: torch.Tensor,
+    decay_logs: torch.Tensor,
+    decay_bias: torch.Tensor,
+    key_heads: int,
+    states: torch.Tensor,
+    batch: StateBatch,
+) -> None:
+    if not (
+        qkv.ndim == steps.ndim == decays.ndim == 2
+        and states.ndim == 4
+        and qkv.dtype in FLOATS
+        and steps.dtype == decays.dtype == qkv.dtype
+        and decay_logs.dtype == decay_bias.dtype == states.dtype == torch.float32
+        and qkv.stride(1) == 1
+        and steps.stride(1) == decays.stride(1) == 1
+        and steps.shape == decays.shape == (qkv.shape[0], states.shape[1])
+        and decay_logs.shape == decay_bias.shape == states.shape[1:2]
+        and key_heads > 0
+        and states.shape[1] > 0
+        and states.shape[1] % key_heads == 0
+        and qkv.shape[1] == 2 * key_heads * states.shape[2] + states.shape[1] * states.shape[3]
+        and states.stride()[1:] == (states.shape[2] * states.shape[3], states.shape[3], 1)
+        and decay_logs.is_contiguous()
+        and decay_bias.is_contiguous()
+        and batch.fits(qkv, qkv.shape[0])
+        and placed(qkv, steps, decays, decay_logs, decay_bias, states)
+    ):
+        check, wide = ArgumentCheck(operation), (torch.float32,)
+        check.tensor("states", states, "blocks value_heads key value", wide, dense=3)
+        heads, key, value = (check.size(word) for word in ("value_heads", "key", "value"))
+        check.require(
+            "key_heads",
+            key_heads > 0 and heads % key_heads == 0,
+            f"is {key_heads}, of which the {heads} value heads are no multiple",
+        )
+        check.derive("2*key_heads*key+value_heads*value", 2 * key_heads * key + heads * value, "states")
+        check.tensor("qkv", qkv, "tokens 2*key_heads*key+value_heads*value", dense=1)
+        check.tensor("steps", steps, "tokens value_heads", (qkv.dtype,), dense=1)
+        check.tensor("decays", decays, "tokens value_heads", (qkv.dtype,), dense=1)
+        check.tensor("decay_logs", decay_logs, "value_heads", wide, dense=1)
+        check.tensor("decay_bias", decay_bias, "value_heads", wide, dense=1)
+        batch.require(check, qkv.shape[0])
+    if checks.DEBUG:
+        batch.check_blocks(operation, states.shape[0])
+
+
+def _native(library: Library, *args: Any) -> torch.Tensor | None:
+    _check("gated_delta_rule", *args)
+    return state_ops.gated_delta_rule(library, *args)
+
+
+@operation(_check, triton="state.delta_rule", native=_native)
 def gated_delta_rule(
+    qkv: torch.Tensor,
+    steps: torch.Tensor,
+    decays: torch.Tensor,
+    decay_logs: torch.Tensor,
+    decay_bias: torch.Tensor,
+    key_heads: int,
+    states: torch.Tensor,
+    batch: StateBatch,
+) -> torch.Tensor:
+    """Apply the rule to the tokens of the batch, and update the states in place; return [tokens, value_heads, value].
+
+    qkv [tokens, 2 * key_heads * key + value_heads * value]: queries and keys of key_heads heads, which value_heads / key_heads heads of values share,
+    then values; steps, decays [tokens, value_heads]; decay_logs, decay_bias [value_heads] fp32; states [blocks, value_heads, key, value] fp32.
+    """
+    _, heads, key, value = states.shape
+    size = key_heads * key
+    q, k, v = torch.split(qkv.to(states.dtype), [size, size, heads * value], dim=1)
+    q, k = (_unit(torch.unflatten(x, 1, (key_heads, key))) for x in (q, k))
+    inputs = _Inputs(
+        (q * key**-0.5).repeat_interleave(heads // key_heads, 1),
+        k.repeat_interleave(heads // key_heads, 1),
+        torch.unflatten(v, 1, (heads, value)),
+        -decay_logs.exp() * F.softplus(decays.to(states.dtype) + decay_bias),
+        steps.to(states.dtype).sigmoid(),
+    )
+    output = batch.compute(
+        states,
+        lambda tokens, state: _one_token(*inputs.of(tokens), state),
+        lambda tokens, state: _in_chunks(*inputs.of(tokens), state),
+    )
+    return output.to(qkv.dtype)
+
+
+def _unit(x: torch.Tensor) -> torch.Tensor:
+    """Scale each head of x [tokens, heads, numbers] to length 1."""
+    return x * (x.square().sum(-1, keepdim=True) + EPS).rsqrt()
+
+
+def _one_token(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, b: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply the rule to the tokens of one sequence; return outputs and the state after the last.
+    """Apply the rule to one token of each sequence; `state` [sequences, heads, key, value]."""
+    state = state * g.exp()[..., None, None]
+    seen = (k.unsqueeze(2) @ state).squeeze(2)
+    state = state + k.unsqueeze(3) * ((v - seen) * b.unsqueeze(2)).unsqueeze(2)
+    return (q.unsqueeze(2) @ state).squeeze(2), state
 
-    q, k [tokens, heads, key]; v [tokens, heads, value]; g, b [tokens, heads]; state [heads, key, value]; outputs [tokens, heads, value]; all fp32.
-    """
+
+def _in_chunks(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, b: torch.Tensor, state: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the rule to tokens of one sequence; `state` [heads, key, value]."""
     tokens = q.shape[0]
     size = min(_CHUNK, tokens)
     padding = -tokens % size
     # [heads, chunks, tokens of a chunk, ...]; a padding token has g = 0 and b = 0, so it does not change the state
-    q, k, v = (_in_chunks(x, size, padding) for x in (q, k, v))
-    g, b = (_in_chunks(x.unsqueeze(2), size, padding).squeeze(3) for x in (g, b))
+    q, k, v = (_chunked(x, size, padding) for x in (q, k, v))
+    g, b = (_chunked(x.unsqueeze(2), size, padding).squeeze(3) for x in (g, b))
     sums = g.cumsum(2)
     lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     decays = (sums.unsqueeze(3) - sums.unsqueeze(2)).masked_fill(~lower, -torch.inf).exp()
@@ -52,21 +180,7 @@ def gated_delta_rule(
     return outputs.flatten(1, 2)[:, :tokens].transpose(0, 1), state
 
 
-def gated_delta_step(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, b: torch.Tensor, state: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Apply the rule to one token of each sequence; return outputs and the new states.
-
-    q, k [sequences, heads, key]; v [sequences, heads, value]; g, b [sequences, heads]; state [sequences, heads, key, value];
-    outputs [sequences, heads, value]; all fp32.
-    """
-    state = state * g.exp()[..., None, None]
-    seen = (k.unsqueeze(2) @ state).squeeze(2)
-    state = state + k.unsqueeze(3) * ((v - seen) * b.unsqueeze(2)).unsqueeze(2)
-    return (q.unsqueeze(2) @ state).squeeze(2), state
-
-
-def _in_chunks(x: torch.Tensor, size: int, padding: int) -> torch.Tensor:
+def _chunked(x: torch.Tensor, size: int, padding: int) -> torch.Tensor:
     """Pad x [tokens, heads, numbers], and split it into chunks [heads, chunks, size, numbers]."""
     padded = torch.nn.functional.pad(x.transpose(0, 1), (0, 0, 0, padding))
     return torch.unflatten(padded, 1, (-1, size))

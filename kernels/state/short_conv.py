@@ -7,36 +7,93 @@ Each channel is convolved separately, over a token and the width - 1 tokens befo
 The state of a sequence is the inputs at its last width - 1 tokens. Sums are in fp32.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-Activation = Callable[[torch.Tensor], torch.Tensor]
+from pilotlight.kernels import checks
+from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
+from pilotlight.kernels.cpu import state_ops
+from pilotlight.kernels.cpu.c_library import Library
+from pilotlight.kernels.dispatch import operation
+from pilotlight.kernels.state.state_batch import StateBatch
 
 
+def _check(
+    operation: str,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activates: bool,
+    states: torch.Tensor,
+    batch: StateBatch,
+) -> None:
+    if not (
+        x.ndim == weight.ndim == 2
+        and x.dtype in FLOATS
+        and weight.dtype == states.dtype == x.dtype
+        and x.stride(1) == 1
+        and weight.shape[0] == x.shape[1]
+        and weight.shape[1] > 1
+        and weight.is_contiguous()
+        and (bias is None or (bias.dtype == x.dtype and bias.shape == weight.shape[:1] and bias.is_contiguous()))
+        and states.shape[1:] == (weight.shape[1] - 1, x.shape[1])
+        and states.stride()[1:] == (x.shape[1], 1)
+        and batch.fits(x, x.shape[0])
+        and placed(x, weight, bias, states)
+    ):
+        check = ArgumentCheck(operation)
+        check.tensor("x", x, "tokens channels", dense=1)
+        check.tensor("weight", weight, "channels width", (x.dtype,), dense=2)
+        width = check.size("width")
+        check.require("weight", width > 1, f"has a width of {width}, wanted 2 or more")
+        if bias is not None:
+            check.tensor("bias", bias, "channels", (x.dtype,), dense=1)
+        check.derive("width-1", width - 1, "weight")
+        check.tensor("states", states, "blocks width-1 channels", (x.dtype,), dense=2)
+        batch.require(check, x.shape[0])
+    if checks.DEBUG:
+        batch.check_blocks(operation, states.shape[0])
+
+
+def _native(library: Library, *args: Any) -> torch.Tensor | None:
+    _check("short_conv", *args)
+    return state_ops.short_conv(library, *args)
+
+
+@operation(_check, triton="state.short_conv", native=_native)
 def short_conv(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: Activation | None = None
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activates: bool,
+    states: torch.Tensor,
+    batch: StateBatch,
 ) -> torch.Tensor:
-    """Convolve the tokens of one sequence.
+    """Convolve the tokens of the batch, and update the states in place; return [tokens, channels].
 
-    x [width - 1 + tokens, channels], the state and then the tokens; weight [channels, width]; bias [channels] -> y [tokens, channels]
+    x [tokens, channels]; weight [channels, width]; bias [channels]; states [blocks, width - 1, channels]. `activates`: by SiLU. A token's result has
+    the same bits whatever is computed with it.
     """
-    width = weight.shape[1]
-    tokens = x.shape[0] - width + 1
-    y = bias.float() if bias is not None else torch.zeros((), device=x.device)
-    for j in range(width):
-        y = torch.addcmul(y, x[j : j + tokens].float(), weight[:, j].float())
-    return (y if activation is None else activation(y)).to(x.dtype)
+    before = weight.shape[1] - 1
+
+    def at_once(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = torch.cat((state, x[tokens].unsqueeze(1)), dim=1)
+        return _sums([seen[:, j] for j in range(before + 1)], weight, bias, activates), seen[:, 1:]
+
+    def run(tokens: slice, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = torch.cat((state, x[tokens]))
+        length = seen.shape[0] - before
+        return _sums([seen[j : j + length] for j in range(before + 1)], weight, bias, activates), seen[length:]
+
+    return batch.compute(states, at_once, run)
 
 
-def short_conv_step(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: Activation | None = None
-) -> torch.Tensor:
-    """Convolve one token of each sequence, with results bit-identical to those of `short_conv`.
-
-    x [sequences, width, channels], each state and then the token -> y [sequences, channels]
-    """
-    y = bias.float() if bias is not None else torch.zeros((), device=x.device)
-    for j in range(weight.shape[1]):
-        y = torch.addcmul(y, x[:, j].float(), weight[:, j].float())
-    return (y if activation is None else activation(y)).to(x.dtype)
+def _sums(inputs: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None, activates: bool) -> torch.Tensor:
+    """Return outputs [tokens, channels] for the inputs that each column of the weight multiplies."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    y = bias.to(wide) if bias is not None else torch.zeros((), dtype=wide, device=weight.device)
+    for x, column in zip(inputs, weight.unbind(1), strict=True):
+        y = torch.addcmul(y, x.to(wide), column.to(wide))
+    return (F.silu(y) if activates else y).to(weight.dtype)

@@ -10,6 +10,7 @@ from load_tests.catalogue import (
     norms,
     pooling_cases,
     sampling_cases,
+    states,
 )
 from load_tests.catalogue.operation import Operation
 
@@ -23,4 +24,5 @@ OPERATIONS: tuple[Operation, ...] = (
     *adapters.OPERATIONS,
     *sampling_cases.OPERATIONS,
     *pooling_cases.OPERATIONS,
+    *states.OPERATIONS,
 )

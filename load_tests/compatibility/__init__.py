@@ -1,1 +1,4 @@
-"""Code that others wrote for Cloudflare's Python Workers, run here as its own pages say; none of it is part of this project."""
+"""Code of other authors for Cloudflare's Python Workers, run here unmodified.
+
+None of it is part of this project.
+"""

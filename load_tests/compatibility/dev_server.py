@@ -1,4 +1,4 @@
-"""`pilotlight dev` on a copy of somebody's project, as its pages say to run it."""
+"""`pilotlight dev` on a copy of another author's project, run as that project's pages describe."""
 
 import asyncio
 import os
@@ -14,16 +14,19 @@ from load_tests.local_network import ROOT, free_ports
 
 READY = "Serving http"
 START_S = 120.0
-ASK_S = 200.0  # the first answer may wait for packages to be installed
+ASK_S = 200.0  # the first answer may have to wait until packages are installed
 PILOTLIGHT = (sys.executable, "-m", "pilotlight.runtime.cli.commands")
 UNCOPIED = shutil.ignore_patterns("node_modules", ".venv", ".pilotlight", ".git")
 
 
 class DevServer:
-    """Use as `async with`; `get` and its kin ask it, and `output` is what it has printed."""
+    """A running `pilotlight dev`; use as `async with`.
+
+    `get` and similar methods send requests, and `output` is what it has printed.
+    """
 
     def __init__(self, folder: Path, options: list[str], stand_ins: StandIns | None = None, tree: Path = ROOT) -> None:
-        """`tree`: the checkout that is run."""
+        """Prepare a server. `tree`: the checkout that is run."""
         self.folder = folder
         self._tree = tree
         self.output: list[str] = []
@@ -100,7 +103,7 @@ class DevServer:
 
 
 async def pilotlight(folder: Path, *arguments: str) -> str:
-    """Run a command in a folder. Raises AssertionError with what it has printed."""
+    """Run a command in a folder. Raises AssertionError with its output if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = await asyncio.create_subprocess_exec(
         *PILOTLIGHT, *arguments, cwd=folder, env=environment,

@@ -1,9 +1,11 @@
-"""The public examples of Python Workers (github.com/cloudflare/python-workers-examples), each run as its README says and asked as its tests ask.
+"""The public examples of Python Workers, run as their READMEs describe.
+
+They come from github.com/cloudflare/python-workers-examples, and get the requests of their tests:
 
     python -m load_tests.compatibility.examples PATH [NAME ...]
 
 PATH is a clone of the repository. Internet hosts are answered by stand-ins on this machine; where an example names a model of Workers AI, `pilotlight
-dev --model NAME=ember` answers. Prints a table with the reason for whatever does not pass.
+dev --model NAME=ember` answers. Prints a table with the reason for each failure.
 """
 
 import asyncio
@@ -30,8 +32,8 @@ PAGE = "<html><head><title>Example Domain</title><meta property='og:title' conte
 class Example(NamedTuple):
     name: str
     check: Check
-    before: tuple[tuple[str, ...], ...] = ()  # commands of the README, but for `uv run pywrangler`
-    options: tuple[str, ...] = ()  # of `pilotlight dev`
+    before: tuple[tuple[str, ...], ...] = ()  # commands of the README, except `uv run pywrangler`
+    options: tuple[str, ...] = ()  # options of `pilotlight dev`
     folder: str = ""  # within the example
 
 
@@ -214,7 +216,7 @@ async def example_firehose(request: web.Request) -> web.StreamResponse:
 
 
 async def outcome(example: Example, repository: Path, folder: Path, stand_ins: StandIns) -> str:
-    """Run one example. Returns why it does not pass; empty where it does."""
+    """Run one example. Returns why it fails; empty if it passes."""
     copy = folder / example.name
     await asyncio.to_thread(shutil.copytree, repository / example.name / example.folder, copy, ignore=UNCOPIED)
     server = DevServer(copy, list(example.options), stand_ins)

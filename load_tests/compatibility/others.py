@@ -1,9 +1,9 @@
-"""Functions by other authors, as their repositories have them: a number of them chosen at random, each started by `pilotlight dev` and asked GET /.
+"""Randomly chosen functions of other authors, each started by `pilotlight dev` with a request GET /.
 
     python -m load_tests.compatibility.others FOLDER [--count 30] [--seed 1] [--tree CHECKOUT]
 
-FOLDER holds clones. An answer is any status below 500: what a function says without its author's secrets, data and accounts is its own affair. Models
-of Workers AI that a function's files name are answered by ember. `--tree` runs an older checkout of this project, without those.
+FOLDER holds clones. An answer is any status below 500: without its author's secrets, data and accounts a function may answer as it likes. Models of
+Workers AI that a function's files name are answered by ember. `--tree` runs an older checkout of this project, without those.
 """
 
 import argparse

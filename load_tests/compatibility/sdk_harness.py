@@ -1,6 +1,7 @@
-"""What runs the SDK's own tests inside a function here, in the place of its `worker.py`: each test is awaited in the function's own loop.
+"""A harness that runs the SDK's own tests inside a function here, instead of its `worker.py`.
 
-Copied into the function's folder by sdk_tests.py as `worker.py`; it is a function, and imports nothing of this project.
+Each test is awaited in the function's own loop. sdk_tests.py copies this file into the function's folder as `worker.py`; it is a function, and
+imports nothing of this project.
 """
 
 import importlib
@@ -19,7 +20,7 @@ try:
 except ImportError:
     pass
 
-RECEIVED_MESSAGES = []  # test_queue.py looks at it
+RECEIVED_MESSAGES = []  # test_queue.py reads it
 
 
 class Default(WorkerEntrypoint):
@@ -42,7 +43,7 @@ class Default(WorkerEntrypoint):
 
 
 async def outcome(test, env):
-    """Return why a test fails; empty where it passes."""
+    """Return why a test fails; empty if it passes."""
     given = {"env": env}
     try:
         wanted = inspect.signature(test).parameters

@@ -1,5 +1,6 @@
-"""The tests of Cloudflare's own SDK for its bindings (github.com/cloudflare/workers-py), in functions here: the functions and tests are unmodified,
-what runs them is load_tests/compatibility/sdk_harness.py.
+"""The tests of Cloudflare's own SDK for its bindings, run in functions here.
+
+The functions and tests (github.com/cloudflare/workers-py) are unmodified; load_tests/compatibility/sdk_harness.py runs them.
 
     python -m load_tests.compatibility.sdk_tests PATH [SUITE ...]
 
@@ -52,7 +53,7 @@ async def main(repository: Path, wanted: list[str]) -> int:
 
 
 def prepared(repository: Path, place: Path) -> Path:
-    """Copy the tests' function, with this harness in the place of theirs."""
+    """Copy the tests' function, with our harness instead of its worker.py."""
     folder = place / "bindings-test"
     shutil.copytree(repository / TESTS, folder, ignore=UNCOPIED)
     os.chmod(place, 0o755)

@@ -1,7 +1,7 @@
-"""Hosts of the internet, answered on this machine's loopback: names in a hosts file that only one process tree sees, and certificates of an authority
-that lives as long as the run.
+"""Stand-ins for hosts of the internet, on this machine's loopback.
 
-Needs root, for a mount namespace and port 443.
+Their names are in a hosts file that only one process tree sees; their certificates come from an authority that exists only during the run. Needs
+root, for a mount namespace and port 443.
 """
 
 import datetime
@@ -17,12 +17,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-ADDRESS = "127.77.0.1"  # of all stand-ins; loopback has many addresses, and others may use 127.0.0.1
+ADDRESS = "127.77.0.1"  # the address of all stand-ins; loopback has many, and other programs may use 127.0.0.1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class StandIns:
-    """Use as `async with`. `handlers`: by host name, what answers there over TLS."""
+    """Servers for some host names; use as `async with`.
+
+    `handlers`: by host name, the handler that answers there over TLS.
+    """
 
     def __init__(self, folder: Path, handlers: Mapping[str, Handler]) -> None:
         self._folder = folder
@@ -56,13 +59,13 @@ class StandIns:
         return {**os.environ, "SSL_CERT_FILE": str(self._folder / "authorities.pem")}
 
     def inside(self, command: list[str]) -> list[str]:
-        """Return a command that runs where the names mean the stand-ins."""
+        """Return a command that runs with these names resolved to the stand-ins."""
         script = f"mount --bind {shlex.quote(str(self._folder / 'hosts'))} /etc/hosts && exec {shlex.join(command)}"
         return ["unshare", "--mount", "sh", "-c", script]
 
     @property
     def allowed(self) -> list[str]:
-        """Options of `pilotlight dev`, for which these hosts are not public."""
+        """Return options of `pilotlight dev` that allow these hosts, which are not public for it."""
         return [word for host in self._handlers for word in ("--egress-allow", host)]
 
     def _write_files(self) -> None:

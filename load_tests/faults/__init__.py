@@ -1,1 +1,4 @@
-"""Faults, done to a network of real processes: its members, the links between them, their limits, their files, what they believe of each other."""
+"""Faults injected into a network of real processes.
+
+They affect members, the links between them, their limits, their files, and their assumptions about each other.
+"""

@@ -1,4 +1,4 @@
-"""Rows of members that believe something wrong: another secret, another time, a file that was edited."""
+"""Rows of members with wrong information: another secret, another time, an edited file."""
 
 import signal
 import time
@@ -23,12 +23,12 @@ def rows() -> list[Row]:
 
 
 def skewed(seconds: float) -> dict[str, str]:
-    """The environment of a process whose wall clock is so far ahead."""
+    """Return the environment of a process whose wall clock is `seconds` ahead."""
     return {"PYTHONPATH": str(SKEWED), "PILOTLIGHT_FAULTS_CLOCK_S": str(seconds)}
 
 
 def _says(*sites: str):  # type: ignore[no-untyped-def]
-    """The logs on both sides name what is wrong."""
+    """Check that the logs on both sides name the fault."""
 
     def look(it: Strike) -> None:
         time.sleep(2)

@@ -1,4 +1,4 @@
-"""Rows of files that are damaged while nobody looks, and read by the next life of a site."""
+"""Rows of files that are damaged while a site is down, and read by its next process."""
 
 import os
 import random
@@ -56,11 +56,11 @@ def _nothing(it: Strike) -> None:
 
 
 def _in_cache(cache: Path, damage: Damage) -> Fault:
-    """Every site has served; the files are damaged; every site is killed and comes back."""
+    """Damage the files after every site has served; then kill every site and let it restart."""
 
     def strike(it: Strike) -> None:
         warm(it)
-        # Of those that are finished: what is being made lies in a folder of its own, or has a name that begins with a dot.
+        # Only finished files: one that is being written is in a separate folder, or has a name that begins with a dot.
         files = _wait_for(lambda: [*cache.glob("pilotlight/kernels/[!.]*.so")], 60)
         for file in files:
             damage(file)
@@ -79,7 +79,7 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
     def strike(it: Strike) -> None:
         it.network.wait_until_up()
         warm(it)
-        # What the first load has found.
+        # The results of the first load.
         _wait_for(lambda: [*model.parent.glob("pilotlight/digests/*.json")], 60)
         damage(model / "model.safetensors")
         kill_site(it, "ams1")
@@ -107,7 +107,7 @@ def _in_tier(folder: Path, damage: Damage) -> Fault:
 
 
 def _with_tiers(folder: Path) -> Callable[[str], str]:
-    """Small ones, so that what is cached reaches the disk."""
+    """Return small tiers, so that cached blocks reach the disk."""
     tiers = f'kv_host_gib = 0.01\nkv_disk_dir = "{folder}"\nkv_disk_gib = 0.2'
     return lambda text: text.replace("kv_gib = 0.125", f"kv_gib = 0.03\n{tiers}")
 
@@ -117,7 +117,7 @@ def _other_source(model: Path) -> Callable[[str], str]:
 
 
 def warm(it: Strike, salt: str = "") -> None:
-    """Each site answers something by itself, and is then idle long enough to write what it keeps."""
+    """Let each site answer a request by itself, then stay idle until it has written its blocks."""
     for url in it.network.site_urls.values():
         body = orjson.dumps(
             {"model": "ember", "max_tokens": 16, "messages": [{"role": "user", "content": salt + "Hello " * 150}]}
@@ -127,7 +127,7 @@ def warm(it: Strike, salt: str = "") -> None:
 
 
 def _flips(count: int, after: float = 0.02) -> Damage:
-    """Single bits, behind this share of the file."""
+    """Flip single bits, after this share of the file."""
 
     def damage(file: Path) -> None:
         size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""Rows of what runs out: descriptors, address space, memory, disks."""
+"""Rows of exhausted resources: descriptors, address space, memory, disks."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def rows() -> list[Row]:
         Row("700 MiB of address space at a site", nothing, _on(SITE, space), expected=others, ends_healthy=False),
         Row("/dev/shm fills under way", fill_shm, needs_filter=True),
     ]
-    if can_filter():  # a mount namespace of our own
+    if can_filter():  # a private mount namespace
         found += [
             Row("a site's state folder is full", nothing, _on(SITE, wrapper=_full("{state}"))),
             Row(
@@ -67,7 +67,10 @@ def _on(
     environment: dict[str, str] | None = None,
     edit: Callable[[str], str] = str,
 ) -> dict[str, Differently]:
-    """Folders in braces are made for the row, and removed with the machine's other temporary files."""
+    """Return a change of settings.
+
+    Folders in braces are made for the row, and removed with the machine's other temporary files.
+    """
     import tempfile
 
     base = tempfile.mkdtemp(prefix="pilotlight-fault-")
@@ -122,12 +125,12 @@ def _kv_disk(text: str) -> str:
 
 
 def nothing(it: Strike) -> None:
-    """The fault lay in wait from the start."""
+    """Do nothing: the fault exists from the start."""
     time.sleep(1)
 
 
 def crowd(it: Strike) -> None:
-    """60 requests at once, one after another from 20 clients, beside the streams; their statuses are noted."""
+    """Send 60 requests from 20 clients beside the streams; note their statuses."""
     body = orjson.dumps({"model": "ember", "max_tokens": 2, "messages": [{"role": "user", "content": "hi"}]})
 
     def ask(_: int) -> str:
@@ -150,7 +153,7 @@ def crowd(it: Strike) -> None:
 
 
 def fill_shm(it: Strike) -> None:
-    """Give /dev/shm a size and fill it, in this mount namespace alone."""
+    """Limit the size of /dev/shm and fill it, in this mount namespace only."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", "/dev/shm"], check=True)
     try:
         Path("/dev/shm/filled").write_bytes(bytes(1 << 20))
@@ -160,7 +163,7 @@ def fill_shm(it: Strike) -> None:
 
 
 def kv_disk_fills(it: Strike) -> None:
-    """Prompts that differ until the disk tier is full, and again after its other files have gone."""
+    """Send different prompts until the disk tier is full, and again after its other files are removed."""
     from load_tests.faults.processes import engine
 
     def prompts(count: int, salt: str) -> None:

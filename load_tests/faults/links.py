@@ -1,6 +1,6 @@
-"""Links: what lies between the router and a site, lost wholly, one way or in part, by a packet filter.
+"""Links between the router and a site that a packet filter breaks, fully, one way or in part.
 
-The network stands in a network namespace of its own, which `in_own_namespace` makes: the rules touch nobody else's packets.
+The network runs in a private network namespace, which `in_own_namespace` creates: the rules affect no other packets.
 """
 
 import os
@@ -14,7 +14,10 @@ INSIDE = "PILOTLIGHT_FAULTS_INSIDE"
 
 
 def in_own_namespace(module: str, arguments: Sequence[str]) -> None:
-    """Runs the module again inside network and mount namespaces of its own, where that is possible; returns where it is not, or inside."""
+    """Run the module again inside private network and mount namespaces.
+
+    Returns if that is impossible, or inside them.
+    """
     if (
         INSIDE in os.environ
         or os.getuid() != 0
@@ -31,7 +34,7 @@ def can_filter() -> bool:
 
 
 class Links:
-    """Rules of loss, gone when the scope closes."""
+    """Rules of packet loss, removed when the scope closes."""
 
     def __enter__(self) -> "Links":
         return self
@@ -40,14 +43,14 @@ class Links:
         self.heal()
 
     def lose(self, url: str, to_site: bool = True, from_site: bool = True, share: float = 1.0) -> None:
-        """Loses this share of the packets to and from the listener at `url`."""
+        """Drop this share of the packets to and from the listener at `url`."""
         drawn = [] if share >= 1.0 else ["-m", "statistic", "--mode", "random", "--probability", str(share)]
         for flag, is_wanted in (("--dport", to_site), ("--sport", from_site)):
             if is_wanted:
                 _drop(flag, str(urlsplit(url).port), *drawn)
 
     def lose_connection(self, client_port: int, server_port: int) -> None:
-        """Loses one connection's packets both ways; another one from the same port to elsewhere keeps its own."""
+        """Drop one connection's packets both ways; another one from the same port to elsewhere is unaffected."""
         _drop("--sport", str(client_port), "--dport", str(server_port))
         _drop("--sport", str(server_port), "--dport", str(client_port))
 

@@ -1,6 +1,7 @@
-"""ScatteredNetwork: a router and its sites as an operator runs them on several machines: a process each, with its own file, environment and limits.
+"""ScatteredNetwork: a router and its sites as an operator runs them on several machines.
 
-`LocalNetwork` is `pilotlight up`: one command, one environment. Here every member is its own; one that ends is started again, as systemd would.
+Each is a process with its own file, environment and limits, while `LocalNetwork` is `pilotlight up`: one command, one environment. A member that ends
+is started again, as systemd would.
 """
 
 import os
@@ -30,7 +31,7 @@ ROUTER = "router"
 
 @dataclass(frozen=True)
 class Differently:
-    """A change to how one member is started.
+    """A change to the start of one member.
 
     `edit` changes the text of its file; `wrapper` is a command that runs its command, such as `prlimit --nofile=64`.
     """
@@ -41,11 +42,11 @@ class Differently:
 
 
 class Member:
-    """One process that is started again a second after it has ended."""
+    """One process that is restarted a second after it ends."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name, self.log, self.starts = name, log, 0
-        self._command, self.environment = command, dict(environment)  # of its next life
+        self._command, self.environment = command, dict(environment)  # of the next process
         self._is_wanted = True
         self.start()
 
@@ -66,7 +67,7 @@ class Member:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(signal.SIGTERM)
-            self.process.send_signal(signal.SIGTERM)  # at once: what is open has been judged
+            self.process.send_signal(signal.SIGTERM)  # at once: open streams have been judged
 
     def wait(self) -> None:
         try:
@@ -79,7 +80,7 @@ class Member:
 class ScatteredNetwork(LocalNetwork):
     """A context manager around a router and its sites. `members` has them by name.
 
-    Raises RuntimeError when those that are `expected` (unset: all) are not healthy within the time-out.
+    Raises RuntimeError if the `expected` ones (all if unset) are not healthy within the timeout.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class ScatteredNetwork(LocalNetwork):
         return self.members[name].log.read_text(errors="replace")
 
     def wait_until_up(self, names: Sequence[str] | None = None) -> None:
-        """Returns when the router finds these sites (unset: all) healthy."""
+        """Return when the router finds these sites (all if unset) healthy."""
         from load_tests.scenarios.site_death import site_views
 
         wanted = set(self.site_urls if names is None else names)

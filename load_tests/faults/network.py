@@ -1,6 +1,7 @@
-"""Rows of links that lose packets, and of clients that vanish or never speak.
+"""Rows of links that lose packets, and of clients that vanish or stay silent.
 
-They need the packet filter of a namespace of their own."""
+They need the packet filter of a private namespace.
+"""
 
 import socket
 import time
@@ -46,7 +47,10 @@ def _all_dark(it: Strike) -> None:
 
 
 def half_open(it: Strike) -> None:
-    """They connect and send part of a head or of a body; the router ends them in its own time."""
+    """Connect and send part of a head or of a body.
+
+    The router closes these connections after its timeouts.
+    """
     host, port = _address(it.network.url)
     started = (b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
     clients = [socket.create_connection((host, port), 5) for _ in range(300)]
@@ -69,7 +73,10 @@ def half_open(it: Strike) -> None:
 
 
 def vanish(it: Strike) -> None:
-    """They read a little of a long answer, and then none of their packets arrive any more: their answers are not to be computed to the end."""
+    """Read a little of a long answer, then drop all of the clients' packets.
+
+    Their answers must not be computed to the end.
+    """
     host, port = _address(it.network.url)
     body = orjson.dumps({
         "model": "ember", "stream": True, "max_tokens": 3500, "ignore_eos": True,

@@ -41,7 +41,7 @@ def _each_site(edit: Callable[[str], str]) -> dict[str, Differently]:
 
 
 def until_standbys(it: Strike) -> None:
-    """Wait for what is so a few seconds after a start: each site has an engine host that waits."""
+    """Wait until each site has a standby engine host, as it does a few seconds after a start."""
 
     def roles(site: str) -> set[str]:
         return {process.role for process in it.network.site_status(site).processes}

@@ -1,6 +1,6 @@
-"""Row: one fault, done to a network under streams, and what its clients noticed. `run_row` judges it.
+"""Row: one fault, applied to a network under streams, and its effects on clients. `run_row` judges it.
 
-Every stream is compared with its undisturbed run. What a row may cost is said beside the fault; anything else is a failure of the row.
+Every stream is compared with its undisturbed run. Each row lists the effects that it allows; any other is a failure of the row.
 """
 
 import asyncio
@@ -15,21 +15,21 @@ from load_tests.faults.members import Differently, ScatteredNetwork
 from load_tests.scenarios.site_death import Heard, listen, requests
 
 PAUSE_S = 5.0
-WARM_EVENTS = 200  # streams are under way
+WARM_EVENTS = 200  # streams are running
 
 
 @dataclass
 class Strike:
-    """The network and its streams, as a fault is given them."""
+    """The network and its streams, as passed to a fault."""
 
     network: ScatteredNetwork
     links: Links
     heard: Sequence[Heard]
-    notes: dict[str, Any] = field(default_factory=dict)  # what the record says besides
-    failure: str | None = None  # the fault itself found something wrong, or could not be done
+    notes: dict[str, Any] = field(default_factory=dict)  # further facts for the record
+    failure: str | None = None  # the fault itself found an error, or could not be applied
 
     def busiest(self) -> str:
-        """The site that most streams come from that have not ended."""
+        """Return the site with the most open streams."""
         from collections import Counter
 
         sites = Counter(mine.site for mine in self.heard if mine.site and not mine.is_done)
@@ -42,16 +42,16 @@ Fault = Callable[[Strike], None]
 @dataclass(frozen=True)
 class Row:
     name: str
-    fault: Fault  # in a thread, while the streams run; it heals what it broke
+    fault: Fault  # in a thread, while the streams run; it repairs what it broke
     differently: Mapping[str, Differently] = field(default_factory=dict)
-    names: Sequence[str] | None = None  # of the sites; unset: all three
-    expected: Sequence[str] | None = None  # sites that come up; unset: all
+    names: Sequence[str] | None = None  # names of the sites; all three if unset
+    expected: Sequence[str] | None = None  # sites that start; all if unset
     streams: int = 18
     max_tokens: int = 240
-    before: Fault | None = None  # before any stream: faults that lie in wait
-    pause_s: float = PAUSE_S  # what a stream may stand still, a freeze of the router itself included
-    may_be_cut: bool = False  # streams may end with an error or broken off, but never with other tokens as if whole
-    may_be_refused: bool = False  # 429 and 503, never another status
+    before: Fault | None = None  # before any stream: faults that exist from the start
+    pause_s: float = PAUSE_S  # the longest pause of a stream, a freeze of the router itself included
+    may_be_cut: bool = False  # streams may end with an error or incomplete, but never complete with other tokens
+    may_be_refused: bool = False  # 429 and 503, no other status
     ends_healthy: bool = True
     needs_filter: bool = False
 
@@ -64,7 +64,7 @@ def run_row(row: Row, expected: Sequence[Heard], bodies: Sequence[dict[str, Any]
             Links() as links,
         ):
             return {**_under_fault(row, network, links, expected, bodies), "row_s": round(time.monotonic() - began, 1)}
-    except Exception as error:  # the row failed, and the table goes on
+    except Exception as error:  # the row failed; the next one follows
         return {
             "fault": row.name,
             "wrong": [f"{type(error).__name__}: {error}"[-1500:]],
@@ -147,7 +147,7 @@ def judge(row: Row, heard: Sequence[Heard], expected: Sequence[Heard], at_s: flo
 
 
 def difference(mine: Heard, whole: Heard) -> str:
-    """Describe where an answer is another one."""
+    """Describe where an answer differs."""
     for name in ("text", "calls", "finish", "tokens", "usage"):
         ours, theirs = getattr(mine, name), getattr(whole, name)
         if ours == theirs:
@@ -164,7 +164,7 @@ def difference(mine: Heard, whole: Heard) -> str:
 
 
 def still_held(network: ScatteredNetwork, timeout_s: float = 60.0) -> list[str]:
-    """Return the counters of work that are not at zero when all is quiet."""
+    """Return the counters of work that are not at zero when the network is idle."""
     deadline = time.monotonic() + timeout_s
     while True:
         held = []
@@ -172,7 +172,7 @@ def still_held(network: ScatteredNetwork, timeout_s: float = 60.0) -> list[str]:
             try:
                 status = network.site_status(name)
             except OSError:
-                continue  # a site that is meant to be down
+                continue  # a site that is down on purpose
             held += [f"{name}: {status.inflight} requests"] if status.inflight else []
             held += [f"{name}: {model.name} runs {model.running}" for model in status.models if model.running]
         if not held or time.monotonic() > deadline:

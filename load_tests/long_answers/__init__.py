@@ -1,1 +1,1 @@
-"""Ember with a LoRA adapter for long answers, most of which is known beforehand: what drafts are measured on."""
+"""Ember with a LoRA adapter for long, mostly predictable answers, on which drafts are measured."""

@@ -1,7 +1,7 @@
-"""Questions whose answers are long and mostly known beforehand, as those of editors, extraction and agents are: a text copied, edited or quoted,
-records in JSON, calls with many arguments.
+"""Questions with long, mostly predictable answers, as editors, extraction and agents get them.
 
-Ember's own answers have some twenty tokens. These have a hundred or more. What a strict schema is, OpenAI says: every property required, no other.
+A text copied, edited or quoted, records in JSON, calls with many arguments. Ember's own answers have some twenty tokens, these a hundred or more. A
+strict schema is defined as OpenAI does: every property required, no other allowed.
 """
 
 import json
@@ -19,7 +19,7 @@ _SENTENCES = (
     "{person} from {city} likes {hobby} and {food}.", "The {animal} of {person} is called {proper}.", "At {time} the {word} leaves {city}.",
     "{person} learns {language} with {full_name}.", "Every {job} in {city} has a {thing}.", "The code of the {word} is {code}.",
     "They had {food} with {food} on {day}.", "{full_name} works as a {job} in {city}.", "In {city} {number} people own a {animal}.",
-    "{person} wrote to {email} about the {word}.", "Nobody saw the {colour} {animal} behind the {word}.",
+    "{person} wrote to {email} about the {word}.", "Nobody saw the {colour} {animal} behind the {word}.",  # data
 )  # fmt: skip
 _HEADINGS = (
     "Arrival",
@@ -39,7 +39,7 @@ _HEADINGS = (
 
 class _Field(NamedTuple):
     name: str
-    kind: str  # of words.value
+    kind: str  # a kind of words.value
     clause: str
 
 
@@ -69,7 +69,7 @@ def copying(rng: random.Random, split: Split) -> Conversation:
 
 
 def editing(rng: random.Random, split: Split) -> Conversation:
-    """A word that stands in several sentences becomes another."""
+    """Replace a word that occurs in several sentences."""
     sentences = [_sentence(rng, split) for _ in range(rng.randrange(6, 10))]
     old, new = (words.value(rng, "proper", split) for _ in range(2))
     for place in rng.sample(range(len(sentences)), rng.randrange(2, 4)):
@@ -80,7 +80,7 @@ def editing(rng: random.Random, split: Split) -> Conversation:
 
 
 def quoting(rng: random.Random, split: Split) -> Conversation:
-    """One section out of several, word by word."""
+    """Quote one of several sections word for word."""
     sections = {heading: _text(rng, split, 3, 6) for heading in rng.sample(_HEADINGS, rng.randrange(3, 6))}
     document = "\n".join(f"{heading}: {text}" for heading, text in sections.items())
     heading = rng.choice(list(sections))
@@ -90,7 +90,7 @@ def quoting(rng: random.Random, split: Split) -> Conversation:
 
 
 def records(rng: random.Random, split: Split) -> Conversation:
-    """A list of objects by a strict schema, which the system's message has."""
+    """List objects by a strict schema from the system message."""
     fields = sorted(rng.sample(_RECORD[1:], rng.randrange(3, 6)), key=_RECORD.index)
     fields = [_RECORD[0], *fields]
     people = [_values(rng, split, fields) for _ in range(rng.randrange(2, 5))]
@@ -105,7 +105,7 @@ def records(rng: random.Random, split: Split) -> Conversation:
 
 
 def calls(rng: random.Random, split: Split) -> Conversation:
-    """One call with all of an order's arguments."""
+    """Call a tool with all of an order's arguments."""
     fields = [*_ORDER[:1], *sorted(rng.sample(_ORDER[1:], rng.randrange(4, 7)), key=_ORDER.index)]
     order = _values(rng, split, fields)
     function = {

@@ -1,7 +1,7 @@
-"""Trains Ember's adapter for long answers: python -m load_tests.long_answers.train --minutes 30
+"""Train Ember's adapter for long answers: python -m load_tests.long_answers.train --minutes 30
 
-Low-rank changes of all of a layer's matrices (LoRA, Hu et al. 2021), as PEFT stores them, 0.9 MB in bf16. `merged` writes Ember with them in its
-weights: then drafts are measured without what an adapter costs.
+Low-rank changes of all of a layer's matrices (LoRA, Hu et al. 2021), stored as PEFT does, 0.9 MB in bf16. `merged` writes Ember with the changes in
+its weights, to measure drafts without the cost of an adapter.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WARM_UP_STEPS = 20
 
 
 class LowRank(nn.Module):
-    """B A for each of a network's layers' matrices, of which B begins with zeros."""
+    """The product B A for each matrix of a network's layers; B starts with zeros."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class LowRank(nn.Module):
 
 
 def merged(folder: Path) -> Path:
-    """Write Ember with the trained adapter in its weights, and return where."""
+    """Write Ember with the trained adapter in its weights; return the folder."""
     network, chat = load(HERE), Chat()
     tensors = load_file(ADAPTER / WEIGHTS)
     with torch.no_grad():

@@ -1,1 +1,1 @@
-"""What a router adds to a request: a site that computes nothing, a client that costs little, and the routers that stand between them."""
+"""Parts to measure what a router adds: a site that computes nothing, a cheap client, the routers."""

@@ -1,6 +1,6 @@
-"""A client that costs little itself: requests that are bytes already, answers that are only looked at for the moments they name.
+"""A client that costs little itself: prebuilt request bytes, answers parsed only for timestamps.
 
-Closed loop: each of a number of connections asks again as soon as it has its answer, for a given time. Knows HTTP and clocks, no routers.
+Closed loop: for a given time, each of a number of connections sends the next request as soon as it has its answer. Knows HTTP and clocks, no routers.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ import httptools
 import orjson
 
 MODEL = "trivial"
-_MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # when the site wrote it (trivial_site.py)
+_MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # the time when the site wrote it (trivial_site.py)
 
 
 @dataclass
 class Heard:
     """The answers of one measurement; times in milliseconds."""
 
-    whole_ms: list[float] = field(default_factory=list)  # of each answer, from its request on
-    first_ms: list[float] = field(default_factory=list)  # of each stream's first token, from its request on
-    token_ms: list[float] = field(default_factory=list)  # of each token, from the site on
+    whole_ms: list[float] = field(default_factory=list)  # of each answer, from sending its request
+    first_ms: list[float] = field(default_factory=list)  # of each stream's first token, from sending its request
+    token_ms: list[float] = field(default_factory=list)  # of each token, from the site's sending
     failures: int = 0
     seconds: float = 0.0
 
@@ -35,10 +35,11 @@ class Heard:
 
 
 def request(url: str, key: str, prompt_bytes: int, tokens: int, path: str = "/v1/chat/completions") -> bytes:
-    """A chat completion as a client would send it; `tokens` > 0: streamed.
+    """Return a chat completion as a client would send it, streamed if `tokens` > 0.
 
-    The prompt is text of many short sentences."""
-    sentence = "The lamp on the quay burns all night, and nobody has ever seen who lights it. "
+    The prompt is text of many short sentences.
+    """
+    sentence = "The lamp on the quay burns all night, and no one has ever seen who lights it. "
     text = (sentence * (prompt_bytes // len(sentence) + 1))[:prompt_bytes]
     fields = {
         "model": MODEL,
@@ -55,7 +56,7 @@ def request(url: str, key: str, prompt_bytes: int, tokens: int, path: str = "/v1
 
 
 async def load(url: str, raw: bytes, connections: int, seconds: float) -> Heard:
-    """Warm connections; what is under way when the time is up is waited for and counted."""
+    """Keep warm connections busy; wait for and count requests that are open when the time is up."""
     heard = Heard()
     began = time.perf_counter()
     await asyncio.gather(*(_ask_again(url, raw, heard, began + seconds, i / connections) for i in range(connections)))
@@ -65,7 +66,7 @@ async def load(url: str, raw: bytes, connections: int, seconds: float) -> Heard:
 
 @asynccontextmanager
 async def idle_streams(url: str, raw: bytes, count: int) -> AsyncIterator[int]:
-    """Open and silent: how many began."""
+    """Open streams that stay silent; yield how many started."""
     gate = asyncio.Semaphore(200)
     loop = asyncio.get_running_loop()
     parts = urlsplit(url)
@@ -90,7 +91,7 @@ async def idle_streams(url: str, raw: bytes, count: int) -> AsyncIterator[int]:
 
 async def _ask_again(url: str, raw: bytes, heard: Heard, until: float, phase: float) -> None:
     if b'"stream":true' in raw:
-        await asyncio.sleep(0.25 * phase)  # else all streams would breathe together
+        await asyncio.sleep(0.25 * phase)  # otherwise all streams would send at the same moments
     parts = urlsplit(url)
     answer: Answer | None = None
     while time.perf_counter() < until:
@@ -119,7 +120,7 @@ async def _ask_again(url: str, raw: bytes, heard: Heard, until: float, phase: fl
 
 
 class Answer(asyncio.Protocol):
-    """A connection, and what the last request on it brought."""
+    """A connection, and the answer to the last request on it."""
 
     def __init__(self) -> None:
         self.is_closed = False
@@ -129,7 +130,7 @@ class Answer(asyncio.Protocol):
         self._tail = b""
 
     async def to(self, raw: bytes) -> int:
-        """The status, once all is here."""
+        """Return the status once the answer is complete."""
         self.delays_ns, self.first_at, self._tail = [], 0, b""
         self._parser = httptools.HttpResponseParser(self)
         self._done = asyncio.get_running_loop().create_future()

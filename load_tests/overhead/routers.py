@@ -1,6 +1,7 @@
-"""The routers that are compared, each as a process in front of the one trivial site; the others from environments of their own (`make peers`).
+"""The compared routers, each a process in front of the same trivial site.
 
-Knows their command lines; refuses to know what is measured. One that is not installed is left out by name.
+Other projects' run from separate environments (`make peers`). Knows their command lines, not what is measured. A router that is not installed is
+skipped, and named.
 """
 
 import hashlib
@@ -23,16 +24,16 @@ from load_tests.local_network import DOOR, free_ports
 from load_tests.overhead.trivial_site import MODEL, NAME
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
-KEY = "sk-overhead"  # LiteLLM's proxy refuses to be measured without one; all get the same request
+KEY = "sk-overhead"  # LiteLLM's proxy requires one when measured; all get the same request
 START_S = 90.0
 ROOT = Path(__file__).parents[2]
 OURS, NOBODY = "pilotlight", "no router"
-METERED = "pilotlight, metered"  # with all that stands before paying clients
-SHARED = "pilotlight, shared limits"  # with limits that it shares with other routers as well
+METERED = "pilotlight, metered"  # with everything that serving paying clients needs
+SHARED = "pilotlight, shared limits"  # and with limits shared with other routers
 
 
 class Running(NamedTuple):
-    """A router that answers, or the site itself."""
+    """A running router, or the site itself."""
 
     name: str
     url: str
@@ -48,7 +49,7 @@ class Running(NamedTuple):
 
 class Peer(NamedTuple):
     package: str
-    command: Callable[[Path, str, int, Path], list[str]]  # environment, site's url, port, a folder for files
+    command: Callable[[Path, str, int, Path], list[str]]  # of environment, the site's URL, port, a folder for files
 
 
 def _rust_router(module: str) -> Callable[[Path, str, int, Path], list[str]]:
@@ -104,7 +105,7 @@ def trivial_site(folder: Path) -> Iterator[Running]:
 
 @contextmanager
 def our_router(name: str, folder: Path, site: str, tables: str) -> Iterator[Running]:
-    """Run a router of ours. `tables`: TOML behind [door]; KEY must be let in."""
+    """Run a router of ours. `tables`: TOML after [door]; KEY must be accepted."""
     (port,) = free_ports(1)
     with _process(name, _our_command(port, folder, site, tables), f"http://127.0.0.1:{port}", folder, "") as router:
         yield router
@@ -135,7 +136,10 @@ def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tu
 
 
 def _metering(ledger: Path, quotas: str) -> str:
-    """Return a key that is required, an account with every kind of limit, none of which is reached, prices, and a ledger: behind [door]."""
+    """Return settings of a metered router, which follow [door].
+
+    A required key, an account with every kind of limit, none of which is reached, prices, and a ledger.
+    """
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     limits = "requests_per_min = 1e9\ntokens_per_min = 1e12\nmax_open = 100_000\ntokens_per_day = 1_000_000_000_000\ncost_per_day = 1e9"
     tables = f'require_key = true\n[[keys]]\nname = "load"\nkey_sha256 = "{digest}"\naccount = "acme"\n[[accounts]]\nname = "acme"\n{limits}\n'
@@ -152,7 +156,7 @@ def _process(name: str, command: list[str], url: str, folder: Path, version: str
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
     if command[0] != sys.executable:
-        del environment["PYTHONPATH"]  # another project's environment has no business with ours
+        del environment["PYTHONPATH"]  # another project's environment must not use our modules
     with (folder / f"{name}.log").open("w+") as log:
         process = subprocess.Popen(
             command, stdout=log, stderr=log, env=environment, cwd=ROOT if command[0] == sys.executable else folder

@@ -2,9 +2,9 @@
 
 It answers at once, or streams tokens at a pace.
 
-Every token's text is the moment at which it was written, on the clock that all processes of a machine share, so that a client can tell how long it
-was under way. Behind our router it marks its events and publishes a status as a real site does; other routers' health checks are answered with
-whatever JSON makes them content. Knows nothing of models, and holds nothing to any rule: it is a measuring device.
+Every token's text is the time at which it was written, on the clock that all processes of a machine share, so that a client can compute its delay.
+For our router it marks its events and publishes a status as a real site does; other routers' health checks get JSON that satisfies them. Knows
+nothing of models and checks nothing: it is a measuring device.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from pilotlight.wire.hop.continuation import ANSWER, RESUME_POINTS
 from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 from pilotlight.wire.http.listen import raise_file_limit
 
-IDLE = 1_000_000  # so many tokens are never sent: after the first one the stream is silent, and open
-PACE_S = 0.02  # between two tokens of a stream: 50 a second
+IDLE = 1_000_000  # a number that is never reached: after the first token the stream stays open and silent
+PACE_S = 0.02  # between two tokens of a stream: 50 per second
 NAME, MODEL = "ams1", "trivial"
 CLOSE_TO_ANYTHING = (
     b'{"status":"ok","model_path":"trivial","tokenizer_path":"trivial","is_generation":true,"object":"list",'

@@ -1,1 +1,4 @@
-"""Other engines, each run in an environment of its own on the same checkpoint: never a dependency, only something to be measured beside."""
+"""Other engines, each run in a separate environment on the same checkpoint.
+
+They are never dependencies, only compared with.
+"""

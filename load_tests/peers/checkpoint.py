@@ -1,6 +1,7 @@
-"""The checkpoint that all engines read: Llama's shape, half a billion random weights in bf16, as safetensors and as GGUF.
+"""The checkpoint that all engines read: Llama's shape, half a billion random weights in bf16.
 
-Run as a program in an environment with torch, safetensors and numpy; GGUF needs the `gguf` package of llama.cpp's own tree.
+Written as safetensors and as GGUF. Run as a program in an environment with torch, safetensors and numpy; GGUF needs the `gguf` package of llama.cpp's
+own tree.
 """
 
 import argparse
@@ -47,12 +48,15 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 
 def bytes_read_per_token() -> int:
-    """Every weight but the embedding, of which a row is looked up."""
+    """Return the bytes of every weight except the embedding, of which only a row is looked up."""
     return 2 * sum(torch.Size(shape).numel() for name, shape in shapes().items() if "embed" not in name)
 
 
 def flops_per_prompt(tokens: int) -> float:
-    """2 per weight of the layers and token, causal attention's 4 per pair and head element, halved, and one row of logits."""
+    """Return a prompt's floating-point operations.
+
+    2 per weight of the layers and token, causal attention's 4 per pair and head element, halved, and one row of logits.
+    """
     weights = sum(torch.Size(shape).numel() for name, shape in shapes().items() if name.startswith("model.layers"))
     return 2.0 * weights * tokens + 2.0 * LAYERS * HIDDEN * tokens * tokens + 2.0 * VOCAB * HIDDEN
 

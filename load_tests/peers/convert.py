@@ -1,9 +1,9 @@
-"""Runs llama.cpp's own converter, unmodified: a checkpoint's directory to a GGUF file.
+"""Run llama.cpp's own converter, unmodified: a checkpoint's directory to a GGUF file.
 
     python load_tests/peers/convert.py LLAMA_CPP DIRECTORY --outfile FILE --outtype bf16
 
-The converter knows how a tokenizer cuts texts by what comes of one that it knows; of others it is told here that they cut as GPT-2's does, which says
-nothing of the weights.
+The converter recognises a tokenizer's way to split texts by the tokens of a known one; for others this program names GPT-2's, which has no effect on
+the weights.
 """
 
 import sys

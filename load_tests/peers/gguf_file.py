@@ -1,6 +1,6 @@
 """A checkpoint of Llama's shape as GGUF, the file that llama.cpp reads: the same bf16 weights.
 
-With a tokenizer.json beside it the file gets its tokens and merges, split as GPT-2 splits: such a server answers, in words that may be cut
+With a tokenizer.json beside it the file gets its tokens and merges, split as GPT-2 splits: such a server answers, with words that may be split
 differently from ours. Knows one architecture, and uses llama.cpp's own `gguf` package, whose folder the caller names.
 """
 
@@ -17,9 +17,10 @@ _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's token types
 
 
 def write_gguf(folder: Path, gguf_package: Path, directory: Path) -> Path:
-    """`model.gguf` in `folder`, of the checkpoint in `directory`.
+    """Write `model.gguf` in `folder`, from the checkpoint in `directory`.
 
-    Whole or not at all; one that is there already is kept."""
+    Atomic; keeps an existing file.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / NAME
     if target.exists():
@@ -66,7 +67,10 @@ def write_gguf(folder: Path, gguf_package: Path, directory: Path) -> Path:
 
 
 def _neighbours(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp turns neighbouring dimensions together instead of halves: queries and keys are reordered as its own converter does."""
+    """Reorder queries and keys as llama.cpp's converter does.
+
+    It rotates neighbouring dimensions together instead of halves.
+    """
     per_head = rows.shape[0] // heads
     return rows.view(heads, 2, per_head // 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
 

@@ -1,6 +1,6 @@
-"""Hello-worlds of other servers, for `make bench-functions`: how each is started from what functions_setup.sh has put under a folder.
+"""Hello-worlds of other servers for `make bench-functions`, started from functions_setup.sh's folder.
 
-Each answers with a few bytes, from one worker where it can be told so, since ours is one as well. What is not there is left out.
+Each answers with a few bytes, from one worker if that can be configured, since ours is one as well. A server that is not there is skipped.
 """
 
 import os
@@ -63,7 +63,7 @@ while True:
 
 class Peer(NamedTuple):
     name: str
-    program: str  # below the folder
+    program: str  # relative to the folder
     method: str = "GET"
     path: str = "/hello"
     body: bytes = b""
@@ -83,7 +83,7 @@ def there(folder: Path) -> list[Peer]:
 
 @contextmanager
 def running(peer: Peer, folder: Path) -> Iterator[int]:
-    """Its port. The caller waits until it answers."""
+    """Start a server; yield its port. The caller waits until it answers."""
     (port,) = free_ports(1)
     with tempfile.TemporaryDirectory(prefix="pilotlight-peer-", ignore_cleanup_errors=True) as name:
         home = Path(name)
@@ -112,7 +112,7 @@ def _command(peer: Peer, folder: Path, home: Path, port: int) -> list[str]:
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    """The peers' helpers are in its session."""
+    """End a peer with its helpers, which are in its session."""
     for number in (15, 9):
         try:
             os.killpg(process.pid, number)

@@ -1,6 +1,6 @@
-"""One command per line in, one answer per line out: how the benchmark talks to an engine in another environment.
+"""One command per line in, one answer per line out: the protocol between benchmark and engines.
 
-Standard library only: runners are started by path in environments that have nothing of ours. What a library prints goes to stderr.
+Standard library only: runners are started by path in environments without our packages. Libraries' output goes to stderr.
 """
 
 import json
@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-CONTEXT_TOKENS = 8192  # every engine is set up for prompts up to here
+CONTEXT_TOKENS = 8192  # the longest prompts that every engine is set up for
 
 
 def serve(prefill: Callable[[list[list[int]]], float], decode: Callable[[list[list[int]], int], float]) -> None:
-    """prefill(prompts) -> seconds until the first token of the only one; decode(prompts, tokens) -> output tokens per second of all, once every
-    sequence has its first token."""
+    """Answer commands until stdin ends.
+
+    prefill(prompts) -> seconds until the first token of the only one; decode(prompts, tokens) -> output tokens per second of all, once every sequence
+    has its first token.
+    """
     _say({"ready": True})
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
@@ -27,7 +30,10 @@ def serve(prefill: Callable[[list[list[int]]], float], decode: Callable[[list[li
 
 
 def make_prompts(seed: int, batch: int, tokens: int, vocab: int) -> list[list[int]]:
-    """Random and new for every command, so that no cache of prefixes helps anyone; the same for every engine."""
+    """Return random prompts, new for every command, so that no prefix cache helps.
+
+    They are the same for every engine.
+    """
     state, prompts = seed * 2654435761 + 1, []
     for _ in range(batch):
         prompt = []
@@ -39,12 +45,15 @@ def make_prompts(seed: int, batch: int, tokens: int, vocab: int) -> list[list[in
 
 
 def rate(batch: int, times: list[float]) -> float:
-    """`times`: when each step's tokens were there, the first tokens' included."""
+    """Return output tokens per second.
+
+    `times`: when each step's tokens were available, the first tokens' included.
+    """
     return batch * (len(times) - 1) / (times[-1] - times[0])
 
 
 def _take_stdout() -> TextIO:
-    """Before any library can print to it."""
+    """Redirect stdout before a library can print to it."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers

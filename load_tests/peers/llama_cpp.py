@@ -1,4 +1,7 @@
-"""llama.cpp beside steps of ours: its own benchmark decodes a sequence over files of the peers' checkpoint, one of them per type (make peers)."""
+"""llama.cpp beside our decode steps.
+
+Its own benchmark decodes a sequence with files of the peers' checkpoint, one of them per type (make peers).
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -8,10 +11,10 @@ from typing import NamedTuple
 from load_tests.engine_speed import DECODE_CONTEXT
 from load_tests.scenarios.engines import LlamaCpp, Task
 
-_SHAPE, _TOKENS = "0.5b", 16  # load_tests/peers/checkpoint.py's
+_SHAPE, _TOKENS = "0.5b", 16  # those of load_tests/peers/checkpoint.py
 _FILES = {"bf16": "model", "q8_0": "Q8_0", "q4_K_M": "Q4_K_M"}
 
-Look = Callable[[], float]  # seconds of a step
+Look = Callable[[], float]  # returns seconds of a step
 
 
 class LlamaFiles(NamedTuple):
@@ -23,7 +26,7 @@ class LlamaFiles(NamedTuple):
 
     @classmethod
     def find(cls, folder: Path, shape: str, threads: int, types: Sequence[str]) -> "LlamaFiles | None":
-        """Return them where `make peers` has put all that is needed for the shape."""
+        """Return them if `make peers` has installed all that the shape needs."""
         program = next(iter(folder.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)
         files = {name: folder / "checkpoint" / f"{_FILES[name]}.gguf" for name in types}
         if shape != _SHAPE or program is None or not all(file.exists() for file in files.values()):
@@ -31,9 +34,10 @@ class LlamaFiles(NamedTuple):
         return cls(files, program, threads)
 
     def looks(self) -> dict[str, Look]:
-        """Return what decodes a sequence behind as many tokens as ours, by name.
+        """Return, by name, callables that decode a sequence after as many tokens as ours.
 
-        Raises RuntimeError when it is called, where llama.cpp ends."""
+        They raise RuntimeError if llama.cpp fails.
+        """
         return {
             f"llama.cpp {name}": partial(
                 self._look, LlamaCpp(self.program, file, self.threads, file.with_suffix(".log"))

@@ -1,4 +1,4 @@
-"""This engine under the benchmark's commands: the scheduler, the cache and the sampler of a host, in one process without its socket."""
+"""This engine under the benchmark's commands: a host's scheduler, cache and sampler in one process."""
 
 import sys
 import time
@@ -37,7 +37,10 @@ def main(checkpoint: Path, threads: int) -> None:
         return taken
 
     def decode(prompts: list[list[int]], tokens: int) -> float:
-        """A sequence whose prompt is computed before the others' gets a few tokens more, so that all end the window together or later."""
+        """Decode all prompts; return tokens per second.
+
+        A sequence whose prompt is computed before the others' gets a few tokens more, so that none ends before the measured window does.
+        """
         submit(prompts, tokens + len(prompts))
         started, times = set(), []
         while engine.has_work and len(times) < tokens:

@@ -16,7 +16,7 @@ from lines import CONTEXT_TOKENS, rate, serve
 
 def main(checkpoint: str, threads: int) -> None:
     cores = sorted(os.sched_getaffinity(0))[:threads]
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))  # else it uses one core of two
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))  # otherwise it uses one core of two
     from vllm import LLM, SamplingParams
 
     llm = LLM(

@@ -1,4 +1,4 @@
-"""uvicorn with the settings of a fair comparison, beside the servers that the product runs under: a peer of benchmarks and of the fuzz."""
+"""uvicorn with settings for a fair comparison: a peer of benchmarks and of the fuzzer."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ class UvicornServer:
         class Quiet(uvicorn.Server):  # type: ignore[misc, unused-ignore]
             @contextlib.contextmanager
             def capture_signals(self) -> Iterator[None]:
-                yield  # they are the process's own
+                yield  # signals are handled by the process itself
 
         config = uvicorn.Config(
             self._app, interface="asgi3", http="httptools", ws="wsproto", lifespan="off", log_config=None, log_level="warning", access_log=False,

@@ -1,1 +1,1 @@
-"""One file per question asked of a running network."""
+"""One file per question about a running network."""

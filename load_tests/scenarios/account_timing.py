@@ -1,9 +1,11 @@
-"""Does the time of an answer tell what another account has asked? `make bench-account-timing` runs it: python -m load_tests.scenarios.account_timing.
+"""Does an answer's latency reveal which prompts another account has sent?
 
-One account asks a prompt, which its site then has in its prefix cache. Another account asks the same prompt, and one of the same words in another
-order that nobody has asked, in random order: the difference of the times to the first token, over many such pairs, is what it could learn. As a
-control it asks the first prompt once more: what it has asked itself must be found, and in visibly less time, or the measurement could see nothing.
-Cached tokens are counted as well: none of another account's may be.
+`make bench-account-timing` runs it: python -m load_tests.scenarios.account_timing.
+
+One account sends a prompt, which its site then has in its prefix cache. Another account sends the same prompt, and one of the same words in a new
+order, in random order: the difference of the times to the first token, over many such pairs, is what it could learn. As a control it sends the first
+prompt once more: its own prompt must be found in the cache, and take visibly less time, or the measurement shows nothing. Cached tokens are counted
+as well: none may come from another account.
 """
 
 import argparse
@@ -26,7 +28,7 @@ KEYS = {"first": "sk-of-the-first-account", "other": "sk-of-the-other-account"}
 SECRET = "a secret of this benchmark's own"
 WORDS = 300  # of a prompt
 WORD = "abcdefghijklmnopqrstuvwxyz"
-LEAST_CHANCE = 0.01  # below it a difference is none of chance's
+LEAST_CHANCE = 0.01  # with a smaller p-value a difference is not random
 
 
 class Asked(NamedTuple):
@@ -36,9 +38,9 @@ class Asked(NamedTuple):
 
 
 class Pair(NamedTuple):
-    others: Asked  # the prompt that the other account has cached
+    others: Asked  # times of the prompt that the other account has cached
     nobodys: Asked
-    own: Asked  # the first one again
+    own: Asked  # times of the first one again
 
 
 async def ask(session: aiohttp.ClientSession, url: str, account: str, prompt: str) -> Asked:
@@ -78,7 +80,7 @@ def measure(count: int, seed: int = 0, num_sites: int = 2) -> dict[str, Any]:
         f'[[keys]]\nname = "{name}"\nkey_sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"\naccount = "{name}"\n[[accounts]]\nname = "{name}"\n'
         for name, key in KEYS.items()
     )
-    settings = f"require_key = true\n{accounts}"  # behind [door]
+    settings = f"require_key = true\n{accounts}"  # follows [door]
     environment = {"PILOTLIGHT_HOP_SECRET": SECRET}
     with LocalNetwork(num_sites=num_sites, network_settings=settings, environment=environment) as network:
         return judge(asyncio.run(pairs(network.url, count, random.Random(seed))), random.Random(seed))
@@ -116,9 +118,9 @@ def main() -> None:
     if results["cached_tokens"]["others"] or results["cached_tokens"]["nobodys"]:
         raise SystemExit("another account's prompt was found in the cache")
     if results["control_chance"] > LEAST_CHANCE:
-        raise SystemExit("not even an account's own cached prompt could be told by its time: this shows nothing")
+        raise SystemExit("the times do not even reveal an account's own cached prompt: the measurement shows nothing")
     if results["chance"] < LEAST_CHANCE:
-        raise SystemExit("another account's cached prompt can be told by its time")
+        raise SystemExit("the times reveal another account's cached prompt")
 
 
 if __name__ == "__main__":

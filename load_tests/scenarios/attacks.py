@@ -1,8 +1,10 @@
-"""What do other clients notice of an attack? `make bench-attacks` runs it: python -m load_tests.scenarios.attacks.
+"""The effect of attacks on other clients. `make bench-attacks` runs it.
 
-Each attack for a few seconds against the router (and so the sites behind it), and then well-formed requests of the same number and size. Meanwhile
-another client asks the router and a site for /livez: its p99 beside that of the well-formed traffic, at most three times as long, is what is judged,
-and that memory is bounded.
+python -m load_tests.scenarios.attacks
+
+Each attack runs for a few seconds against the router (and so against its sites), and then well-formed requests of the same number and size. Meanwhile
+another client requests /livez from the router and a site: its p99 may be at most three times that under the well-formed traffic, and memory must be
+bounded.
 """
 
 import argparse
@@ -22,12 +24,12 @@ from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
 
 AT_MOST = 3.0
-NOTICED_MS = 20.0  # what a person cannot notice is no harm, whatever its ratio
+NOTICED_MS = 20.0  # a delay that a person cannot notice is no harm, whatever its ratio
 MAY_GROW_MIB = 256.0
 
 
 class Outcome(NamedTuple):
-    """The figures of one attack, or of its plain counterpart, at router or site."""
+    """The figures of one attack, or of its well-formed counterpart, at router or site."""
 
     sent: int
     num_bytes: int
@@ -81,7 +83,7 @@ async def compare(network: LocalNetwork, attack: Attack, seconds: float) -> dict
 
 
 async def measured(network: LocalNetwork, request: bytes, count: int, seconds: float) -> tuple[Outcome, Outcome]:
-    """Measure at the router, and at a site behind it."""
+    """Measure at the router, and at one of its sites."""
     name = next(iter(network.site_urls))
     site, router = network.site_urls[name], network.url
     async with Neighbour(router, (_router_pid(network),)) as there, Neighbour(site, (network.pid(name),)) as here:

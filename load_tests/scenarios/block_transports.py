@@ -1,10 +1,10 @@
-"""How fast do KV blocks go from one engine host to another? `make bench-block-transports` runs it.
+"""The speed of KV blocks between engine hosts. `make bench-block-transports` runs it.
 
-64 MiB of blocks lie in the host tier of one process and are fetched into that of another, by each transport, with leases, checksums and headers as
-in serving, and from a Mooncake Store in a third, into which the first has written them; beside them the same bytes over a plain socket between the
-same two processes, and a memcpy. Medians; transports take turns. Then the one
-process computes a prompt of 4,096 tokens with random weights of a 0.5 B shape, in chunks, and the other fetches its blocks meanwhile: how much of
-what moving them takes is over by the time the last chunk is computed?
+64 MiB of blocks are held in the host tier of one process and fetched into that of another, through each transport, with leases, checksums and headers
+as in serving, and from a Mooncake Store in a third, into which the first has written them; for comparison the same bytes go over a plain socket
+between the same two processes, and through a memcpy. Figures are medians; transports take turns. Then the one process computes a prompt of 4,096
+tokens with random weights of a 0.5 B shape, in chunks, and the other fetches its blocks meanwhile; measured is the share of the transfer that is done
+when the last chunk is computed.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def measure(folder: Path, rounds: int, store: str | None) -> dict[str, Any]:
     stored = None if store is None else StoreThread(store, tier)
     ways = [*kinds, *(["store"] if stored is not None else []), "plain socket", "memcpy"]
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for i in range(rounds + 1):  # the first is not counted: pages are touched and peers greet
+    for i in range(rounds + 1):  # the first round does not count: it touches pages and connects peers
         for kind, reader in readers.items():
             taken_ms = _fetch_ms(reader, tier, f"ipc://{folder}/blocks")
             times[kind] += [taken_ms] if i else []
@@ -115,7 +115,7 @@ def measure(folder: Path, rounds: int, store: str | None) -> dict[str, Any]:
 
 
 def serve(folder: Path, store: str | None, pipe: "Connection[Any, Any]") -> None:
-    """Hold the blocks, and send the same bytes to whoever connects to a socket, until told to end."""
+    """Hold the blocks, and send the same bytes to each client of a socket, until asked to end."""
     tier = HostTier.open(folder / "there", 2 * TOTAL_BYTES)
     tier.add_size(BLOCK_BYTES)
     for name in NAMES:
@@ -145,7 +145,10 @@ def serve(folder: Path, store: str | None, pipe: "Connection[Any, Any]") -> None
 
 
 def hidden(folder: Path, options: argparse.Namespace, chunk: int) -> dict[str, Any]:
-    """Compute a prompt in another process, fetch its blocks meanwhile and once more afterwards, and copy them to a device's memory."""
+    """Compute a prompt in another process and fetch its blocks meanwhile.
+
+    Fetch them once more afterwards, and copy them to a device's memory.
+    """
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     place = folder / f"chunks-{chunk}"
     computing = multiprocessing.get_context("spawn").Process(
@@ -190,7 +193,7 @@ def hidden(folder: Path, options: argparse.Namespace, chunk: int) -> dict[str, A
 
 
 def _wait(read: TierRead) -> float:
-    """Return when all of a read has come, by the clock that all processes of a machine share."""
+    """Return when a read is complete, on the clock that all processes of a machine share."""
     while not read.is_done:
         time.sleep(0.0005)
     assert len(read.slots) == len(read.hashes), f"{len(read.slots)} of {len(read.hashes)} blocks came"
@@ -198,7 +201,7 @@ def _wait(read: TierRead) -> float:
 
 
 def compute(place: Path, shape: str, tokens: int, chunk: int, pipe: "Connection[Any, Any]") -> None:
-    """Compute a prompt for another process, as an engine host does; then serve its blocks until told to end."""
+    """Compute a prompt for another process as an engine host does; then serve its blocks until the end."""
     place.mkdir()
     model = write(place / "model", SHAPES[shape])
     config = HostConfig(
@@ -213,7 +216,7 @@ def compute(place: Path, shape: str, tokens: int, chunk: int, pipe: "Connection[
     draw = random.Random(1)
     prompt = tuple(draw.randrange(3, 500) for _ in range(tokens + 1))
     one = SamplingParams(1, temperature=0.0, ignore_eos=True)
-    engine.submit(Submit("warm", "m", prompt[:64][::-1], one))  # pages are touched, the library is loaded
+    engine.submit(Submit("warm", "m", prompt[:64][::-1], one))  # touch pages and load the library
     while engine.has_work:
         engine.step()
     assert isinstance(engine.tiers, TieredCache)
@@ -229,7 +232,7 @@ def compute(place: Path, shape: str, tokens: int, chunk: int, pipe: "Connection[
     computed_at = 0.0
     while engine.has_work:
         engine.step()
-        if not computed_at and engine.load().waiting_tokens <= 1:  # all that is handed over is computed
+        if not computed_at and engine.load().waiting_tokens <= 1:  # all that will be handed over is computed
             computed_at = time.monotonic()
         engine.on_idle()
     engine.on_idle()
@@ -301,7 +304,7 @@ def _memcpy_ms() -> float:
 def _engine() -> TransferEngine | None:
     try:
         return TransferEngine("127.0.0.1")
-    except PeerError:  # it is not installed: the record shows the others
+    except PeerError:  # it is not installed: the record has only the others
         return None
 
 

@@ -1,8 +1,10 @@
-"""Clients from their registries, unmodified, against a router and a site: python -m load_tests.scenarios.clients
+"""Unmodified clients from their registries, against a router and a site.
 
-Each is installed into an environment of its own (below .peers/clients, kept for the next run); there its program of tests/clients tells what
-works, what fails and why, and what a client has not. Five models: Ember, one with random weights that never ends an answer, one whose context is
-long and whose answers are short, for coding agents, one for embeddings, and a reranker.
+python -m load_tests.scenarios.clients
+
+Each is installed into a separate environment (below .peers/clients, kept for the next run); there its program in tests/clients reports what works,
+what fails and why, and what a client lacks. Five models: Ember, one with random weights that never ends an answer, one whose context is long and
+whose answers are short, for coding agents, one for embeddings, and a reranker.
 """
 
 import argparse
@@ -36,11 +38,11 @@ AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # an agent's first prompt ha
 
 
 class Client(NamedTuple):
-    """A program and what is installed for it."""
+    """A program and the packages that it needs."""
 
-    program: str  # of tests/clients
+    program: str  # in tests/clients
     packages: tuple[str, ...]
-    alone: str | None = None  # a package that is installed without what it wants beside it
+    alone: str | None = None  # a package that is installed without its dependencies
 
     @property
     def is_node(self) -> bool:
@@ -54,7 +56,7 @@ LIBRARIES: dict[str, Client] = {
     "langchain-cloudflare": Client("langchain_workers_ai.py", ("langchain-cloudflare",)),
     "litellm": Client(
         "litellm_completion.py", ("litellm[mcp]>=1.106,<1.107",)
-    ),  # 1.107 had foreign code and was withdrawn
+    ),  # 1.107 contained foreign code and was withdrawn
     "llama-index": Client(
         "llama_index_like.py", ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like")
     ),
@@ -100,7 +102,7 @@ RERANKERS: dict[str, Client] = {
     "sentence-transformers": Client("cross_encoder.py", ("torch==2.13.0", "sentence-transformers")),
 }
 CLIENTS = {**LIBRARIES, **OLLAMA, **DECIDERS, **AGENTS, **GENERATORS, **RERANKERS}
-SUBJECTS = {  # of records
+SUBJECTS = {  # subjects of records
     "clients": {"libraries": LIBRARIES, "generators": GENERATORS},
     "further-clients": {"ollama": OLLAMA, "deciders": DECIDERS},
     "agents": {"agents": AGENTS},
@@ -158,13 +160,13 @@ def network() -> Iterator[tuple[LocalNetwork, Path]]:
 
 
 def without_end(directory: Path) -> None:
-    """Take the token away that would end an answer."""
+    """Remove the token that would end an answer."""
     file = directory / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": None}))
 
 
 def with_early_end(directory: Path) -> None:
-    """Let every eighth token end an answer."""
+    """Make every eighth token end an answer."""
     file = directory / "config.json"
     ends = list(range(2, random_checkpoint.ember_vocab(), 8))
     file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
@@ -172,7 +174,7 @@ def with_early_end(directory: Path) -> None:
 
 
 def as_embedder(directory: Path) -> None:
-    """Say, as sentence-transformers does, that a text's vector is the mean of its tokens'."""
+    """Declare, as sentence-transformers does, that a text's vector is the mean of its tokens'."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     (directory / "modules.json").write_text(
         json.dumps([{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules])
@@ -182,7 +184,7 @@ def as_embedder(directory: Path) -> None:
 
 
 def write_reranker(directory: Path) -> Path:
-    """Write a decoder with a head of one class in the place of its vocabulary's."""
+    """Write a decoder with a head of one class instead of the vocabulary's."""
     vocab = random_checkpoint.ember_vocab()
     config = random_checkpoint.config(RANKER, vocab) | {"id2label": {"0": "LABEL_0"}, "pad_token_id": 0}
     tensors = random_checkpoint.tensors(RANKER, vocab) | {"score.weight": (1, RANKER.hidden)}
@@ -192,7 +194,7 @@ def write_reranker(directory: Path) -> Path:
 
 
 def checked(name: str, client: Client, folder: Path, running: LocalNetwork, models: Path, fresh: bool) -> Record:
-    """Return what a client's program has found; `checks` is empty where it could not be run, and `reason` says why."""
+    """Return a client's results; `checks` is empty and `reason` filled if it could not be run."""
     try:
         command = installed(name, client, folder, fresh)
     except subprocess.CalledProcessError as error:
@@ -221,7 +223,7 @@ def installed(name: str, client: Client, folder: Path, fresh: bool) -> list[str]
     """Install a client unless it is there; return the command that runs its program."""
     if client.is_node:
         node, place = installed_npm(name, client.packages, folder, fresh)
-        for program in PROGRAMS.glob("*.mjs"):  # modules are looked for beside the program that imports them
+        for program in PROGRAMS.glob("*.mjs"):  # Node.js looks for modules beside the program that imports them
             shutil.copy(program, place)
         return [str(node / "node"), str(place / client.program)]
     place = installed_pip(name, client.packages, folder, fresh, client.alone)
@@ -229,7 +231,10 @@ def installed(name: str, client: Client, folder: Path, fresh: bool) -> list[str]
 
 
 def installed_npm(name: str, packages: tuple[str, ...], folder: Path, fresh: bool) -> tuple[Path, Path]:
-    """Install packages from npm unless they are there; return the folder of Node.js's programs, and the place of `node_modules`."""
+    """Install packages from npm unless they are there.
+
+    Return the folder of Node.js's programs, and the folder with `node_modules`.
+    """
     node, place = folder / "nodejs" / "bin", place_of(name, folder)
     stamped(folder / "nodejs", (NODE,), False, lambda: pip(folder / "nodejs", (NODE,)))
     stamped(place, packages, fresh, lambda: npm(node, place, packages))
@@ -237,9 +242,10 @@ def installed_npm(name: str, packages: tuple[str, ...], folder: Path, fresh: boo
 
 
 def installed_pip(name: str, packages: tuple[str, ...], folder: Path, fresh: bool, alone: str | None = None) -> Path:
-    """Install packages from PyPI into an environment of their own unless they are there; return its place.
+    """Install packages from PyPI into a separate environment unless they are there.
 
-    `alone`: see Client."""
+    Return its folder. `alone`: see Client.
+    """
     place = place_of(name, folder)
     stamped(place, (*packages, alone or ""), fresh, lambda: pip(place, packages, alone))
     return place
@@ -268,7 +274,7 @@ def run(command: list[str], env: dict[str, str] | None = None, cwd: Path | None 
 
 
 def stamped(place: Path, packages: tuple[str, ...], fresh: bool, install: Callable[[], None]) -> None:
-    """Install into a folder where it was not done before: a stamp is written last."""
+    """Install into a folder unless that was done before: a stamp is written last."""
     stamp = place / STAMP
     wanted = json.dumps(packages)
     if not fresh and stamp.exists() and stamp.read_text() == wanted:

@@ -1,9 +1,11 @@
-"""Coding agents that mend a line, unmodified, over a router and two sites: python -m load_tests.scenarios.coding_agents
+"""Unmodified coding agents that fix a line, over a router and two sites.
 
-Each is the program of its registry, started as its user would start it, in a home of its own. The engine alone is a double
-(tests/scripted_site.py), which writes what a good model would: so templates, parsers, grammars, dialects and the router are what is tried, and no
-talent is needed. Each agent has to make a failing test pass, undisturbed and with the site that answers killed in the middle of the edit. Codex and
-Claude Code also have ten turns of one conversation, of which the record says how much was found cached, and at how many sites.
+python -m load_tests.scenarios.coding_agents
+
+Each is the program of its registry, started as its user would start it, in a separate home directory. Only the engine is a double
+(tests/scripted_site.py), which writes what a good model would: so templates, parsers, grammars, dialects and the router are tested, and no capable
+model is needed. Each agent has to make a failing test pass, undisturbed and with the answering site killed in the middle of the edit. Codex and
+Claude Code also have ten turns of one conversation, for which the record has the cached tokens and the number of sites.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 MODEL = "agent"
 AGENT_S = 240.0
 TURNS = 10
-TOKEN_S = 0.02  # of an answer that is to be cut in its middle
+TOKEN_S = 0.02  # pace of an answer that is cut in its middle
 WRONG, RIGHT = "    return a - b\n", "    return a + b\n"
 MODULE = f"def add(a, b):\n{WRONG}"
 CHECK = "from calc import add\n\nassert add(2, 3) == 5\nprint('passed')\n"
@@ -41,17 +43,17 @@ TASK = "The test in test_calc.py fails. Mend calc.py by changing one line, so th
 
 
 class Agent(NamedTuple):
-    """One agent: what is installed, how it is run, and what the model says turn by turn."""
+    """One agent: its packages, its command, and the model's answers turn by turn."""
 
     packages: tuple[str, ...]
     program: str
-    options: Callable[[str, Path, str, bool], list[str]]  # router's URL, home, what is asked, whether a session goes on
+    options: Callable[[str, Path, str, bool], list[str]]  # of router's URL, home, prompt, whether a session continues
     environment: Callable[[str, Path], dict[str, str]]
-    answers: Callable[[Path], list[str]]  # of the work folder
-    edit_turn: int  # the answer with the edit
+    answers: Callable[[Path], list[str]]  # argument: the work folder
+    edit_turn: int  # index of the answer with the edit
     needs_tools: bool = True
     is_node: bool = True
-    files: Callable[[str, Path], dict[str, str]] = lambda url, home: {}  # of its home
+    files: Callable[[str, Path], dict[str, str]] = lambda url, home: {}  # files in its home
 
 
 def call(tool: str, **arguments: Any) -> str:
@@ -61,7 +63,7 @@ def call(tool: str, **arguments: Any) -> str:
 def _codex(url: str, home: Path, said: str, goes_on: bool) -> list[str]:
     provider = f'model_providers.here={{name="here", base_url="{url}/v1", wire_api="responses", env_key="HERE_KEY"}}'
     settings = ("-c", provider, "-c", 'model_provider="here"', "-c", f'model="{MODEL}"')
-    # Its sandbox needs namespaces, which not every machine that this runs on allows.
+    # Its sandbox needs namespaces, which some machines do not allow.
     free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     return ["exec", *(("resume", "--last") if goes_on else ()), *free, *settings, said]
 
@@ -196,7 +198,7 @@ CONVERSING = ("Codex CLI", "Claude Code")
 
 
 class ScriptedNetwork:
-    """A router and two sites whose engines write what a script says; a context manager."""
+    """A router and two sites whose engines write the answers of a script; a context manager."""
 
     NAMES = ("ams1", "iad1")
 
@@ -243,7 +245,7 @@ class ScriptedNetwork:
         self._script.write_text(json.dumps(script))
 
     def mend(self) -> None:
-        """Start the sites that are not running, and wait until the router takes both."""
+        """Start the sites that are not running, and wait until the router uses both."""
         for name in self.NAMES:
             if name not in self._processes or self._processes[name].poll() is not None:
                 self._start(name, "tests.scripted_site", self._folder / f"{name}.toml", self._script, self._log)
@@ -258,7 +260,7 @@ class ScriptedNetwork:
         self._processes[site].wait()
 
     def noted(self, since: int = 0) -> list[dict[str, Any]]:
-        """Return the lines of the engines' log, from this one on."""
+        """Return the lines of the engines' log, from number `since`."""
         lines = self._log.read_text().splitlines()[since:]
         return [json.loads(line) for line in lines]
 
@@ -282,11 +284,11 @@ class ScriptedNetwork:
 class InstalledAgent(NamedTuple):
     agent: Agent
     binary: Path
-    path: str  # of programs that it starts
+    path: str  # PATH of the programs that it starts
     version: str
 
     def run(self, url: str, home: Path, said: str, *, goes_on: bool = False) -> tuple[int, str]:
-        """Run the agent in its home's work folder; return its exit code and the end of what it said."""
+        """Run the agent in its home's work folder; return its exit code and the end of its output."""
         environment = {"PATH": self.path, "HOME": str(home), "TERM": "dumb", **self.agent.environment(url, home)}
         command = [str(self.binary), *self.agent.options(url, home, said, goes_on)]
         try:
@@ -324,7 +326,7 @@ def new_home(agent: Agent, url: str) -> Iterator[Path]:
 
 
 def edit(network: ScriptedNetwork, installed: InstalledAgent, *, kills: bool) -> Record:
-    """Let an agent mend the line. `kills`: the site that answers dies in the middle of the edit."""
+    """Let an agent fix the line. `kills`: the answering site is killed in the middle of the edit."""
     agent = installed.agent
     network.mend()
     began = network.num_noted
@@ -345,11 +347,11 @@ def edit(network: ScriptedNetwork, installed: InstalledAgent, *, kills: bool) ->
         mended = (home / "work" / "calc.py").read_text() == MODULE.replace(WRONG, RIGHT)
     answers = [note for note in network.noted(began) if "prompt" in note]
     wrong = [note["wrong"] for note in answers if note["wrong"]]
-    # A stream goes on behind what was delivered of it; an answer in one piece is made again.
+    # A stream continues after the delivered part; an answer in one piece is computed again.
     edits = {note["site"] for note in answers if note["turn"] == agent.edit_turn and not note["aside"]}
     went_on = any(note["delivered"] for note in answers) or len(edits) > 1
     works = code == 0 and passes and mended and not wrong and (not kills or (bool(killed) and went_on))
-    reason = "" if works else f"exit {code}, passes {passes}, killed {killed}, went on {went_on}, {wrong[:1]} {said}"
+    reason = "" if works else f"exit {code}, passes {passes}, killed {killed}, continued {went_on}, {wrong[:1]} {said}"
     return {"verdict": "works" if works else "fails", "reason": reason, "requests": len(answers)}
 
 
@@ -365,7 +367,10 @@ def _kill_amid_edit(
 
 
 def converse(network: ScriptedNetwork, installed: InstalledAgent) -> Record:
-    """Have ten turns of one conversation; return what was found cached of each turn's prompt from the second on, and how many sites answered."""
+    """Run ten turns of one conversation.
+
+    Return the cached tokens of each turn's prompt from the second on, and how many sites answered.
+    """
     network.mend()
     network.say([f"This is answer {turn}." for turn in range(TURNS)])
     began = network.num_noted

@@ -1,4 +1,4 @@
-"""How long does a model that nobody was using take to answer? Five clocks, from a client's request to its first token, and what they are made of.
+"""Cold starts: five times from a client's request to the first token of an unused model.
 
     (a) nothing runs, the checkpoint is not in the page cache      (b) nothing runs, its files are cached
     (c) the site is up, the model sleeps in host memory            (d) the device is full: another is put to sleep for it
@@ -35,7 +35,7 @@ CLOCKS = {
     "e": "engine host killed",
     "e0": "the same without a standby",
 }
-_STAY_S = 0.5  # beside three times a wake: after that a model may be put to sleep again (runtime/models/residency.py)
+_STAY_S = 0.5  # beyond three times a wake: after that a model may be put to sleep again (runtime/models/residency.py)
 _PLACE_FOR_COPY = 1 << 30
 
 
@@ -125,7 +125,7 @@ def measure(
                     shares.append(page_cache.drop(files))
                 measured.setdefault(clock, []).append(bench.from_nothing())
             if shares:
-                # Above 0: the kernel did not obey, and (a) is not cold.
+                # Above 0: the kernel kept some, and (a) is not cold.
                 facts["still_cached_share"] = round(max(shares), 4)
                 if max(shares) > 0.01:
                     console.log(
@@ -138,7 +138,7 @@ def measure(
 
 
 class Bench:
-    """The clocks of one checkpoint."""
+    """The five measurements of one checkpoint."""
 
     def __init__(self, directory: Path, options: argparse.Namespace) -> None:
         self._source = str(directory)
@@ -159,12 +159,12 @@ class Bench:
             return [self._wake(site) for _ in range(self._rounds)]
 
     def _wake(self, site: SiteProcess) -> Measured:
-        # The first time its weights are still being written there when it falls asleep.
+        # The first time, its weights are still being copied there when it falls asleep.
         site.until(lambda: site.residency("a") == "host", "the model sleeps in host memory")
         return self._asked(site, "a")
 
     def swap(self) -> list[Measured]:
-        """Room for one and a half, two that take turns."""
+        """Measure models that take turns on a device with memory for one and a half."""
         room = {"weights_gib": 1.5 * self._awake_bytes() / GIB}
         with self._site(self._model("a", "auto"), self._model("b", "auto"), **room) as site:
             for model in ("a", "b"):
@@ -196,20 +196,21 @@ class Bench:
         pid = site.pid("engine")
         assert pid is not None
         killed_s = kill(pid)
-        ended_s = next(at for at in events if at > killed_s + 0.005)  # what was on its way already came before
+        ended_s = next(at for at in events if at > killed_s + 0.005)  # earlier tokens were already on their way
         measured = self._measured(site, killed_s, ended_s)
         events.close()  # type: ignore[attr-defined]
         return measured
 
     def _until_kept(self, site: SiteProcess, model: str) -> None:
-        """As at a site that has been up for a while: the weights are in host memory, too.
+        """Wait until the weights are in host memory, too, as at a site that has been up for a while.
 
-        They are written there behind the first requests."""
+        They are copied there after the first requests.
+        """
 
         def is_kept() -> bool:
             return any(each["name"] == model and each["in_host_memory"] for each in site.get("/status")["models"])
 
-        site.until(is_kept, "the model's weights lie in host memory")
+        site.until(is_kept, "the model's weights are in host memory")
 
     def _asked(self, site: SiteProcess, model: str) -> Measured:
         began_s = time.time()
@@ -217,7 +218,10 @@ class Bench:
         return self._measured(site, began_s, time.time())
 
     def _measured(self, site: SiteProcess, began_s: float, ended_s: float) -> Measured:
-        """The site's own spans on the client's clock; what is left after the last of them went into the first token."""
+        """Return the site's own spans on the client's clock.
+
+        The time after the last of them went into the first token.
+        """
         spans = [span for span in site.get("/timeline")["spans"] if began_s <= span["ended_s"] <= ended_s]
         bars = [
             Bar(span["name"], 1e3 * (max(span["began_s"], began_s) - began_s), 1e3 * (span["ended_s"] - began_s))
@@ -228,7 +232,7 @@ class Bench:
         return Measured(total_ms, (*bars, Bar("first token", last_ms, total_ms)))
 
     def _learn_size(self, site: SiteProcess) -> None:
-        """What the engine holds, as opposed to what lies on disk."""
+        """Record the size of the weights in the engine, as opposed to their size on disk."""
         self.weights_bytes = max(self.weights_bytes, site.get("/status")["models"][0]["weights_bytes"])
 
     def _awake_bytes(self) -> int:
@@ -249,9 +253,10 @@ def one_token(model: str) -> dict[str, Any]:
 
 
 def endless(model: str) -> dict[str, Any]:
-    """Ask for an endless answer.
+    """Return a request for an endless answer.
 
-    With random weights most tokens are no text, and make no event: hence the bias, to one that does."""
+    With random weights most tokens are not text, and make no event: hence the bias towards one that does.
+    """
     return {**one_token(model), "max_tokens": 2000, "logit_bias": {"300": 100}}
 
 
@@ -268,7 +273,7 @@ def copy_ms(num_bytes: int) -> float:
 
 
 def median_of(measured: list[Measured]) -> Measured:
-    """The round in the middle, whole: its phases belong together."""
+    """Return the median round as a whole: its phases belong together."""
     return sorted(measured)[(len(measured) - 1) // 2]
 
 

@@ -1,6 +1,7 @@
-"""Other servers' starts, on our (b) clock: from the command to the first answer of one token, with the checkpoint's files in the page cache.
+"""Other servers' starts with cached files, on our clock (b).
 
-Each is found in the folder that `make peers` filled, or left out by name. Knows commands and OpenAI's chat path only.
+Measured from the command to the first answer of one token, with the checkpoint's files in the page cache. Each server is in the folder that `make
+peers` filled, or skipped and named. Knows only commands and OpenAI's chat path.
 """
 
 import http.client
@@ -24,7 +25,7 @@ _ASKED = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "tem
 
 class Peer(NamedTuple):
     command: list[str]
-    model: str  # as its requests name it
+    model: str  # the model's name in its requests
     environment: Mapping[str, str] = MappingProxyType({})
 
 
@@ -56,7 +57,7 @@ def _vllm(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
     python = folder / "vllm" / "bin" / "python"
     if not python.exists():
         raise RuntimeError("not set up; run: make peers")
-    # Its own command asks for package metadata that the CPU repack has under another name.
+    # vLLM's own command asks for package metadata that the CPU build has under another name.
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
     command += ["--port", "PORT", "--max-model-len", "2048", "--enforce-eager"]
     environment = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(threads or 2) - 1}", "VLLM_CPU_KVCACHE_SPACE": "2"}
@@ -73,7 +74,10 @@ def _transformers(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
 
 
 def _start(peer: Peer, log: Path) -> float:
-    """Milliseconds. Raises RuntimeError when it ends, or does not answer in time."""
+    """Start a server; return the milliseconds until its first answer.
+
+    Raises RuntimeError if it exits, or does not answer in time.
+    """
     (port,) = free_ports(1)
     command = [str(port) if part == "PORT" else part for part in peer.command]
     with log.open("wb") as sink:
@@ -98,7 +102,7 @@ def _start(peer: Peer, log: Path) -> float:
 
 
 def _ask(port: int, body: dict[str, Any]) -> tuple[int, bytes] | None:
-    """None: nobody listens yet."""
+    """Send a request; return status and body, or None if the server does not listen yet."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT_S)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
@@ -111,7 +115,7 @@ def _ask(port: int, body: dict[str, Any]) -> tuple[int, bytes] | None:
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """With the workers it has started: they are of its session."""
+    """End a server with the workers it has started: they are in its session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

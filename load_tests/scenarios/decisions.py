@@ -1,8 +1,8 @@
-"""What do decisions cost? python -m load_tests.scenarios.decisions MODEL, a checkpoint's folder or GGUF file with a chat template.
+"""The cost of decisions: python -m load_tests.scenarios.decisions MODEL.
 
-64 questions of four options behind a state of 2,000 tokens, as one request; beside it the prefill of the same state and questions laid end to end,
-and 64 chats with a JSON schema, one for each question. In turn, so that all have the machine as it is; each round has a state of its own, which
-nothing has cached.
+MODEL is a checkpoint's folder or GGUF file with a chat template. One request has 64 questions of four options after a state of 2,000 tokens; it is
+compared with the prefill of the same state and questions in one prompt, and with 64 chats with a JSON schema, one for each question. They take turns,
+so that all see the machine in the same condition; each round has a new state, which no cache holds.
 """
 
 import argparse
@@ -25,7 +25,7 @@ WORDS = (
     "The customer writes that the order",
     "has not come yet, and",
     "asks who may help;",
-    "nobody has answered the call,",
+    "no one has answered the call,",
     "so the case is open.",
 )
 MODEL = "measured"
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measured(site: SiteProcess, number: int) -> dict[str, float]:
-    """Return the seconds of each way of asking the same."""
+    """Return the seconds of each way to ask the same questions."""
     asked = [question(i) for i in range(QUESTIONS)]
     took: dict[str, float] = {}
     text = state(3 * number)
@@ -103,7 +103,7 @@ def question(number: int) -> dict[str, Any]:
 
 
 def state(number: int) -> str:
-    """Return a text of some 2,000 tokens that no other number's begins with."""
+    """Return a text of some 2,000 tokens with a beginning that no other number's has."""
     sentences = [
         f"Case {number}-{i}: {' '.join(WORDS[(i + j) % len(WORDS)] for j in range(len(WORDS)))}"
         for i in range(STATE_TOKENS // 38)

@@ -1,21 +1,30 @@
-"""A day's deploys in five minutes: is every request answered by the version that took it? `make bench-deploys` runs it:
-python -m load_tests.scenarios.deploys [--deploys N].
+"""Five hundred deploys and rollbacks under load, with kill -9 of the site and of the router: is every request answered by one version with that
+version's bindings? `make bench-deploys` runs it: python -m load_tests.scenarios.deploys [--deploys N] [--kills N].
 
 One site and its router, a process each; versions of one function follow each other, every tenth change a rollback, while clients keep requests,
-streams, background work, WebSockets, a queue and Durable Objects busy. Each version writes its number into all that it does, at the beginning and at
-the end: an answer whose two numbers differ, one of a version that had no traffic then, a cut, a lost write or a message that was handled twice is
-an error. WebSockets end with 1012 when their version is replaced, as documented, and come again; an object that is at work in a replaced version is
-called there until it is idle, so an object's version need not be its caller's.
+streams, background work, WebSockets, a queue, Durable Objects, workflows and a cron trigger busy. Each version writes its number, and the one among
+its bindings, into all that it does. Errors are: two numbers that differ, a version that had no traffic then, a cut, a lost write, a message that was
+acknowledged and handled again, a step of a workflow that ran twice. WebSockets end with 1012 when their version is replaced, as documented, and come
+again; an object that is at work in a replaced version is called there until it is idle, so its version need not be its caller's.
+
+A kill may cut what is open between the kill and the moment when the network is well again: such cuts are counted by name and are no errors. What was
+acknowledged before is kept all the same.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
+import random
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +32,24 @@ import aiohttp
 
 from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
+from load_tests.scenarios.ledger import pid_of, wait_until_well
 from pilotlight.wire.hop.bundles import digest_of, pack
 from pilotlight.wire.hop.deployments import PATH
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 
 NAME = "daily"
 LATER_S = 60.0
+RECOVERY_S = 90.0  # until a change that a kill interrupted is served
+BACKGROUND_S = 1.0
+LATE_S = 10.0  # by which work of a busy machine may be late, and so cut by a later kill
 TOKEN = "a-token-of-sixteen-bytes-or-more"
 SITE = '\n[functions]\ndeployments = "ROUTER"\nmax_isolates = 2\n'
 ENVIRONMENT = {DEPLOY_TOKEN_ENV: TOKEN, HOP_SECRET_ENV: "a secret of sixteen bytes or more"}
 MANIFEST = f"""
 name = "{NAME}"
 main = "entry.py"
+[vars]
+NUMBER = 0
 [[kv_namespaces]]
 binding = "KV"
 [[durable_objects.bindings]]
@@ -49,13 +64,26 @@ queue = "{NAME}"
 [[queues.consumers]]
 queue = "{NAME}"
 max_batch_timeout = 0
+[[workflows]]
+name = "{NAME}-steps"
+binding = "STEPS"
+class_name = "Steps"
+[triggers]
+crons = ["* * * * *"]
 """
 ENTRY = """
-import asyncio, json
+import asyncio, json, time
 from urllib.parse import parse_qsl, urlsplit
-from workers import DurableObject, Response, WebSocketPair, WorkerEntrypoint, env
+from workers import DurableObject, Response, WebSocketPair, WorkerEntrypoint, WorkflowEntrypoint, env
 
 VERSION = 0
+
+def bound():
+    return int(env.NUMBER)
+
+async def append(key, *entry):
+    kept = json.loads(await env.KV.get(key) or "[]")
+    await env.KV.put(key, json.dumps([*kept, entry]))
 
 class Tally(DurableObject):
     async def work(self):
@@ -63,18 +91,40 @@ class Tally(DurableObject):
         await asyncio.sleep(0.2)
         count = (self.ctx.storage.kv.get("n") or 0) + 1
         self.ctx.storage.kv.put("n", count)
-        return [first, VERSION, count]
+        return [first, bound(), count]
 
     async def count(self):
         return self.ctx.storage.kv.get("n") or 0
+
+class Steps(WorkflowEntrypoint):
+    async def run(self, event, step):
+        id = event.payload["id"]
+
+        @step.do("first")
+        async def first():
+            began_s = time.time()
+            await append("workflow first " + id, VERSION, bound(), began_s, time.time())
+            return VERSION
+
+        @step.do("second")
+        async def second():
+            began_s = time.time()
+            await append("workflow second " + id, VERSION, bound(), began_s, time.time())
+            return VERSION
+
+        done = [await first()]
+        await step.sleep("rest", "1 second")
+        return [*done, await second()]
 
 class Default(WorkerEntrypoint):
     async def fetch(self, request):
         parts = urlsplit(request.url)
         query, path = dict(parse_qsl(parts.query)), parts.path.rpartition("/")[2]
         id = query.get("id", "")
+        if path == "version":
+            return Response.json([VERSION, bound()])
         if path == "request":
-            await env.KV.put("request " + id, str(VERSION))
+            await env.KV.put("request " + id, str(bound()))
             await asyncio.sleep(0.4)
             return Response.json([VERSION, int(await env.KV.get("request " + id))])
         if path == "stream":
@@ -82,70 +132,136 @@ class Default(WorkerEntrypoint):
                 yield f"{VERSION}\\n"
                 for number in range(8):
                     await asyncio.sleep(0.25)
-                    await env.KV.put("stream " + id, str(VERSION))
+                    await env.KV.put("stream " + id, str(bound()))
                     yield f"{await env.KV.get('stream ' + id)}\\n"
                 yield "end\\n"
             return Response(pieces())
         if path == "background":
             async def work():
-                await asyncio.sleep(1.0)
-                await env.KV.put("background " + id, str(VERSION))
+                await asyncio.sleep(BACKGROUND_S)
+                await env.KV.put("background " + id, str(bound()))
             self.ctx.waitUntil(work())
-            return Response.json([VERSION, VERSION])
+            return Response.json([VERSION, bound()])
         if path == "object":
             first, called = VERSION, await env.OBJECTS.getByName(query["name"]).work()
-            return Response.json([first, VERSION, *called])
+            return Response.json([first, bound(), *called])
         if path == "count":
             return Response.json(await env.OBJECTS.getByName(query["name"]).count())
         if path == "send":
             await env.QUEUE.send(id)
-            return Response.json([VERSION, VERSION])
+            return Response.json([VERSION, bound()])
+        if path == "workflow":
+            await env.STEPS.create(id=id, params={"id": id})
+            return Response.json([VERSION, bound()])
+        if path == "status":
+            status = await (await env.STEPS.get(id)).status()
+            return Response.json([status.status, status.output])
         if path == "kept":
-            return Response.json(await env.KV.get(query["key"]))
+            return Response.json(await asyncio.gather(*(env.KV.get(key) for key in query["keys"].split(","))))
         if path == "socket":
             client, server = WebSocketPair.new().object_values()
             server.accept()
             async def echo():
                 async for message in server:
-                    await server.send(json.dumps([message, VERSION]))
+                    await server.send(json.dumps([message, VERSION, bound()]))
             self.ctx.waitUntil(echo())
             return Response(None, status=101, web_socket=client)
         return Response("healthy")
 
     async def queue(self, batch):
-        first = VERSION
+        first, began_s = VERSION, time.time()
         await asyncio.sleep(0.3)
         for message in batch.messages:
-            seen = json.loads(await env.KV.get("queue " + message.body) or "[]")
-            await env.KV.put("queue " + message.body, json.dumps([*seen, [first, VERSION, message.attempts]]))
+            await append("queue " + message.body, first, bound(), began_s, time.time())
+            message.ack()
+        if len(batch.messages) % 2:
+            raise ValueError("after its messages were acknowledged")
+
+    async def scheduled(self, controller):
+        first, began_s = VERSION, time.time()
+        await asyncio.sleep(0.3)
+        await append(f"cron {int(controller.scheduledTime) // 60000}", first, bound(), began_s, time.time())
 """
 
 
-class Rollout:
-    """The versions of the function, and when each had the traffic for all that this process knows."""
+class Cut(Exception):
+    """An answer that did not come, or not whole: an error unless a process was killed meanwhile."""
 
-    def __init__(self, session: aiohttp.ClientSession, folder: Path) -> None:
+
+@dataclass
+class Window:
+    """The time of a kill's effects."""
+
+    target: str
+    from_s: float  # by the monotonic clock
+    from_wall_s: float
+    until_s: float = float("inf")
+    until_wall_s: float = float("inf")
+
+
+class Kills:
+    """Processes that are killed, one after another, and when the network was not well for that."""
+
+    def __init__(self, network: LocalNetwork | None, rng: random.Random) -> None:
+        self._network = network
+        self._rng = rng
+        self.windows: list[Window] = []
+        self.is_well = asyncio.Event()
+        self.is_well.set()
+
+    async def kill(self, target: str) -> None:
+        """Kill the site or the router at a moment of the next tenth of a second. Returns when all are well again."""
+        assert self._network is not None
+        pid = await asyncio.to_thread(pid_of, self._network, target, self._rng)
+        await asyncio.sleep(self._rng.uniform(0.0, 0.1))
+        window = Window(target, time.monotonic(), time.time())
+        self.windows.append(window)
+        self.is_well.clear()
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(wait_until_well, self._network, pid)
+        window.until_s, window.until_wall_s = time.monotonic(), time.time()
+        self.is_well.set()
+
+    @property
+    def longest_s(self) -> float:
+        """Return the longest time from a kill to a network that is well."""
+        return round(max((each.until_s - each.from_s for each in self.windows), default=0.0), 1)
+
+    def between(self, from_s: float, until_s: float) -> Window | None:
+        """Return the kill whose effects fall into this time of the monotonic clock."""
+        return next((each for each in self.windows if each.from_s <= until_s and from_s <= each.until_s), None)
+
+    def of_site_at(self, from_wall_s: float, until_wall_s: float) -> bool:
+        """Tell whether the site was killed, or away, at some moment of this time of the wall clock."""
+        windows = (each for each in self.windows if each.target == "site")
+        return any(each.from_wall_s <= until_wall_s and from_wall_s <= each.until_wall_s for each in windows)
+
+
+class Rollout:
+    """The versions of the function, and the times at which each may have had the traffic."""
+
+    def __init__(self, session: aiohttp.ClientSession, folder: Path, kills: Kills) -> None:
         self._session = session
         self._folder = folder
+        self._kills = kills
         self._began: list[tuple[int, float]] = []  # versions, and when their deploy was asked for
         self._done_s: list[float] = []
         self._revision = 0
+        self.num_interrupted = 0  # changes that a kill met
+        self.num_refused = 0  # because the only site was not healthy, though none was killed
 
     async def deploy(self, version: int) -> None:
         self._folder.mkdir(exist_ok=True)
-        (self._folder / "entry.py").write_text(ENTRY.replace("VERSION = 0", f"VERSION = {version}"))
-        (self._folder / "wrangler.toml").write_text(MANIFEST)
+        code = ENTRY.replace("VERSION = 0", f"VERSION = {version}").replace("BACKGROUND_S", str(BACKGROUND_S))
+        (self._folder / "entry.py").write_text(code)
+        (self._folder / "wrangler.toml").write_text(MANIFEST.replace("NUMBER = 0", f"NUMBER = {version}"))
         data = pack(self._folder)
         digest = digest_of(data)
-        await self._send("PUT", f"{PATH}/bundles/{digest}", data)
-        self._began.append((version, time.monotonic()))
-        wanted = {"digest": digest, "expected_revision": self._revision, "keeps_data": True}
-        await self._change("POST", f"{PATH}/{NAME}", wanted)
+        await self._change(version, f"{PATH}/{NAME}", {"digest": digest, "keeps_data": True}, (digest, data))
 
     async def roll_back(self) -> None:
         """Give the traffic to the version before; it is then deployed again by nobody."""
-        self._began.append((self._began[-2][0], time.monotonic()))
-        await self._change("POST", f"{PATH}/{NAME}/rollback", {"expected_revision": self._revision})
+        await self._change(self._began[-1 if len(self._began) < 2 else -2][0], f"{PATH}/{NAME}/rollback", {})
 
     def may_have_taken(self, version: int, asked_s: float, answered_s: float) -> bool:
         """Tell whether a version may have had the traffic at some moment between a request and its answer."""
@@ -155,73 +271,135 @@ class Rollout:
                 return True
         return False
 
-    async def _change(self, method: str, path: str, wanted: dict[str, Any]) -> None:
-        changed = json.loads(await self._send(method, path, json.dumps(wanted).encode()))
+    async def _change(
+        self, version: int, path: str, wanted: dict[str, Any], bundle: tuple[str, bytes] | None = None
+    ) -> None:
+        """Make a change, as an author would whose command failed: look at the state, and try again if it was not made."""
+        began_s = time.monotonic()
+        self._began.append((version, began_s))
+        is_interrupted = False
+        while True:
+            try:
+                if bundle is not None:
+                    await self._send("PUT", f"{PATH}/bundles/{bundle[0]}", bundle[1])
+                body = json.dumps({**wanted, "expected_revision": self._revision}).encode()
+                changed = json.loads(await self._send("POST", path, body))
+                is_confirmed = not changed["unconfirmed"]
+                break
+            except (aiohttp.ClientError, TimeoutError, Cut) as error:
+                is_killed = self._kills.between(began_s, time.monotonic()) is not None
+                is_away = "no_site_available" in str(error) and time.monotonic() < began_s + RECOVERY_S
+                if not is_killed and not is_away:  # a busy machine's site may miss its health probes
+                    raise RuntimeError(f"{path}: {type(error).__name__}: {error}") from None
+                is_interrupted = is_killed
+                self.num_refused += not is_killed
+                await self._kills.is_well.wait()
+                await asyncio.sleep(0.2)
+                changed, is_confirmed = json.loads(await self._send("GET", f"{PATH}/{NAME}")), False
+                if changed["revision"] > self._revision:
+                    break
         self._revision = changed["revision"]
-        if changed["unconfirmed"]:
-            raise RuntimeError(f"not served in time: {changed['unconfirmed']}")
+        if not is_confirmed:
+            is_interrupted = self._kills.between(began_s, time.monotonic()) is not None
+            if not is_interrupted and not self.num_refused:
+                raise RuntimeError(f"not served in time: {changed['unconfirmed']}")
+            await self._until_served(version)
+        self.num_interrupted += is_interrupted
         self._done_s.append(time.monotonic())
 
-    async def _send(self, method: str, path: str, body: bytes) -> bytes:
+    async def _until_served(self, version: int) -> None:
+        until_s = time.monotonic() + RECOVERY_S
+        served: Any = None
+        while time.monotonic() < until_s:
+            with suppress(aiohttp.ClientError, TimeoutError, Cut):
+                served = json.loads(await self._send("GET", f"/fn/{NAME}/version"))
+                if served == [version, version]:
+                    return
+            await asyncio.sleep(0.05)
+        raise RuntimeError(f"version {version} is not served {RECOVERY_S:g} s after a kill, but {served}")
+
+    async def _send(self, method: str, path: str, body: bytes | None = None) -> bytes:
         headers = {"authorization": f"Bearer {TOKEN}"}
         async with self._session.request(method, path, data=body, headers=headers) as answer:
             data = await answer.read()
             if answer.status >= 300:
-                raise RuntimeError(f"{method} {path}: {answer.status} {data.decode(errors='replace')[:500]}")
+                raise Cut(f"{answer.status} {data.decode(errors='replace')[:500]}")
             return data
 
 
 class Clients:
-    """Clients that keep the function busy. `errors` are sentences."""
+    """Clients that keep the function busy. `errors` are sentences, `cuts` the kinds of what kills have cut."""
 
-    def __init__(self, session: aiohttp.ClientSession, rollout: Rollout) -> None:
+    def __init__(self, session: aiohttp.ClientSession, rollout: Rollout, kills: Kills) -> None:
         self._session = session
         self._rollout = rollout
+        self._kills = kills
         self._number = 0
         self.is_over = False
         self._until_s = 0.0  # work that has not ended by then is lost
         self.counts: Counter[str] = Counter()
+        self.cuts: Counter[str] = Counter()
         self.errors: list[str] = []
-        self._versions: dict[str, int] = {}  # by id, of what was promised for later
+        self._kept: dict[str, int] = {}  # keys that were acknowledged, and the version that wrote them
+        self._background: dict[str, tuple[int, float]] = {}  # version, and the wall clock's time of the answer
+        self._asked_objects: Counter[str] = Counter()
         self._objects: Counter[str] = Counter()
         self._sent: list[str] = []
+        self._workflows: list[str] = []
+        self._began_wall_s = time.time()
 
     async def keep_asking(self, work: Callable[[str], Awaitable[None]]) -> None:
         while not self.is_over:
             self._number += 1
-            kind = work.__name__
+            kind, asked_s, number = work.__name__, time.monotonic(), self._number
             try:
-                await work(str(self._number))
+                await work(str(number))
                 self.counts[kind] += 1
+            except (aiohttp.ClientError, TimeoutError, Cut) as error:
+                window = self._kills.between(asked_s, time.monotonic())
+                if window is None:
+                    self.errors.append(f"{kind} {number}: {type(error).__name__}: {error}")
+                else:
+                    self.cuts[f"{kind}, by a kill of the {window.target}"] += 1
+                    await asyncio.sleep(0.1)
             except Exception as error:
-                self.errors.append(f"{kind} {self._number}: {type(error).__name__}: {error}")
+                self.errors.append(f"{kind} {number}: {type(error).__name__}: {error}")
 
     async def request(self, id: str) -> None:
-        await self._versions_of("request", id=id)
+        self._kept[f"request {id}"] = await self._version_of("request", id=id)
 
     async def background(self, id: str) -> None:
-        self._versions[id] = await self._versions_of("background", id=id)
+        version = await self._version_of("background", id=id)
+        self._background[id] = version, time.time()
         await asyncio.sleep(0.1)
 
     async def send(self, id: str) -> None:
-        await self._versions_of("send", id=id)
+        await self._version_of("send", id=id)
         self._sent.append(id)
         await asyncio.sleep(0.1)
 
+    async def workflow(self, id: str) -> None:
+        await self._version_of("workflow", id=f"w{id}")
+        self._workflows.append(f"w{id}")
+        await asyncio.sleep(0.5)
+
     async def object(self, id: str) -> None:
         name = str(int(id) % 5)
-        self._objects[name] += 1
+        self._asked_objects[name] += 1
         _, _, first, last, _ = await self._answer("object", name=name)
+        self._objects[name] += 1
         if first != last:
-            raise ValueError(f"a call of an object was begun by version {first} and ended by {last}")
+            raise ValueError(f"a call of an object began in version {first} and had the bindings of {last}")
 
     async def stream(self, id: str) -> None:
         asked_s = time.monotonic()
         async with self._session.get(f"/fn/{NAME}/stream", params={"id": id}) as answer:
-            lines = (await answer.read()).decode().split()
+            text = (await answer.read()).decode()
+            lines = _checked(answer.status, text).split()
         if len(lines) != 10 or lines[-1] != "end" or len(set(lines[:-1])) != 1:
             raise ValueError(f"{answer.status} {lines}")
         self._check(int(lines[0]), asked_s)
+        self._kept[f"stream {id}"] = int(lines[0])
 
     async def socket(self, id: str) -> None:
         asked_s, versions, number = time.monotonic(), set[int](), 0
@@ -231,12 +409,12 @@ class Clients:
                 message = await socket.receive(30)
                 if message.type is not aiohttp.WSMsgType.TEXT:
                     if socket.close_code != 1012:
-                        raise ValueError(f"closed with {socket.close_code}")
+                        raise Cut(f"closed with {socket.close_code}")
                     break
-                echoed, version = json.loads(message.data)
+                echoed, *numbers = json.loads(message.data)
                 if echoed != str(number):
                     raise ValueError(f"{echoed} in place of {number}")
-                versions.add(version)
+                versions.update(numbers)
                 number += 1
                 await asyncio.sleep(0.1)
         if len(versions) > 1:
@@ -245,90 +423,171 @@ class Clients:
             self._check(version, asked_s)
 
     async def check_later(self) -> None:
-        """Look at what was promised: background work, messages, objects' counts."""
+        """Look at all that was acknowledged: writes, background work, messages, objects, workflows, the minutes of the cron trigger."""
+        until_wall_s = time.time()
         self._until_s = time.monotonic() + LATER_S
-        for id, version in self._versions.items():
-            if (kept := await self._eventually(f"background {id}")) != str(version):
-                self.errors.append(f"background work {id} of version {version} has kept {kept!r}")
-        for id in self._sent:
-            runs = json.loads(await self._eventually(f"queue {id}") or "[]")
-            if len(runs) != 1 or runs[0][0] != runs[0][1] or runs[0][2] != 1:
-                self.errors.append(
-                    f"message {id} was handled by {runs} (version at the beginning, at the end, attempts)"
-                )
+        for key, kept in (await self._found(list(self._kept), waits=False)).items():
+            if kept != str(self._kept[key]):
+                self.errors.append(f"{key} was acknowledged by version {self._kept[key]} and has kept {kept!r}")
+        await self._check_background()
+        for key, kept in (await self._found([f"queue {id}" for id in self._sent])).items():
+            self._check_runs(key, kept)
         for name, count in self._objects.items():
-            async with self._session.get(f"/fn/{NAME}/count", params={"name": name}) as answer:
-                if (kept := await answer.json(content_type=None)) != count:
-                    self.errors.append(f"the object {name} was asked {count} times and has kept {kept}")
+            kept = await self._get("count", name=name)
+            if not count <= kept <= self._asked_objects[name]:
+                asked = f"acknowledged {count} and asked {self._asked_objects[name]} times"
+                self.errors.append(f"the object {name} was {asked} and has kept {kept}")
+        await self._check_workflows()
+        await self._check_minutes(until_wall_s)
 
-    async def _versions_of(self, path: str, **params: str) -> int:
+    async def _check_background(self) -> None:
+        found = await self._found([f"background {id}" for id in self._background])
+        for id, (version, answered_s) in self._background.items():
+            if (kept := found[f"background {id}"]) == str(version):
+                continue
+            if kept is None and self._kills.of_site_at(answered_s - 1.0, answered_s + BACKGROUND_S + LATE_S):
+                self.cuts["background work, by a kill of the site"] += 1
+            else:
+                self.errors.append(f"background work {id} of version {version} has kept {kept!r}")
+
+    async def _check_workflows(self) -> None:
+        for id in self._workflows:
+            while (status := await self._get("status", id=id))[0] not in ("complete", "errored", "terminated"):
+                if time.monotonic() > self._until_s:
+                    break
+                await asyncio.sleep(0.1)
+            if status[0] != "complete":
+                self.errors.append(f"the workflow {id} has ended with {status}")
+        steps = [f"workflow {step} {id}" for id in self._workflows for step in ("first", "second")]
+        for key, kept in (await self._found(steps)).items():
+            self._check_runs(key, kept)
+
+    async def _check_minutes(self, until_wall_s: float) -> None:
+        """Each whole minute of the run has one firing, by one version."""
+        minutes = range(int(self._began_wall_s // 60) + 1, int(until_wall_s // 60) + (until_wall_s % 60 > LATE_S))
+        for minute in minutes:
+            (kept,) = (await self._found([f"cron {minute}"])).values()
+            if kept is None and self._kills.of_site_at(60.0 * minute, 60.0 * minute + LATE_S):
+                self.cuts["cron, by a kill of the site"] += 1
+                continue
+            runs = json.loads(kept or "[]")
+            if len(runs) != 1 or runs[0][0] != runs[0][1]:
+                self.errors.append(f"the minute {minute} has been run by {runs}")
+        self.counts["cron"] = len(minutes)
+
+    def _check_runs(self, key: str, kept: str | None) -> None:
+        """Check what ran once: again only where the site was killed before its outcome was on the disk."""
+        runs = json.loads(kept or "[]")
+        again = [run for run, following in itertools.pairwise(runs) if not self._kills.of_site_at(run[2], following[2])]
+        if not runs or again or any(run[0] != run[1] for run in runs):
+            self.errors.append(f"{key} was handled by {runs} (version, that of its bindings, beginning and end)")
+        elif len(runs) > 1:
+            self.cuts[f"{key.split()[0]} handled again, after a kill of the site"] += 1
+
+    async def _version_of(self, path: str, **params: str) -> int:
         return int((await self._answer(path, **params))[0])
 
     async def _answer(self, path: str, **params: str) -> list[Any]:
-        """Ask, and check the versions at the beginning and at the end, which an answer begins with."""
+        """Ask, and check the version's number and that of its bindings, which an answer begins with."""
         asked_s = time.monotonic()
-        async with self._session.get(f"/fn/{NAME}/{path}", params=params) as answer:
-            text = await answer.text()
-        if answer.status != 200:
-            raise ValueError(f"{answer.status} {text[:200]}")
-        answered: list[Any] = json.loads(text)
+        answered: list[Any] = await self._get(path, **params)
         first, last, *_ = answered
         if first != last:
-            raise ValueError(f"begun by version {first} and ended by {last}")
+            raise ValueError(f"begun by version {first}, with the bindings of {last}")
         self._check(first, asked_s)
         return answered
+
+    async def _get(self, path: str, **params: str) -> Any:
+        async with self._session.get(f"/fn/{NAME}/{path}", params=params) as answer:
+            return json.loads(_checked(answer.status, await answer.text()))
 
     def _check(self, version: int, asked_s: float) -> None:
         if not self._rollout.may_have_taken(version, asked_s, time.monotonic()):
             raise ValueError(f"answered by version {version}, which had no traffic then")
 
-    async def _kept(self, key: str) -> Any:
-        async with self._session.get(f"/fn/{NAME}/kept", params={"key": key}) as answer:
-            return await answer.json(content_type=None)
-
-    async def _eventually(self, key: str) -> Any:
-        """Return what is kept under a key, as soon as it is: work may be under way still."""
-        while (found := await self._kept(key)) is None and time.monotonic() < self._until_s:
+    async def _found(self, keys: list[str], *, waits: bool = True) -> dict[str, str | None]:
+        """Return what is kept under keys; `waits` for those that are missing: work may be under way still."""
+        found: dict[str, str | None] = {}
+        missing = keys
+        while missing:
+            for start in range(0, len(missing), 50):
+                some = missing[start : start + 50]
+                found.update(zip(some, await self._get("kept", keys=",".join(some)), strict=True))
+            missing = [key for key in keys if found[key] is None]
+            if not waits or time.monotonic() > self._until_s:
+                break
             await asyncio.sleep(0.05)
         return found
 
 
-async def deploy_under_load(url: str, folder: Path, num_deploys: int, within_s: float, each: int = 2) -> dict[str, Any]:
-    """Make the changes, at most that many seconds' worth of pauses between them, with `each` clients of every kind; return counts and errors."""
+def _checked(status: int, text: str) -> str:
+    """Return an answer's text. Raises Cut where a site or a router was away, ValueError for any other error."""
+    if status in (502, 503, 504):
+        raise Cut(f"{status} {text[:200]}")
+    if status != 200:
+        raise ValueError(f"{status} {text[:200]}")
+    return text
+
+
+async def deploy_under_load(
+    url: str,
+    folder: Path,
+    num_deploys: int,
+    within_s: float,
+    each: int = 2,
+    network: LocalNetwork | None = None,
+    num_kills: int = 0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Make the changes, at most that many seconds' worth of pauses between them, with `each` clients of every kind, and kill processes of the network
+    during some of them; return counts and errors."""
     timeout = aiohttp.ClientTimeout(total=120)
+    rng = random.Random(seed)
+    killed_at = sorted(rng.sample(range(2, num_deploys + 1), num_kills))
     async with aiohttp.ClientSession(url, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-        rollout = Rollout(session, folder)
+        kills = Kills(network, rng)
+        rollout = Rollout(session, folder, kills)
         await rollout.deploy(1)
-        clients = Clients(session, rollout)
-        kinds = (clients.request, clients.stream, clients.background, clients.send, clients.object, clients.socket)
+        clients = Clients(session, rollout, kills)
+        kinds = (
+            clients.request, clients.stream, clients.background, clients.send, clients.object, clients.socket, clients.workflow,
+        )  # fmt: skip
         tasks = [asyncio.create_task(clients.keep_asking(kind)) for kind in kinds for _ in range(each)]
         started_s, slowest_s = time.monotonic(), 0.0
         for number in range(2, num_deploys + 1):
             due_s = started_s + within_s * (number - 1) / num_deploys
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             began_s = time.monotonic()
+            killing = None
+            if number in killed_at:
+                killing = asyncio.create_task(kills.kill(("site", "router")[killed_at.index(number) % 2]))
             await (rollout.roll_back() if number % 10 == 0 else rollout.deploy(number))
-            slowest_s = max(slowest_s, time.monotonic() - began_s)
+            if killing is None:
+                slowest_s = max(slowest_s, time.monotonic() - began_s)
+            else:
+                await killing
             if number % 10 == 0:
-                print(
-                    f"{number} changes, {sum(clients.counts.values())} answers, {len(clients.errors)} errors",
-                    file=sys.stderr,
-                )
+                told = f"{number} changes, {sum(clients.counts.values())} answers, {sum(clients.cuts.values())} cuts"
+                print(f"{told}, {len(clients.errors)} errors", file=sys.stderr)
         clients.is_over = True
         await asyncio.gather(*tasks)
         took_s = time.monotonic() - started_s
         await clients.check_later()
     return {
-        "changes": num_deploys, "seconds": round(took_s, 1), "slowest change s": round(slowest_s, 2),
-        "answers": dict(clients.counts), "errors": clients.errors,
+        "changes": num_deploys, "kills": num_kills, "longest outage s": kills.longest_s, "changes that a kill interrupted": rollout.num_interrupted,
+        "changes refused, the site being busy": rollout.num_refused,
+        "seconds": round(took_s, 1), "slowest change s": round(slowest_s, 2),
+        "answers": dict(clients.counts), "cut by kills": dict(clients.cuts), "errors": clients.errors,
     }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--deploys", type=int, default=100)
+    parser.add_argument("--deploys", type=int, default=500)
+    parser.add_argument("--kills", type=int, default=20, help="of the site and of the router, in turns")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument(
-        "--seconds", type=float, default=300.0, help="over which they are spread, if they are quick enough"
+        "--seconds", type=float, default=600.0, help="over which they are spread, if they are quick enough"
     )
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
@@ -336,7 +595,17 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="pilotlight-") as folder,
         LocalNetwork(environment=ENVIRONMENT, num_sites=1, site_settings=SITE) as network,
     ):
-        result = asyncio.run(deploy_under_load(network.url, Path(folder) / NAME, options.deploys, options.seconds))
+        result = asyncio.run(
+            deploy_under_load(
+                network.url,
+                Path(folder) / NAME,
+                options.deploys,
+                options.seconds,
+                network=network,
+                num_kills=options.kills,
+                seed=options.seed,
+            )
+        )
     print(json.dumps({**result, "errors": len(result["errors"])}))
     for error in result["errors"][:50]:
         print(error)

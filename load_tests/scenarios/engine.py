@@ -1,4 +1,6 @@
-"""The engine's decode and prefill steps on this device, a model's shape with random weights: `make gpu-bench` runs it after the kernels.
+"""The engine's decode and prefill steps on this device, with random weights.
+
+`make gpu-bench` runs it after the kernels:
 
     python -m load_tests.scenarios.engine --shape 8b
     python -m load_tests.scenarios.engine --rehearse    on a CPU, a tiny shape, and a record only under $OUT
@@ -34,7 +36,7 @@ def main() -> int:
     batches, prompts = ([1, 4], [64, 256]) if options.rehearse else ([1, 8, 64, 256], [512, 2048, 8192, 32768])
     path = None
     for results in measure(shape, device, dtype, batches, prompts, options.budget_s):
-        if not options.rehearse or os.environ.get("OUT"):  # at once: a step that hangs takes no other's row along
+        if not options.rehearse or os.environ.get("OUT"):  # at once: a step that hangs does not lose other rows
             path = write_record(f"{SUBJECT}-{shape}", results, ("torch", "triton"))
     show(results)
     if path:

@@ -1,9 +1,9 @@
-"""This engine beside others on one machine, one checkpoint, in one run: `make bench-engine` (`make peers` sets the others up).
+"""This engine beside others on one machine, one checkpoint, in one run: `make bench-engine`.
 
-Half a billion random weights in bf16. Prefill: time from a prompt to its first token. Decode: output tokens per second of a batch, from the
-moment when every sequence has its first. The engines take turns in every round, so that a noisy neighbour disturbs all of them; figures are medians
-over rounds. How fast memory can be read changes by a factor of two within a minute where others share it, so it is measured before and after each
-decode, and a decode is held against the mean of the two.
+`make peers` installs the others. The checkpoint has half a billion random weights in bf16. Prefill: time from a prompt to its first token. Decode:
+output tokens per second of a batch, from the moment when every sequence has its first. The engines take turns in every round, so that a noisy
+neighbour disturbs all of them; figures are medians over rounds. On shared machines the read bandwidth of memory changes by a factor of two within a
+minute, so it is measured before and after each decode, and a decode is compared with the mean of the two.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Task(NamedTuple):
 class Answer(NamedTuple):
     tokens_per_s: float
     peak_rss_bytes: int
-    read_gb_per_s: float = 0.0  # of the machine, beside it
+    read_gb_per_s: float = 0.0  # of the machine at the same time
 
 
 class Engine(Protocol):
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
 
 class Process:
-    """A runner that waits for commands. What it prints besides goes to a log."""
+    """A runner process that executes commands. Its other output goes to a log."""
 
     def __init__(
         self,
@@ -171,7 +171,10 @@ def main() -> int:
 
 
 def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[int, Task, str]]:
-    """One after another, and each round begins with another engine: whoever is first finds a cooler machine."""
+    """Yield turns, one after another; each round starts with another engine.
+
+    The first one finds a cooler machine.
+    """
     for number in range(rounds):
         for task in tasks:
             for i in range(len(names)):
@@ -181,7 +184,7 @@ def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[in
 def start_engines(
     options: argparse.Namespace, scope: ExitStack, console: Console
 ) -> tuple[dict[str, Engine], dict[str, str]]:
-    """Start the engines that are set up; of the others, return why not."""
+    """Start the engines that are installed; return why the others are not."""
     peers, threads = options.peers, options.threads
     model, set_up = peers / "checkpoint", "run: make peers"
     vllm = peers / "vllm" / "bin" / "python"
@@ -258,8 +261,10 @@ def summarise(
 
 
 def share_of_ceiling(task: Task, answer: Answer, limits: dict[str, float], output_tokens: int) -> float:
-    """Return the share of the matmul rate for prompts, and of the read bandwidth beside it for decode, which reads weights once a step and keys and
-    values once a sequence."""
+    """Return the share of the matmul rate for prompts, and of the read bandwidth for decode.
+
+    Decode reads weights once per step and keys and values once per sequence.
+    """
     tokens_per_s = answer.tokens_per_s
     if task.measure == "prefill":
         flops = checkpoint.flops_per_prompt(task.prompt_tokens) / task.prompt_tokens * tokens_per_s

@@ -1,7 +1,9 @@
-"""What do clients notice of each fault? `make bench-faults` runs the table: python -m load_tests.scenarios.faults [--only WORDS].
+"""The effect of each fault on clients. `make bench-faults` runs the table.
 
-Three sites and a router, a process each, 18 streams at once; each stream must end with the tokens of its undisturbed run, and none may stand still
-for longer than its row allows. Rows that need root, a packet filter or a mount namespace say so where the machine has none.
+python -m load_tests.scenarios.faults [--only WORDS]
+
+Three sites and a router, a process each, serve 18 streams at once; each stream must end with the tokens of its undisturbed run, and none may pause
+for longer than its row allows. Rows that need root, a packet filter or a mount namespace are reported as such on a machine without.
 """
 
 import argparse

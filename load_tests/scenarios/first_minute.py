@@ -1,6 +1,6 @@
-"""A newcomer's first minute: from `make up` to an answer that streams into a browser, by a script that looks, reads and types as a person does.
+"""A newcomer's first minute, by a script: from `make up` to an answer that streams into a browser.
 
-python -m load_tests.scenarios.first_minute              with pictures in docs/
+python -m load_tests.scenarios.first_minute with pictures in docs/
 
 `make up` is run where everything that it installs is there (the first time of all it downloads for minutes). A person is slower than a program: each
 step begins after READ_S seconds, and keys are pressed KEY_S apart.
@@ -25,9 +25,9 @@ from load_tests.scenarios.page import chromium
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 READ_S = 2.0
-KEY_S = 0.08  # 60 words a minute are 0.2; a question is pasted as often as typed
+KEY_S = 0.08  # 60 words a minute are 0.2 s; a question is pasted as often as typed
 QUESTION = "What is the airport code of Lisbon?"
-READY_S = 600.0  # where `make up` has to install first
+READY_S = 600.0  # long enough for `make up` to install first
 
 
 def main() -> None:
@@ -61,9 +61,10 @@ def main() -> None:
 
 
 def address_of(network: "subprocess.Popen[str]") -> str:
-    """Return the address that it prints when it is ready.
+    """Return the address that the network prints when it is ready.
 
-    Its further output is read and dropped. Raises SystemExit."""
+    Its further output is read and dropped. Raises SystemExit.
+    """
     assert network.stdout is not None
 
     def end_late() -> None:

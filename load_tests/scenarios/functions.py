@@ -1,9 +1,11 @@
-"""Functions: cold starts, what a warm call costs, and what a site carries: `make bench-functions` runs it: python -m load_tests.scenarios.functions.
+"""Functions: cold starts, the cost of a warm call, and a site's capacity.
 
-A whole site in a process of its own with the embedded model, and a client on the same machine. A cold start is measured from the request's first byte
-in to the answer's first byte out, with no isolate of the function alive: of a new function whose zygote, made when it was deployed, has imported its
-packages, of one scaled to zero, and of one whose zygote had to give way to others, so that nothing of it is in memory. The warm cost is a call of the
-function beside a call of a route of the site itself, in turns. Targets: cold p50 <= 15 ms plain, <= 60 ms with FastAPI, httpx and pydantic; warm
+`make bench-functions` runs it: python -m load_tests.scenarios.functions.
+
+A whole site runs in a separate process with the embedded model, and a client on the same machine. A cold start is measured from the request's first
+byte in to the answer's first byte out, with no isolate of the function alive: for a new function whose zygote, made when it was deployed, has
+imported its packages, for one scaled to zero, and for one whose zygote was evicted, so that nothing of it is in memory. The warm cost compares a call
+of the function with a call of a route of the site itself, in turns. Targets: cold p50 <= 15 ms plain, <= 60 ms with FastAPI, httpx and pydantic; warm
 overhead p50 <= 1.5 ms; first token of env.AI within 5 ms of the route's own; a neighbour's p99 beside hostile functions within 2x of that in the
 quiet stretch before, in the median of the rounds.
 """
@@ -108,7 +110,10 @@ def layer_of(peers: Path | None) -> Path | None:
 
 
 def install(layer: Path) -> Path | None:
-    """None where packages cannot be had: then only the plain function is measured."""
+    """Install the packages; return None if they are not available.
+
+    Then only the plain function is measured.
+    """
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(layer)]
     done = subprocess.run([*command, "fastapi", "httpx"], capture_output=True, text=True, check=False)
     return layer if done.returncode == 0 else None
@@ -149,7 +154,7 @@ def measure(folder: Path, layer: Path | None, options: argparse.Namespace, conso
 def cold_starts(
     folder: Path, functions: dict[str, str], layer: Path | None, number: int, console: Console
 ) -> dict[str, Any]:
-    """Each is of another function, so that nothing of it is in memory."""
+    """Measure cold starts, each of another function, so that nothing of it is in memory."""
     results: dict[str, Any] = {}
     kinds = [kind for kind in KINDS if f"{kind}0" in functions]
     with (
@@ -167,7 +172,7 @@ def cold_starts(
         running_site(folder, functions, layer, idle_s=IDLE_S, zygotes_mib=0) as (port, _),
         console.status("without zygotes"),
     ):
-        time.sleep((0.6 if "fastapi" in kinds else 0.05) * number + 3.0)  # and their zygotes have given way
+        time.sleep((0.6 if "fastapi" in kinds else 0.05) * number + 3.0)  # and their zygotes are evicted
         for kind in kinds:
             nothing = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
             results[f"{kind}, nothing in memory"] = percentiles(nothing)
@@ -185,7 +190,7 @@ def write_function(folder: Path, name: str, source: str) -> None:
 def running_site(
     folder: Path, functions: dict[str, str], layer: Path | None, *, idle_s: float, zygotes_mib: int
 ) -> Iterator[tuple[int, int]]:
-    """Its port, and the tier of isolation that it has reached."""
+    """Run a site; yield its port, and the tier of isolation that it has reached."""
     (port,) = free_ports(1)
     lines = [
         'name = "bench"', 'place = { city = "here", latitude = 0.0, longitude = 0.0 }', f"listen = {{ port = {port} }}",
@@ -209,7 +214,7 @@ def running_site(
 
 
 def _ready(port: int, process: "subprocess.Popen[bytes]") -> int:
-    """The isolation tier, once the site is ready."""
+    """Wait until the site is ready; return its isolation tier."""
     ends_at = time.monotonic() + 60
     while time.monotonic() < ends_at and process.poll() is None:
         try:
@@ -227,7 +232,7 @@ def _ready(port: int, process: "subprocess.Popen[bytes]") -> int:
 
 
 def first_byte_ms(port: int, path: str) -> float:
-    """Time from the request's first byte to the answer's first byte, on a connection that is open already."""
+    """Return the time from the request's first byte to the answer's first byte, on an open connection."""
     with socket.create_connection(("127.0.0.1", port), 30) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         request = f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode()
@@ -243,7 +248,7 @@ def first_byte_ms(port: int, path: str) -> float:
 
 
 def warm_ms(port: int, number: int) -> tuple[list[float], list[float]]:
-    """Calls of a function and of a route of the site, taking turns on one connection."""
+    """Time calls of a function and of a route of the site, taking turns on one connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     taken: dict[str, list[float]] = {"/fn/plain0/": [], "/livez": []}
     for index in range(number + 50):

@@ -1,5 +1,7 @@
-"""What a site with functions does under load, for `make bench-functions`: requests per second beside other servers, and the first token of a stream
-from env.AI beside the same stream without a function."""
+"""Functions under load, for `make bench-functions`.
+
+Requests per second beside other servers, and the first token of a stream from env.AI beside the same stream without a function.
+"""
 
 import asyncio
 import http.client
@@ -19,7 +21,7 @@ SETTLE_S = 1.0
 
 
 def rates(ours: dict[str, tuple[int, str]], peers: Path | None, seconds: float) -> list[dict[str, Any]]:
-    """One after the other in one run: ours by name (port, path), then whatever is there of the peers."""
+    """Measure ours by name (port, path), then the installed peers, one after the other in one run."""
     rows = [rate(name, port, request_of(path), seconds) for name, (port, path) in ours.items()]
     for peer in hello.there(peers) if peers is not None else ():
         with hello.running(peer, peers or Path()) as port:
@@ -43,7 +45,7 @@ def rate(name: str, port: int, request: bytes, seconds: float) -> dict[str, Any]
 
 
 def first_tokens(port: int, function: str, model: str, number: int) -> dict[str, Any]:
-    """Time to the first event of a stream, through a function's env.AI and from the route itself, in turns."""
+    """Time the first event of a stream, through a function's env.AI and from the route itself, in turns."""
     body = json.dumps({"prompt": "Where is Oslo?", "max_tokens": 4, "stream": True})
     paths = {"function": f"/fn/{function}/", "route": f"/client/v4/accounts/bench/ai/run/{model}"}
     taken: dict[str, list[float]] = {name: [] for name in paths}

@@ -1,8 +1,8 @@
-"""A well-behaved function beside hostile ones, for `make bench-functions`: what each of them does to its neighbour's latencies.
+"""The effect of hostile functions on a neighbour's latencies, for `make bench-functions`.
 
-A machine's quiet p99 wanders by half from minute to minute, so each hostile stretch has a quiet one directly before it, the two are compared as a
-ratio, and several rounds of all of them give a median. The clients stand for other machines: the one that measures comes before everybody on this one
-where that may be asked of the kernel, and those that ask the hostile function are a process of their own.
+A machine's quiet p99 varies by half from minute to minute, so each hostile period follows a quiet one, the two are compared as a ratio, and several
+rounds of all of them give a median. The clients represent other machines: the one that measures has priority over all other processes if the kernel
+permits, and those that call the hostile function are a separate process.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from load_tests.http_load import open_loop, request_of
 from load_tests.records import percentiles
 
 GOOD_PER_S = 100.0
-AWAKE_S = 8.0  # after a site's start, until it has all that it wants, a process beside its engine's included
-MOST_S = 300.0  # for all rounds together: stretches are shorter where that needs it
-BUSY_S = 0.5  # for the hostile clients to start, and what they ask for to be under way
-OVER_S = 1.5  # after them, until the last isolate of theirs is ended and its memory given back
+AWAKE_S = 8.0  # after a site's start, until all of its processes run, the standby host included
+MOST_S = 300.0  # for all rounds together: if necessary, periods are shortened
+BUSY_S = 0.5  # for the hostile clients to start, and their requests to be running
+OVER_S = 1.5  # after them, until their last isolate is ended and its memory released
 
-# The kernel's memory, which no process's own size tells of.
+# The kernel's memory for sockets, which no process's own size includes.
 SOCKETS = """
 import _socket
 held = []
@@ -73,7 +73,7 @@ def hostile_names() -> dict[str, str]:
 
 
 def beside_hostile_ones(port: int, good: str, seconds: float, rounds: int) -> dict[str, Any]:
-    """`seconds`: of each stretch, at most."""
+    """Measure with `seconds` per period at most."""
     names = hostile_names()
     stretch_s = min(seconds, (MOST_S - AWAKE_S) / (rounds * len(names)) / 2 - (BUSY_S + OVER_S) / 2)
     with _first_in_line():
@@ -124,12 +124,18 @@ def _asked(port: int, good: str, seconds: float) -> dict[str, Any]:
 
 
 def _waited_ms() -> float:
-    """For how long this thread could have run and another one did: what the client itself adds to its latencies."""
+    """Return how long this thread was runnable but not running.
+
+    The client itself adds this to its latencies.
+    """
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e6
 
 
 def _stolen_ms() -> float:
-    """For how long, over all cores, other machines had the processor that this one shares with them: 0 where it shares none."""
+    """Return how long, over all cores, other machines used the processor that this one shares.
+
+    0 if none do.
+    """
     return 1e3 * int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
 
 
@@ -139,7 +145,7 @@ def _first_in_line() -> Iterator[None]:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except OSError:
-        yield  # the record's client_waited_ms says what that did
+        yield  # the record's client_waited_ms shows the effect
         return
     try:
         yield
@@ -149,7 +155,10 @@ def _first_in_line() -> Iterator[None]:
 
 @contextmanager
 def _kept_busy(port: int, path: str) -> Iterator[None]:
-    """Two clients that ask it as soon as they have their answer; one of them does not read what comes."""
+    """Run two clients that send the next request as soon as they have an answer.
+
+    One of them does not read it.
+    """
     context = multiprocessing.get_context("spawn")
     started, ended = context.Event(), context.Event()
     process = context.Process(target=_keep_asking, args=(port, path, started, ended), daemon=True)

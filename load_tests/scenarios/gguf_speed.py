@@ -1,10 +1,10 @@
-"""GGUF files on this CPU, by this engine and by llama.cpp: prompts, decode steps and memory, in turns of one run.
+"""GGUF files on this CPU, by this engine and by llama.cpp: prompts, decode steps and memory.
 
     python -m load_tests.scenarios.gguf_speed FILE.gguf ... --peers .peers        five minutes a file (make peers)
 
-Both read the same file with as many threads, and take turns in every round, so that a noisy neighbour disturbs both; the figure is the median of
-the rounds' ratios, ours over llama.cpp's. llama.cpp times itself (llama-batched-bench) with its own defaults: blocks repacked for the machine's
-matrix units where it has a form for them. Peak memory is each process's own.
+Both read the same file with as many threads, and take turns in every round, so that a noisy neighbour disturbs both; the figure is the median of the
+rounds' ratios, ours over llama.cpp's. llama.cpp times itself (llama-batched-bench) with its own defaults: blocks repacked for the machine's matrix
+units if it supports them. Peak memory is each process's own.
 """
 
 import argparse

@@ -1,9 +1,11 @@
-"""A model's life on a GPU, from files: the five cold-start clocks, a long prefix out of host memory, and many requests beside transformers' batching.
+"""A model on a GPU: cold starts, a long prefix from host memory, many requests at once.
+
+The five cold-start clocks, and the requests also by transformers' continuous batching:
 
     python -m load_tests.scenarios.gpu_serving --shape 8b
     python -m load_tests.scenarios.gpu_serving --rehearse    on a CPU, a small shape, and a record only under $OUT
 
-Each row is written as soon as it is measured. Imports nothing that a bare GPU machine lacks; transformers' row says so where it is missing.
+Each row is written as soon as it is measured. Imports nothing that a bare GPU machine lacks; if transformers is missing, its row contains that.
 """
 
 import argparse
@@ -31,7 +33,7 @@ _IN_MEMORY = Path("/dev/shm")
 
 
 class Child:
-    """A model_process. Use as a context."""
+    """A model_process; use as a context manager."""
 
     def __init__(self, directory: Path, config: dict[str, Any]) -> None:
         self.started = time.perf_counter()
@@ -51,7 +53,7 @@ class Child:
         return self
 
     def ask(self, name: str, *numbers: int) -> dict[str, Any]:
-        """Return its answer, and how long it was waited for."""
+        """Send a command; return the answer and the seconds it took."""
         assert self._process.stdin is not None
         began = time.perf_counter()
         self._process.stdin.write(" ".join([name, *map(str, numbers)]) + "\n")
@@ -90,7 +92,7 @@ class Serving:
             return {**answer, "ms": 1e3 * (time.perf_counter() - child.started), "cached_share": share, **child.ready}  # type: ignore[dict-item]
 
     def wake(self) -> dict[str, Any]:
-        """Measure it in a standby that expects the model, out of host memory, and once more after it made room."""
+        """Measure a wake in a standby that expects the model, from host memory, and again after an eviction."""
         weights_file = self._scratch / "weights"
         config = self._config | {"weights_file": str(weights_file)}
         with Child(self._directory, config) as writer:
@@ -116,7 +118,10 @@ class Serving:
         }
 
     def failover(self) -> dict[str, Any]:
-        """Kill a process that holds weights and cache; one that expects it takes over while the driver still frees them."""
+        """Kill a process that holds weights and cache, and measure the takeover by a standby.
+
+        The driver still frees the memory meanwhile.
+        """
         page_cache.warm(self._files)
         weights_file = self._scratch / "weights"
         config = self._config | {"weights_file": str(weights_file)}
@@ -134,7 +139,7 @@ class Serving:
         return {**answer, "ms": 1e3 * answer["waited_s"]}
 
     def prefix(self) -> dict[str, Any]:
-        """Read a prompt's blocks back from host memory, after they have left the device, beside computing it."""
+        """Read a prompt's blocks back from host memory after their eviction; compare with computing it."""
         folder = self._scratch / "tier"
         tier = {"kv_host_dir": str(folder), "kv_host_bytes": self._sizes["kv_bytes"], "max_num_seqs": 4}
         length = self._sizes["prefix"]
@@ -155,12 +160,12 @@ class Serving:
         number, length, tokens = self._sizes["sequences"], self._sizes["prompt"], self._sizes["answer"]
         with Child(self._directory, self._config) as child:
             child.ask("load")
-            child.ask("generate", number, length, tokens, 1)  # what is recorded is recorded now
+            child.ask("generate", number, length, tokens, 1)  # graphs are recorded now
             answer = child.ask("generate", number, length, tokens, 2)
         return {"sequences": number, "prompt": length, **answer, "tokens_per_s": answer["tokens"] / answer["taken_s"]}
 
     def transformers(self) -> dict[str, Any]:
-        """Answer the same by transformers' continuous batching, in a process of its own."""
+        """Answer the same requests by transformers' continuous batching, in a separate process."""
         numbers = [str(self._sizes[name]) for name in ("sequences", "prompt", "answer")]
         device = self._config["device"]
         words = [sys.executable, "-m", "load_tests.transformers_batching", str(self._directory), str(device), *numbers]
@@ -212,7 +217,7 @@ def run(shape: str, serving: Serving, budget_s: float, rehearses: bool) -> int:
     for name, measure in rows.items():
         try:
             row = measure() if time.monotonic() < end else {"absent": "not reached in time"}
-        except Exception as error:  # of whatever kind: the other rows are measured all the same
+        except Exception as error:  # any error: the other rows are measured all the same
             row, failed = {"failure": f"{type(error).__name__}: {error}"[:300]}, True
         results["rows"][name] = row
         print(f"{name:<62} {line(row)}", flush=True)

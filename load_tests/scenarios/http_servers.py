@@ -1,8 +1,10 @@
-"""What our HTTP/1.1 server buys over Hypercorn and uvicorn: python -m load_tests.scenarios.http_servers.
+"""Our HTTP/1.1 server compared with Hypercorn and uvicorn.
 
-One Starlette application behind the middleware of our processes, in a process of its own under each server in turn, several rounds; figures are
-medians. Its routes are of the kinds that our processes have: a probe, a body that comes back, a stream of server-sent events written one by one.
-Client and server share the machine, so figures per second of the server's own processor time stand beside those that were counted on the clock.
+python -m load_tests.scenarios.http_servers
+
+One Starlette application with the middleware of our processes runs in a separate process under each server in turn, several rounds; figures are
+medians. Its routes are of the kinds that our processes have: a probe, an echo of the body, a stream of server-sent events written one by one. Client
+and server share the machine, so rates are given per second of the server's processor time as well as per second of the clock.
 """
 
 import argparse
@@ -38,7 +40,7 @@ BODY = b"x" * 1024
 class MeasuredRoute(NamedTuple):
     name: str
     request: bytes
-    units: int  # that one request counts for
+    units: int  # units that one request counts for
 
 
 ROUTES = (
@@ -80,7 +82,7 @@ async def serve(name: str) -> None:
 
 
 class Counter(asyncio.Protocol):
-    """Sends a request again whenever its response has ended, until the time is up."""
+    """A connection that sends a request again whenever its response has ended, until the time is up."""
 
     def __init__(self, request: bytes, until: float) -> None:
         self.count = 0

@@ -1,9 +1,11 @@
-"""Every operation of the catalogue on this device: right first, then how fast, beside torch's own and against measured ceilings.
+"""Every operation of the catalogue on this device: checked, then timed.
+
+Times are compared with torch's own and with measured ceilings:
 
     python -m load_tests.scenarios.kernels            on a GPU, the calls that models make
     python -m load_tests.scenarios.kernels --rehearse on a CPU, small calls by wall clock: shows that the command works; a record only under $OUT
 
-Imports nothing that a bare GPU machine lacks. A call that is wrong is not timed; it stands in the table, and the status is 1.
+Imports nothing that a bare GPU machine lacks. A call with a wrong result is not timed; the table contains it, and the status is 1.
 """
 
 import argparse
@@ -45,11 +47,14 @@ def main() -> int:
 
 @torch.inference_mode()
 def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] | None = None) -> int:
-    """`limit_s`: what is not reached by then is said to be so; a record with gaps is better than none."""
+    """Check and time the operations; return the exit status.
+
+    After `limit_s` the rest is recorded as not reached; a record with gaps is better than none.
+    """
     rehearses = device.type != "cuda"
     operations = [operation for operation in OPERATIONS if not only or operation.name in only]
     jobs = [
-        (operation, replace(case, target=None) if rehearses else case)  # targets are of a GPU
+        (operation, replace(case, target=None) if rehearses else case)  # targets are for a GPU
         for operation in operations
         for case in (operation.cases if rehearses else operation.bench)
     ]
@@ -65,8 +70,8 @@ def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] |
             continue
         rows.append(row(operation, case, device, ceilings.summary(), budget.next_share_s()))
         print(line(rows[-1]), flush=True)
-        record(results)  # at once: a kernel that hangs takes no other's row along
-    results["ceilings"] = ceilings.measure().summary()  # once more at the end: what the device can do may have changed
+        record(results)  # at once: a kernel that hangs does not lose other rows
+    results["ceilings"] = ceilings.measure().summary()  # once more at the end: the device's limits may have changed
     show(results)
     if path := record(results):
         print(f"Record: {path}")
@@ -74,7 +79,7 @@ def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] |
 
 
 def record(results: dict[str, Any]) -> Path | None:
-    """Write the record; of a rehearsal only where it was asked for."""
+    """Write the record; for a rehearsal only if $OUT is set."""
     wanted = results["device"] == "cuda" or os.environ.get("OUT")
     return write_record(SUBJECT, results, ("torch", "triton")) if wanted else None
 
@@ -89,7 +94,7 @@ def row(
         failure = "the device's memory is too small to check it; let the catalogue say along which rows it can be cut"
     except WrongError as error:
         failure = f"WRONG: {error}"
-    except Exception as error:  # of whatever kind: the other calls are measured all the same, and the status says so
+    except Exception as error:  # any error: the other calls are measured all the same, and the status reflects it
         failure = f"{type(error).__name__}: {error}"
     finally:
         if device.type == "cuda":

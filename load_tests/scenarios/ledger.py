@@ -1,9 +1,11 @@
-"""Is the ledger right when processes are killed? `make bench-ledger` runs it: python -m load_tests.scenarios.ledger.
+"""Is the ledger right when processes are killed? `make bench-ledger` runs it.
 
-A router with a ledger and its sites on this machine, clients that stream and that do not, and SIGKILL to a router, a site, an engine host or, with
---postgres, the database that the ledger is in, one after another, at random moments. Clients count the token ids that they are sent. Afterwards each
-of their requests must be in the ledger once, with at least the tokens that its client has, at most those that were asked for, and exactly as many
-where it read to the end. Further clients ask a function, which asks the model inside its site; what it was told is compared as a whole, since no
+python -m load_tests.scenarios.ledger
+
+A router with a ledger and its sites run on this machine, with clients that stream and that do not; SIGKILL goes to a router, a site, an engine host
+or, with --postgres, the ledger's database, one after another, at random moments. Clients count the token ids that they receive. Afterwards each of
+their requests must be in the ledger once, with at least the tokens that its client has, at most those that were requested, and exactly as many if it
+read to the end. Further clients call a function, which calls the model inside its site; the tokens that it received are compared as a sum, since no
 client sees that request's id.
 """
 
@@ -39,8 +41,8 @@ DATABASE_AWAY_S = 1.0  # at most
 MAX_TOKENS = 32
 FUNCTION = "asks"
 NUM_FUNCTION_CLIENTS = 2
-ASKED_WITHIN_S = 4.0  # each site, for the first time: a new one keeps what functions use from then on
-COLLECTED_S = 30.0  # what sites kept is in the ledger by then
+ASKED_WITHIN_S = 4.0  # for each site to get its first request: a new one records functions' usage from then on
+COLLECTED_S = 30.0  # by then the sites' records are in the ledger
 SOURCE = """
 import json
 from workers import Response, WorkerEntrypoint
@@ -55,19 +57,19 @@ class Default(WorkerEntrypoint):
         return Response.json(next(usage for event in reversed(events) if (usage := json.loads(event).get("usage"))))
 """
 MANIFEST = f'name = "{FUNCTION}"\nmain = "entry.py"\ncompatibility_flags = ["python_workers"]\n[ai]\nbinding = "AI"\n'
-SECRET = "a secret of this benchmark's own"  # a router that starts again knows its sites by it
+SECRET = "a secret of this benchmark's own"  # a restarted router recognises its sites by it
 
 
 @dataclass
 class Received:
-    """One answer as far as its client has it."""
+    """The received part of one answer."""
 
     tokens: int = 0
     is_whole: bool = False
 
 
 class Clients:
-    """Clients that ask again and again, each request by an id of its own."""
+    """Clients that send request after request, each with its own id."""
 
     def __init__(self, url: str, count: int) -> None:
         self._url = url
@@ -121,7 +123,7 @@ class Clients:
 
 
 class FunctionClients:
-    """Clients of a function that asks the model for each of their requests once, and says how many tokens it got."""
+    """Clients of a function that calls the model once per request, and returns its number of tokens."""
 
     def __init__(self, url: str, count: int) -> None:
         self._url = url
@@ -152,7 +154,7 @@ class FunctionClients:
 async def disturb(
     network: LocalNetwork, kills: int, num_clients: int, rng: random.Random, database: Postgres | None
 ) -> tuple[Clients, FunctionClients]:
-    """Kill so many processes under load, each when all are well again, and let the clients end."""
+    """Kill so many processes under load, each when all are healthy again; then let the clients end."""
     targets = TARGETS if database is None else (*TARGETS, DATABASE)
     clients, functions = Clients(network.url, num_clients), FunctionClients(network.url, NUM_FUNCTION_CLIENTS)
     load = [asyncio.create_task(each.run()) for each in (clients, functions)]
@@ -164,26 +166,26 @@ async def disturb(
             await asyncio.sleep(rng.uniform(0.0, DATABASE_AWAY_S))
             await asyncio.to_thread(database.start)
             continue
-        pid = await asyncio.to_thread(_pid, network, target, rng)
+        pid = await asyncio.to_thread(pid_of, network, target, rng)
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).send_signal(signal.SIGKILL)
-        await asyncio.to_thread(_wait_until_well, network, pid)
+        await asyncio.to_thread(wait_until_well, network, pid)
     clients.is_stopping = functions.is_stopping = True
     await asyncio.gather(*load)
     await _collected(network, functions)
-    await asyncio.to_thread(_get, f"{network.url}/usage")  # which writes what has ended
+    await asyncio.to_thread(_get, f"{network.url}/usage")  # reading usage writes the records of ended requests
     return clients, functions
 
 
 async def _collected(network: LocalNetwork, functions: FunctionClients) -> None:
-    """Wait until sites have handed over what the function has used, or ought to have."""
+    """Wait until sites have handed over the function's usage, or should have."""
     deadline = time.monotonic() + COLLECTED_S
     while time.monotonic() < deadline:
         told = await asyncio.to_thread(_get, f"{network.url}/usage?by=function,model")
         if sum(row["requests"] for row in told["usage"] if row["function"] and row["model"]) >= len(functions.received):
             break
         await asyncio.sleep(0.5)
-    await asyncio.sleep(2.0)  # for what came of questions whose clients had no answer
+    await asyncio.sleep(2.0)  # for requests whose clients had no answer
 
 
 OF_CLIENTS = "SELECT request_id, outcome, output_tokens, prompt_tokens, device_us FROM usage WHERE function = ''"
@@ -191,7 +193,7 @@ OF_FUNCTIONS = "SELECT function, output_tokens, cpu_us FROM usage WHERE function
 
 
 def records(asked: LiteralString, folder: Path, database: Postgres | None) -> list[Any]:
-    """Return what the ledger has."""
+    """Return the ledger's records."""
     if database is not None:
         with psycopg.connect(database.url) as asking:
             return asking.execute(asked).fetchall()
@@ -225,7 +227,7 @@ def judge(rows: list[Any], clients: Clients) -> dict[str, Any]:
 
 
 def judge_functions(rows: list[Any], clients: FunctionClients) -> dict[str, Any]:
-    """Compare what the ledger has of the function's questions with what it was told."""
+    """Compare the ledger's records of the function's calls with the tokens that it received."""
     in_ledger = [tokens for _, tokens, cpu_us in rows if not cpu_us]
     return {
         "function_calls": clients.num_asked,
@@ -287,7 +289,7 @@ def _get(url: str) -> Any:
         return orjson.loads(answer.read())
 
 
-def _pid(network: LocalNetwork, target: str, rng: random.Random) -> int:
+def pid_of(network: LocalNetwork, target: str, rng: random.Random) -> int:
     status = _get(f"{network.url}/status")
     if target == "router":
         return int(status["process"]["pid"])
@@ -300,7 +302,7 @@ def _pid(network: LocalNetwork, target: str, rng: random.Random) -> int:
     return int(rng.choice(pids))
 
 
-def _wait_until_well(network: LocalNetwork, killed: int) -> None:
+def wait_until_well(network: LocalNetwork, killed: int) -> None:
     """Wait until the router answers, and all its sites, by processes of which none is the one that was killed."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -1,11 +1,11 @@
-"""A bf16 model on this CPU with plain weights and with the same in 12 bits, step by step in turns, and what either form takes.
+"""A bf16 model on this CPU with plain weights and with the same in 12 bits: steps and sizes.
 
     python -m load_tests.scenarios.lossless                       0.5b, two minutes
     python -m load_tests.scenarios.lossless --shape 3b --rounds 5
 
-Decode steps of each batch and prompts are timed by turns, plain first and coded first; the figure is the median of the pairs' ratios. Beside one
-sequence of the 0.5b llama.cpp decodes one over bf16 and q8_0, where `make peers` has set it up. Both models
-have the same random numbers, of a trained model's distribution within a matrix; trained checkpoints are measured by their sizes alone (`--sizes`).
+Decode steps of each batch and prompts are timed by turns, plain first and coded first; the figure is the median of the pairs' ratios. For comparison
+with one sequence of the 0.5b, llama.cpp decodes one with bf16 and q8_0, if `make peers` has installed it. Both models have the same random numbers,
+of a trained model's distribution within a matrix; trained checkpoints are measured by their sizes alone (`--sizes`).
 """
 
 import argparse
@@ -37,13 +37,13 @@ from pilotlight.kernels.matrices.lossless import Survey
 
 SUBJECT = "lossless"
 _CPU = torch.device("cpu")
-_WARM_UPS = 6  # a step is recorded when it is launched for the fourth time
+_WARM_UPS = 6  # a step is recorded at its fourth launch
 _BATCHES, _PROMPTS = (1, 4, 16, 64), (512,)
-_LEAST_S = 0.15  # of steps between two looks at the clock
+_LEAST_S = 0.15  # of steps between two readings of the clock
 
 
 class _KeptWeights(RandomWeights):
-    """Random weights, by name."""
+    """Random weights that are kept by name."""
 
     def __init__(self) -> None:
         super().__init__(_CPU)
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put llama.cpp")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
-        "--sizes", type=Path, nargs="*", default=[], help="checkpoints in bf16, of which sizes are told"
+        "--sizes", type=Path, nargs="*", default=[], help="checkpoints in bf16 whose sizes are measured"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -163,7 +163,7 @@ def _stored(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def _sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Of all matrices in bf16: their bytes plain and in 12 bits, and the escapes among their values."""
+    """Return sizes of all bf16 matrices: bytes plain and in 12 bits, and the escapes among their values."""
     plain = coded = escapes = 0
     for tensor in tensors.values():
         if tensor.dim() == 2:

@@ -1,10 +1,12 @@
-"""What `pilotlight pack --lossless` saves, and how fast its chunks are decoded: beside the plain bundle's bytes read, and beside zstd -19.
+"""Bytes that `pilotlight pack --lossless` saves, and the speed of decoding its chunks.
+
+Compared with reading the plain bundle's bytes, and with zstd -19:
 
     python -m load_tests.scenarios.lossless_disk                 Ember, which is trained, and 50 million random weights
     python -m load_tests.scenarios.lossless_disk --shape 3b      six gigabytes of random ones
 
-All of it is in the page cache. Sizes are told with the bound that the exponents' entropy sets: what a code of just so many bits would save, where
-signs and mantissas stay as they are.
+All files are in the page cache. Sizes are given with the bound that the exponents' entropy sets: what an ideal code for the exponents would save,
+with signs and mantissas unchanged.
 """
 
 import argparse
@@ -32,7 +34,7 @@ from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.planes import split_planes
 
 SUBJECT = "lossless-disk"
-_PIECE_BYTES = 2 << 20  # of what zstd -19 is given at a time, as chunks have
+_PIECE_BYTES = 2 << 20  # zstd -19 compresses pieces as large as chunks
 _MOST_FOR_ZSTD = 32 << 20  # it takes a second for each 2 MiB
 
 
@@ -91,7 +93,7 @@ def _measured(directory: Path, work: Path, rounds: int) -> dict[str, Any]:
 
 
 def _sizes(plain: BundleFile, coded: Bundle) -> dict[str, float]:
-    """Of linear layers and embeddings: bytes, plain and in chunks, and the share that they could save."""
+    """Return bytes of linear layers and embeddings, plain and in chunks, and the possible savings."""
     memory, bits = BundleMemory(plain.map(), plain.bundle), 0.0
     plain_bytes = 0
     for placed in plain.bundle.tensors:
@@ -116,7 +118,7 @@ def _sizes(plain: BundleFile, coded: Bundle) -> dict[str, float]:
 
 
 def _filled(file: BundleFile) -> Callable[[], None]:
-    """Return what reads all of a bundle into memory that is there already, with the threads of a load."""
+    """Return a function that reads all of a bundle into existing memory, with the threads of a load."""
     specs = file.bundle.specs
     tensors = {name: torch.zeros(shape, dtype=DTYPES[dtype]) for name, dtype, shape in specs}
 

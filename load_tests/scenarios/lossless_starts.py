@@ -1,10 +1,12 @@
-"""What lossless weights change before a model's first token: bytes that a site fetches, the first load, and every wake; beside plain ones, in turns.
+"""The effect of lossless weights on starts: bytes fetched, the first load, and every wake.
+
+Compared with plain ones, in turns:
 
     python -m load_tests.scenarios.lossless_starts                 50 million random weights
     python -m load_tests.scenarios.lossless_starts --shape 3b      six gigabytes of them
 
 Plain: `pilotlight pack`, and weights that stay bf16. Lossless: `pack --lossless`, and matrices in 12 bits in memory. `pilotlight pull` fetches both
-over loopback into an empty store; they are loaded from there, and woken from memory that outlives an engine host. Files are in the page cache.
+over loopback into an empty store; they are loaded from there, and woken from memory that persists beyond an engine host. Files are in the page cache.
 """
 
 import argparse
@@ -90,7 +92,10 @@ def _one_round(packed: Path, mode: str, memory: KvMemory, work: Path) -> dict[st
 
 
 def _loaded(spec: ModelSpec, memory: KvMemory) -> tuple[float, float]:
-    """Load, wait until the weights are where the next wake finds them, and close; seconds until it could answer, and its weights' bytes."""
+    """Load, wait until the weights are where the next wake finds them, and close.
+
+    Return the seconds until it could answer, and its weights' bytes.
+    """
     began = time.perf_counter()
     loaded = load_model(spec, _CONFIG, memory)
     took_s = time.perf_counter() - began
@@ -102,7 +107,10 @@ def _loaded(spec: ModelSpec, memory: KvMemory) -> tuple[float, float]:
 
 
 async def _fetched(packed: Path, store: Path) -> tuple[Path, float, float]:
-    """Fetch a packed model from a server on loopback: where it lies, bytes of bodies that were sent, and seconds, the command's start among them."""
+    """Fetch a packed model from a server on loopback.
+
+    Return its folder, the bytes of bodies that were sent, and the seconds, the command's start among them.
+    """
     digest = hashlib.sha256((packed / _LISTING).read_bytes()).hexdigest()
     async with _serving(packed) as (url, sent):
         began = time.perf_counter()

@@ -1,8 +1,10 @@
-"""What does everything cost that stands before paying clients? `make bench-metered` runs it: python -m load_tests.scenarios.metered.
+"""The cost of serving paying clients. `make bench-metered` runs it.
 
-A router that parses requests, requires keys, holds an account to limits of every kind, counts tokens into a ledger before it sends them and reserves
-and settles a daily quota, before a site that computes nothing; beside the same with limits that routers share through PostgreSQL, the router with
-none of it, and LiteLLM's proxy (`make peers`). Figures are what each adds to the site asked directly, so a real site is not in them. Target:
+python -m load_tests.scenarios.metered
+
+A router parses requests, requires keys, enforces an account's limits of every kind, counts tokens into a ledger before it sends them, and reserves
+and settles a daily quota, in front of a site that computes nothing. It is compared with the same router with limits that routers share through
+PostgreSQL, the router with none of it, and LiteLLM's proxy (`make peers`). Figures are the additional time over direct requests to the site. Target:
 1.5 ms at the median with 1 request and with 64 streams at a time. Afterwards the ledger must have each answer.
 """
 
@@ -24,7 +26,7 @@ from pilotlight.wire.http.listen import raise_file_limit
 
 TARGET_MS = 1.5
 NAMES = ("1 stream", "64 streams", "256 streams", "requests, 1 connection", "requests, 64 connections")
-# What a client notices: of an answer in one piece all of its time, of a stream its first token and each one.
+# What a client notices: the whole time of an answer in one piece; the first token and each token of a stream.
 TIMES = {"requests": ("whole",), "stream": ("first", "token")}
 
 
@@ -71,7 +73,7 @@ def main() -> None:
 
 
 def added(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return what each router adds at the median, by task and what is timed."""
+    """Return what each router adds at the median, by task and time."""
     found: dict[str, dict[str, float]] = {}
     for line in rows:
         for kind in next(kinds for word, kinds in TIMES.items() if word in line["task"]):
@@ -81,7 +83,7 @@ def added(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def in_ledger(router: Running) -> int:
-    """Return the number of records, once all that has ended is written."""
+    """Return the number of records, once all ended requests are written."""
     asked = urllib.request.Request(f"{router.url}/usage?by=account", headers={"authorization": f"Bearer {KEY}"})
     with urllib.request.urlopen(asked, timeout=30) as answer:
         return sum(each["requests"] for each in orjson.loads(answer.read())["usage"])

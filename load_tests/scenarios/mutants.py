@@ -1,9 +1,11 @@
-"""How many small faults in the product its tests notice: `make mutants` runs python -m load_tests.scenarios.mutants --number 300 --seed 1.
+"""The share of small faults in the product that its tests notice.
+
+`make mutants` runs python -m load_tests.scenarios.mutants --number 300 --seed 1.
 
 Mutants (load_tests/mutation.py) are drawn by the seed: a package by its risk, then a place in it. Each is judged by the tests of `make test`'s tier
-that meet its line, of the test files that name its module or lie in its folder's mirror: so the share that is noticed is a lower bound of the
-suite's. The first failure ends a mutant; one whose tests take too long is noticed, too. All happens in a copy of the tree. `--state FOLDER` keeps
-what was found: the same command goes on where it was stopped.
+that run its line, from the test files that name its module or are in its folder's mirror: so the share of noticed mutants is a lower bound of the
+suite's. The first failure ends a mutant; one whose tests take too long counts as noticed. Everything happens in a copy of the tree. `--state FOLDER`
+keeps the results: the same command continues after an interruption.
 """
 
 import argparse
@@ -23,14 +25,14 @@ from load_tests.house import ROOT, House, Module
 from load_tests.mutation import Mutant, compiles, mutants_of
 from load_tests.records import write_record
 
-# By what a fault costs: tokens, money and isolation before what one process shows of itself.
+# Weights by the cost of a fault: tokens, money and isolation rank above the display of a process's state.
 RISK = {
     "edge_router": 4, "runtime": 4, "engine": 4, "wire": 3, "functions": 3, "dialects": 2, "response_store": 2, "kernels": 1, "sites": 1,
     "support": 1, "page": 1,
 }  # fmt: skip
-# What these tests cannot meet: a GPU's kernels, and what runs in a function's own process.
+# Code that these tests cannot reach: a GPU's kernels, and modules that run in a function's process.
 OUT_OF_REACH = ("kernels/triton/", "functions/sdk/", "functions/host/isolates/")
-MOST_TESTS = 60  # of those that meet a line: the first that differ in their function
+MOST_TESTS = 60  # of the tests that run a line: the first with different functions
 COVER_S = 600.0
 Outcome = dict[str, Any]
 
@@ -40,7 +42,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--state", type=Path, default=Path(".mutants"), help="where what was found is kept")
-    parser.add_argument("--minutes", type=float, help="stop after so many, with a record of what was judged")
+    parser.add_argument("--minutes", type=float, help="stop after so many, with a record of the judged mutants")
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)
     stops_at = time.monotonic() + (options.minutes or 1e6) * 60
@@ -95,7 +97,7 @@ class Bench:
     def judge(self, module: Module, mutant: Mutant) -> Outcome:
         lines = self._tests_that_meet(module)
         if lines is None:
-            return {"outcome": "unjudged", "tests": 0}  # the machine was too slow to see which tests meet it
+            return {"outcome": "unjudged", "tests": 0}  # the machine was too slow to find the tests of the line
         tests = lines.get(str(mutant.line), [])
         if not tests:
             return {"outcome": "unmet", "tests": 0}
@@ -144,7 +146,7 @@ class Bench:
 
 
 def tests_for(tree: Path, module: Module) -> list[Path]:
-    """Return the test files that name a module, and those of its folder; where there are none, those of its package."""
+    """Return the test files that name a module, and those of its folder; otherwise those of its package."""
     folder = tree / "tests" / Path(module.file).parent
     name = f"pilotlight.{module.name}"
     named = [path for path in (tree / "tests").rglob("test_*.py") if name in path.read_text(encoding="utf-8")]

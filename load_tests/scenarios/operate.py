@@ -1,12 +1,13 @@
-"""From a look at the network to running it, in a headless Chromium: clicks and seconds of each step, and pictures of each view.
+"""Operating a network with the page: clicks and seconds of each step, and pictures of each view.
 
 python -m load_tests.scenarios.operate [--pictures FOLDER] [--no-record]
 
-A network of three sites as `make up` starts it, with functions and a ledger; a packed model behind a web server of this machine is the one that is
-pulled. Pictures are taken of every view, light, dark and as wide as a telephone.
+Starts a network of three sites by `pilotlight up`, with functions and a ledger, from an empty directory of state. A packed model behind a web server
+of this machine is pulled. Pictures are taken of every view, light, dark and as wide as a telephone, while requests are answered.
 """
 
 import argparse
+import base64
 import json
 import os
 import re
@@ -16,9 +17,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import uvicorn
 from playwright.sync_api import Browser, Page, expect
@@ -31,6 +34,8 @@ from load_tests.scenarios.page import chromium
 
 VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "requests", "timeline"]
 LOOKS = {"light": (1200, "light"), "dark": (1200, "dark"), "phone": (390, "light")}
+QUALITY = 55  # of WebP: texts stay sharp, and a picture takes some 25 kB
+STREAMS = 24  # while pictures are taken
 QUESTION = "What is the airport code of Lisbon?"
 FUNCTION = """
 from workers import Response, WorkerEntrypoint
@@ -38,7 +43,9 @@ from workers import Response, WorkerEntrypoint
 class Default(WorkerEntrypoint):
     async def fetch(self, request):
         print("the swallow has landed")
-        return Response("Hello")
+        visits = int(await self.env.NOTES.get("visits") or 0) + 1
+        await self.env.NOTES.put("visits", str(visits))
+        return Response(f"Hello, visitor {visits}")
 """
 
 
@@ -60,7 +67,8 @@ def main() -> None:
             chromium() as browser,
         ):
             deploy(folder / "hello", network.url)
-            steps = walk(browser, network.url, source)
+            steps = [{"step": "`pilotlight up` is ready", "clicks": 0, "seconds": round(network.ready_s, 1)}]
+            steps += walk(browser, network.url, source)
             if options.pictures is not None:
                 take_pictures(browser, network.url, options.pictures)
     results = {
@@ -74,7 +82,7 @@ def main() -> None:
 
 
 def packed(folder: Path) -> tuple[Path, str]:
-    """Pack the embedded model into a folder of a web server. Return it, and its digest."""
+    """Pack the embedded model for a web server. Return the folder and the digest."""
     out = folder / "web" / "second.packed"
     out.parent.mkdir()
     command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "pack", "embedded:ember", "--out", str(out)]
@@ -86,7 +94,7 @@ def packed(folder: Path) -> tuple[Path, str]:
 
 @contextmanager
 def served(directory: Path, digest: str) -> Iterator[str]:
-    """Serve a folder on loopback, and return its pinned URL."""
+    """Serve a folder on loopback; yield its pinned URL."""
     config = uvicorn.Config(StaticFiles(directory=directory.parent), port=free_ports(1)[0], log_level="critical")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -102,6 +110,7 @@ def deploy(folder: Path, url: str) -> None:
     (folder / "src").mkdir(parents=True)
     (folder / "src" / "entry.py").write_text(FUNCTION)
     settings = 'name = "hello"\nmain = "src/entry.py"\ncompatibility_date = "2026-01-01"\ncompatibility_flags = ["python_workers"]\n'
+    settings += '[[kv_namespaces]]\nbinding = "NOTES"\nid = "notes"\n'
     (folder / "wrangler.toml").write_text(settings)
     command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "deploy", str(folder), "--url", url]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PILOTLIGHT_DEPLOY_TOKEN": TOKEN})
@@ -110,7 +119,7 @@ def deploy(folder: Path, url: str) -> None:
 
 
 def walk(browser: Browser, url: str, source: str) -> list[dict[str, Any]]:
-    """Do each step as a person does, and count."""
+    """Do each step as a person does, and count clicks and seconds."""
     page = browser.new_context(viewport={"width": 1200, "height": 900}, reduced_motion="reduce").new_page()
     page.set_default_timeout(90_000)
     clicks = 0
@@ -164,6 +173,10 @@ def walk(browser: Browser, url: str, source: str) -> list[dict[str, Any]]:
         click("button:text-is('Search')")
         page.wait_for_selector("pre.log:has-text('the swallow has landed')")
 
+    def look_into_data() -> None:
+        click(page.get_by_role("button", name="look into notes"))
+        page.wait_for_selector("tr:has(td:text-is('visits')):has(td:text-is('3'))")
+
     def drain() -> None:
         click("nav a[href='#sites']")
         click(page.get_by_role("button", name="drain sin1"))
@@ -177,7 +190,7 @@ def walk(browser: Browser, url: str, source: str) -> list[dict[str, Any]]:
 
     steps: dict[str, Callable[[], None]] = {
         "look": look, "pull a second model": pull, "run it at one site": run, "ask it": ask, "make a key, which curl uses": make_key,
-        "find a function's log line": find_line, "drain a site and resume it": drain,
+        "find a function's log line": find_line, "look into its data": look_into_data, "drain a site and resume it": drain,
     }  # fmt: skip
     told = []
     for name, step in steps.items():
@@ -190,21 +203,59 @@ def walk(browser: Browser, url: str, source: str) -> list[dict[str, Any]]:
 
 def take_pictures(browser: Browser, url: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for look, (width, theme) in LOOKS.items():
-        page = browser.new_context(
-            viewport={"width": width, "height": 820},
-            color_scheme=theme,  # type: ignore[arg-type]
-            reduced_motion="reduce",
-        ).new_page()
-        for view in VIEWS:
-            page.goto(f"{url}#{view}")
-            _settle(page)
-            page.screenshot(path=folder / f"{view}-{look}.jpeg", type="jpeg", quality=45)
+    with ThreadPoolExecutor(STREAMS) as threads:
+        ended = threading.Event()
+        streams = [threads.submit(_talk, url, i, ended) for i in range(STREAMS)]
+        try:
+            for look, (width, theme) in LOOKS.items():
+                page = browser.new_context(
+                    viewport={"width": width, "height": 820},
+                    color_scheme=theme,  # type: ignore[arg-type]
+                    reduced_motion="reduce",
+                ).new_page()
+                page.goto(url)
+                page.wait_for_selector(".map circle.healthy")
+                for view in VIEWS:
+                    page.click(f"nav a[href='#{view}']")
+                    _open(page, view)
+                    page.wait_for_timeout(2500)  # what a view reads besides the feed
+                    _picture(page, folder / f"{view}-{look}.webp")
+        finally:
+            ended.set()
+        for stream in streams:
+            stream.result()
 
 
-def _settle(page: Page) -> None:
-    page.wait_for_selector("#link:has-text('live')")
-    page.wait_for_timeout(2500)  # what a view reads besides the feed
+def _open(page: Page, view: str) -> None:
+    """Do in a view what shows its purpose."""
+    if view == "playground":
+        page.wait_for_selector("option[value=ember]", state="attached")
+        page.get_by_label("Model").select_option("ember")
+        page.fill("[aria-label=Message]", QUESTION)
+        page.click("button:text-is('Send')")
+        page.wait_for_selector(".turn.assistant .facts:has-text('of prompt')")
+    if view == "routing":
+        page.click("button:text-is('Explain')")
+        page.wait_for_selector("text=What each site would cost")
+    if view == "functions":
+        page.get_by_role("button", name="logs of hello").first.click()
+        page.wait_for_selector("pre.log:has-text('the swallow has landed')")
+
+
+def _picture(page: Page, file: Path) -> None:
+    session = page.context.new_cdp_session(page)
+    taken = session.send("Page.captureScreenshot", {"format": "webp", "quality": QUALITY})
+    file.write_bytes(base64.b64decode(taken["data"]))
+
+
+def _talk(url: str, number: int, ended: threading.Event) -> None:
+    """Ask for answers, one after the other, until the pictures are taken."""
+    while not ended.is_set():
+        messages = [{"role": "user", "content": f"Talk about {number}"}]
+        body = {"model": "ember", "stream": True, "max_tokens": 300, "min_tokens": 200, "messages": messages}
+        headers = {"content-type": "application/json"}
+        with urlopen(Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers), timeout=120) as answer:
+            answer.read()
 
 
 if __name__ == "__main__":

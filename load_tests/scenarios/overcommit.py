@@ -1,7 +1,9 @@
-"""Thirteen models on a device with room for a quarter of them: is every request answered, and what do those who wait for a wake pay?
+"""Thirteen models on a device with room for a quarter: are all requests answered, and how late?
 
-Open loop: requests arrive by chance, whichever model they want drawn from Zipf's law, the same sequence twice: once over the small budget,
-once with every model awake all the time. python -m load_tests.scenarios.overcommit
+python -m load_tests.scenarios.overcommit
+
+Open loop: requests arrive at random times for models drawn from Zipf's law, the same sequence twice: once within the small budget, once with every
+model awake all the time.
 """
 
 import argparse
@@ -33,7 +35,7 @@ class Arrival(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=13)
-    parser.add_argument("--share", type=float, default=0.25, help="of all weights, what may be awake")
+    parser.add_argument("--share", type=float, default=0.25, help="the share of all weights that may be awake")
     parser.add_argument("--requests", type=int, default=300)
     parser.add_argument("--per-second", type=float, default=3.0)
     parser.add_argument("--source", type=Path, default=EMBER)
@@ -76,12 +78,12 @@ def zipf_arrivals(names: list[str], count: int, per_second: float, seed: int) ->
 def run(
     options: argparse.Namespace, names: list[str], arrivals: list[Arrival], residency: str, budget_gib: float | None
 ) -> tuple[int, dict[str, Any]]:
-    """Bytes of one model's weights, and what was measured."""
+    """Return the bytes of one model's weights, and the measurements."""
     engine = {"threads": options.threads, "kv_gib": 0.25, "standby": False, "weights_gib": budget_gib}
     models = [{"name": name, "source": str(options.source), "residency": residency} for name in names]
     with SiteProcess("bench-overcommit", engine, models) as site:
         site.until(lambda: site.get("/readyz")["status"] == "ready", "the site is ready")
-        for name in names:  # each has been read from disk once: what is measured is a site that has been up for a while
+        for name in names:  # each has been read from disk once: the site has been up for a while
             site.ask({"model": name, "prompt": [3, 4, 5], "max_tokens": 1})
         before = counts(site)
         times = asyncio.run(ask(f"http://127.0.0.1:{site.port}", arrivals))

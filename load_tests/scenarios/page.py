@@ -1,6 +1,8 @@
-"""The page in a headless Chromium, of a real local network: sizes, first paint, a tab's memory over many updates, what open pages cost the router.
+"""The page in a headless Chromium: sizes, first paint, memory over many updates, cost for the router.
 
-python -m load_tests.scenarios.page              with new pictures in docs/
+python -m load_tests.scenarios.page [--minutes N] [--no-record]
+
+Ten pages stay open for N minutes; 60 show whether the router's memory grows.
 """
 
 import argparse
@@ -11,11 +13,9 @@ import shutil
 import statistics
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -24,13 +24,12 @@ from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
 from pilotlight.page.routes import STATIC
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAINTS = 9
 UPDATES = 10_000
 PAGES = 10
-STRETCH_S = 20.0
+QUIET_S, WARM_UP_S, SAMPLE_S = 20.0, 10.0, 5.0
 _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# Plays one second of the feed again and again, as the page's own listener would get it.
+# Replays one second of the feed repeatedly, as the page's own listener would get it.
 _PLAY = """async updates => {
     const { network, watch } = await import("./page/network.js"), source = window.feedOfThePage;
     const row = network.sites[0];
@@ -48,14 +47,14 @@ _KEEP_FEED = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=3.0, help="for which ten pages stay open")
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
     results: dict[str, Any] = {"bytes": sizes()}
     with LocalNetwork() as network, chromium() as browser:
         results["first_paint_ms"] = first_paints(browser, network.url)
         results["heap_mib"] = heap_over_updates(browser, network.url)
-        results["router_cpu"] = cost_of_open_pages(browser, network)
-        take_pictures(browser, network.url)
+        results["router"] = cost_of_open_pages(browser, network, options.minutes)
     print(json.dumps(results, indent=2))
     if not options.no_record:
         print("record:", write_record("page", results, ("playwright",)))
@@ -79,7 +78,7 @@ def sizes() -> dict[str, int]:
 
 
 def first_paints(browser: Browser, url: str) -> dict[str, float]:
-    """Measure a browser that has never been here."""
+    """Measure a browser with an empty cache."""
     times = []
     for _ in range(PAINTS):
         context = browser.new_context()
@@ -92,7 +91,10 @@ def first_paints(browser: Browser, url: str) -> dict[str, float]:
 
 
 def heap_over_updates(browser: Browser, url: str) -> dict[str, float]:
-    """The JavaScript heap after a collection, when the tab's rings are full and after as many updates again."""
+    """Measure the JavaScript heap after a collection, when the tab's rings are full.
+
+    And again after as many more updates.
+    """
     context = browser.new_context()
     context.add_init_script(_KEEP_FEED)
     page = context.new_page()
@@ -114,54 +116,37 @@ def _heap_mib(page: Page) -> float:
     return round(float(session.send("Runtime.getHeapUsage")["usedSize"]) / 2**20, 2)
 
 
-def cost_of_open_pages(browser: Browser, network: LocalNetwork) -> dict[str, float]:
-    """The router's processor time in a quiet network, without pages and with ten."""
+def cost_of_open_pages(browser: Browser, network: LocalNetwork, minutes: float) -> dict[str, float]:
+    """Measure the router of a quiet network: cores that it uses without pages and with ten, and the growth of its memory meanwhile."""
     status = json.load(urlopen(f"{network.url}/status"))
     router = psutil.Process(status["process"]["pid"])
 
-    def share() -> float:
-        before, began = sum(router.cpu_times()[:2]), time.monotonic()
-        time.sleep(STRETCH_S)
-        return float(sum(router.cpu_times()[:2]) - before) / (time.monotonic() - began)
+    def used(seconds: float) -> tuple[float, list[tuple[float, float]]]:
+        """Return cores, and the resident memory over time: seconds, MiB."""
+        before, began, memory = sum(router.cpu_times()[:2]), time.monotonic(), []
+        while (now := time.monotonic() - began) < seconds:
+            memory.append((now, router.memory_info().rss / 2**20))
+            time.sleep(min(SAMPLE_S, seconds - now))
+        return float(sum(router.cpu_times()[:2]) - before) / (time.monotonic() - began), memory
 
-    none = share()
+    none, _ = used(QUIET_S)
     contexts = [browser.new_context() for _ in range(PAGES)]
-    for context in contexts:
-        page = context.new_page()
+    pages = [context.new_page() for context in contexts]
+    for page in pages:
         page.goto(network.url)
         page.wait_for_selector(".map circle", state="attached")
-    ten = share()
+    used(WARM_UP_S)  # the rings of the pages and of the router fill
+    heap = _heap_mib(pages[0])
+    ten, memory = used(60 * minutes)
+    slope, _ = statistics.linear_regression(*zip(*memory, strict=True))
+    found = {
+        "pages": PAGES, "minutes": minutes, "cores_without": round(none, 4), "cores_with_ten": round(ten, 4),
+        "cores_for_ten": round(ten - none, 4), "mib_at_first": round(memory[0][1], 2), "mib_at_last": round(memory[-1][1], 2),
+        "mib_an_hour": round(3600 * slope, 2), "page_heap_mib_at_first": heap, "page_heap_mib_at_last": _heap_mib(pages[0]),
+    }  # fmt: skip
     for context in contexts:
         context.close()
-    return {"without": round(none, 4), "with_ten_pages": round(ten, 4), "cores_for_ten": round(ten - none, 4)}
-
-
-def take_pictures(browser: Browser, url: str) -> None:
-    with ThreadPoolExecutor(12) as threads:
-        streams = [threads.submit(_talk, url, i) for i in range(96)]
-        page = browser.new_context(viewport={"width": 1200, "height": 820}, reduced_motion="reduce").new_page()
-        page.goto(url)
-        page.wait_for_timeout(8000)
-        page.screenshot(path=DOCS / "page-overview.png")
-        page.goto(f"{url}#playground")
-        page.wait_for_selector("option[value=ember]", state="attached")
-        page.fill("[aria-label=Message]", "What is the airport code of Lisbon?")
-        page.keyboard.press("Control+Enter")
-        page.wait_for_selector(".turn.assistant .facts:has-text('of prompt')")
-        page.screenshot(path=DOCS / "page-playground.png")
-        page.click("text=Why this site?")
-        page.wait_for_selector("text=What each site would cost")
-        page.screenshot(path=DOCS / "page-routing.png")
-        for stream in streams:
-            stream.result()
-
-
-def _talk(url: str, number: int) -> None:
-    messages = [{"role": "user", "content": f"Talk about {number}"}]
-    body = {"model": "ember", "stream": True, "max_tokens": 900, "min_tokens": 800, "messages": messages}
-    asked = Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"})
-    with urlopen(asked, timeout=120) as answer:
-        answer.read()
+    return found
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What do streams notice when a host dies that computes prompts for others, or one that answers, or the KV store behind them?
-`make bench-prefill-decode-faults` runs it.
+"""The effect on streams of losing a prefill host, a decode host or the KV store.
 
-One site with a host of each role and a Mooncake Store, under load: long prompts, greedy and sampled, that are handed over while other streams decode.
-Again and again, at a random moment, a host or the store's master is killed, stopped, or cut off from everybody by a packet filter (as root; the
-scenario has a network namespace of its own). What is cut or stopped comes back when the streams have ended, and a killed master comes back empty.
-Each text must be that of an undisturbed run, with what is cached and for another tenant, who finds nothing cached. Texts that part are judged by the
-model's distribution where they do (load_tests/ties.py). The record says which were not ties, how much later the disturbed ones ended, and what was
-left behind.
+`make bench-prefill-decode-faults` runs it. One site with a host of each role and a Mooncake Store is under load: long prompts, greedy and sampled,
+are handed over while other streams decode. Repeatedly, at a random moment, a host or the store's master is killed, stopped, or cut off by a packet
+filter (as root; the scenario runs in a private network namespace). A process that was cut off or stopped resumes when the streams have ended, and a
+killed master restarts empty. Each text must be that of an undisturbed run, with cached blocks and for another tenant, who finds none. Texts that
+differ are judged by the model's distribution at that point (load_tests/ties.py). The record has those that were not ties, the delay of disturbed
+streams, and the resources that were not released.
 """
 
 import argparse
@@ -101,7 +100,8 @@ class Injector:
     def injected(self, fault: Fault) -> Iterator[None]:
         """Open the scope of a fault.
 
-        What was stopped or cut off, and not replaced meanwhile, goes on when it is left."""
+        A process that was stopped or cut off, and not replaced meanwhile, resumes at its end.
+        """
         pid = self._pid(fault.whose)
         match fault.how:
             case "kill":
@@ -115,7 +115,7 @@ class Injector:
             yield
         finally:
             if fault.how == "stop":
-                with suppress(ProcessLookupError):  # its supervisor has put another in its place
+                with suppress(ProcessLookupError):  # its supervisor has replaced it
                     os.kill(pid, signal.SIGCONT)
             self._links.heal()
 
@@ -148,7 +148,7 @@ class Bench:
         self._draw = draw
         self._pool = ThreadPoolExecutor(STREAMS)
         self._judge: TieJudge | None = None
-        self._lost: Counter[str] = Counter()  # by what was said
+        self._lost: Counter[str] = Counter()  # lost streams by error message
         self._parted: list[dict[str, Any]] = []
         self._delays: dict[str, list[float]] = {}
 
@@ -179,12 +179,12 @@ class Bench:
         }
 
     def _strike(self, number: int, fault: Fault) -> None:
-        """Ask under a fault, then undisturbed, and keep what differs."""
+        """Send requests under a fault, then undisturbed, and record differences."""
         bodies = [self._prompt() for _ in range(STREAMS)]
         disturbed = self._ask_all(bodies, "a", fault)
         self._site.until(self._injector.is_whole, f"all is whole after {fault}", BACK_WITHIN_S)
         calm = self._ask_all(bodies, "a")  # a part of each is cached by now, which changes no token
-        afresh = self._ask_all(bodies, f"tenant-{number}")  # who finds nothing cached
+        afresh = self._ask_all(bodies, f"tenant-{number}")  # a new tenant finds nothing cached
         for body, *answers in zip(bodies, disturbed, calm, afresh, strict=True):
             self._lost.update(answer for answer in answers if isinstance(answer, str))
             whole = [answer for answer in answers if isinstance(answer, Answer)]
@@ -216,7 +216,7 @@ class Bench:
         }
 
     def _ask_all(self, bodies: list[dict[str, Any]], tenant: str, fault: Fault | None = None) -> "list[Answer | str]":
-        """Return the answers, or what was said instead."""
+        """Return the answers, or the error messages in their place."""
         futures = [self._pool.submit(self._ask, body, tenant) for body in bodies]
         if fault is None:
             return [future.result(300) for future in futures]
@@ -237,8 +237,8 @@ class Bench:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
     def _left_behind(self) -> dict[str, float]:
-        """Return what every gauge still says when nothing is asked any more: zeros."""
-        with suppress(RuntimeError):  # the record says what it was
+        """Return every gauge once the site is idle: they should be zero."""
+        with suppress(RuntimeError):  # the record has the remaining values
             self._site.until(lambda: not any(map(self._metric, GAUGES)), "every sequence has ended", BACK_WITHIN_S)
         return {gauge.rstrip("{"): self._metric(gauge) for gauge in GAUGES}
 
@@ -255,7 +255,7 @@ def _listening_ports(pid: int) -> list[int]:
 
 
 def _state(pid: int) -> str:
-    """Return a process's state as the system names it, "Z" for one that is gone."""
+    """Return a process's state as the system names it, "Z" if it is gone."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]

@@ -1,10 +1,12 @@
-"""What does a router add? `make bench-router` runs it: python -m load_tests.scenarios.router_overhead.
+"""The latency that a router adds. `make bench-router` runs it.
 
-One site that computes nothing, asked directly and through each router in turn, several rounds; figures are medians over the rounds of what a router's
-round has above the direct one's. Streams carry 50 tokens a second each, and a token's delay is counted from the moment the site wrote it.
-Client, site and router share the machine's cores: at high rates each waits for the others, so requests per second of the router's own processor
-time stand beside those that were counted on the clock. Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a
-stream's first token no more than by vllm-router, ten times LiteLLM's rate, and 400 prompts of 220 KB a second and core.
+python -m load_tests.scenarios.router_overhead
+
+One site that computes nothing is requested directly and through each router in turn, several rounds; figures are medians over the rounds of the
+difference to the direct requests. Streams carry 50 tokens a second each, and a token's delay is counted from the moment the site wrote it. Client,
+site and router share the machine's cores: at high rates each waits for the others, so rates are given per second of the router's processor time as
+well as per second of the clock. Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a stream's first token no more
+than by vllm-router, ten times LiteLLM's rate, and 400 prompts of 220 KB a second and core.
 """
 
 import argparse
@@ -33,8 +35,8 @@ class Task(NamedTuple):
     name: str
     connections: int
     prompt_bytes: int
-    tokens: int  # 0: an answer in one piece
-    share: float  # of the time that one measurement takes
+    tokens: int  # 0 for an answer in one piece
+    share: float  # share of the time that one measurement takes
 
 
 TASKS = (
@@ -83,14 +85,14 @@ def main() -> None:
         console.print(f"Record: {path}", soft_wrap=True)
 
 
-Round = dict[str, dict[str, dict[str, float]]]  # by task, by router
+Round = dict[str, dict[str, dict[str, float]]]  # figures by task and router
 
 
 async def measure(
     routers: Sequence[Running], tasks: Sequence[Task], rounds: int, seconds: float, console: Console
 ) -> list[Round]:
-    """Routers take turns within each task, so that a change of the machine's mood disturbs all alike."""
-    for router in routers:  # warm: connections, caches, branches
+    """Measure the tasks; routers take turns within each, so that changes of the machine affect all alike."""
+    for router in routers:  # warm up connections, caches and branches
         await load(router.url, request(router.url, KEY, KB, 0), 4, 0.3)
     made: list[Round] = []
     for number in range(rounds):
@@ -107,7 +109,7 @@ async def measure(
 
 
 async def beside_idle(router: Running, count: int, seconds: float, console: Console) -> dict[str, float]:
-    """Measure what 64 streams notice of very many that are open and silent."""
+    """Measure the effect on 64 streams of very many that are open and silent."""
     with console.status(f"{count:,} idle streams"):
         before = router.process.memory_info().rss
         async with idle_streams(router.url, request(router.url, KEY, KB, IDLE), count) as started:
@@ -140,7 +142,7 @@ def facts(heard: Heard, cpu_s: float) -> dict[str, float]:
 
 
 def row(task: Task, name: str, rounds: Sequence[Round]) -> dict[str, Any]:
-    """One router at one task: what it has, and what it adds."""
+    """Return the figures of one router at one task, with the differences to direct requests."""
     mine = [made[task.name][name] for made in rounds]
     direct = [made[task.name][NOBODY] for made in rounds]
     keys = [key for key in mine[0] if all(key in facts for facts in (*mine, *direct))]

@@ -1,8 +1,9 @@
-"""`make bench-routing`: every policy on every trace of the simulation at both loads, over held-out seeds; ours and the best other in ten troubles;
-what a decision costs; with a record. A run of a part has another `--subject`. `--trace-file` adds a file in Mooncake's format, which is read where
-it lies and never kept.
+"""`make bench-routing`: every policy on every trace of the simulation at both loads.
 
-Simulated time says nothing about this machine; the record's machine only explains the seconds that the runs took, and the decisions' times.
+Over held-out seeds; also our policy and the best other one in ten troubles, and the cost of a decision; with a record. A run of a part has another
+`--subject`. `--trace-file` adds a file in Mooncake's format, which is read in place and never copied.
+
+Simulated time says nothing about this machine; the record's machine only matters for the seconds that the runs took, and the decisions' times.
 """
 
 import argparse
@@ -37,7 +38,7 @@ TUNING_REQUESTS = 4_000
 LONGER = {"agent": 2}  # times the requests of other traces: its sessions are six times as long
 TROUBLED = (OURS, "llm-d, declining")
 TROUBLED_TRACE = "chat"
-FEW_SEEDS = 2  # of the record's, for what is wrong besides and for pools
+FEW_SEEDS = 2  # of the record's seeds, for troubles and for pools
 POOL_LOADS = (0.3, 0.6)
 POOL_REQUESTS = 3_000
 
@@ -78,7 +79,10 @@ def main() -> None:
 
 
 def _tune(policies: Iterable[str]) -> None:
-    """Try every grid on the tuning seed; less is better: the mean of the logarithms of p95 and p99 over the traces."""
+    """Try every grid on the tuning seed; less is better.
+
+    The score is the mean of the logarithms of p95 and p99 over the traces.
+    """
     for name in policies:
         contender, tried = CONTENDERS[name], []
         for parameters in contender.grid:
@@ -126,7 +130,7 @@ def _results(
     asked: argparse.Namespace, traces: dict[str, Trace | TraceFile], cells: list[list[Outcome]],
     troubled: dict[tuple[str, str], list[Outcome]], quiet: list[Outcome],
 ) -> dict[str, Any]:  # fmt: skip
-    """Medians and extremes over the seeds: what single runs said stays out of the record."""
+    """Return medians and extremes over the seeds; results of single runs are not recorded."""
     runs = [run for cell in (*cells, *troubled.values(), quiet) for run in cell]
     return {
         "requests_per_run": asked.requests,
@@ -160,7 +164,7 @@ def _results(
 
 
 def _pools(seeds: Sequence[int]) -> list[dict[str, Any]]:
-    """Devices of one site, with and without some that compute prompts for the others."""
+    """Simulate the devices of one site, with and without some that compute prompts for the others."""
     cells = []
     for workload in WORKLOADS:
         for load in POOL_LOADS:

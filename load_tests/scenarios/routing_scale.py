@@ -1,4 +1,7 @@
-"""What a decision costs at a number of sites, in processor time, and how many bytes their statuses are: part of `make bench-routing`."""
+"""The processor time of a decision and the bytes of statuses, by number of sites.
+
+A part of `make bench-routing`.
+"""
 
 import math
 import random
@@ -22,19 +25,22 @@ from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, changed_prefixes, decode
 from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
 SITES = (25, 330, 5000)
-DIGESTS = 32  # of a prompt: what a long conversation brings
-CHANGED_IN_10_S = 90  # prefixes: three requests a second that bring three each
+DIGESTS = 32  # of a prompt: as many as a long conversation has
+CHANGED_IN_10_S = 90  # prefixes: three requests a second with three new ones each
 SAMPLES = 7
-PRICED = 8_000  # sites a sample, about
+PRICED = 8_000  # sites per sample, about
 CONVERSATIONS, CONVERSATION_PREFIXES = (
     10_000_000,
     6,
-)  # planned: open in the whole network, and what three turns leave of each
+)  # planned: conversations open in the whole network, and prefixes that three turns leave of each
 PLANNED_SITES, ROUTERS = 330, 330
 
 
 def decision_costs() -> dict[str, dict[str, float]]:
-    """Return, by number of sites, the microseconds of processor time of rank() and of a baseline's; medians."""
+    """Return, by number of sites, the microseconds of processor time of rank() and of a baseline's.
+
+    Medians.
+    """
     costs = {}
     for number in SITES:
         views = [backend.view() for backend in _backends(number)]
@@ -49,8 +55,11 @@ def decision_costs() -> dict[str, dict[str, float]]:
 
 
 def status_bytes() -> dict[str, Any]:
-    """Return the bytes of one status as JSON: whole with the most prefixes that it may publish, with none, and the mean of those that tell a router
-    what has changed. And what the table of conversations takes."""
+    """Return the bytes of one status as JSON.
+
+    Whole with the most prefixes that it may publish, with none, and the mean of those that contain only changes; also the size of the table of
+    conversations.
+    """
     full, empty = (encode_status(_status("s1", prefixes)) for prefixes in (MAX_PUBLISHED, 0))
     return {
         "full_bytes": len(full),
@@ -61,7 +70,10 @@ def status_bytes() -> dict[str, Any]:
 
 
 def planned_sessions(prefix_bytes: float) -> dict[str, float]:
-    """Return what each router and site has to keep of the conversations of a large network, of which each is one router's."""
+    """Return what each router and site has to keep of a large network's conversations.
+
+    Each conversation belongs to one router.
+    """
     entries = math.ceil(CONVERSATIONS / ROUTERS * CONVERSATION_PREFIXES)
     return {
         "conversations": CONVERSATIONS,
@@ -78,9 +90,10 @@ def planned_sessions(prefix_bytes: float) -> dict[str, float]:
 
 
 def _mean_of_changes() -> float:
-    """Of a site whose cache is full: what comes pushes out as much.
+    """Return the mean size of changes at a site whose cache is full: each new prefix evicts one.
 
-    It makes its digest anew every ten seconds; a router asks once a second."""
+    It updates its digest every ten seconds; a router requests it once a second.
+    """
     draw, status = random.Random(1), _status("s1", MAX_PUBLISHED)
     held = list(decode_prefixes(status.models[0].prefixes))
     after = held[CHANGED_IN_10_S:] + [draw.randrange(2**31) for _ in range(CHANGED_IN_10_S)]
@@ -92,7 +105,7 @@ def _mean_of_changes() -> float:
 
 
 def _table_entry_bytes() -> float:
-    """Of memory, an entry of the session table: a prefix that one site holds."""
+    """Return the memory of an entry in the session table: a prefix that one site holds."""
     entries = 20_000
     tracemalloc.start()
     table = SessionTable(entries, 3600.0, lambda: 0.0)

@@ -1,9 +1,11 @@
-"""Do routers keep to an account's limits together? `make bench-shared-quotas` runs it: python -m load_tests.scenarios.shared_quotas.
+"""Do routers enforce an account's limits together? `make bench-shared-quotas` runs it.
 
-Three routers that share a PostgreSQL, a site that computes nothing, and clients that ask at all of them as fast as they are let, again at once when
-they are refused. What they get of requests a minute, of requests at work and of tokens a day must be no more than the limit, and no less but for a
-lease that each router may hold unused. Then the database is killed: routing goes on, each router giving what an account may have. When it is
-back, what was given meanwhile counts.
+python -m load_tests.scenarios.shared_quotas
+
+Three routers share a PostgreSQL, in front of a site that computes nothing; clients send requests to all of them as fast as they are admitted, and
+retry at once when refused. The admitted requests per minute, open requests and tokens per day must not exceed the limit, nor stay below it by more
+than a lease that each router may hold unused. Then the database is killed: routing continues, each router admitting as much as the account may have.
+When it is back, the usage meanwhile counts.
 """
 
 import argparse
@@ -39,15 +41,13 @@ LIMITS = {
 STREAM_TOKENS = 25  # half a second
 PAUSE_S = 0.01  # after a refusal
 SETTLED_S = 10.0
-ENOUGH = (
-    2 * NUM_ROUTERS * CLIENTS
-)  # refusals, after which a limit was asked for whole; a busy machine takes longer to ask
+ENOUGH = 2 * NUM_ROUTERS * CLIENTS  # refusals, after which the whole limit was requested; a busy machine takes longer
 LONGEST_S = 60.0
 
 
 @dataclass
 class Given:
-    """Counts of what an account's clients got."""
+    """Counts of requests that an account's clients got."""
 
     answers: list[int] = field(default_factory=lambda: [0] * NUM_ROUTERS)  # by router
     refusals: int = 0
@@ -57,7 +57,7 @@ class Given:
 
 
 def measure(seconds: float) -> dict[str, Any]:
-    """Raises FileNotFoundError where PostgreSQL is not installed."""
+    """Measure all limits. Raises FileNotFoundError if PostgreSQL is not installed."""
     with ExitStack() as stack:
         database = stack.enter_context(running_postgres())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-quotas-")))
@@ -123,7 +123,7 @@ async def abuse(routers: Sequence[Running], database: Postgres, seconds: float) 
 
 
 def faults(results: dict[str, Any]) -> list[str]:
-    """Return what is not as it was said to be."""
+    """Return the deviations from the expected results."""
     found = [f"{name}: {statuses}" for name, statuses in results["failures"].items()]
     minute, day, away = results["minute"], results["day"], results["without_the_store"]
     if not minute["allowed"] - _unused(PER_MIN) <= minute["given"] <= minute["allowed"] + 1:
@@ -137,19 +137,22 @@ def faults(results: dict[str, Any]) -> list[str]:
     if away["given"] > NUM_ROUTERS * (PER_MIN + results["took_s"] * PER_MIN / 60 + 1):
         found.append(f"{away['given']} requests without the store")
     if away["settled_s"] is None or away["given_after"] > _unused(PER_MIN):
-        found.append("what was given without the store was not known afterwards")
+        found.append("usage without the store was not known afterwards")
     return found
 
 
 def _unused(limit: int) -> float:
-    """Return what lies unused in leases at most, beyond which a router asks for no more, and the part of a request that does not fit in."""
+    """Return how much may lie unused in leases.
+
+    Above that a router requests no more; it includes the part of a request that does not fit.
+    """
     return NUM_ROUTERS * (max(1.0, limit * LEASE_SHARE) + 1)
 
 
 async def _all(
     session: aiohttp.ClientSession, routers: Sequence[Running], name: str, given: Given, seconds: float, enough: int = 0
 ) -> float:
-    """Ask for so long, and until so many were refused. Return how long that took, in seconds."""
+    """Send requests for `seconds`, and until so many were refused. Return how long that took, in seconds."""
     began = time.monotonic()
     until = began + seconds
     asking = [
@@ -186,7 +189,7 @@ async def _ask(
 
 
 async def _until_known(database: Postgres, given: int) -> float | None:
-    """Return after how long the store knew what was given without it; None: it does not."""
+    """Return the seconds until the store knew the usage that it missed; None if it never did."""
     began = time.monotonic()
     while (waited_s := time.monotonic() - began) < SETTLED_S:
         used = await asyncio.to_thread(_used, database)

@@ -1,8 +1,10 @@
-"""What do open streams notice when their site dies? `make bench-site-death` runs it: python -m load_tests.scenarios.site_death.
+"""The effect of a site's death on open streams. `make bench-site-death` runs it.
 
-Three sites on this machine, the same requests once undisturbed and once per fault. Each stream must end with the very tokens of its undisturbed
-run; the record says how many were disturbed, continued and lost, and how long a disturbed one paused. A pause is the longest gap between two
-events of one stream from the fault on: with few cores it also holds the other streams' work, and for a frozen site the time until its probes fail.
+python -m load_tests.scenarios.site_death
+
+Three sites on this machine get the same requests once undisturbed and once per fault. Each stream must end with the very tokens of its undisturbed
+run; the record counts disturbed, continued and lost streams, and the pauses of disturbed ones. A pause is the longest gap between two events of one
+stream from the fault on: with few cores it also holds the other streams' work, and for a frozen site the time until its probes fail.
 """
 
 import argparse
@@ -48,18 +50,18 @@ STORY = {
     "required": ["title", "lines"],
 }
 COUNTER = re.compile(r"^pilotlight_router_streams_(disturbed|continued|lost)_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
-Fault = Callable[[LocalNetwork, str], None]  # on a site, by name
+Fault = Callable[[LocalNetwork, str], None]  # applied to a site, by name
 
 
 @dataclass
 class Heard:
-    """One stream as its client heard it."""
+    """One stream as its client received it."""
 
     site: str = ""
-    text: dict[int, str] = field(default_factory=dict)  # by choice, as everything that an answer is
+    text: dict[int, str] = field(default_factory=dict)  # by choice, like everything in an answer
     calls: dict[int, list[str]] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
-    tokens: dict[int, list[str]] = field(default_factory=dict)  # where log-probabilities were asked for
+    tokens: dict[int, list[str]] = field(default_factory=dict)  # if log-probabilities were requested
     usage: tuple[int, int] | None = None
     names: set[tuple[str, int]] = field(default_factory=set)
     arrivals_s: list[float] = field(default_factory=list)
@@ -71,13 +73,16 @@ class Heard:
         return self.text, self.calls, self.finish, self.tokens, self.usage
 
     def pause_s(self, at_s: float) -> float | None:
-        """The longest gap between events of which the later came after that moment; None: the stream had ended."""
+        """Return the longest gap whose later event came after that moment; None if the stream had ended."""
         pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
         return max((after - before for before, after in pairs if after > at_s), default=None)
 
 
 def requests(count: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Greedy and sampled, with penalties, log-probabilities, several choices, tools, stop strings, a schema and a call that must be made."""
+    """Return requests of many kinds, greedy and sampled.
+
+    With penalties, log-probabilities, several choices, tools, stop strings, a schema and a required call.
+    """
     return [_request(i, max_tokens) for i in range(count)]
 
 
@@ -109,7 +114,7 @@ def _request(i: int, max_tokens: int) -> dict[str, Any]:
 
 
 async def listen(url: str, bodies: Sequence[dict[str, Any]], on_event: Callable[[list[Heard]], None]) -> list[Heard]:
-    """All streams at once, to their ends. `on_event` sees how far they are."""
+    """Read all streams at once, to their ends. `on_event` gets their progress."""
     heard = [Heard() for _ in bodies]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=180)) as session:
@@ -162,7 +167,7 @@ def take(heard: Heard, fields: dict[str, Any]) -> None:
 
 
 class Injection:
-    """Strikes the site that most streams came from, once they have all begun and a share of the events is there."""
+    """A fault for the site with the most streams, once all have started and a share of events came."""
 
     def __init__(self, network: LocalNetwork, fault: Fault, after_events: int) -> None:
         self.network = network
@@ -173,7 +178,7 @@ class Injection:
         self._second: Fault | None = None
 
     def and_again(self, fault: Fault) -> "Injection":
-        """Another site, as soon as the first stream of the first one has gone on: that is in the middle of recovery."""
+        """Add a fault for another site, as soon as the first stream has continued: in the middle of recovery."""
         self._second = fault
         return self
 
@@ -189,7 +194,10 @@ class Injection:
                 self._strike(self._second, self._streams_elsewhere())
 
     def _streams_elsewhere(self) -> "Counter[str]":
-        """As the router has them now: those that began elsewhere, and those that go on there."""
+        """Count streams at other sites, as the router has them now.
+
+        Streams that started there, and streams that continue there.
+        """
         return Counter({view.site: view.inflight for view in site_views(self.network) if view.site not in self.struck})
 
     def _strike(self, fault: Fault, sites: "Counter[str]") -> None:
@@ -201,7 +209,7 @@ class Injection:
 
 
 def kill(network: LocalNetwork, site: str) -> None:
-    """Runtime and engine, with SIGKILL."""
+    """Kill runtime and engine with SIGKILL."""
     for process in _processes(network, site):
         process.kill()
 
@@ -227,7 +235,7 @@ def thaw(network: LocalNetwork) -> None:
 
 
 def stream_counts(network: LocalNetwork) -> "Counter[str]":
-    """Disturbed, continued, lost, as the router counts them."""
+    """Return the router's counts of disturbed, continued and lost streams."""
     with urllib.request.urlopen(f"{network.url}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     totals: Counter[str] = Counter()
@@ -242,7 +250,7 @@ def site_views(network: LocalNetwork) -> tuple[SiteView, ...]:
 
 
 def wait_until_healthy(network: LocalNetwork, timeout_s: float = 60.0) -> None:
-    """Every site, as the router sees it, and idle: what was cut is cleaned up."""
+    """Wait until every site is healthy and idle for the router: cut requests are cleaned up."""
     deadline = time.monotonic() + timeout_s
     while True:
         views = site_views(network)
@@ -264,7 +272,7 @@ FAULTS: dict[str, tuple[Fault, Fault | None]] = {
 def disturb(
     network: LocalNetwork, fault: str, bodies: Sequence[dict[str, Any]], after_events: int
 ) -> tuple[list[Heard], dict[str, Any]]:
-    """One run under a fault, and what the router says of it."""
+    """Run under one fault; return the results and the router's counts."""
     wait_until_healthy(network)
     before = stream_counts(network)
     first, second = FAULTS[fault]

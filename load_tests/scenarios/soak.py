@@ -1,7 +1,7 @@
-"""Does anything leak, and does every request end as it should, for as long as one cares to watch? `make soak` runs it.
+"""Does anything leak, and does every request end correctly, over a long time? `make soak` runs it.
 
-Three real sites; clients that stream, ask for whole answers, come back to durable streams, leave half-way, send nonsense and attack; sites that are
-killed, frozen and drained at random, whose links lose packets (as root), and whose clocks are wrong for one of their lives. Each finished answer must
+There are three real sites; clients stream, request whole answers, resume durable streams, disconnect half-way, send nonsense and attack; sites are
+killed, frozen and drained at random, their links lose packets (as root), and their clocks are wrong until the next restart. Each finished answer must
 have the very tokens of its undisturbed run. At the end, when all is quiet, memory, sockets, tasks and tables of the router are compared with those
 after the first minute of load, and everything that counts work must be at zero.
 """
@@ -74,7 +74,7 @@ class Soak:
         self.started: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
-        self.wrong: list[str] = []  # what must never happen, in words
+        self.wrong: list[str] = []  # violations, in words
         self.slowest_s = 0.0
         self.bodies = requests(16, 48)
         self.expected: list[Heard] = []
@@ -89,7 +89,7 @@ class Soak:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=END_S)) as self.http:
             clients = [asyncio.create_task(self._client()) for _ in range(self.streams)]
-            await asyncio.gather(*(self._attack(attack) for attack in CASES))  # large bodies leave a heap with gaps
+            await asyncio.gather(*(self._attack(attack) for attack in CASES))  # large bodies fragment the heap
             while time.monotonic() < warm_at:
                 await asyncio.sleep(0.5)
             before = await asyncio.to_thread(self.size)
@@ -109,7 +109,7 @@ class Soak:
         }  # fmt: skip
 
     async def _watch(self) -> None:
-        """Note the router's memory each minute: a leak rises for as long as the soak lasts."""
+        """Note the router's memory each minute: a leak grows for as long as the soak lasts."""
         while True:
             with suppress(OSError):
                 self.rss_mib.append((await asyncio.to_thread(self.size))["rss_mib"])
@@ -194,7 +194,7 @@ class Soak:
         return "refused" if status >= 400 or status <= 0 else "answered"
 
     async def _durable(self) -> str:
-        """Begun and left; read to some event; read on from there."""
+        """Start a durable stream and leave it; read it up to some event; resume after that."""
         number = self.random.randrange(len(self.bodies))
         async with self._post(orjson.dumps(self.bodies[number]), prefer="respond-async") as answer:
             if answer.status != 202:
@@ -236,7 +236,7 @@ class Soak:
             return str(answer.status)
 
     async def _two_tenants(self) -> str:
-        """I4: what one tenant has just had computed is not cached for the other."""
+        """Check I4: a prompt that one tenant has just had computed is not cached for the other."""
         words = " ".join(str(self.random.getrandbits(32)) for _ in range(24))
         body = orjson.dumps({"model": "ember", "max_tokens": 4, "messages": [{"role": "user", "content": words}]})
         cached = []
@@ -246,7 +246,7 @@ class Soak:
                 if answer.status != 200:
                     return str(answer.status)
             cached.append((fields["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0))
-        # The first tenant's prompt is new but for the template's beginning, which its own earlier requests may have left.
+        # The first tenant's prompt is new except for the template's beginning, which its own earlier requests may have cached.
         if cached[1] > cached[0] + 16:
             self.wrong.append(f"a tenant found {cached[1]} tokens of another's prompt cached")
         return "finished"
@@ -260,7 +260,7 @@ class Soak:
             try:
                 await asyncio.to_thread(fault, self.network, site)
             except (OSError, psutil.NoSuchProcess):
-                continue  # it is not back yet
+                continue  # it has not recovered yet
             self.faults[name] += 1
             self.console.log(
                 f"{name} {site}; {sum(self.ended.values())} requests have ended, {len(self.wrong)} of them wrongly"
@@ -289,7 +289,7 @@ class Soak:
         self.links.lose(self.network.site_urls[site], share=share)
 
     def _move_clock(self, network: LocalNetwork, site: str) -> None:
-        """For its next life, which begins at once."""
+        """Move the clock of a site's next process, which starts at once."""
         member = self.network.members[site]
         member.environment |= skewed(self.random.choice((-3600, -90, 180, 3600)))
         kill(network, site)
@@ -316,7 +316,7 @@ class Soak:
                 raise RuntimeError(f"not all sites are back after {timeout_s:g} s: {others}")
             time.sleep(0.2)
 
-    # what is left
+    # leaks and violations at the end
 
     def size(self) -> dict[str, float]:
         """Read the router's size."""

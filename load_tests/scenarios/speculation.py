@@ -1,11 +1,13 @@
-"""What drafts bring and cost: `make bench-speculation` runs it: python -m load_tests.scenarios.speculation.
+"""The gains and costs of drafts. `make bench-speculation` runs it.
 
-Ember answers held-out questions with drafts and without, taking turns, in batches of 1 and of 8: the same tokens each time, or the run ends. Each
-kind of question is one workload, asked by a tenant of its own; schemas are enforced, and calls follow those of their tools, as a site sees to. The
-long answers are those of Ember trained for them (load_tests/long_answers), a hundred tokens and more; those of its own corpus have some twenty. Then
-the latter by drafters with weights, a smaller model and an EAGLE-3 head. Then 64 mixed streams, each followed by another when it ends, as they come
-and with a drafter that is always wrong. Then a shape with random weights whose own answers are proposed again, each token right with a stated
-chance: that is what checking costs alone. Ratios above 1 are faster with drafts.
+python -m load_tests.scenarios.speculation
+
+Ember answers held-out questions with drafts and without, taking turns, in batches of 1 and of 8; if tokens differ, the run ends. Each kind of
+question is one workload with a separate tenant; schemas are enforced, and calls follow those of their tools, as at a site. The long answers are those
+of Ember trained for them (load_tests/long_answers), a hundred tokens and more; those of Ember's corpus have some twenty. Then the latter by drafters
+with weights, a smaller model and an EAGLE-3 head. Then 64 mixed streams, each replaced by another when it ends, with the usual drafters and with one
+that is always wrong. Then a shape with random weights whose own answers are proposed again, each token right with a given probability: that shows the
+cost of verification alone. Ratios above 1 are faster with drafts.
 """
 
 import argparse
@@ -47,7 +49,7 @@ from training.ember.chat import Chat
 from training.ember.corpus.conversation import Conversation, Split
 from training.ember.corpus.mixture import conversation
 
-# By what is asked: the corpus's task. No answer of any kind was among those that the model learnt.
+# Workloads by the corpus's task. The model has learnt no answer of any of these kinds.
 LONG = {f"long: {name}": name for name in ASKS}
 WORKLOADS = {
     "copying": "repeat", "quoting from far back": "long", "JSON with a schema": "json", "tool calls": "tools", "stories": "story",
@@ -101,14 +103,14 @@ def main() -> None:
 
 
 class Watched(Speculator):
-    """A speculator that keeps what came of each draft and each prediction."""
+    """A speculator that records the outcome of each draft and each prediction."""
 
     def __init__(self, drafters: SequenceOf[Drafter], vocab_size: int, model: ModelDrafter | None = None) -> None:
         super().__init__(drafters, vocab_size, model=model)
-        # By kind: accepted, and checked behind right ones.
+        # By kind: accepted, and verified after correct ones.
         self.checked: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self.accepted: list[int] = []  # of each check
-        self.predicted: list[tuple[int, float, float]] = []  # rows, seconds as predicted and as they were
+        self.accepted: list[int] = []  # of each verification
+        self.predicted: list[tuple[int, float, float]] = []  # rows, predicted seconds, actual seconds
 
     def note(self, chunk: Chunk, num_accepted: int) -> None:
         for i, kind in enumerate(self._states[chunk.sequence].kinds[: min(num_accepted + 1, len(chunk.drafts))]):
@@ -123,7 +125,7 @@ class Watched(Speculator):
         super().count_step(step)
 
     def forget_past(self) -> None:
-        """Begin to count anew: what was learnt stays."""
+        """Reset the counts; the speculator keeps its estimates."""
         self.checked.clear()
         self.accepted, self.predicted = [], []
 
@@ -133,7 +135,7 @@ class Watched(Speculator):
         return {"kinds": found, "acceptance_length": length, "checks": len(self.accepted)}
 
     def steps(self) -> dict[str, Any]:
-        """Predicted and actual milliseconds by rows, of steps without a long prompt."""
+        """Return predicted and actual milliseconds by rows, of steps without a long prompt."""
         by_rows: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for rows, predicted, actual in self.predicted:
             by_rows[rows].append((1e3 * predicted, 1e3 * actual))
@@ -148,12 +150,12 @@ class Timed(NamedTuple):
     token_ids: dict[str, list[int]]
     whole_s: float
     decode_s: float  # since every sequence had its first token
-    decoded: int  # tokens of that time
+    decoded: int  # tokens in that time
 
 
 class Ember:
     def __init__(self, threads: int | None, speculate: str = "off", directory: Path = EMBER) -> None:
-        """`speculate`: by which drafter with weights; off: by those that look something up."""
+        """Load Ember. `speculate`: the drafter with weights; off: only those that look texts up."""
         config = HostConfig(kv_bytes=256 << 20, threads=threads)
         self.chat = Chat()
         self._answers = AnswerFormat.of(Tokenizer.from_directory(EMBER), ChatTemplate.from_directory(EMBER))
@@ -180,10 +182,10 @@ class Ember:
         return _ratios(kept), watch
 
     def mixed(self, drafters: SequenceOf[Drafter], rounds: int) -> dict[str, Any]:
-        """Streams of all kinds but JSON, none of which ends before it has its tokens.
+        """Measure streams of all kinds except JSON, none of which ends before it has its tokens.
 
-        Of a batch of fixed streams the slowest would say how long it takes, however many tokens the others' drafts save: when one ends, another
-        begins."""
+        In a batch of fixed streams the slowest would determine the time, however many tokens the others' drafts save: when one ends, another starts.
+        """
         self._speculate(drafters)
         draw = random.Random(7)
         workloads = [workload for workload, task in WORKLOADS.items() if task not in ("json", "long")]
@@ -228,7 +230,7 @@ class Ember:
         return Submit(name, "ember", prompt, sampling, tenant.encode(), constraint=constraint)
 
     def _calls(self, asked: Conversation) -> Constraint | None:
-        """Return what keeps calls within their tools' schemas, where none is demanded."""
+        """Return the constraint of calls to their tools' schemas, none of which is required."""
         if not asked.tools:
             return None
         functions = [tool["function"] for tool in asked.tools]
@@ -238,7 +240,7 @@ class Ember:
 
 
 def _schema_of(asked: Conversation) -> Constraint | None:
-    """Return the schema that a question's system message ends with, closed as strict ones are."""
+    """Return the schema at the end of a question's system message, closed as strict ones are."""
     text = str(asked.messages[0]["content"])
     try:
         schema = json.loads(text[text.index("{") :])
@@ -252,7 +254,7 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(engine: Engine, asked: list[Submit]) -> Timed:
-    """Answer all. The clock starts when grammars have been compiled, behind the first prompts."""
+    """Answer all requests. The clock starts when grammars have been compiled, after the first prompts."""
     for submit in asked:
         engine.submit(submit)
     while engine.has_work and not engine.step():
@@ -287,7 +289,7 @@ def _ratios(timed: list[tuple[Timed, Timed]]) -> dict[str, Any]:
 
 
 class Wrong:
-    """Proposes as much as it may, and nothing that could be right."""
+    """A drafter that proposes as much as it may, always wrong."""
 
     name = "wrong"
 
@@ -302,7 +304,7 @@ class Wrong:
 
 
 class Replay:
-    """Knows the answers, and spoils each token of them with a chance."""
+    """A drafter that knows the answers, and spoils each token with a given probability."""
 
     name = "replay"
 
@@ -326,7 +328,7 @@ class Replay:
 def replay(shape: str) -> dict[str, Any]:
     config, on_gpu = SHAPES[shape], torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    # On a CPU in fp32: in bf16, random weights have so many near ties that steps of more rows choose other tokens than the answers that are replayed.
+    # On a CPU in fp32: in bf16, random weights have so many near ties that steps of more rows choose other tokens than the replayed answers.
     dtype = torch.bfloat16 if on_gpu else torch.float32
     runner = make_runner(config, device, dtype, 8 * 512)
     info = ModelInfo(

@@ -1,9 +1,10 @@
-"""Pipeline stages of a model with uneven layers on this CPU, cut by cost beside as many layers each: `make bench-stages` runs it:
-python -m load_tests.scenarios.stages.
+"""Pipeline stages of a model with uneven layers on this CPU: split by cost, or by number of layers.
 
-Dense layers, then layers of experts, and a head that weighs as much as several layers. Every stage's step is timed by turns, in one process with
-one thread, through the parts of the model that the stage has. In steady state, with as many steps under way as stages, a stage waits in every step
-for the slowest: its idle share is 1 - its time / the slowest's.
+`make bench-stages` runs it: python -m load_tests.scenarios.stages.
+
+The model has dense layers, then layers of experts, and a head that weighs as much as several layers. Every stage's step is timed in turns, in one
+process with one thread, through the parts of the model that the stage has. In steady state, with as many steps in flight as stages, a stage waits in
+every step for the slowest: its idle share is 1 - its time / the slowest's.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def main() -> None:
 
 
 def _measure(model: Decoder, plan: PlannedModel, layout: CacheLayout, name: str, rounds: int) -> dict[str, Any]:
-    """Time each layer alone, and each stage of every cut."""
+    """Time each layer alone, and each stage of every split."""
     step = _step(name)
     blocks = layout.new_blocks(16 * -(-(_CONTEXT + 1) // BLOCK_SIZE) * len(layout.groups) + 256 // BLOCK_SIZE, _CPU)
     context = model.prepared(Context(build_batch(step, _CPU, None), layout.views(blocks)))
@@ -102,7 +103,10 @@ def _measure(model: Decoder, plan: PlannedModel, layout: CacheLayout, name: str,
 
 
 def _parts(model: Decoder, hidden: torch.Tensor, rows: torch.Tensor, context: Context) -> dict[tuple[str, int], Work]:
-    """Return what a byte of each kind is timed by: parts of a dense layer and of one with experts, and the head."""
+    """Return the work that is timed for each kind of byte.
+
+    Parts of a dense layer and of one with experts, and the head.
+    """
     dense, sparse = model.layers[4], model.layers[-4]
     assert isinstance(dense, DecoderLayer)
     assert isinstance(sparse, DecoderLayer)
@@ -127,7 +131,10 @@ def _of_cut(stage_ms: list[float], layers: list[int], layer_ms: float) -> dict[s
 
 
 def _by_turns(works: dict[tuple[str, int], Work], rounds: int) -> dict[tuple[str, int], float]:
-    """Return each one's median time in milliseconds, of the thread that computes: others on this machine may take turns with it."""
+    """Return each one's median time in milliseconds, in processor time of the computing thread.
+
+    Other processes on this machine may interrupt it.
+    """
     times: dict[tuple[str, int], list[float]] = {name: [] for name in works}
     for number in range(2 + rounds):
         for name, work in works.items():

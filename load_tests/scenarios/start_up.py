@@ -1,7 +1,9 @@
-"""How long from `pilotlight up` to ready, and from a request to its first token? `make bench` runs it: python -m load_tests.scenarios.start_up.
+"""Times from `pilotlight up` to ready, and from a request to its first token. `make bench` runs it.
 
-Each run starts a router, three sites and their engines from nothing but warm files, asks once (the first request ever), then a series of
-questions with prompts that no cache holds, one after another. Targets: ready within 10 s, first token within 150 ms.
+python -m load_tests.scenarios.start_up
+
+Each run starts a router, three sites and their engines with files in the page cache, sends a first request, then a series of questions with prompts
+that no cache holds, one after another. Targets: ready within 10 s, first token within 150 ms.
 """
 
 import argparse
@@ -63,7 +65,7 @@ def summarise(ready_s: list[float], first: list[StreamTimes], later: list[Stream
 
 
 def tpot_ms(times: StreamTimes) -> float:
-    """Time per output token after the first, by the count the server reports."""
+    """Return the time per output token after the first, by the server's count of tokens."""
     assert times.ttft_s is not None
     return 1e3 * (times.e2el_s - times.ttft_s) / max(1, int(times.usage["completion_tokens"]) - 1)
 

@@ -1,9 +1,11 @@
-"""What a step costs beside the model: `make bench-step` runs it: python -m load_tests.scenarios.step_cost.
+"""The cost of a step besides the model. `make bench-step` runs it.
 
-A whole engine without its process: 64 sequences decode over random weights, prompts that no cache holds are prefilled, and the host's phases, the
-prefix cache's and the generation check's share are taken. Shares are of the steps of the shape measured: the larger the model, the smaller they are.
-Targets: schedule, prepare and publish together within 1 ms; prefix cache without a hit, and generation tags, below 1 % each; a recorded forward pass
-that checks three drafts of one sequence of the embedded model at most 1.15 times one that decodes.
+python -m load_tests.scenarios.step_cost
+
+A whole engine runs without its process: 64 sequences decode with random weights, prompts that no cache holds are prefilled, and the host's phases,
+the prefix cache's and the generation check's share are measured. Shares refer to the steps of the measured shape: the larger the model, the smaller
+they are. Targets: schedule, prepare and publish together within 1 ms; prefix cache without a hit, and generation tags, below 1 % each; a recorded
+forward pass that checks three drafts of one sequence of the embedded model at most 1.15 times one that decodes.
 """
 
 import argparse
@@ -86,7 +88,7 @@ class Bench:
         }
 
     def decode(self) -> dict[str, list[float]]:
-        """Milliseconds of each phase, for every step in which all sequences of a full batch take one token."""
+        """Return milliseconds of each phase, for each step in which a full batch gets one token per sequence."""
         made = self._engine()
         for _ in range(BATCH):
             made.submit(self._submit(32, OUTPUT_TOKENS))
@@ -106,7 +108,10 @@ class Bench:
         return {name: values[4:] for name, values in taken.items()}  # the first ones warm up
 
     def prefix_cache_share(self) -> float:
-        """Return the share that naming, finding and keeping blocks takes of the time in which prompts without a cached block are answered."""
+        """Return the prefix cache's share of the time to answer prompts without a cached block.
+
+        Its work is naming, finding and keeping blocks.
+        """
         made = self._engine()
         with timed_prefix_cache() as cache:
             began = time.perf_counter()
@@ -117,7 +122,7 @@ class Bench:
                 made.sequences.take_outputs()
                 made.on_idle()
             whole = time.perf_counter() - began
-        assert made.load().prefix_hits == 0, "the prompts were to be new"
+        assert made.load().prefix_hits == 0, "the prompts must not be cached"
         return cache.seconds / whole
 
     def _engine(self) -> Engine:
@@ -135,7 +140,10 @@ class Bench:
 
 @torch.inference_mode()
 def verify_cost(context: int = 64, drafts: int = 3, rounds: int = 200) -> dict[str, Any]:
-    """Return what a forward pass takes that checks drafts of one sequence of the embedded model, beside one that decodes, turn by turn."""
+    """Return the time of a forward pass that verifies drafts, beside one that decodes, turn by turn.
+
+    Both with one sequence of the embedded model.
+    """
     threads = torch.get_num_threads()
     config = HostConfig(kv_bytes=16 << 20, threads=threads)
     loaded = load_model(ModelSpec("ember", str(EMBER), "auto", 2048), config, make_kv_memory(config))

@@ -1,7 +1,9 @@
-"""Structured outputs: does every finished answer validate, and what do masks cost? python -m load_tests.scenarios.structured
+"""Structured outputs: does every finished answer validate, and what do masks cost?
 
-Conformance: schemas drawn at random, and those of JSON Schema's own test suite where a checkout of it is given (--suite), each answered by Ember
-and by a model with random weights at temperature 1.5, 64 sequences at a time; finished answers are validated by the jsonschema package, and some free
+python -m load_tests.scenarios.structured
+
+Conformance: random schemas, and those of JSON Schema's own test suite if a checkout of it is given (--suite), are each answered by Ember and by a
+model with random weights at temperature 1.5, 64 sequences at a time; finished answers are validated by the jsonschema package, and some unconstrained
 neighbours must have the tokens that they have alone. Cost: the 0.5B shape with a vocabulary of 128k, batches of 16 with a schema beside batches of 16
 without, taking turns.
 """
@@ -79,7 +81,10 @@ def main() -> None:
 
 
 def suite_schemas(checkout: Path) -> list[str]:
-    """Return the schemas of the suite's newest draft, optional tests too, each once; true and false are no objects, and not taken."""
+    """Return the schemas of the suite's newest draft, optional tests too, each once.
+
+    true and false are not objects, and skipped.
+    """
     found: dict[str, None] = {}
     for file in sorted((checkout / "tests" / SUITE_DRAFT).rglob("*.json")):
         for case in json.loads(file.read_text(encoding="utf-8")):
@@ -119,7 +124,7 @@ def conformance(directory: Path, asked: list[str]) -> dict[str, Any]:
             text = tokenizer.decode([token for token in token_ids if token not in engine.info.eos_token_ids])
             try:
                 problem = invalid(text, schema)
-            except (re.error, InvalidOperation):  # a pattern of JavaScript's, or a number, that Python has not
+            except (re.error, InvalidOperation):  # a JavaScript pattern or a number that Python does not support
                 outcomes["not judged"] += 1
                 continue
             outcomes["valid" if problem is None else "invalid"] += 1
@@ -159,14 +164,17 @@ def invalid(text: str, schema: str) -> str | None:
 
 
 def matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    r"""JavaScript's \d and \w are ASCII's alone, as are Python's with this flag; its \s is all white space, as Python's without."""
+    r"""Match a pattern with JavaScript's classes.
+
+    Its \d and \w are ASCII only, like Python's with this flag; its \s is all white space, like Python's without.
+    """
     flags = re.ASCII if r"\s" not in pattern.lower() else 0
     if isinstance(instance, str) and not re.search(pattern, instance, flags):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
 def is_multiple(validator: Any, of: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """4766315.4553 is a multiple of 0.0001, which division of floats denies."""
+    """Divide in decimal: 4766315.4553 is a multiple of 0.0001, although division of floats denies it."""
     if isinstance(instance, int | Decimal) and not isinstance(instance, bool):
         with localcontext(prec=700):  # digits: more than a document has
             remainder = Decimal(instance) % Decimal(of)
@@ -201,7 +209,7 @@ def compile_times(asked: list[str]) -> dict[str, Any]:
 
 
 def cost(rounds: int) -> dict[str, Any]:
-    """Milliseconds per token of a whole batch, with a schema for every sequence and without."""
+    """Return milliseconds per token of a whole batch, with a schema for every sequence and without."""
     import torch
 
     shape = dataclasses.replace(SHAPES["0.5b"], vocab_size=VOCABULARY)
@@ -241,7 +249,10 @@ def batch_ms(engine: Engine, name: str, constraint: Constraint | None) -> float:
 
 
 def wide_tokenizer(folder: Path) -> Path:
-    """Write Ember's tokenizer with a vocabulary as large as large models have: words of random bytes behind its own."""
+    """Write Ember's tokenizer with as large a vocabulary as large models have.
+
+    Words of random bytes follow its own.
+    """
     fields = json.loads((EMBER / "tokenizer.json").read_text())
     vocabulary = fields["model"]["vocab"]
     letters = [token for token in vocabulary if len(token) == 1]

@@ -1,6 +1,6 @@
 """The fastest product of a few rows for each matrix of a model's shape, measured beside cuBLAS.
 
-`make gpu-bench` runs it first, because the others then use the table: it lies in the user's cache at once, and beside the record as a file for
+`make gpu-bench` runs it first, because the others then use the table: it is written to the user's cache at once, and beside the record as a file for
 kernels/tuned/.
 
     python -m load_tests.scenarios.tune --shape 8b

@@ -1,1 +1,4 @@
-"""The network in virtual time: the router's own policy, session table and book-keeping over modelled sites, clients and links."""
+"""The network in virtual time, with the router's own policy, session table and book-keeping.
+
+Sites, clients and links are modelled.
+"""

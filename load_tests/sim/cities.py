@@ -1,4 +1,4 @@
-"""Where clients are: the cities of cities.tsv with their weights, and how busy each is at an hour of its own day.
+"""Clients' cities from cities.tsv, with their weights and their activity by local hour.
 
 Local time is solar time (15 degrees an hour): off from clocks by up to two hours, which moves a peak and changes no shape.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from pilotlight.wire.hop.status import Place
 
 TABLE = Path(__file__).with_name("cities.tsv")
-PEAK_HOUR = 15.0  # of the local day
+PEAK_HOUR = 15.0  # local time
 NIGHT_SHARE = 0.2  # of the peak: public traces of interactive services show three- to fivefold differences over a day
 
 

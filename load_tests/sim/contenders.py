@@ -1,6 +1,7 @@
-"""Who is compared: ours, and the policies that routers of model servers have, the strongest with the best parameters of a grid on a tuning seed.
+"""The compared policies: ours, and those of other routers for model servers.
 
-`python -m load_tests.scenarios.routing --tune` tries the grids and says which set is best.
+The strongest have the best parameters of a grid on a tuning seed: `python -m load_tests.scenarios.routing --tune` tries the grids and prints the best
+sets.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,14 +26,14 @@ Parameters = Mapping[str, Any]
 class Contender:
     make_with: Callable[..., Policy]
     grid: Sequence[Parameters] = ({},)
-    chosen: int = 0  # of the grid
+    chosen: int = 0  # index in the grid
 
     def make(self) -> Policy:
         return self.make_with(**self.grid[self.chosen])
 
 
 class AcceptingPolicy(CostPolicy):
-    """Ours without the sites' help: none declines. What its ranking alone is worth."""
+    """Our policy at sites that never decline, which shows the value of its ranking alone."""
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         return [replace(preference, max_queue_ms=None) for preference in super().rank(request, backends)]

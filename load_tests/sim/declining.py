@@ -1,4 +1,7 @@
-"""Any policy with the sites' help that ours has: each choice but the last carries the queue beyond which its site had better decline."""
+"""Any policy, with sites that decline requests, as with ours.
+
+Each choice except the last carries the longest queue with which its site should accept.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +14,7 @@ GUESSED_TOKENS_PER_S = 2000.0
 
 class DecliningPolicy:
     def __init__(self, policy: Policy, slack_ms: float) -> None:
-        """`slack_ms`: by how much the queue may be longer than known."""
+        """Wrap `policy`. `slack_ms`: by how much the queue may be longer than known."""
         self._policy = policy
         self._slack_ms = slack_ms
 

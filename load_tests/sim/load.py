@@ -1,7 +1,7 @@
-"""How much traffic a load is: the highest rate of requests that the network could bear for ever, in closed form, and shares of it.
+"""The traffic of a load: a share of the highest sustainable rate of requests, in closed form.
 
-The bound is an ideal network's: every cache infinite and shared, work spread perfectly, no distance. So a share of one is out of any policy's
-reach, and a share says the same of every trace. Both levels were chosen before anything was measured at them.
+The bound is an ideal network's: every cache infinite and shared, work spread perfectly, no distance. So a share of one is out of any policy's reach,
+and a share says the same of every trace. Both levels were chosen before anything was measured at them.
 """
 
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Shape:
     """The average cost of one session of a trace."""
 
     turns: float
-    computed_tokens: float  # of a turn, with an infinite cache
-    output_tokens: float  # of a turn
+    computed_tokens: float  # per turn, with an infinite cache
+    output_tokens: float  # per turn
 
 
 @cache
 def shape_of(trace: Trace) -> Shape:
-    """Measured on sessions of another seed; the first third fills the cache."""
+    """Measure sessions of another seed; the first third fills the cache."""
     seen: set[bytes] = set()
     tokens = outputs = turns = sessions = 0
     for number in range(SAMPLED_SESSIONS):
@@ -41,12 +41,15 @@ def shape_of(trace: Trace) -> Shape:
 
 
 def capacity(sites: tuple[SiteSpec, ...], shape: Shape) -> float:
-    """Requests a second of all sites together."""
+    """Return the requests per second of all sites together."""
     return sum(site_capacity(spec, shape) for spec in sites)
 
 
 def site_capacity(spec: SiteSpec, shape: Shape) -> float:
-    """The rate at which a site's prefill is busy all the time, or its permits are all taken, whichever comes first."""
+    """Return the rate at which a site's prefill is always busy, or its permits are all taken.
+
+    The lower of the two.
+    """
     low, high = 0.0, spec.prefill_tokens_per_s / shape.computed_tokens
     for _ in range(50):
         rate = (low + high) / 2
@@ -55,7 +58,10 @@ def site_capacity(spec: SiteSpec, shape: Shape) -> float:
 
 
 def _is_bearable(spec: SiteSpec, shape: Shape, rate: float) -> bool:
-    """By Little's law: so many decodes run as begin in the time that one takes, its steps as long as their number and the prefills make them."""
+    """Tell whether a site can sustain a rate, by Little's law.
+
+    As many decodes run as start in the time that one takes; its steps are as long as their number and the prefills make them.
+    """
     running = 0.0
     for _ in range(200):
         chunk_s = CHUNK / spec.prefill_tokens_per_s + STEP_S * STEP_GROWTH * running

@@ -1,7 +1,8 @@
-"""Trace files in Mooncake's format as clients of the simulation: a line of JSON per request: time, lengths, the ids of its prompt's blocks.
+"""Trace files in Mooncake's format as clients of the simulation.
 
-The files say when and what, not where: a request that shares more than the most common block with an earlier one comes from the same city, others
-from cities by their weight. Answers have no ids, so a later turn finds only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
+Each request is a line of JSON: time, lengths, the ids of its prompt's blocks. The files contain when and what, not where: a request that shares more
+than the most common block with an earlier one comes from the same city, others from cities by their weight. Answers have no ids, so a later turn
+finds only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
 """
 
 import lzma
@@ -31,7 +32,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class TraceFile:
-    """A file's requests, each prompt cut where any request ends or two part: a block that is never alone needs no digest of its own."""
+    """The requests of a file, with prompts cut wherever a request ends or two differ.
+
+    A block that is never alone needs no separate digest.
+    """
 
     def __init__(self, lines: Iterable[Line], name: str = "mooncake") -> None:
         self.name = name
@@ -47,14 +51,17 @@ class TraceFile:
 
     @classmethod
     def read(cls, path: Path) -> "TraceFile":
-        """Raises OSError, lzma.LZMAError, and msgspec.MsgspecError on what is no line of this format."""
+        """Read a file.
+
+        Raises OSError, lzma.LZMAError, and msgspec.MsgspecError for a line that is not of this format.
+        """
         raw = path.read_bytes()
         lines = (lzma.decompress(raw) if path.suffix == ".xz" else raw).splitlines()
         decoder = msgspec.json.Decoder(Line)
         return cls([decoder.decode(line) for line in lines if line.strip()], path.name.partition(".")[0])
 
     def shape(self) -> Shape:
-        """The average request; the first third fills the infinite cache."""
+        """Return the average request; the first third fills the infinite cache."""
         seen: set[bytes] = set()
         computed = outputs = counted = 0
         for number, (prompt, line) in enumerate(zip(self.prompts, self.lines, strict=True)):
@@ -66,7 +73,7 @@ class TraceFile:
         return Shape(1.0, computed / counted, outputs / counted)
 
     def sessions(self, cities: tuple[City, ...], rate: float, requests: int, seed: int) -> list[Session]:
-        """The first `requests` of the file, at its own times stretched so that `rate` come in a second."""
+        """Return the first `requests` of the file, with its times stretched so that `rate` come in a second."""
         chosen = self.lines[:requests]
         span_s = (chosen[-1].timestamp - chosen[0].timestamp) / 1000
         stretch = len(chosen) / rate / span_s if span_s > 0 else 1.0
@@ -103,7 +110,7 @@ class TraceFile:
 
 
 def _cuts(lines: list[Line]) -> set[int]:
-    """Keys of the beginnings at which a request ends, or behind which there is more than one way on."""
+    """Return the keys of prefixes at which a request ends, or after which prompts differ."""
     cuts: set[int] = set()
     follower: dict[int, int] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""The oracle: a policy that knows what no router could."""
+"""The oracle: a policy with information that no router could have."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,10 @@ from pilotlight.edge_router.routing.views import BackendView, Preference, RouteR
 
 
 class OraclePolicy:
-    """The site that answers this request first, by its true queue, cache and round trip. Greedy, so no bound: it ignores what later requests pay."""
+    """A policy that picks the site that answers first, by its true queue, cache and round trip.
+
+    It is greedy, so not a bound: it ignores the cost for later requests.
+    """
 
     def __init__(self) -> None:
         self._sites: Sequence[SimSite] = ()
@@ -18,7 +21,7 @@ class OraclePolicy:
         self._now = 0.0
 
     def see(self, sites: Sequence[SimSite], rtt_s: Sequence[float], turn: Turn, now: float) -> None:
-        """Take in what is true before a decision. `rtt_s`: from the deciding router to each of `sites`."""
+        """Record the truth before a decision. `rtt_s`: from the deciding router to each of `sites`."""
         if sites is not self._sites:
             self._sites, self._number_of = sites, {site.spec.name: i for i, site in enumerate(sites)}
         self._rtt_s, self._turn, self._now = rtt_s, turn, now

@@ -1,7 +1,7 @@
-"""What a run is judged by: times to the first token, for each further one and to the last; goodput; cache hits beside an infinite cache's;
-what was shed, and how well it was predicted.
+"""The results of a run: latencies, goodput, cache hits, shed requests, errors of prediction.
 
-Counts only; what a call is and when it counts is run.py's.
+Times are those to the first token, for each further one and to the last; cache hits are compared with an infinite cache's. Only counts here; run.py
+defines a call and when it counts.
 """
 
 from collections import Counter
@@ -18,32 +18,32 @@ class Outcome:
     trace: str
     load: str
     seed: int
-    requests: int  # measured ones, answered or shed
+    requests: int  # measured requests, answered or shed
     p50_ms: float
     p95_ms: float
     p99_ms: float
     mean_ms: float
-    tpot_p50_ms: float  # of a request, its mean time for each token behind the first
+    tpot_p50_ms: float  # of a request's mean time for each token after the first
     tpot_p95_ms: float
     e2e_p50_ms: float  # to the last token
     e2e_p95_ms: float
-    goodput: float  # share of requests whose first token and whose pace keep the stated objectives
-    hit_ratio: float  # of prompt tokens, among answered requests
-    bound: float  # the same, were all sites' caches one and infinite
+    goodput: float  # share of requests whose first token and pace meet the objectives
+    hit_ratio: float  # share of prompt tokens, among answered requests
+    bound: float  # the same, if all sites' caches were one and infinite
     shed: float  # share of requests that no site took
     cross_region: float
     retried: float
-    declined: float  # sites asked that would rather not, a request
-    cut: int  # streams whose site crashed under them
+    declined: float  # sites that declined, per request
+    cut: int  # streams whose site crashed
     started: int  # warm-up included
     events: int
     cpu_s: float
-    turned_over: float  # evicted tokens, in times of what all caches hold
+    turned_over: float  # evicted tokens, in multiples of the capacity of all caches
     wakes: int
     reasons: dict[str, int]
-    bias_ms: dict[str, float]  # actual minus predicted, mean: in all, of the queue, of prefill
-    error_ms: dict[str, float]  # the same, mean of what it is off by
-    dearest: dict[str, int]  # among the slowest twentieth, the decisions by their dearest term: predicted and actual
+    bias_ms: dict[str, float]  # mean of actual minus predicted: in all, of the queue, of prefill
+    error_ms: dict[str, float]  # the same, mean of the absolute difference
+    dearest: dict[str, int]  # among the slowest twentieth, the decisions by their largest term: predicted and actual
 
     @property
     def of_bound(self) -> float:
@@ -89,7 +89,7 @@ class Tally:
         self._terms.append((max(terms, key=lambda name: terms[name], default=""), max(actual, key=lambda k: actual[k])))
 
     def ended(self, ttft_s: float, decode_s: float, output_tokens: int) -> None:
-        """`decode_s`: from the first token to the last."""
+        """Record the end of a request. `decode_s`: from the first token to the last."""
         tpot_ms = 1000 * decode_s / max(1, output_tokens - 1)
         if output_tokens > 1:
             self._tpot.append(tpot_ms)

@@ -1,9 +1,8 @@
-"""A site of several devices: all compute prompts and answers, or some compute prompts for the others and hand their KV blocks over.
+"""A site of several devices that all answer, or of which some compute prompts for the others.
 
-Followed step by step, each with at most CHUNK prompt tokens and a token of every running answer, at the costs of site.py. The rule by which a prompt
-is computed where it is answered after all is the runtime's (runtime/dispatch/dispatcher.py), in closed form; so are its constants, and a test
-compares
-them. Left out: caches, preemption, failures, roles that shift.
+The latter hand their KV blocks over. Simulated step by step, each with at most CHUNK prompt tokens and a token of every running answer, at the costs
+of site.py. The rule for when to compute a prompt on the answering device is the runtime's (runtime/dispatch/dispatcher.py), in closed form, with its
+constants; a test compares them. Left out: caches, preemption, failures, roles that shift.
 """
 
 import random
@@ -23,9 +22,9 @@ from pilotlight.wire.hop.status import Place
 NUM_DEVICES, NUM_FOR_PROMPTS = 4, 2
 PREFILL_TOKENS_PER_S = 4500.0
 LINK_TOKENS_PER_S = 25_000.0  # 25 Gbit/s and 128 KiB a token: an 8B model in bfloat16
-WARM_SHARE = 0.2  # of the requests, not measured
+WARM_SHARE = 0.2  # first share of the requests, not measured
 
-# The runtime's, which nothing here may import
+# The runtime's constants, which nothing here may import
 HAND_OVER_S = 0.02
 SHORT_TOKENS = 64
 NEIGHBOUR_SHARE = 0.02
@@ -36,9 +35,9 @@ Measure = Literal["requests", "tokens"]
 @dataclass(frozen=True, slots=True)
 class Arrangement:
     name: str
-    num_for_prompts: int = 0  # devices that compute prompts alone; 0: no split
+    num_for_prompts: int = 0  # devices that only compute prompts; 0 for no split
     balanced_by: Measure = "tokens"
-    is_judged: bool = False  # each prompt goes where it is predicted to cost less
+    is_judged: bool = False  # whether each prompt goes where it is predicted to cost less
 
 
 ARRANGEMENTS = (
@@ -50,7 +49,7 @@ ARRANGEMENTS = (
 
 
 class Workload(NamedTuple):
-    """Prompts that share nothing, with log-normal lengths."""
+    """Prompts without common prefixes, with log-normal lengths."""
 
     name: str
     prompt_tokens: float  # means
@@ -84,8 +83,8 @@ class PooledSequence:
 class Device:
     number: int
     prompts: deque[PooledSequence] = field(default_factory=deque)
-    prompt_tokens: int = 0  # that are left of them
-    coming: int = 0  # sequences that are handed over to it, their prompts under way elsewhere
+    prompt_tokens: int = 0  # not computed yet
+    coming: int = 0  # sequences that will be handed over to it, with prompts being computed elsewhere
     joined: list[PooledSequence] = field(
         default_factory=list
     )  # handed over: their first token comes with the next step
@@ -115,16 +114,16 @@ class Pools:
         self.link_tokens_per_s = link_tokens_per_s
         self._mean_output = workload.output_tokens
         devices = [Device(number) for number in range(NUM_DEVICES)]
-        self.computing = devices[: arrangement.num_for_prompts]  # for others
+        self.computing = devices[: arrangement.num_for_prompts]  # devices that compute prompts for others
         self.answering = devices[arrangement.num_for_prompts :]
         self.ttft_s: list[float] = []
-        self.gaps: dict[float, int] = {}  # between tokens, and how many there were of each
+        self.gaps: dict[float, int] = {}  # lengths of gaps between tokens, with the count of each
         self.handed_over = 0
         self._heap: list[tuple[float, int, Device, PooledSequence | None]] = []  # ends of steps and of transfers
         self._order = 0
 
     def run(self, arrivals: Sequence[tuple[float, int, int]]) -> Found:
-        """`arrivals`: (second, prompt tokens, output tokens), by time."""
+        """Simulate the arrivals. `arrivals`: (second, prompt tokens, output tokens), by time."""
         cold = WARM_SHARE * len(arrivals)
         for number, (at, prompt, output) in enumerate(arrivals):
             self._until(at)
@@ -173,7 +172,10 @@ class Pools:
             self._begin_step(device, now)
 
     def _begin_step(self, device: Device, now: float) -> None:
-        """What the step brings is noted at once, with the time at which it ends: nothing that comes in between has a part in it."""
+        """Start a step and record its results at once, with the time at which it ends.
+
+        Later arrivals have no part in it.
+        """
         if device.is_at_work or not (device.prompts or device.running or device.joined):
             return
         neighbours = len(device.running) + len(device.joined)
@@ -197,7 +199,7 @@ class Pools:
         self._push(end, device, None)
 
     def _compute_prompts(self, device: Device) -> tuple[int, list[PooledSequence]]:
-        """Return how many prompt tokens a step computes, and whose prompts end with it."""
+        """Return how many prompt tokens a step computes, and the sequences whose prompts end with it."""
         left, ended = CHUNK, []
         while left and device.prompts:
             first = device.prompts[0]
@@ -222,8 +224,11 @@ class Pools:
 
 
 def hand_over_pays(prompt: int, answers: Device, other: Device, link_tokens_per_s: float) -> bool:
-    """Tell whether a prompt costs less where another device computes it: its own time here, once more for each sequence that it holds up, against
-    its time there and what of the transfer that does not hide. With no queues and a fast link: prompt x open > PREFILL_TOKENS_PER_S x HAND_OVER_S."""
+    """Tell whether a prompt costs less on another device.
+
+    Its own time here, once more for each sequence that it delays, against its time there and the part of the transfer that does not overlap. With no
+    queues and a fast link: prompt x open > PREFILL_TOKENS_PER_S x HAND_OVER_S.
+    """
     if prompt < SHORT_TOKENS:
         return False
     compute_s = prompt / PREFILL_TOKENS_PER_S
@@ -233,13 +238,16 @@ def hand_over_pays(prompt: int, answers: Device, other: Device, link_tokens_per_
 
 
 def hand_over_s(prompt: int, link_tokens_per_s: float) -> float:
-    """Return what a hand-over adds behind the prompt's last chunk: blocks flow while it is computed."""
+    """Return what a hand-over adds after the prompt's last chunk.
+
+    Earlier blocks are sent while it is computed.
+    """
     unhidden_s = prompt / link_tokens_per_s - prompt / PREFILL_TOKENS_PER_S
     return HAND_OVER_S + max(min(prompt, LAST_CHUNK_TOKENS) / link_tokens_per_s, unhidden_s)
 
 
 def arrivals(workload: Workload, load: float, requests: int, seed: int) -> list[tuple[float, int, int]]:
-    """Draw a Poisson process of `load` times the rate that the devices could bear for ever, were none set apart."""
+    """Draw a Poisson process of `load` times the highest sustainable rate of unsplit devices."""
     spec = SiteSpec("pools", Place("", 0.0, 0.0), PREFILL_TOKENS_PER_S, 10**9, 10**9, 0.0)
     capacity = NUM_DEVICES * site_capacity(spec, Shape(1.0, workload.prompt_tokens, workload.output_tokens))
     rng, now, made = random.Random(f"{seed} pools {workload.name}"), 0.0, []

@@ -1,4 +1,4 @@
-"""A router of the simulation: the real Backend, SessionTable and policy of edge_router, driven by a virtual clock.
+"""A router of the simulation: the real Backend, SessionTable and policy, with a virtual clock.
 
 Probes are applied when the router next decides, in the order and with the delays that they would have had.
 """
@@ -27,14 +27,14 @@ from pilotlight.wire.hop.status import SiteStatus
 HEALTH = HealthConfig()
 SESSION_ENTRIES = 100_000
 SESSION_TTL_S = 3600.0
-KEPT_S = 2.0  # of publications: more than any path's delay
-JITTER = 0.05  # mean of what a probe takes longer than the path, as a share of it
+KEPT_S = 2.0  # history of publications: longer than any path's delay
+JITTER = 0.05  # mean additional time of a probe over the path, as a share of it
 
 
 class Publication(NamedTuple):
     at: float
     status: SiteStatus
-    unchanged: SiteStatus  # the same for a router that knows this edition of its digests
+    unchanged: SiteStatus  # the same for a router that knows this version of its digests
 
     @classmethod
     def of(cls, at: float, status: SiteStatus) -> "Publication":
@@ -82,7 +82,7 @@ class SimRouter:
         now: float,
         published: list[list[Publication]],
     ) -> tuple[RouteRequest, list[Preference]]:
-        """`turn`: the truth, for policies that are told it."""
+        """Rank the sites for a request. `turn`: the truth, for the oracle."""
         self._catch_up(now, published)
         recall = self.sessions.recall(conversation)
         request = RouteRequest(
@@ -101,7 +101,7 @@ class SimRouter:
         return request, preferences
 
     def hint(self, preferences: list[Preference], now: float) -> int | None:
-        """Return the site that is to be told that its sleeping model is wanted, as a real router tells it."""
+        """Return the site to wake because its sleeping model is wanted, as a real router does with a hint."""
         winner = sleeping_winner(MODEL, preferences)
         if winner is None or now - self._hinted_at[self.index[winner[0]]] < EVERY_S:
             return None

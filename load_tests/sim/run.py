@@ -1,7 +1,7 @@
 """One run: a policy, a trace and a world, from a seed to figures. The event loop of the simulation.
 
 Clients are closed loops (a turn follows the answer before it), sessions arrive openly. Equal seeds replay exactly: events of one moment keep the
-order in which they were made, and no clock of the machine is read but for the run's own speed.
+order in which they were made, and no clock of the machine is read except for the run's own speed.
 """
 
 import heapq
@@ -28,7 +28,7 @@ from pilotlight.edge_router.routing.views import MAX_DECLINES, Policy, Preferenc
 PREFIXES_EVERY_S = 10.0  # digests change slowly
 MAX_TRIES = 3
 CONNECT_TIMEOUT_S = 2.0
-WARM_SHARE = 1 / 3  # of a run, before anything is measured: caches fill, sessions reach their usual number
+WARM_SHARE = 1 / 3  # first share of a run, not measured: caches fill, sessions reach their usual number
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class Call:
     session: Session
     turn: Turn
     router: SimRouter
-    conversation: ConversationFingerprint  # as the router takes it, token counts guessed
+    conversation: ConversationFingerprint  # as the router sees it, with estimated token counts
     began: float
-    tried: list[str] = field(default_factory=list)  # sites that were asked and have not declined
+    tried: list[str] = field(default_factory=list)  # sites that were tried and have not declined
     site: int = -1
     life: int = 0
     job: Job | None = None
@@ -51,7 +51,7 @@ class Call:
     arrived_at: float = 0.0
     scope: AbstractContextManager[Ticket] | None = None
     ticket: Ticket | None = None
-    declined: list[str] = field(default_factory=list)  # sites that would rather not
+    declined: list[str] = field(default_factory=list)  # sites that declined
     is_dead: bool = False
 
 
@@ -66,7 +66,7 @@ class Simulation:
         slo_ttft_s: float = 2.0,
         trouble: Trouble = NONE,
     ) -> None:
-        """`measured`: calls that begin within these seconds count; later ones are not begun."""
+        """Prepare a run. `measured`: calls that start within these seconds count; later ones are not started."""
         self.now = 0.0
         self.world = world
         self.trouble = trouble
@@ -86,14 +86,14 @@ class Simulation:
         self.published: list[list[Publication]] = [[] for _ in self.sites]
         self.seed = seed
         self.tally = Tally(slo_ttft_s)
-        self.started = self.answered = self.shed = 0  # of all calls; begun == answered + shed + open at any moment
-        self.open_calls = 0  # not yet answered to their end
+        self.started = self.answered = self.shed = 0  # of all calls: started == answered + shed + open at any moment
+        self.open_calls = 0  # not yet answered completely
         self.events = 0
         self._measured = measured
         self._heap: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = 0
         self._live: list[dict[int, Call]] = [{} for _ in self.sites]  # by id, waiting and decoding
-        self._due: list[float] = [float("inf")] * len(self.sites)  # when each site was last seen to have its next event
+        self._due: list[float] = [float("inf")] * len(self.sites)  # when each site's next event was last expected
         self._ever: set[bytes] = set()  # the infinite cache
         for session in arrivals:
             self.at(session.starts_at, self._next_turn, session)
@@ -112,7 +112,7 @@ class Simulation:
         heapq.heappush(self._heap, (when, self._order, what, argument))
 
     def run(self) -> None:
-        """Run to the measured time's end, and until everything begun by then has been answered or shed."""
+        """Run to the end of the measured time, and until every started call has been answered or shed."""
         heap = self._heap
         while heap and (heap[0][0] < self._measured[1] or self.open_calls):
             self.now, _, what, argument = heapq.heappop(heap)
@@ -136,7 +136,7 @@ class Simulation:
         if len(call.tried) >= MAX_TRIES:
             return self._give_up(call)
         request, preferences = call.router.decide(call.conversation, turn, self.now, self.published)
-        # The last to be asked has to take it: so it may be one that declined, now that its queue is known.
+        # The last site has to accept: so it may be one that declined, now that its queue is known.
         excluded = call.tried if len(call.declined) == MAX_DECLINES else [*call.tried, *call.declined]
         preference = next((each for each in preferences if each.backend.name not in excluded), None)
         if preference is None:
@@ -177,7 +177,7 @@ class Simulation:
             self.sites[number].wake(self.now)
 
     def _await(self, number: int) -> None:
-        """Come back when the site's next event is due."""
+        """Schedule a look at the site when its next event is due."""
         due = self.sites[number].next_event_at()
         if due != self._due[number]:
             self._due[number] = due
@@ -186,7 +186,7 @@ class Simulation:
 
     def _site_event(self, whose: tuple[int, float]) -> None:
         number, due = whose
-        if due == self._due[number]:  # else something came in between
+        if due == self._due[number]:  # otherwise an earlier event came in between
             self._advance(number)
             self._await(number)
 
@@ -198,7 +198,7 @@ class Simulation:
             self._finished(job.call)
 
     def _first_token(self, call: Call) -> None:
-        if call.is_dead:  # the site crashed with these bytes on their way; the call has been sent elsewhere
+        if call.is_dead:  # the site crashed while these bytes were on their way; the call has been sent elsewhere
             return
         turn = call.turn
         assert call.ticket is not None
@@ -250,14 +250,14 @@ class Simulation:
             call.scope = None
 
     def _give_up(self, call: Call) -> None:
-        """The client was refused. It goes away: its session ends."""
+        """End the session of a client whose request was refused."""
         self.shed += 1
         self.open_calls -= 1
         if call.began >= self._measured[0]:
             self.tally.shed += 1
 
     def _declined(self, call: Call) -> None:
-        """The queue is longer than the router was ready to wait for, and the site says how long it is."""
+        """Handle a site that declines because its queue is longer than allowed, and reports its length."""
         assert call.ticket is not None
         queued = self.sites[call.site].told_queue_tokens()
         call.router.backends[call.site].declined(MODEL, queued, self.now - self._path(call))
@@ -276,7 +276,10 @@ class Simulation:
         self._dispatch(call)
 
     def _crash(self, number: int) -> None:
-        """What has begun to answer is continued elsewhere by the relay, which is not simulated; the rest is sent elsewhere."""
+        """Crash a site and send its unanswered calls elsewhere.
+
+        The relay would continue started answers elsewhere, which is not simulated.
+        """
         self.sites[number].crash()
         self._due[number] = float("inf")
         for call in list(self._live[number].values()):
@@ -330,9 +333,10 @@ def prepare(
     faults: bool = True,
     trouble: Trouble = NONE,
 ) -> Simulation:
-    """`requests`: about how many are sent in all; how long that takes follows from the load.
+    """Prepare a run. `requests`: about how many are sent in all; the duration follows from the load.
 
-    The measured time is one day of the clients' world."""
+    The measured time is one day of the clients' world.
+    """
     cities = _cities()
     shape = trace.shape() if isinstance(trace, TraceFile) else shape_of(trace)
     rate = (QUIET if load == "quiet" else LOADS[load]) * capacity(build_world(cities, seed).sites, shape)

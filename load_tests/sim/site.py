@@ -1,8 +1,9 @@
-"""A modelled site: permits, one prefill queue, decodes that crowd each other, a cache that evicts, a model that sleeps; and sites that mislead.
+"""A modelled site, which may also publish misleading figures.
 
-Prompts are prefilled one after the other, in chunks that share a step with all running decodes: so a prefill slows decodes down, and they it.
-Time enters as an argument; between two events everything goes on at constant rates, so nothing is computed step by step. A decode's end is kept in
-steps of its site (processor sharing's virtual time), which neither joining nor leaving neighbours change. Left out: slower tiers.
+It has permits, one prefill queue, decodes that slow each other down, a cache that evicts, and a model that sleeps. Prompts are prefilled one after
+the other, in chunks that share a step with all running decodes: so prefill and decodes slow each other down. Time is an argument; between two events
+everything advances at constant rates, so nothing is computed step by step. A decode's end is kept in steps of its site (processor sharing's virtual
+time), which neither joining nor leaving neighbours change. Left out: slower tiers.
 """
 
 import math
@@ -17,14 +18,14 @@ from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteSt
 
 MODEL = "m"
 BLOCK = 16  # tokens; the KV cache is counted in these
-CHUNK = 256  # prompt tokens in one step, beside which every running decode gets its token
+CHUNK = 256  # prompt tokens in one step, in which every running decode also gets a token
 STEP_S = 0.02  # of a decode that is alone
-STEP_GROWTH = 0.015  # of that, by which each neighbour lengthens a step
+STEP_GROWTH = 0.015  # share of that by which each neighbour lengthens a step
 SLEEP_AFTER_S = 300.0
-INFLOW_WINDOW_S = 10.0  # over which a site averages what arrives
-GRAY = 8.0  # times slower than it says
+INFLOW_WINDOW_S = 10.0  # over which a site averages arrivals
+GRAY = 8.0  # times slower than published
 
-# How a site misleads: it publishes no load and never declines; it claims to hold whatever others hold; it is slower than it says.
+# How a site misleads: it publishes no load and never declines; it claims to hold all prefixes of other sites; it is slower than published.
 Fault = Literal["", "says idle", "claims prefixes", "gray"]
 
 
@@ -36,20 +37,20 @@ class SiteSpec:
     kv_tokens: int
     max_inflight: int
     wake_ms: float
-    rate_error: float = 1.0  # of the published rates: a site measures its own as well as it can
+    rate_error: float = 1.0  # of the published rates: a site's own measurement is inexact
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """One request at a site."""
 
-    call: Any  # whose it is; the site does not look
+    call: Any  # the caller's object; the site does not use it
     cached_tokens: int
     uncached_tokens: int
     output_tokens: int
     answer: Prefix
-    left_tokens: float  # to be prefilled
-    begins_at: float = 0.0  # its prefill; before that it waits
+    left_tokens: float  # still to be prefilled
+    begins_at: float = 0.0  # when its prefill starts; until then it waits
     first_token_at: float = 0.0
 
 
@@ -58,24 +59,24 @@ class SimSite:
         self.spec = spec
         self.fault = fault
         self.is_up = True
-        self.life = 0  # grows with every crash: what was begun in an older life is lost
+        self.life = 0  # incremented by every crash: calls of earlier lives are lost
         self.sequence = 0
         self.evicted_tokens = 0
         self.wakes = 0
         self._rate = spec.prefill_tokens_per_s / (GRAY if fault == "gray" else 1.0)
         self._step_s = STEP_S * (GRAY if fault == "gray" else 1.0)
-        self._at = 0.0  # until when everything below has been worked out
+        self._at = 0.0  # the time up to which everything below is computed
         self._queue: deque[Job] = deque()  # the first one is being prefilled
         self._queued_tokens = 0.0
         self._decodes: list[tuple[float, int, Job]] = []  # by the step in which each ends
-        self._steps = 0.0  # that decodes have seen
+        self._steps = 0.0  # steps that decodes have had
         self._jobs = 0
-        self._held_tokens = self._held_outputs = 0  # of sequences at work
+        self._held_tokens = self._held_outputs = 0  # of open sequences
         self._arrived_requests = self._arrived_tokens = 0  # since the last status
         self._requests_per_s = self._tokens_per_s = 0.0
         self._inflow_at = 0.0
         self._digest = b""
-        self._digests = 0  # its edition
+        self._digests = 0  # the digest's version
         self._awake_at = -1.0
         self._last_use = -1e9  # every site starts asleep
         self._cache: OrderedDict[bytes, int] = OrderedDict()  # least recently used first; tokens of the last segment
@@ -90,11 +91,11 @@ class SimSite:
         return len(self._queue)
 
     def chunk_s(self) -> float:
-        """A step with a chunk of a prompt in it."""
+        """Return the duration of a step with a chunk of a prompt."""
         return CHUNK / self._rate + self._step_s * STEP_GROWTH * len(self._decodes)
 
     def step_s(self) -> float:
-        """A step of decodes alone."""
+        """Return the duration of a step of decodes alone."""
         return self._step_s * (1 + STEP_GROWTH * len(self._decodes))
 
     def rate(self) -> float:
@@ -103,7 +104,10 @@ class SimSite:
     def admit(
         self, call: Any, prefixes: tuple[Prefix, ...], prompt: int, output: int, answer: Prefix, now: float
     ) -> Job | None:
-        """None: refused, full. The caller has advanced the site to `now`, and asks when its next event is."""
+        """Admit a request; None if the site is full.
+
+        The caller has advanced the site to `now`, and reads when its next event is.
+        """
         cached = min(self._match(prefixes), prompt - 1)
         need = prompt - cached + output  # sequences share the blocks of a common prefix
         if self.running + self.waiting >= self.spec.max_inflight or self._held_tokens + need > self.spec.kv_tokens:
@@ -120,18 +124,21 @@ class SimSite:
         return job
 
     def wake(self, now: float) -> None:
-        """A request has come, or a router's hint."""
+        """Wake the model, for a request or a router's hint."""
         if self._is_asleep(now):
             self._awake_at = now + self.spec.wake_ms / 1000
             self.wakes += 1
         self._last_use = now
 
     def queued_tokens(self) -> int:
-        """Accepted and not yet computed."""
+        """Return the prompt tokens that are accepted and not yet computed."""
         return int(self._queued_tokens)
 
     def next_event_at(self) -> float:
-        """Return when a prefill or a decode will end, if nothing comes in between; infinity: nothing is at work."""
+        """Return when a prefill or a decode will end, if nothing comes in between.
+
+        Infinity if the site is idle.
+        """
         at = math.inf
         if self._queue:
             begins = max(self._at, self._awake_at)
@@ -142,7 +149,7 @@ class SimSite:
         return at
 
     def advance(self, now: float) -> tuple[list[Job], list[Job]]:
-        """Return whose first token has come, and who has ended."""
+        """Return the jobs with a new first token, and those that have ended."""
         prefilled: list[Job] = []
         ended: list[Job] = []
         while (at := self.next_event_at()) <= now:
@@ -170,8 +177,11 @@ class SimSite:
         self._cache.clear()
 
     def status(self, now: float, with_prefixes: bool, claimed: tuple[bytes, ...] = ()) -> SiteStatus:
-        """`with_prefixes`: the digest of the cache is made anew; else the last one is repeated, as it is at a site. `claimed`: whole digests that a
-        misleading site says it holds."""
+        """Return the site's status.
+
+        `with_prefixes`: the digest of the cache is computed anew; otherwise the last one is repeated, as at a real site. `claimed`: whole digests
+        that a misleading site publishes.
+        """
         self.sequence += 1
         self._average_inflow(now)
         if with_prefixes or not self._digest:
@@ -182,7 +192,7 @@ class SimSite:
         says_idle = self.fault == "says idle"
         error = (
             self.spec.rate_error * self.spec.prefill_tokens_per_s / self._rate
-        )  # a gray one publishes what it once was
+        )  # a gray one publishes its former speed
         inflight = 0 if says_idle else self.running + self.waiting
         model = ModelStatus(
             MODEL,
@@ -228,7 +238,7 @@ class SimSite:
         return not self._queue and not self._decodes and now - self._last_use > SLEEP_AFTER_S
 
     def _progress(self, now: float) -> None:
-        """Let everything go on at the present rates; no event lies before `now`."""
+        """Advance at the present rates; there is no event before `now`."""
         begins = max(self._at, self._awake_at) if self._queue else now
         alone_s = min(begins, now) - self._at
         if alone_s > 0 and self._decodes:
@@ -289,7 +299,7 @@ class SimSite:
         return cached
 
     def _keep(self, prefixes: tuple[Prefix, ...]) -> None:
-        """The tail first, so that it is evicted before what it hangs on."""
+        """Insert a prompt's segments, the tail first, so that it is evicted before its prefix."""
         for i in range(len(prefixes) - 1, -1, -1):
             self._insert(prefixes[i].digest, prefixes[i].tokens - (prefixes[i - 1].tokens if i else 0))
         self._evict()
@@ -302,7 +312,7 @@ class SimSite:
             self._cached += tokens
 
     def _evict(self) -> None:
-        """What sequences at work are writing has its place already."""
+        """Evict prefixes that exceed the cache. Tokens that open sequences are writing are counted already."""
         while self._cached + self._held_outputs > self.spec.kv_tokens and self._cache:
             _, tokens = self._cache.popitem(last=False)
             self._cached -= tokens

@@ -1,7 +1,7 @@
-"""What clients send: sessions of turns, each turn a chain of prompt segments, drawn from published shapes.
+"""Clients' requests: sessions of turns, each a chain of prompt segments, with published shapes.
 
-A trace is a function of its seed alone: a session has random numbers of its own, so that every policy faces the same clients. Sources of the
-shapes stand beside them. Knows no site and no router.
+A trace is a function of its seed alone: each session has separate random numbers, so that every policy gets the same clients. Sources of the shapes
+are given beside them. Knows no site and no router.
 """
 
 import random
@@ -22,8 +22,8 @@ class Turn:
     prefixes: tuple[Prefix, ...]
     prompt_tokens: int
     output_tokens: int
-    answer: Prefix  # the prompt with its answer behind it: what the next turn finds cached
-    think_s: float  # between the answer's end and the next turn
+    answer: Prefix  # the prompt followed by its answer: what the next turn finds cached
+    think_s: float  # seconds between the answer's end and the next turn
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Session:
     city: int
     starts_at: float
     turns: Iterator[Turn]
-    guess: float = 1.0  # what routers take a token count for, over what it is: they count bytes
+    guess: float = 1.0  # a router's estimated token count over the true one: it counts bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Trace:
     name: str
     source: str
     turns: Callable[[int, random.Random], Iterator[Turn]]
-    slo_ttft_s: float = 2.0  # a first token later than this is no good
+    slo_ttft_s: float = 2.0  # a later first token misses the objective
     bursts: tuple[
         tuple[float, float, int, float], ...
-    ] = ()  # (from, to: shares of the run, city rank, times its load); the network's load is stated without them
+    ] = ()  # (from, to: shares of the run, city rank, times its load); the network's load is given without them
 
     def dice(self, seed: int, number: int) -> random.Random:
-        """A session's own."""
+        """Return the random numbers of a session."""
         return random.Random(seed * 1_000_003 + number)
 
 
@@ -77,14 +77,17 @@ def _conversation(
     number: int, rng: random.Random, *, tenants: int, system: int, turns: float, user: float, answer: float, think_s: float,
     branches: float, limit: int, spread: float = 0.9,
 ) -> Iterator[Turn]:  # fmt: skip
-    """`turns`, `user`, `answer`, `think_s`: means (geometric; the others log-normal, as text lengths are)."""
+    """Return a conversation.
+
+    `turns`, `user`, `answer`, `think_s`: means (geometric; the others log-normal, as text lengths are).
+    """
     chain = Chain(_zipf(rng, tenants))
     chain.grow(0, system, is_telling=False)
     stop = 1 / turns
     for step in range(1, 200):
         if chain.tokens > limit:
             return
-        if step > 2 and rng.random() < branches:  # the client edits an earlier message: its answer and all behind it go
+        if step > 2 and rng.random() < branches:  # the client edits an earlier message and drops all after it
             chain.cut(max(2, len(chain.prefixes) - 2 * rng.randint(1, 2)))
         chain.grow(hash((number, 2 * step)), _length(rng, user, spread))
         prefixes, prompt = tuple(chain.prefixes), chain.tokens
@@ -144,7 +147,7 @@ TRACES = {
         Trace("chat", "ideal hit ratio 54 % consumer, 62 % business: arXiv 2506.02634, table of traces A and B", _chat),
         Trace("retrieval", "3 % of documents take 60 % of requests: arXiv 2404.12457 (here Zipf, s = 1, 1,000 documents)", _retrieval),
         Trace("no-reuse", "1,150 tokens in, 210 out: means of the public Azure conversation trace of 2023", _no_reuse),
-        Trace("one-hot-prefix", "adversarial: everybody shares 12,000 tokens", _one_hot),
+        Trace("one-hot-prefix", "adversarial: all clients share 12,000 tokens", _one_hot),
         Trace(
             "burst", "the chat trace; one metro after the other sends many times its load (a Poisson process with steps",
             _chat, bursts=((0.2, 0.26, 0, 14.0), (0.45, 0.5, 12, 40.0), (0.7, 0.76, 30, 60.0)),
@@ -160,12 +163,15 @@ TRACES = {
 def sessions(
     trace: Trace, cities: tuple[City, ...], rate: float, horizon_s: float, day_s: float, seed: int
 ) -> list[Session]:
-    """All sessions of a run, `rate` a second, by starting time: a Poisson process per city, thinned by the hour of its day of `day_s`."""
+    """Return all sessions of a run, `rate` per second, by starting time.
+
+    A Poisson process per city, thinned by the hour of its day of `day_s`.
+    """
     rng = random.Random(f"{seed} arrivals {trace.name}")
     weights = [city.weight for city in cities]
     ranked = sorted(range(len(cities)), key=lambda i: -weights[i])
     cumulated = list(accumulate(weights))
-    mean_activity = (1 + NIGHT_SHARE) / 2  # of City.activity over a day
+    mean_activity = (1 + NIGHT_SHARE) / 2  # mean of City.activity over a day
     starts: list[tuple[float, int]] = []
     clock = 0.0
     while (clock := clock + rng.expovariate(rate / mean_activity)) < horizon_s:
@@ -186,7 +192,10 @@ def sessions(
 
 
 def guess_of(seed: int, number: int) -> float:
-    """Texts have three to six bytes a token, by language and kind, and a router counts on four."""
+    """Return the factor by which a router misestimates token counts.
+
+    Texts have three to six bytes a token, by language and kind, and a router assumes four.
+    """
     return random.Random(f"{seed} guess {number}").lognormvariate(0, GUESS_SPREAD)
 
 

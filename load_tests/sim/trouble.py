@@ -1,6 +1,7 @@
-"""What may be wrong with a network besides the crashes and the partition of every run: one thing at a time, for the rows on robustness.
+"""Troubles of a network besides the crashes and the partition of every run.
 
-A trouble befalls the site, or the region, that the heaviest city's router is nearest to: the one that most would miss.
+One at a time, for the rows on robustness. A trouble affects the site, or the region, nearest to the heaviest city's router: the one whose loss
+affects most clients.
 """
 
 import math
@@ -18,12 +19,12 @@ LOST_S = 25.0
 class Trouble:
     name: str = "none"
     fault: Fault = ""
-    publish_s: float = 1.0  # between a site's statuses
-    moves: float = 0.02  # of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
-    cache_share: float = 1.0  # of what sites' caches hold otherwise
-    rtt_error: float = 1.0  # round trips are taken for up to so many times longer or shorter than they are
+    publish_s: float = 1.0  # seconds between a site's statuses
+    moves: float = 0.02  # share of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
+    cache_share: float = 1.0  # share of the usual size of sites' caches
+    rtt_error: float = 1.0  # measured round trips are wrong by up to this factor
     is_flapping: bool = False
-    is_partitioned: bool = False  # a third of the routers is cut off from the site for half of the measured time
+    is_partitioned: bool = False  # a third of the routers cannot reach the site for half of the measured time
     is_region_lost: bool = False
 
     def outages(self, world: World, measured: tuple[float, float]) -> tuple[Outage, ...]:
@@ -40,7 +41,7 @@ class Trouble:
         return ()
 
     def rtt_factors(self, world: World, seed: int) -> tuple[tuple[float, ...], ...]:
-        """[router][site]: what a measured round trip is off by."""
+        """Return the error factor of measured round trips, as [router][site]."""
         rng = Random(f"{seed} rtt error")
         most = math.log(self.rtt_error)
         return tuple(tuple(math.exp(rng.uniform(-most, most)) for _ in row) for row in world.rtt_s)
@@ -64,6 +65,6 @@ TROUBLES = {
         Trouble("statuses are 5 s apart", publish_s=5.0),
         Trouble("every turn at another router", moves=1.0),
         Trouble("round trips are off by up to 3 times", rtt_error=3.0),
-        Trouble("caches are an eighth as large", cache_share=1 / 8),  # so that they turn over several times
+        Trouble("caches are an eighth as large", cache_share=1 / 8),  # so that their content is replaced several times
     )
 }

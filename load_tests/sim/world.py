@@ -1,7 +1,7 @@
-"""The stage: sites, routers, the paths between them, and what goes wrong with them when.
+"""The simulated world: sites, routers, the paths between them, and the times of failures.
 
-Everything is derived from a seed: which cities have a site, how fast each is, how long each path's detour is, what fails when. Seeds with which
-the policy was tuned and seeds of published figures are different sets, named here.
+Everything is derived from a seed: which cities have a site, how fast each is, how long each path's detour is, what fails when. Seeds with which the
+policy was tuned and seeds of published figures are different sets, named here.
 """
 
 import random
@@ -12,7 +12,7 @@ from load_tests.sim.site import SiteSpec
 from pilotlight.edge_router.backends.rtt import DETOUR, seed_rtt_ms
 from pilotlight.wire.hop.status import Place
 
-TUNING_SEEDS = tuple(range(1, 13))  # looked at while policies were changed and tuned
+TUNING_SEEDS = tuple(range(1, 13))  # seeds used while policies were changed and tuned
 # Published figures: drawn when the policy was frozen, never looked at before.
 HELD_OUT_SEEDS = (22013, 35487, 21617, 82843, 78723)
 
@@ -20,18 +20,18 @@ SITE_CITIES = (
     "Washington", "Dallas", "Los Angeles", "Chicago", "Toronto", "Mexico City", "Sao Paulo", "Bogota", "London", "Frankfurt", "Madrid", "Warsaw",
     "Istanbul", "Dubai", "Johannesburg", "Lagos", "Mumbai", "Delhi", "Singapore", "Jakarta", "Hong Kong", "Shanghai", "Tokyo", "Seoul", "Sydney",
 )  # fmt: skip
-NUM_SITES = 12  # of these cities, drawn by the seed
+NUM_SITES = 12  # at cities drawn by the seed
 NUM_ROUTERS = 24  # in the heaviest cities
 SPEEDS = (3000.0, 4500.0, 6000.0)  # prompt tokens a second: three generations of machines
-CACHED_S = 120  # a site's cache holds what it computes in so long: some 500,000 tokens, in host memory too
-RATE_ERROR = 0.1  # standard deviation of what a site's own measure of its rate is off by
+CACHED_S = 120  # a site's cache holds the tokens that it computes in this time: some 500,000, in host memory too
+RATE_ERROR = 0.1  # standard deviation of the error of a site's own measurement of its rate
 REGION_MS = 60.0  # a site whose round trip is longer is in another region
 CRASHES, PARTITIONS = 2, 1
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A crash of one site (`routers` empty: everybody sees it), or a partition between some routers and one site."""
+    """A crash of one site (`routers` is empty), or a partition between some routers and one site."""
 
     site: int
     begins: float
@@ -45,13 +45,13 @@ class World:
     routers: tuple[Place, ...]
     rtt_s: tuple[tuple[float, ...], ...]  # [router][site]
     router_of_city: tuple[int, ...]
-    access_s: tuple[float, ...]  # [city]: round trip between clients there and their router
-    region_of_router: tuple[int, ...]  # the site nearest to it: sent elsewhere counts as cross-region beyond REGION_MS
+    access_s: tuple[float, ...]  # [city]: round trip between its clients and their router
+    region_of_router: tuple[int, ...]  # the nearest site's: other sites beyond REGION_MS count as cross-region
     outages: tuple[Outage, ...] = ()
 
 
 def build_world(cities: tuple[City, ...], seed: int, span: tuple[float, float] | None = None) -> World:
-    """`span`: the seconds within which things go wrong; None: nothing does."""
+    """Build a world. `span`: the seconds within which failures happen; without it there are no failures."""
     rng = random.Random(f"{seed} world")
     places = {city.name: city.place for city in cities}
     specs = []
@@ -83,7 +83,7 @@ def build_world(cities: tuple[City, ...], seed: int, span: tuple[float, float] |
 
 
 def _outages(rng: random.Random, sites: int, routers: int, span: tuple[float, float]) -> tuple[Outage, ...]:
-    """Crashes, and partitions of a third of the routers, at times and places of the seed."""
+    """Draw crashes, and partitions of a third of the routers, from the seed."""
     outages = []
     for i in range(CRASHES + PARTITIONS):
         begins = rng.uniform(*span)

@@ -1,4 +1,4 @@
-"""The record of clients: what each does against a router and a site, and where it does not, why."""
+"""The record of clients: results against a router and a site, with the reasons of failures."""
 
 from collections.abc import Iterable
 

@@ -15,7 +15,7 @@ CLOCKS = {
 
 
 def clocks(results: Record) -> Iterable[list[str]]:
-    """Show one line per clock, one column per size; peers and the copy that (c) is measured by below."""
+    """Show one line per clock, one column per size; peers and the copy that (c) is compared with below."""
     sizes = results["sizes"]
     yield ["ms to the first token", *(f"{name}, {size['weights_bytes'] / 1e6:,.0f} MB" for name, size in sizes.items())]
     for clock, words in CLOCKS.items():

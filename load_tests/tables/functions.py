@@ -1,4 +1,4 @@
-"""The record of functions: cold starts, what a warm call costs, rates, and what a neighbour notices of hostile ones."""
+"""The record of functions: cold starts, warm calls, rates, and the effect of hostile neighbours."""
 
 from collections.abc import Iterable
 

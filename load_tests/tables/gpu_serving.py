@@ -1,4 +1,4 @@
-"""The record of a model's life on a GPU: cold starts, a prefix out of host memory, many requests at once."""
+"""The record of a model on a GPU: cold starts, a prefix from host memory, many requests at once."""
 
 from collections.abc import Iterable
 

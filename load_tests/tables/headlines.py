@@ -1,4 +1,7 @@
-"""A few figures of several records, for README.md and docs/performance.md; docs/measurements/ has them all."""
+"""A few figures of several records, for README.md and docs/performance.md.
+
+docs/measurements/ has all of them.
+"""
 
 import textwrap
 from collections.abc import Callable, Iterable
@@ -8,21 +11,21 @@ from load_tests.records import Record
 from load_tests.tables.engine import by_task
 from load_tests.tables.kernels import OURS
 
-Figures = tuple[str, str]  # ours, and what others reached in the same run
+Figures = tuple[str, str]  # ours, and those of others in the same run
 
 
 class Headline(NamedTuple):
     """One row of the table of speeds."""
 
     name: str
-    subject: str  # of the record
+    subject: str  # a record's subject
     figures: Callable[[dict[str, Any]], Figures]
 
 
 def rows(records: dict[str, Record], names: tuple[str, ...], mark: Callable[[str, Record], str]) -> Iterable[list[str]]:
     """Yield the header, and a row for each of `names` whose record exists.
 
-    `mark` returns what stands behind a record's commit.
+    `mark` returns the mark after a record's commit.
     """
     yield ["", "Pilotlight", "others, same run", "machine", "measured"]
     for headline in (HEADLINES[name] for name in names):
@@ -32,7 +35,10 @@ def rows(records: dict[str, Record], names: tuple[str, ...], mark: Callable[[str
 
 
 def why(records: dict[str, Record]) -> str:
-    """Return the README's reasons to use Pilotlight, as a list in Markdown: a figure stands where a record has it."""
+    """Return the README's reasons to use Pilotlight, as a list in Markdown.
+
+    A reason has its figure if there is a record.
+    """
     lost, cold = records.get("site-death"), records.get("functions")
     streams = f": {_killed(lost['results'])[0]}" if lost is not None else ""
     start = f" A function's first request takes {_function(cold['results'])[0]}." if cold is not None else ""

@@ -1,4 +1,4 @@
-"""The record of the kernels: cells of one measured call, the same in the terminal's table and on the page."""
+"""The record of the kernels: cells of one measured call, for the terminal and for the page."""
 
 from collections.abc import Iterable
 
@@ -28,7 +28,7 @@ def us(row: Record) -> str:
 
 
 def rate(row: Record) -> str:
-    """Format the rate, in the unit of what bounds the call."""
+    """Format the rate, in the unit of the resource that limits the call."""
     return f"{row['gb_per_s']:,.0f} GB/s" if row["bound"] == "memory" else f"{row['tflop_per_s']:,.1f} TFLOP/s"
 
 

@@ -1,4 +1,7 @@
-"""The records of bf16 weights that take fewer bytes: in memory as 12 bits, on disk in coded chunks, and what both do to a start."""
+"""The records of bf16 weights in fewer bytes: in memory, on disk, and their effect on a start.
+
+In memory they have 12 bits, on disk they are in coded chunks.
+"""
 
 from collections.abc import Iterable
 

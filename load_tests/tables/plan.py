@@ -1,4 +1,4 @@
-"""What `pilotlight plan` predicts of an 8B model on an H100, beside what was measured here and what others have published."""
+"""Predictions of `pilotlight plan` for an 8B model on an H100, beside measured and published figures."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from pilotlight.engine.planning.devices import DeviceSet, parse_devices
 from pilotlight.engine.planning.model_plan import plan_model
 from pilotlight.engine.planning.planner import Workload, make_plan
 
-CONTEXT = 512  # tokens before each decode, as the record has them; ShareGPT's conversations have about as many
+CONTEXT = 512  # tokens before each decode in the record; ShareGPT's conversations have about as many
 LLAMA_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
@@ -18,7 +18,7 @@ LLAMA_8B: dict[str, Any] = {
 
 class Published(NamedTuple):
     engine: str
-    sequences: int  # at once, as these engines have it by default
+    sequences: int  # concurrent sequences, by these engines' defaults
     tokens_per_s: float
     source: str
 
@@ -30,7 +30,7 @@ PUBLISHED = tuple(
 
 
 def predictions(results: Record) -> Iterable[list[str]]:
-    """Show one line per figure of the record of an H100, and of others'."""
+    """Show one line per figure of the record of an H100, and of other projects'."""
     yield [
         "8B, bf16, one H100: output tokens/s",
         "sequences",

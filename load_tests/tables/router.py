@@ -25,11 +25,11 @@ def overhead(results: Record) -> Iterable[list[str]]:
             cells = [
                 f"{by_name[task, name]['rate']:,.0f}, {1e3 / by_name[task, name]['cpu_ms']:,.0f}" for name in names
             ]
-            yield [f"{task}: per second, per second of its own processor time", *cells]
+            yield [f"{task}: per second, per second of its processor time", *cells]
 
 
 def account_timing(results: Record) -> Iterable[list[str]]:
-    """Show what an account could learn of another one's prompts."""
+    """Show how much an account could learn about another one's prompts."""
     yield [
         f"{results['pairs']} pairs of prompts of {results['prompt_tokens']:,} tokens",
         "first token p50, ms",
@@ -50,7 +50,7 @@ def soak(results: Record) -> Iterable[list[str]]:
     yield ["requests begun, ended", f"{begun:,}, {ended:,}"]
     yield ["of these finished with the very tokens of the undisturbed run", f"{finished:,}"]
     yield ["faults", faults]
-    yield ["what must never happen, and did", str(results["num_wrong"])]
+    yield ["violations", str(results["num_wrong"])]
     for name, words in {
         "rss_mib": "memory of the router, MiB",
         "sockets": "its file descriptors",
@@ -72,7 +72,7 @@ def site_death(results: Record) -> Iterable[list[str]]:
 def http_servers(results: Record) -> Iterable[list[str]]:
     lines = {(line["route"], line["server"]): line for line in results["lines"]}
     servers = list(dict.fromkeys(server for _, server in lines))
-    yield ["per second, per second of its own processor time", *servers]
+    yield ["per second, per second of its processor time", *servers]
     for route in dict.fromkeys(route for route, _ in lines):
         found = [lines[route, server] for server in servers]
         yield [route, *(f"{line['per_s']:,.0f}, {line['per_cpu_s']:,.0f}" for line in found)]

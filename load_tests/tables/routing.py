@@ -1,4 +1,4 @@
-"""The record of routing in simulated time: ours beside the best of the others, trace by trace and load by load."""
+"""The record of routing in simulated time: ours beside the best other policy, by trace and load."""
 
 import statistics
 from collections.abc import Iterable
@@ -58,7 +58,10 @@ def _rows(results: Record) -> Iterable[list[str]]:
 
 
 def policy_rows(results: Record, load: str) -> Iterable[list[str]]:
-    """Return p95 and p99 of every policy, one line each, in every trace; the number of seeds where it is not the record's."""
+    """Return p95 and p99 of every policy in every trace, one line each.
+
+    With the number of seeds if it differs from the record's.
+    """
     cells = {(cell["policy"], cell["trace"]): cell for cell in results["cells"] if cell["load"] == load}
     traces = list(dict.fromkeys(trace for _, trace in cells))
     yield [f"p95 / p99, s, {load} load", *traces]
@@ -70,7 +73,10 @@ def policy_rows(results: Record, load: str) -> Iterable[list[str]]:
 
 
 def worst_rows(results: Record) -> Iterable[list[str]]:
-    """Return how far each policy that had all seeds is from the best but the oracle: in the median and the worst cell, and in how many within 5 %."""
+    """Return how far each policy that had all seeds is from the best except the oracle.
+
+    In the median and the worst cell, and the number of cells within 5 %.
+    """
     cells: dict[tuple[str, str], dict[str, Record]] = {}
     for cell in results["cells"]:
         if cell["policy"] != ORACLE and _seeds(cell) == len(results["seeds"]):
@@ -104,7 +110,7 @@ def _tail(cell: Record) -> str:
 
 
 def trouble_rows(results: Record) -> Iterable[list[str]]:
-    """Return, by trouble, each policy's p95 and that over its own without trouble."""
+    """Return, by trouble, each policy's p95, absolute and relative to its own without trouble."""
     policies = list(dict.fromkeys(cell["policy"] for cell in results["troubles"]))
     yield ["chat, heavy load: p95, ms", *policies]
     base = {cell["policy"]: mid(cell, "p95_ms") for cell in results["troubles"] if cell["trouble"] == "none"}
@@ -114,13 +120,13 @@ def trouble_rows(results: Record) -> Iterable[list[str]]:
 
 
 def scale_rows(results: Record) -> Iterable[list[str]]:
-    """Return what a decision costs by the number of sites, and what their statuses weigh."""
+    """Return the cost of a decision by the number of sites, and the size of their statuses."""
     yield ["", *(f"{number} sites" for number in results["decisions"])]
     yield ["a decision, ms of processor time", *(f"{at['rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
     yield ["llm-d's", *(f"{at['llm_d_rank_us'] / 1000:.2f}" for at in results["decisions"].values())]
     names = {
         "full_bytes": "with full digests",
-        "changes_bytes": "with what has changed of them",
+        "changes_bytes": "with their changes",
         "without_digest_bytes": "without digests",
     }
     for key, name in names.items():
@@ -132,7 +138,7 @@ def scale_rows(results: Record) -> Iterable[list[str]]:
 
 
 def table_rows(results: Record) -> Iterable[list[str]]:
-    """Return what a router's table of conversations takes, and what a site publishes of them."""
+    """Return the size of a router's table of conversations, and of a site's digest of them."""
     plan = results["statuses"].get("sessions")
     yield ["", "planned"]
     if plan is None:
@@ -155,7 +161,7 @@ def table_rows(results: Record) -> Iterable[list[str]]:
 
 
 def pool_rows(results: Record) -> Iterable[list[str]]:
-    """Return what each arrangement of a site's devices brings: medians over seeds."""
+    """Return the results of each arrangement of a site's devices: medians over seeds."""
     pools = results.get("pools", [])
     names = list(dict.fromkeys(cell["arrangement"] for cell in pools))
     yield ["workload, load: p90 of TTFT / p90, p99 of ITL, ms", *names]

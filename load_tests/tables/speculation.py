@@ -1,11 +1,11 @@
-"""The record of what drafts bring and cost."""
+"""The record of the gains and costs of drafts."""
 
 from collections.abc import Iterable
 
 from load_tests.bars import Group, draw
 from load_tests.records import Record
 
-_FEWEST_CHECKED = 30  # drafts of a kind: a rate of fewer says little
+_FEWEST_CHECKED = 30  # drafts of a kind: a rate of fewer is not significant
 
 
 def workloads(results: Record) -> Iterable[list[str]]:
@@ -34,7 +34,7 @@ def steps(results: Record) -> Iterable[list[str]]:
 
 
 def rates(results: Record) -> str:
-    """Draw how often drafts were right, by workload and kind."""
+    """Draw the share of correct drafts, by workload and kind."""
     groups = []
     for name, found in results["drafters"].items():
         often = {kind: one["rate"] for kind, one in found["kinds"].items() if one["checked"] >= _FEWEST_CHECKED}

@@ -1,8 +1,9 @@
-"""A tracer of our own functions, in every Python process that is started with this folder in PYTHONPATH and PILOTLIGHT_TRACE set.
+"""A tracer of our own functions, in processes that have this folder in PYTHONPATH.
 
-It stands outside the product and imports nothing of it, so that it traces any commit's checkout (the working directory). Until the signal comes it
-costs the main thread nothing; other threads call a hook that returns at once. Each process announces itself in the folder that PILOTLIGHT_TRACE
-names (`PID.process`), says when it has started to record (`PID.on`), and at the second signal writes what it saw (`PID.json`).
+PILOTLIGHT_TRACE must be set. It is not a part of the product and imports nothing of it, so that it traces any commit's checkout (the working
+directory). Until the signal comes it costs the main thread nothing; other threads call a hook that returns at once. Each process announces itself in
+the folder that PILOTLIGHT_TRACE names (`PID.process`), reports when it starts to record (`PID.on`), and at the second signal writes its results
+(`PID.json`).
 """
 
 import json
@@ -16,17 +17,17 @@ from types import CodeType, FrameType
 from typing import Any
 
 SWITCH = signal.SIGRTMIN + 5
-NO_FUNCTIONS = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # nothing that a reader looks up
-NOT_OURS = (".", "load_tests/", "tests/")  # of what lies in a checkout: a virtual environment, and this
+NO_FUNCTIONS = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # names that no reader looks up
+NOT_OURS = (".", "load_tests/", "tests/")  # folders that are not the product: a virtual environment, and these
 
 
 class Tracer:
-    """Records functions and asyncio tasks in order of first entry, between two signals."""
+    """A recorder of functions and asyncio tasks in order of first entry, between two signals."""
 
     def __init__(self, folder: Path, root: str) -> None:
         self._folder, self._root = folder, root
         self._is_on = False
-        self._functions: dict[CodeType, int] = {}  # how often each was called or gone on with
+        self._functions: dict[CodeType, int] = {}  # how often each was called or resumed
         self._first_s: dict[CodeType, float] = {}
         self._tasks: dict[Any, None] = {}
         self._older_tasks: set[Any] = set()

@@ -17,7 +17,7 @@ const VIEWS = [["overview", "Overview", overview], ["playground", "Playground", 
 
 export const session = { name: "", is_admin: false, key: "" }; // the key: for the playground, in this tab's memory alone
 const view = document.getElementById("view"), link = document.getElementById("link"), who = document.getElementById("who");
-let leave = () => {};
+let leave = () => {}, isOpen = false; // there is a session, and the feed has begun
 
 // A site alone has nowhere to route to.
 const views = () => VIEWS.filter(([one]) => (one !== "routing" || network.name === "router") && (one !== "requests" || session.is_admin));
@@ -46,15 +46,16 @@ function linkState(state) {
 async function enter() {
   let answer;
   try { answer = await fetch("page/session"); } catch { linkState("lost"); setTimeout(enter, 2000); return; }
-  if (answer.status === 401) { disconnect(); door(); return; }
+  if (answer.status === 401 || answer.status === 403) { disconnect(); door(answer.status === 403 ? (await answer.json()).error.message : ""); return; }
   Object.assign(session, await answer.json());
   who.hidden = session.name === "this machine";
   if (session.key) who.title = session.name;
-  connect(linkState, open);
+  connect(linkState, () => { isOpen = true; open(); });
 }
 
 function door(reason = "") {
   leave(); leave = () => {};
+  isOpen = false;
   who.hidden = true;
   link.textContent = "a key is needed";
   const key = h("input", { type: "password", name: "key", autocomplete: "off", required: true, "aria-label": "Key", class: "grow" });
@@ -78,7 +79,7 @@ try { kept = localStorage.getItem("theme"); } catch { /* private windows may ref
 theme(kept ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"));
 document.getElementById("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
 
-addEventListener("hashchange", open);
+addEventListener("hashchange", () => { if (isOpen) open(); });
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, textarea, select, dialog")) return;
   const chosen = views()[Number(event.key) - 1];

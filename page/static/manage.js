@@ -51,3 +51,5 @@ export function confirmed(question, verb) {
 export const field = (text, box, hint) => h("p", null, h("label", null, h("span", { class: "soft" }, text), h("br"), box), hint && h("span", { class: "soft" }, ` ${hint}`));
 
 export const choice = (options, more) => h("select", more, options.map(([value, text]) => h("option", { value }, text ?? value)));
+
+export const copy = (text, what) => h("button", { type: "button", onclick: ({ target }) => navigator.clipboard?.writeText(text).then(() => { target.textContent = "copied"; }) }, what);

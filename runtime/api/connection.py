@@ -46,7 +46,7 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
-    """Send an error in the site's own name: a router believes what it says of the site."""
+    """Send an error with a header that marks it as the site's own; a router trusts this header."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked])
 

@@ -28,7 +28,7 @@ from pilotlight.wire.paths import normalize_path, nothing_at
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
 SITE_NAME = "pilotlight.site"  # in the scope
 ACCOUNT = "pilotlight.account"  # key in the scope: the name of a known account; empty if none is known
-HOLDER = "pilotlight.holder"  # in the scope: the key that was sent to this site itself, where it is known
+HOLDER = "pilotlight.holder"  # key in the scope: the API key that was sent to this site itself, if it is known
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/version", "/openapi.json", "/docs")
 # Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
 METRICS_PATHS = ("/metrics", "/status", "/timeline")

@@ -56,9 +56,10 @@ class RouterContext(NamedTuple):
     max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
-        """Return the request with what the router says of it.
+        """Return the request with the fields that the router sent.
 
-        `num_bytes`: of the client's own body. Raises ApiError."""
+        `num_bytes` is the size of the client's own body. Raises ApiError.
+        """
         choices = self.delivery.choices
         if len(choices) > request.num_choices:
             raise ApiError("invalid_request", f"{len(choices)} choices were delivered of {request.num_choices}")
@@ -76,7 +77,7 @@ class RouterContext(NamedTuple):
         )
 
     def check_queue(self, load: ModelLoad | None) -> None:
-        """Raise Declined where the queue is longer than the router allows.
+        """Raise Declined if the queue is longer than the router allows.
 
         A site that has not measured its speed yet takes what comes."""
         if self.max_queue_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:
@@ -136,7 +137,8 @@ def check_model(scope: Scope, model: str) -> None:
 def body_limit(scope: Scope, limit_bytes: int) -> int:
     """Return the size limit of a body that may start with the router's part.
 
-    The client's own part may have `limit_bytes`. Raises ApiError if the sender is no router of the network."""
+    The client's own part may have `limit_bytes`. Raises ApiError if the sender is not a router of the network.
+    """
     answer = header(scope, ANSWER)
     if answer is None:
         return limit_bytes
@@ -148,7 +150,7 @@ def body_limit(scope: Scope, limit_bytes: int) -> int:
 
 
 def _prefixes(value: str | None) -> tuple[tuple[int, int], ...]:
-    """Decode prefixes. Invalid ones are no harm: they only say where a cache is."""
+    """Decode prefixes; invalid ones are ignored, because they are only hints about caches."""
     try:
         return decode_prompt_prefixes(value) if value is not None else ()
     except ValueError:

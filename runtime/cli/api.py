@@ -52,7 +52,7 @@ class Api:
             raise self._unreachable(error) from None
 
     def get_text(self, path: str) -> str:
-        """Return an answer that is no JSON. Raises CliError."""
+        """Return an answer that is not JSON. Raises CliError."""
         try:
             with self._request("GET", path, None) as answer:
                 if answer.status != 200:

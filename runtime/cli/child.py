@@ -37,7 +37,7 @@ class Child:
             if self.log.stat().st_size > LONGEST_LOG_BYTES:
                 self.log.replace(self.log.with_name(f"{self.log.name}.1"))
         self.log.touch(0o600)
-        with self.log.open("ab") as log:  # what the one before said is why there is another
+        with self.log.open("ab") as log:  # append: the previous process's last lines explain its end
             self._said_from = log.tell()
             output = None if self._verbose else log
             self._process = subprocess.Popen(

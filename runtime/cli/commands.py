@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pilotlight.functions.cli import d1_commands, exports, state
+from pilotlight.functions.cli import analytics_command, d1_commands, exports, state
 from pilotlight.runtime.cli.api import API_KEY_ENV, DEFAULT_URL, Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.keys.key_commands import keys
@@ -49,6 +49,7 @@ for name, commands in (
     ("d1", d1_commands.d1),
     ("r2", exports.r2),
     ("queues", state.queues),
+    ("analytics", analytics_command.analytics),
 ):
     app.add_typer(commands, name=name, rich_help_panel=FUNCTIONS)
 

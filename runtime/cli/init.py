@@ -15,7 +15,7 @@ from pilotlight.wire.hop.deployments import Name
 
 TEMPLATES = files("pilotlight.functions") / "templates"
 MANIFEST = "wrangler.toml"
-SUFFIX = ".txt"  # of Python files in a template, which are no modules of ours
+SUFFIX = ".txt"  # suffix of Python files in a template, which are not our modules
 IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"
 
 

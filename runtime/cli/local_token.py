@@ -22,7 +22,7 @@ def make_local_token(port: int) -> str:
 
 
 def local_token(url: str) -> str:
-    """Return the token for a router's URL; empty for a router of another machine, and where there is none."""
+    """Return the token for a router's URL; empty for a router of another machine, and if there is none."""
     parts = urlsplit(url)
     if not is_loopback(parts.hostname or "") or parts.port is None:
         return ""

@@ -111,7 +111,7 @@ class Served(NamedTuple):
         return {"devices": [self._group(ranks)], **split}
 
     def _group(self, ranks: int) -> list[str]:
-        """Return the devices of all ranks. Raises CliError where Ray is to find some, and none is missing."""
+        """Return the devices of all ranks. Raises CliError if Ray is to find some, and none is missing."""
         if self.ray is None:
             return ["cpu"] * ranks if self._is_on_cpu else [f"cuda:{i}" for i in range(ranks)]
         here = ["cpu"] if self._is_on_cpu else [f"cuda:{i}" for i in range(len(installed_gpus() or ()))]
@@ -179,7 +179,7 @@ def _adapter(given: str) -> dict[str, str]:
 
 
 class Clients(NamedTuple):
-    """The clients that may come in."""
+    """Return the access rules for clients."""
 
     api_key: str | None = None
     keys_file: Path | None = None

@@ -17,7 +17,7 @@ PROBE_TIMEOUT_S = 2.0
 
 
 class ServerStart:
-    """One server that is on its way: `poll` asks it where it stands."""
+    """The start of one server; `poll` reads its state."""
 
     def __init__(self, name: str, url: str, publishes_status: bool, admin_key: str = "") -> None:
         self.name = name

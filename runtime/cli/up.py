@@ -125,7 +125,7 @@ def log_directory() -> Path:
     try:
         logs = state / "pilotlight" / "logs"
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        logs.chmod(0o700)  # one that an earlier version has made
+        logs.chmod(0o700)  # an earlier version may have made it with another mode
         with tempfile.TemporaryFile(dir=logs):
             return logs
     except OSError:

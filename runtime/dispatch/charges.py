@@ -42,12 +42,12 @@ class Charges:
             self._deaths.popitem(last=False)
 
     def clear(self, submit: Submit) -> None:
-        """Note that a host has answered the prompt after all."""
+        """Record that a host has answered the prompt after all."""
         if self._deaths:
             self._deaths.pop(_name(submit), None)
 
     def require_harmless(self, submit: Submit, why: str = "") -> None:
-        """Raise EngineError where too many hosts have ended with the prompt. `why`: how the last one did."""
+        """Raise EngineError if too many hosts have ended with the prompt. `why`: how the last one did."""
         if self.of(submit) >= MOST_DEATHS:
             last = f"; the last: {why}" if why else ""
             message = f"{MOST_DEATHS} engine hosts have ended by themselves in a step that held this request{last}; change the request"

@@ -26,7 +26,7 @@ from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
 Outcome = Literal["continued", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, outcome of a sequence whose host died)
-PlacementObserver = Callable[[Placement], None]  # where a prompt is computed, where there was a choice
+PlacementObserver = Callable[[Placement], None]  # called with the hosts of a sequence, if there was a choice
 
 
 class Continuations:
@@ -68,7 +68,7 @@ class Continuations:
 
 
 class _TooLateError(EngineError):
-    """No host came in time. The one that died is no reason to wait again."""
+    """No host was available in time; the error is not waited for again."""
 
 
 class ContinuedSequence:
@@ -77,7 +77,7 @@ class ContinuedSequence:
     def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
         self._site = site
         self._data_sites = data_sites
-        self._submit = submit  # as it was asked for
+        self._submit = submit  # as requested
         self._delivered: list[int] = []
         self._has_started = False
         self._cuts = 0
@@ -157,9 +157,12 @@ class ContinuedSequence:
         return output
 
     async def _note_death(self, error: EngineError) -> None:
-        """Charge the request with its host's death where that ended by itself in a step of this sequence.
+        """Charge the request if its host ended by itself in a step of this sequence.
 
-        Raises EngineError where it is one too many."""
+        Raises EngineError after too many charges.
+
+        Raises EngineError if it is one too many.
+        """
         assert self._client is not None
         assert self._device_host is not None
         if self._submit.sequence_id not in await self._device_host.charged(self._client):
@@ -193,7 +196,7 @@ class ContinuedSequence:
         await self._enter(placement, remaining(self._submit, self._delivered) if self._has_started else self._submit)
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
-        """Open the sequence where it was placed; return how, explained."""
+        """Open the sequence on its host; return the explained decision."""
         self._device_host = placement.replica.host
         self._client = client = self._device_host.serving_client()
         self.scope = AsyncExitStack()
@@ -211,9 +214,10 @@ class ContinuedSequence:
         return placement.explained
 
     async def _begin_prefill(self, placement: Placement, submit: Submit) -> tuple[Placement, Submit]:
-        """Let another host compute the prompt, and return the sequence that fetches it from there.
+        """Have another host compute the prompt, and return the sequence that fetches its blocks.
 
-        Where that host has just gone, or declines, the sequence is as it was."""
+        If that host has just gone or declines, the sequence is returned unchanged.
+        """
         info = self._site.models.info_of(submit.model)
         assert placement.prefill is not None
         assert info is not None, "a model that is awake was loaded"
@@ -227,7 +231,10 @@ class ContinuedSequence:
     def _note(self, output: TokenOutput) -> TokenOutput:
         """Count an output's tokens.
 
-        What the first host found cached is what the request found, whatever the next one computes again."""
+        Cached tokens are those that the first host found, even if the next one computes them again.
+
+        What the first host found cached is what the request found, whatever the next one computes again.
+        """
         if self._prefill is not None:
             output = self._prefill.as_found(output)
         self._delivered += output.token_ids

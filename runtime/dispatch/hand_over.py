@@ -56,7 +56,7 @@ def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: flo
 class StartedPrompt(NamedTuple):
     """A prompt that a host computes for another one."""
 
-    address: str  # where its blocks are served
+    address: str  # address at which its blocks are served
     outputs: AsyncIterator[TokenOutput]
 
 

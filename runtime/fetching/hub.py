@@ -1,45 +1,69 @@
 """Download a model from the Hugging Face hub in a child process.
 
-`python -m pilotlight.runtime.fetching.hub ORG/NAME` runs it. A thread's download cannot be cancelled: a site that should stop while the hub did not
-answer never ended. This process is killed with its parent; the next one resumes the download. It writes a JSON object a line: {done, total} in bytes,
-and at its end {path} or {error}.
+`--search WORDS` searches the hub instead, and writes {found}.
+
+A download in a thread cannot be called off: a site that was told to stop while the hub did not answer never ended. This process is killed with
+whoever waits for it; the next one resumes where it was cut. It writes a JSON object a line: {done, total} in bytes, and at its end {path} or {error}.
 """
 
 import asyncio
 import json
 import os
 import sys
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
 from pilotlight.runtime.fetching.errors import FetchError, Progress
 from pilotlight.wire.http.listen import PARENT_PID_ENV, follow_parent
 
-# The files that a model needs, without other frameworks' weights, which can double a download.
+SEARCH_TIMEOUT_S = 20.0
+MAX_FOUND = 20
+
+# What a model needs: never the other frameworks' weights, which can double a download.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tiktoken.model", "additional_chat_templates/*"]
 _NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
 async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
     """Download a model from the hub. Raises FetchError. Cancelling this ends the download."""
+    async with aclosing(_messages(hub_id)) as messages:
+        async for message in messages:
+            if "path" in message:
+                return Path(message["path"])
+            if on_progress is not None:
+                on_progress(message["done"], message["total"])
+    raise AssertionError("messages end with a result or an error")
+
+
+async def searched(words: str) -> list[dict[str, Any]]:
+    """Search the hub for models: the most downloaded first, as `search` describes them. Raises FetchError."""
+    try:
+        async with asyncio.timeout(SEARCH_TIMEOUT_S), aclosing(_messages("--search", words)) as messages:
+            async for message in messages:
+                found: list[dict[str, Any]] = message["found"]
+                return found
+    except TimeoutError:
+        raise FetchError(f"the hub did not answer within {SEARCH_TIMEOUT_S:g} s") from None
+    raise AssertionError("messages end with a result or an error")
+
+
+async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
+    """Start this module as a process and iterate over its messages. Raises FetchError. Closing this kills the process."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pilotlight.runtime.fetching.hub", hub_id,
+        sys.executable, "-m", "pilotlight.runtime.fetching.hub", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env={**os.environ, PARENT_PID_ENV: str(os.getpid())},
     )  # fmt: skip
     assert process.stdout is not None
     try:
         async for line in process.stdout:
-            said = json.loads(line)
-            if "path" in said:
-                return Path(said["path"])
-            if "error" in said:
-                raise FetchError(said["error"])
-            if on_progress is not None:
-                on_progress(said["done"], said["total"])
-        raise FetchError(
-            f"the download of {hub_id} ended with exit status {await process.wait()}, without an error message"
-        )
+            message = json.loads(line)
+            if "error" in message:
+                raise FetchError(message["error"])
+            yield message
+        status = await process.wait()
+        raise FetchError(f"the process for {arguments[-1]} ended with exit status {status} and without a result")
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -75,6 +99,37 @@ def download(hub_id: str, on_progress: Progress) -> Path:
     return Path(path)
 
 
+def search(words: str) -> list[dict[str, Any]]:
+    """Search in this process: of each model its id, architectures, parameters, licence, downloads, and whether access must be requested.
+    Raises FetchError."""
+    from huggingface_hub import constants, get_session, get_token
+    from huggingface_hub.utils import hf_raise_for_status
+
+    fields = ("config", "downloads", "gated", "safetensors", "tags")
+    query = {"search": words, "filter": "safetensors", "sort": "downloads", "limit": MAX_FOUND, "expand": fields}
+    headers = {"authorization": f"Bearer {token}"} if (token := get_token()) else {}
+    try:  # not by HfApi.list_models, which would try an unreachable hub for half a minute
+        answer = get_session().get(
+            f"{constants.ENDPOINT}/api/models", params=query, headers=headers, timeout=SEARCH_TIMEOUT_S
+        )
+        hf_raise_for_status(answer)
+        return [_described(model) for model in answer.json()]
+    except Exception as error:  # the library's HTTP client, and so the class of its errors, depends on its version
+        raise FetchError(f"the hub cannot be searched: {error or type(error).__name__}") from None
+
+
+def _described(model: dict[str, Any]) -> dict[str, Any]:
+    licenses = (tag.removeprefix("license:") for tag in model.get("tags") or () if tag.startswith("license:"))
+    return {
+        "id": str(model["id"]),
+        "architectures": (model.get("config") or {}).get("architectures") or [],
+        "parameters": int((model.get("safetensors") or {}).get("total") or 0),
+        "license": next(licenses, ""),
+        "downloads": int(model.get("downloads") or 0),
+        "is_gated": bool(model.get("gated")),
+    }
+
+
 def _progress_class(on_progress: Progress) -> Any:
     """Return a tqdm that draws nothing and reports the bytes of all files together."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
@@ -105,7 +160,10 @@ def main() -> None:
     if not follow_parent():
         return
     try:
-        last = {"path": str(download(sys.argv[1], lambda done, total: _say({"done": done, "total": total})))}
+        if sys.argv[1] == "--search":
+            last: dict[str, Any] = {"found": search(sys.argv[2])}
+        else:
+            last = {"path": str(download(sys.argv[1], lambda done, total: _say({"done": done, "total": total})))}
     except FetchError as error:
         last = {"error": str(error)}
     _say(last)

@@ -14,7 +14,7 @@ class PackagedModel(NamedTuple):
     file: str
 
     def find(self) -> Path | None:
-        """Return the file of weights; None where the package is not installed. Nothing of the package is run."""
+        """Return the file of weights; None if the package is not installed. Nothing of the package is run."""
         spec = find_spec(self.module)
         folders = spec.submodule_search_locations if spec is not None else None
         found = [Path(folder) / self.file for folder in folders or ()]

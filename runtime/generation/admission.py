@@ -2,7 +2,7 @@
 
 A permit is a scope. It counts its request from the first moment and reserves prompt + expected output tokens once the prompt is known; leaving
 the scope gives both back, so after a drain every counter is zero (I6). A request that would exceed a limit is refused at once, with a time to
-come back; one that has started is never shed for a newcomer. The module refuses to know HTTP, models' names' meaning and engines.
+come back; one that has started is never shed for a newcomer. Independent of HTTP, models' names' meaning and engines.
 """
 
 import asyncio

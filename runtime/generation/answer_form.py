@@ -122,9 +122,12 @@ class AnswerForm:
         return replace(grammar, is_optional=is_optional)
 
     async def _loosen(self, rules: AnswerRules, tool: "_CallableTool", check: CheckGrammar) -> None:
-        """Hold a tool to as much of its schema as can be enforced without the others.
+        """Constrain a tool's calls as far as each schema can be enforced.
 
-        Raises ApiError for one that is strict."""
+        Raises ApiError if the tool is strict and cannot be enforced.
+
+        Raises ApiError for one that is strict.
+        """
         while True:
             grammar, why = await self._grammar(rules, [tool], check)
             if grammar is not None:
@@ -140,13 +143,13 @@ class AnswerForm:
             return None, f"it spells the token {tag!r}"  # it would be read as the token, so it cannot be text
         try:
             grammar = Constraint("lark", self._model.text.answers.grammar(self._thinking, rules._replace(tools=held)))
-        except ValueError as error:  # what the model's format of calls cannot say
+        except ValueError as error:  # the model's format of calls cannot express it
             return None, str(error)
         why = await check(grammar)
         return (grammar, "") if why is None else (None, why)
 
     def _refuse_tags(self, text: str, what: str, param: str | None = None) -> None:
-        """Refuse a grammar's text that spells a token, for which it would be taken: that is no text."""
+        """Refuse a grammar with a text that spells a special token, because it would be read as the token."""
         if tag := self._model.text.tokenizer.spelled_tag(text):
             raise ApiError("invalid_request", f"{what} cannot be enforced: it spells the token {tag!r}", param=param)
 
@@ -177,7 +180,7 @@ class _CallableTool:
             self._enforced = EnforcedSchema(FREE, "parameters")
 
     def loosen(self, why: str) -> None:
-        """Hold the tool to less. Raises ApiError for one that is strict."""
+        """Relax the tool's constraint. Raises ApiError if the tool is strict."""
         following = next(self._further, None)
         if self._is_strict or following is None:
             culprit = f", for its {following.left_out}" if following is not None else ""

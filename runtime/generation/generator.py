@@ -1,7 +1,7 @@
 """One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
 `generate` reads as the life of a request behind validation. Leaving it, for whatever reason, aborts the sequences and gives the permit back
-(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Refuses to know HTTP and dialects.
+(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ class Generator:
         grammars: GrammarChecks,
         tracing: SiteTracing | None,
     ) -> None:
-        """`tracing`: where there is a collector."""
+        """`tracing`: if there is a collector."""
         self.models = models
         self.images = images
         self.grammars = grammars
@@ -138,7 +138,7 @@ class Generator:
 
 @contextmanager
 def as_api_errors(request_timeout_s: float) -> Iterator[None]:
-    """Raise whatever goes wrong behind validation as an ApiError."""
+    """Raise any error after validation as an ApiError."""
     try:
         yield
     except TimeoutError:
@@ -179,7 +179,7 @@ class Generation:
         ]
         self._ends_with_prompt = request.wants_prompt_only  # each choice ends, with nothing, at its first token
         self._measure = measure
-        self._touched: dict[_OpenChoice, None] = {}  # those that have had outputs, in order
+        self._touched: dict[_OpenChoice, None] = {}  # choices with outputs, in order
         self._error: Exception | None = None  # the first of any sequence
         self._news = asyncio.Event()
 
@@ -326,9 +326,7 @@ class _OpenChoice:
     number: int
     prompt: _AnsweredPrompt
     processor: OutputProcessor
-    sequence: AsyncExitStack = field(
-        default_factory=AsyncExitStack
-    )  # its scope, empty where nothing is left to compute
+    sequence: AsyncExitStack = field(default_factory=AsyncExitStack)  # its scope, empty if nothing is left to compute
 
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
@@ -351,8 +349,9 @@ async def as_submits(
 ) -> tuple[Submits, list[OutputProcessor]]:
     """Return the sequences, by choice, and the processors of all choices.
 
-    A prompt's choice i draws with seed + i, so its first is what a request for one choice would get; the others wait for that to compute the prompt.
-    Raises ApiError, and DivergedError for what cannot be continued."""
+    Choice i of a prompt samples with seed + i, so the first one equals a request for one choice; the others wait until it has computed the prompt.
+    Raises ApiError, and DivergedError for an answer that cannot be continued.
+    """
     submits: Submits = {}
     for prompt, sampling in zip(prompts, params, strict=True):
         sequence_id = os.urandom(16).hex()

@@ -62,7 +62,7 @@ class GrammarChecks:
     async def refusal(self, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str) -> str | None:
         """Return why a grammar cannot be enforced; None if it can.
 
-        Raises ApiError where others' grammars leave it no time. `owner`: the account."""
+        Raises ApiError if others' grammars leave it no time. `owner`: the account."""
         key = _digest(vocabulary, constraint)
         if (known := self._known(key)) is not None:
             return known.refusal

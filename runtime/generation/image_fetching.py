@@ -22,7 +22,7 @@ class BadImageError(Exception):
 
 class ImageFetcher:
     def __init__(self, allowed_hosts: Collection[str], open_egress: "Callable[[], Egress] | None" = None) -> None:
-        """`open_egress`: the way into the world; by default one that leads to public addresses alone."""
+        """Fetch images; `open_egress` opens the way out, by default to public addresses only."""
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
         self._open_egress = open_egress or _public_egress
 
@@ -75,7 +75,7 @@ def _public_egress() -> "Egress":
 
 
 async def _read(answer: "StreamingReply", most_bytes: int) -> bytes:
-    """Return a body. Raises BadImageError beyond so many bytes, as soon as they have come."""
+    """Return a body. Raises BadImageError beyond so many bytes, as soon as they have arrived."""
     if answer.value["status"] != 200:
         raise BadImageError(f"could not be fetched: its host answered {answer.value['status']}")
     data = bytearray()

@@ -27,7 +27,7 @@ Fetch = Callable[[str, int], Awaitable[bytes]]  # (URL, most bytes) -> a file
 
 
 class ImageReader:
-    """A site's reader of images. One for all requests: it bounds what is in hand at once."""
+    """A site's reader of images, one for all requests: it limits the images that are read at once."""
 
     def __init__(self, config: ImagesConfig, max_body_mib: float, fetch: Fetch | None = None) -> None:
         """`max_body_mib` limits the bytes fetched for a request to what its body could have held."""

@@ -14,7 +14,7 @@ INVALID_ARGUMENTS = "INVALID_JSON"  # the key that Anthropic's documentation giv
 
 
 def other_forms(messages: Messages) -> Iterator[Messages]:
-    """Yield the forms of a conversation besides the one that it has, the likeliest first."""
+    """Yield other forms of a conversation, the likeliest first."""
     seen = [messages]
     for place in (_as_they_are, _with_system_folded):
         placed = place(messages)

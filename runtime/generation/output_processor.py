@@ -116,7 +116,10 @@ class OutputProcessor:
         one_call_only: bool = False,
         whole_calls: bool = False,
     ) -> None:
-        """`whole_calls`: a call comes out at its end, all of it, and one that has no end does not."""
+        """Process one answer.
+
+        With `whole_calls` a tool call is emitted whole at its end, and one without an end is dropped.
+        """
         self._parser = parser
         self._stop = StopMatcher(stop, shows_found=shows_stop)
         self._hidden_token_ids = hidden_token_ids
@@ -152,7 +155,10 @@ class OutputProcessor:
         return len(token_ids) - len(self._tokens)
 
     def push(self, output: TokenOutput) -> None:
-        """Tokens after the end of the answer (its stop string lay inside this output) are not part of it."""
+        """Process an output.
+
+        Tokens after the end of the answer, whose stop string is inside this output, are dropped.
+        """
         for position, token_id in enumerate(output.token_ids):
             if self.finish_reason is not None:
                 return
@@ -177,7 +183,7 @@ class OutputProcessor:
         return Delta(parts, tokens, self.finish_reason if is_ending else None, new_token_ids=new_token_ids)
 
     def _replay(self, token_ids: tuple[int, ...]) -> None:
-        """Note tokens whose text another site has shown."""
+        """Record tokens whose text another site has shown."""
         for token_id in token_ids:
             self._add(token_id, None, is_shown=True)
         self.shown_before = merged(self._parts)

@@ -88,7 +88,10 @@ def _truncated(
 def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[SizedImage, ...]) -> None:
     """Refuse images that no prompt could hold before anything is rendered."""
     placeholders = placeholders_of(model, request)
-    num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
+    try:
+        num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
+    except ImagePromptError as error:
+        raise ApiError("invalid_request", str(error), param=request.prompt_field) from None
     if num_tokens >= model.info.context_length:
         raise _too_long(model, request, f"{num_tokens} of images alone")
 

@@ -22,9 +22,10 @@ Submits = dict[int, Submit]  # by choice
 async def resumed(
     request: ValidGeneration, submits: Submits, new_processor: Callable[[], OutputProcessor]
 ) -> tuple[Submits, list[OutputProcessor]]:
-    """Return what is left to submit, and processors that stand where the other site's stood.
+    """Return the rest to submit, and processors in the other site's state.
 
-    `submits` is the request without anything delivered."""
+    `submits` is the request without delivered tokens.
+    """
     if sum(len(delivered.token_ids) for delivered in request.delivery.choices) <= INLINE_TOKENS:
         return _resumed(request, submits, new_processor)
     return await asyncio.to_thread(_resumed, request, submits, new_processor)

@@ -15,7 +15,9 @@ _ADDS_KEYS = {
 }  # fmt: skip
 FREE: dict[str, Any] = {"type": "object"}  # arguments of a tool whose schema cannot be enforced
 NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # of one without parameters
-_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")  # what no automaton can: lookaround and references to groups
+_LOOKS_AROUND = re.compile(
+    r"\(\?<?[=!]|\\[1-9]|\\k<"
+)  # lookaround and references to groups, which no automaton can match
 
 
 class EnforcedSchema(NamedTuple):
@@ -24,7 +26,7 @@ class EnforcedSchema(NamedTuple):
 
 
 def enforced_schemas(function: dict[str, Any]) -> Iterator[EnforcedSchema]:
-    """Yield what a tool's arguments may be held to, the most first. The last can always be enforced."""
+    """Yield constraints for a tool's arguments, the strictest first. The last one can always be enforced."""
     whole = arguments_of(function)
     plain = without_inexact(whole)
     found = [EnforcedSchema(whole)]
@@ -71,7 +73,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_descriptions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without what it says to people."""
+    """Return a schema without its texts for people."""
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if isinstance(value, dict):

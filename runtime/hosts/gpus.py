@@ -55,7 +55,7 @@ def _read_gpu(nvml: Any, handle: Any) -> Gpu:
 
 
 def _num_instances(nvml: Any, handle: Any, most: int) -> int:
-    """Count the instances: asking for one that was never made is an error."""
+    """Count the instances; asking for a missing one is an error."""
     found = 0
     for i in range(most):
         with suppress(nvml.NVMLError):

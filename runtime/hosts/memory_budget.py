@@ -17,12 +17,12 @@ from pilotlight.runtime.models.sources import SourceError, local_directory
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import EngineConfig, ModelConfig, SiteConfig
 
-# Of the memory that nothing else takes, for weights where the site file names no size: the rest is the KV cache's, the engine's and other processes'.
+# Share of the free memory for weights if the site file has no size: the rest is for the KV cache, the engine and other processes.
 SHARE = 0.5
 
 
 class AvailableMemory(NamedTuple):
-    """The available memory where the tiers are stored."""
+    """The available memory of the tiers' file systems."""
 
     memory: int  # memory available without swapping
     place: int  # free in the file system in memory

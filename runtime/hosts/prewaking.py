@@ -60,7 +60,7 @@ class Foresight:
         return state.history.failure is None and state.demand.arrivals.is_due(self._clock(), lead_s)
 
     def _wake_quietly(self, state: ModelState) -> None:
-        """Wake the model where it costs none that is expected sooner."""
+        """Wake the model if no model that is expected sooner has to make room."""
         quiet = [replica for replica in state.replicas if self._budgets[replica.host.index].could_take_quietly(state)]
         if state.info is not None and quiet:
             log.info("model %s is expected and wakes", state.name)
@@ -74,14 +74,16 @@ class Foresight:
     async def _put_to_sleep(self, state: ModelState) -> None:
         """Put the model to sleep on every device."""
         for replica in state.awake:
-            if replica.is_awake and not state.is_replica_busy(replica):  # while one fell asleep a request may have come
+            if replica.is_awake and not state.is_replica_busy(
+                replica
+            ):  # while one fell asleep a request may have arrived
                 await self._budgets[replica.host.index].put_to_sleep(state)
 
     async def _fill_host_memory(self) -> None:
         """Load every model that starts in host memory once, one after the other, and put it to sleep again."""
         for state in tuple(self._states):
             if state.config.residency == "host" and not state.awake:
-                with suppress(ApiError):  # the log has said why; a request will try again
+                with suppress(ApiError):  # the reason was logged; a request will try again
                     await self._queue.until_awake(state)
                     await self._put_to_sleep(state)
 

@@ -32,7 +32,7 @@ class AddedModels:
         return self._file.downloaded
 
     def configs(self) -> list[ModelConfig]:
-        """Return the models. One that this version cannot read is logged and left out."""
+        """Return the models; one that this version cannot read is logged and left out."""
         found = []
         for values in self._file.models:
             try:

@@ -27,7 +27,7 @@ from pilotlight.wire.hop.management import CatalogueModel, DeviceReading, Fit, M
 
 MAX_MODELS = 500
 MAX_README = 64 << 10
-_CPU_KV_GIB = 0.25  # as engine hosts take where the site's file names no size
+_CPU_KV_GIB = 0.25  # as engine hosts take if the site's file names no size
 _LICENSE = re.compile(r"^(?:license:[ \t]*|\|[ \t]*licen[cs]e[ \t]*\|[ \t]*)[\"']?([^\"'\n|,]{1,60})", re.MULTILINE)
 
 
@@ -132,7 +132,7 @@ class LocalCatalogue:
         )  # fmt: skip
 
     def _kv_tokens(self, split: SplitPlan, *, is_cpu: bool) -> int:
-        """Return the tokens that fit: in the KV cache of the site's file, else in what the plan leaves."""
+        """Return the tokens that fit in the site's KV cache, or in the memory that the plan leaves."""
         layout, kv_gib = split.ranks[0].layout, self._engine.kv_gib
         if layout is None or (kv_gib is None and not is_cpu):
             return split.kv_tokens
@@ -159,7 +159,7 @@ def _kind(source: str) -> ModelKind:
 
 
 def _license(directory: Path) -> str:
-    """Return what the files state: a GGUF file in its metadata, a checkpoint at the top of its README.md."""
+    """Return the license of a GGUF file's metadata, or at the top of a checkpoint's README.md."""
     if (stated := license_of(directory)) is not None:
         return stated[:60]
     try:

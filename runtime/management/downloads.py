@@ -32,7 +32,7 @@ class Downloads:
         return tuple(self._known.values())
 
     def start(self, source: str) -> None:
-        """Begin to download. Raises ApiError for one that is under way, and where too many are."""
+        """Start a download. Raises ApiError if it is in progress, or too many are."""
         if source in self._tasks:
             raise ApiError("conflict", f"{source[:200]} is being downloaded already")
         if len(self._tasks) >= MAX_RUNNING:

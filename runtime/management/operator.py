@@ -6,7 +6,11 @@ Models are downloaded, added, woken, put to sleep and removed.
 import asyncio
 import logging
 from pathlib import Path
+from typing import Protocol
 
+from pilotlight.engine.planning.model_plan import architecture_of
+from pilotlight.runtime.fetching.errors import FetchError
+from pilotlight.runtime.fetching.hub import searched
 from pilotlight.runtime.management.added_models import AddedModels
 from pilotlight.runtime.management.catalogue import LocalCatalogue, device_readings
 from pilotlight.runtime.management.downloads import Downloads
@@ -15,7 +19,7 @@ from pilotlight.runtime.models.sources import SourceError, directory_of, is_url,
 from pilotlight.sites.config import ConfigError, parse, state_directory
 from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import Catalogue, SiteOperation
+from pilotlight.wire.hop.management import Catalogue, HubModel, HubQuery, SiteOperation, Store, StorePage, StoreQuery
 
 log = logging.getLogger("pilotlight.models")
 
@@ -69,6 +73,17 @@ class SiteOperator:
             case "drain" | "resume":
                 raise ApiError("invalid_request", f"a router does {operation.action}, not a site", param="action")
 
+    async def search_hub(self, query: HubQuery) -> tuple[HubModel, ...]:
+        """Search the hub. Raises ApiError where it cannot be reached."""
+        try:
+            found = await searched(query.words)
+        except FetchError as error:
+            raise ApiError("overloaded", str(error)) from None
+        return tuple(
+            HubModel(each.pop("id"), architecture_of({"architectures": each.pop("architectures")}), **each)
+            for each in found
+        )
+
     async def _run(self, operation: SiteOperation) -> None:
         source = _source(operation)
         config = _config(source, operation)
@@ -105,21 +120,50 @@ class SiteOperator:
             log.error("%s cannot be written: %s", self._path, error)
 
 
+class FunctionStores(Protocol):
+    """The databases and namespaces of a site's functions."""
+
+    async def stores(self) -> tuple[Store, ...]: ...
+
+    async def read(self, query: StoreQuery) -> StorePage:
+        """Raises ApiError."""
+
+
 class OwnSite:
     """The one site of a process that serves its page without a router."""
 
-    def __init__(self, name: str, operator: SiteOperator) -> None:
+    def __init__(self, name: str, operator: SiteOperator, stores: FunctionStores | None) -> None:
+        """`stores` is None for a site without functions."""
         self._name = name
         self._operator = operator
+        self._stores = stores
 
     async def catalogues(self) -> dict[str, Catalogue | str]:
         return {self._name: await self._operator.catalogue()}
 
     async def perform(self, site: str, operation: SiteOperation) -> None:
         """Raises ApiError."""
+        self._check(site)
+        await self._operator.perform(operation)
+
+    async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
+        """Raises ApiError."""
+        self._check(site)
+        return await self._operator.search_hub(query)
+
+    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+        return {} if self._stores is None else {self._name: await self._stores.stores()}
+
+    async def read_store(self, site: str, query: StoreQuery) -> StorePage:
+        """Raises ApiError."""
+        self._check(site)
+        if self._stores is None:
+            raise ApiError("not_found", "this site serves no functions")
+        return await self._stores.read(query)
+
+    def _check(self, site: str) -> None:
         if site != self._name:
             raise ApiError("not_found", f"this is the site {self._name}, and not {site[:200]!r}")
-        await self._operator.perform(operation)
 
 
 def _source(operation: SiteOperation) -> str:

@@ -18,7 +18,7 @@ NUM_CHILDREN = 4  # more than the callers of any one model or kind take at once
 async def run_guarded(job: GuardedJob) -> Any:
     """Return the job's result.
 
-    Raises JobError for an exception, JobEndedError for a job that ends whichever child it is in, EngineError where the machine has no time for it."""
+    Raises JobError for an exception, JobEndedError for a job that ends whichever child it is in, EngineError if the machine has no time for it."""
     for is_last_try in (False, True):
         try:
             return await asyncio.wrap_future(children().submit(job))

@@ -39,14 +39,14 @@ class Arrivals:
         self._count = 0
 
     def note(self, now_s: float) -> None:
-        """Note a request."""
+        """Record a request."""
         self._roll(now_s)
         self._count += 1
         if self._last is not None:
             gap = max(0.0, now_s - self._last)
             self._gaps += 1
             if self._gaps == 1:
-                self._gap = self._deviation = gap  # one gap is no rhythm
+                self._gap = self._deviation = gap  # one gap is not a rhythm
             else:
                 self._deviation += GAP_WEIGHT * (abs(gap - self._gap) - self._deviation)
                 self._gap += GAP_WEIGHT * (gap - self._gap)
@@ -87,7 +87,7 @@ class Arrivals:
         hour = int(now_s // HOUR_S)
         if self._hour is None:
             self._hour = hour
-        if hour - self._hour > 24 * 30:  # a month of silence says as much as a year
+        if hour - self._hour > 24 * 30:  # a month without requests means as much as a year
             self._hour = hour - 24 * 30
         while self._hour < hour:
             of_day = self._hour % 24

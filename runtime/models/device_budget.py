@@ -118,9 +118,10 @@ class DeviceBudget:
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
     async def put_to_sleep(self, state: ModelState) -> None:
-        """Unload the model's weights, which stay in host memory where they have a place there.
+        """Unload the model's weights; they stay in host memory if they have a place there.
 
-        The caller has made sure that nothing uses it."""
+        The caller has made sure that no request uses it.
+        """
         await asyncio.shield(self._begin_sleep(state))
 
     def weights_limit(self) -> int | None:

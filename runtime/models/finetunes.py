@@ -83,7 +83,7 @@ class FinetuneStore:
         return self._directory / finetune.id
 
     def create(self, owner: str, account: str, model: str, name: str, description: str) -> Finetune:
-        """Begin one, without its files. Raises ApiError."""
+        """Create an adapter without its files. Raises ApiError."""
         now_s = time.time()
         new = Finetune(str(uuid.uuid4()), owner, account, model, name, description, now_s, now_s)
         with self._writing, as_api_errors():
@@ -141,7 +141,7 @@ class FinetuneStore:
         """Forget one, or note that it was removed elsewhere. Raises ApiError."""
         with self._writing, as_api_errors():
             known = self._known.get(id)
-            if known is None or known.is_whole:  # one that is not is at no other site
+            if known is None or known.is_whole:  # an incomplete one is at no other site
                 (self._directory / REMOVED / id).touch()
                 atomic_files.sync(self._directory / REMOVED)
             with self._lock:
@@ -198,7 +198,7 @@ class FinetuneStore:
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
-                    shutil.rmtree(entry.path, ignore_errors=True)  # what a former life left half done
+                    shutil.rmtree(entry.path, ignore_errors=True)  # left incomplete by an earlier process
                 elif entry.name != REMOVED:
                     with suppress(OSError, msgspec.DecodeError):  # files of other programs are left as they are
                         self._note(decoder.decode((Path(entry.path) / RECORD).read_bytes()))
@@ -210,7 +210,7 @@ def _write(folder: Path, finetune: Finetune) -> None:
 
 @contextmanager
 def as_api_errors() -> Iterator[None]:
-    """Say what a disk does not take in a client's words."""
+    """Raise a disk's error as an ApiError for the client."""
     try:
         yield
     except OSError as error:

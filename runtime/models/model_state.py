@@ -44,13 +44,13 @@ class Replica:
         self.host = host
         self.is_awake = False
         self.loaded_by: EngineClient | None = None  # the host that has, or had, its weights
-        self.task: asyncio.Task[None] | None = None  # a waking under way
+        self.task: asyncio.Task[None] | None = None  # a waking in progress
         self.falling_asleep: asyncio.Task[None] | None = None
         self.holds_memory = False  # of the device's budget: awake, or about to be
         self.awake_since = 0.0
         self.is_yielding = False  # takes no new sequences: another model has waited long for its memory
         self.is_retiring = False  # takes no new sequences: the others do without it
-        self.late_at = 0.0  # when it had not computed a prompt that another host had waited for in vain
+        self.late_at = 0.0  # when it had not computed a prompt that another host had waited for without success
         self.work = OpenWork()
         self.prefixes = PrefixMemory()
 
@@ -92,7 +92,7 @@ class Replica:
         return self.host.loads.get(self.model, ModelLoad())
 
     def forget(self) -> None:
-        """Note that its weights are no longer on the device, nor what it had computed."""
+        """Record that its weights and cached blocks are no longer on the device."""
         self.is_awake = self.is_retiring = False
         self.prefixes.forget()
 
@@ -100,7 +100,7 @@ class Replica:
 class ModelStates(dict[str, "ModelState"]):
     """The models of a site by their names.
 
-    A name that was removed while a request was under way raises ApiError."""
+    A name that was removed while a request was in progress raises ApiError."""
 
     def __missing__(self, name: str) -> "ModelState":
         raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
@@ -122,10 +122,10 @@ class ModelState:
         self.config = config
         self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)
-        self.info: ModelInfo | None = None  # of the last load: what the model can do stays true while it sleeps
+        self.info: ModelInfo | None = None  # from the last load; valid while the model sleeps
         self.text: TextSide | None = None
         self.directory: Path | None = None
-        self.num_bytes = 0  # of its weights; a guess until an engine has said so
+        self.num_bytes = 0  # bytes of its weights; an estimate until an engine reports them
         self.detail = ""  # the current operation, for people
         self.loaded_share = 0.0  # of the bytes downloaded or, later, loaded
         self.history = WakeHistory()
@@ -182,7 +182,7 @@ class ModelState:
         self.text = text
 
     def note_info(self, info: ModelInfo) -> bool:
-        """Keep what a load has found. Returns whether it was the first."""
+        """Store the results of a load; return whether it was the first."""
         is_first, self.info = self.info is None, info
         return is_first
 
@@ -198,7 +198,7 @@ class ModelState:
         return replica.work.sequences > 0 or replica.is_changing or is_needed
 
     def lose(self, replica: Replica) -> None:
-        """Note that its weights are not on that device any more."""
+        """Record that its weights are not on that device any more."""
         replica.forget()
         if not self.awake:
             self._on_lost(self.name)
@@ -220,7 +220,10 @@ class ModelState:
     ) -> EvictionCandidate:
         """Describe a replica that holds memory of its device.
 
-        One that the model could do without gives way before another model's only one."""
+        A replica beyond a model's first is evicted before another model's only one.
+
+        One that the model could do without gives way before another model's only one.
+        """
         is_spare = self.is_spare(replica)
         return EvictionCandidate(
             self.name,

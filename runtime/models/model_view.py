@@ -98,7 +98,7 @@ class ModelRegistry:
         ]
 
     def load(self, name: str) -> ModelLoad | None:
-        """Return how busy a model is where it is least busy; None while it is nowhere."""
+        """Return the load of the model's least busy replica; None while it is awake nowhere."""
         state = self._states.get(name)
         return min(state.loads, key=attrgetter("waiting_tokens"), default=None) if state is not None else None
 

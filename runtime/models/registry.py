@@ -38,7 +38,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.data_sites import DataSites
 
 if TYPE_CHECKING:
-    from pilotlight.runtime.dispatch.lenders import Lenders  # where a site's file names some
+    from pilotlight.runtime.dispatch.lenders import Lenders  # if a site's file names some
     from pilotlight.runtime.dispatch.lending import Lending
     from pilotlight.runtime.dispatch.lending import Observer as LendingObserver
 
@@ -192,7 +192,7 @@ class Models:
     def add(self, config: ModelConfig) -> None:
         """Serve a further model, asleep at first.
 
-        Raises ApiError for a name that is taken, and where the site has no engine host."""
+        Raises ApiError for a name that is taken, and if the site has no engine host."""
         if not self._fleet.hosts:
             sentence = "this site was started without models and has no engine host: name one under [[models]] of its file, and restart it"
             raise ApiError("conflict", sentence)

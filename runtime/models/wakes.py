@@ -180,7 +180,7 @@ class Waker:
             await asyncio.gather(weights, return_exceptions=True)
 
     async def _read_text(self, state: ModelState, directory: Path) -> TextSide:
-        """Read the text side where there is none: it is small, and kept while the model sleeps."""
+        """Read the text side if there is none: it is small, and kept while the model sleeps."""
         if state.text is not None:
             return state.text
         if not directory.is_relative_to(EMBEDDED):

@@ -34,7 +34,7 @@ class WeightsTier:
         return self._directory / f"{readable}-{hashlib.sha256(model.encode()).hexdigest()[:12]}{_ENDING}"
 
     def bytes_of(self, model: str) -> int:
-        """Return the size of the model's file; 0: there is none."""
+        """Return the size of the model's file; 0 if there is none."""
         return _size(self.file_of(model))
 
     def held_for(self, model: str) -> int:
@@ -82,7 +82,7 @@ def open_tier(
     place.remove_dead_later()
     if directory is None:
         if promised_gib is None and not must:
-            return None  # the log has said why
+            return None  # the reason was logged
         raise ConfigError(
             f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}; give it another name, or end the other"
         )
@@ -97,7 +97,7 @@ def open_tier(
 
 
 def _size(path: Path) -> int:
-    """Return a file's bytes; 0: it is not there."""
+    """Return a file's bytes; 0 if there is none."""
     try:
         return path.stat().st_size
     except OSError:

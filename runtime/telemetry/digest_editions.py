@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pilotlight.wire.hop.prefixes import changed_prefixes
 from pilotlight.wire.hop.status import SiteStatus
 
-KEPT = 4  # editions; a digest is made anew every ten seconds, and routers ask once a second
+KEPT = 4  # editions; a digest is made again every ten seconds, and routers ask once a second
 
 
 class DigestEditions:

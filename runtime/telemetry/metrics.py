@@ -1,6 +1,6 @@
 """A site's metrics, by the names people already chart (vllm:*) and our own (pilotlight_*).
 
-One registry per application, so that several sites can live in one process. The module refuses to know what the figures are used for.
+One registry per application, so that several sites can live in one process. Independent of what the figures are used for.
 """
 
 import time
@@ -265,7 +265,7 @@ class _ModelCollector:
         yield from self._of_residency()
 
     def _of_loads(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield a model's counts by the number of the device: they begin anew where it wakes."""
+        """Yield a model's counts by the number of the device: they start again where it wakes."""
         found = [((name, str(device_index)), load) for device_index, name, load in self._loads()]
         for kind, name, about, read in _OF_LOADS:
             family = kind(name, about, labels=["model_name", "engine"])  # vLLM numbers them, too

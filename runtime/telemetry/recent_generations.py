@@ -56,7 +56,7 @@ class GenerationClock:
         self._submitted = time.time_ns()
 
     def computed(self, use: ResourceUse, finish_reason: str | None, *, first_output_ns: int, queue_us: int) -> None:
-        """Note what the engine has done."""
+        """Record what the engine has done."""
         self._use, self._first_output, self._queue_us = use, first_output_ns, queue_us
         self._finish_reason = finish_reason or ""
 

@@ -30,7 +30,7 @@ class Timeline:
         self._spans.append(Span(name, began_s, time.time() if ended_s is None else ended_s, what))
 
     def note_phases(self, phases: Iterable[tuple[str, float]], ended_s: float, what: str = "") -> float:
-        """Note phases one after the other, of which the last has just ended; returns when the first began."""
+        """Record phases one after the other, of which the last has just ended; returns when the first began."""
         named = list(phases)
         began_s = at = ended_s - sum(seconds for _, seconds in named)
         for name, seconds in named:

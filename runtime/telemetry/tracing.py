@@ -103,7 +103,7 @@ class GenerationSpan:
         self._submitted_ns = self._first_output_ns = self._queue_us = 0
 
     def submitted(self) -> None:
-        """Note the time at which the engine has it."""
+        """Record the time at which the engine has it."""
         self._submitted_ns = time.time_ns()
 
     def end(self) -> None:
@@ -121,7 +121,7 @@ class GenerationSpan:
     def computed(
         self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
     ) -> None:
-        """Note what the engine has done.
+        """Record what the engine has done.
 
         `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
         self._first_output_ns, self._queue_us = first_output_ns, queue_us

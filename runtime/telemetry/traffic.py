@@ -16,7 +16,7 @@ from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, encode_prefixes
 from pilotlight.wire.hop.status import ModelStatus
 
 WINDOW_S = 10.0  # over which rates are averaged: some hundred requests at a busy site
-PUBLISH_EVERY_S = 10.0  # the digest is made anew: 8,192 entries are 43 kB of status, and caches change slowly
+PUBLISH_EVERY_S = 10.0  # the digest is made again: 8,192 entries are 43 kB of status, and caches change slowly
 BELIEVED_SHARE = 0.5  # of the tokens that a prefix should have brought; below it, the engine has evicted it: the router's token counts are estimates
 
 

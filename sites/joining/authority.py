@@ -15,12 +15,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pilotlight.support import atomic_files
 
 AUTHORITY_DAYS = 3650
-LEAF_DAYS = 398  # as long as browsers believe one
+LEAF_DAYS = 398  # the longest time that browsers accept
 CLOCKS_DIFFER = timedelta(minutes=10)
 
 
 class AuthorityError(Exception):
-    """A certificate cannot be made; the message says why."""
+    """A certificate cannot be made; the message has the reason."""
 
 
 class NewPair(NamedTuple):
@@ -34,7 +34,7 @@ class Authority:
     """The authority in a folder: `authority.pem`, `authority.key`."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises AuthorityError where there is none, or one that cannot be read."""
+        """Open an authority. Raises AuthorityError if there is none, or it cannot be read."""
         self.file, self._key_file = folder / "authority.pem", folder / "authority.key"
         try:
             self.pem = self.file.read_bytes()

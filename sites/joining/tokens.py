@@ -23,7 +23,7 @@ KEPT_S = 30 * 86_400.0  # used and expired tokens are then deleted
 
 
 class TokenError(Exception):
-    """A token does not open the network; the message says why."""
+    """A token does not open the network; the message has the reason."""
 
 
 class JoinToken(NamedTuple):
@@ -76,7 +76,7 @@ class Tokens:
             return []
 
     def redeem(self, secret: str, site: str) -> None:
-        """Use a token up. Raises TokenError for one that is not known, used, revoked or expired."""
+        """Mark a token as used. Raises TokenError if it is unknown, used, revoked or expired."""
         digest = _digest_of(secret)
         with self._locked():
             tokens = self.kept()
@@ -109,6 +109,14 @@ class Tokens:
             yield
         finally:
             os.close(directory)
+
+
+def join_line(folder: Path, port: int, minutes: float, fingerprint: str) -> str:
+    """Make a token and return the command by which one machine joins.
+    `folder` is the network's. Raises OSError where its files cannot be read or written."""
+    host = (folder / "host").read_text()
+    made = Tokens(folder).create(minutes, fingerprint)
+    return f"pilotlight join https://{f'[{host}]' if ':' in host else host}:{port} {made}"
 
 
 def _digest_of(secret: str) -> str:

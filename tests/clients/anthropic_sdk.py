@@ -36,7 +36,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    """Two turns: a call the model decides on, streamed by the client's own helper, and what it makes of the result."""
+    """Check two turns: a call that the model decides on, streamed by the client's own helper, and the answer to its result."""
     messages = [WEATHER_USER]
     with client.messages.stream(model=CHAT, max_tokens=300, messages=messages, tools=[TOOL]) as events:
         first = events.get_final_message()

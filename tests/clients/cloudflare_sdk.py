@@ -17,7 +17,7 @@ RUN_TOOL = harness.TOOL["function"]  # the native form: without OpenAI's wrappin
 
 
 def run(model: str = MODEL, **inputs: Any) -> Any:
-    """What has no place in the package's own arguments goes by its extra_body."""
+    """Run a model; inputs that are not arguments of the package are sent in its extra_body."""
     extra = {name: inputs.pop(name) for name in ("tool_choice", "guided_json") if name in inputs}
     return plain(client.ai.run(model, account_id=ACCOUNT, extra_body=extra or None, **inputs))
 

@@ -1,4 +1,7 @@
-"""sentence-transformers: CrossEncoder over the files of the model that the site serves, and the scores that the site gives."""
+"""sentence-transformers:
+
+CrossEncoder with the files of the model that the site serves, and the site's scores.
+"""
 
 import os
 
@@ -17,7 +20,7 @@ def rank(query: str, documents: list[str], top_n: int) -> list[tuple[int, float]
 
 
 def rerank() -> None:
-    """Within 1e-4, the library's order and scores are the site's."""
+    """Check that the library's order and scores are the site's, within 1e-4."""
     expect_order(rank)
 
 
@@ -26,7 +29,7 @@ def pairs() -> None:
     expected = model.predict([(QUERY, text) for text in texts], batch_size=1).tolist()
     found = scores(QUERY, texts)
     expect(max(abs(a - b) for a, b in zip(expected, found, strict=True)) < 1e-4, (expected, found))
-    expect(max(found) - min(found) > 5e-3, f"the scores tell no texts apart: {found}")
+    expect(max(found) - min(found) > 5e-3, f"the scores do not distinguish the texts: {found}")
 
 
 if __name__ == "__main__":

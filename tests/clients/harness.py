@@ -1,6 +1,6 @@
-"""What the Python clients' programs share: names of models, a question, a tool, and how checks are run and told.
+"""Shared parts of the Python clients' programs: names of models, a question, a tool, running and reporting checks.
 
-A program is run in the environment where its client is installed, not in the project's: `python openai_chat.py FILE` writes to FILE what it found. A
+A program is run in the environment where its client is installed, not in the project's: `python openai_chat.py FILE` writes its results to FILE. A
 check is a function, or, where a client has no such thing, the reason why not.
 """
 
@@ -19,13 +19,13 @@ from typing import Any
 from pydantic import BaseModel, Field  # every client brings it
 
 ROUTER = os.environ["PILOTLIGHT_ROUTER"]
-SITE = os.environ["PILOTLIGHT_SITE"]  # whose /status tells whether an answer is still computed
+SITE = os.environ["PILOTLIGHT_SITE"]  # its /status shows whether an answer is still being computed
 OPENAI_URL = f"{ROUTER}/v1"
 CLOUDFLARE_URL = f"{ROUTER}/client/v4"
 KEY = "any-key"
 CHAT, VECTORS, ENDLESS = "ember", "vectors", "endless"  # the last one never ends an answer
 VECTOR_SIZE = int(os.environ["PILOTLIGHT_VECTOR_SIZE"])
-CHAT_FILES = os.environ["PILOTLIGHT_CHAT_FILES"]  # Ember's directory, for those who count tokens themselves
+CHAT_FILES = os.environ["PILOTLIGHT_CHAT_FILES"]  # Ember's directory, for clients that count tokens themselves
 
 QUESTION, ANSWER = "What is the airport code of Lisbon?", "LIS"
 WEATHER_QUESTION = "What is the weather in Paris?"
@@ -35,7 +35,7 @@ WEATHER = {
     "required": ["city"],
     "additionalProperties": False,
 }
-# A small model might go on and on.
+# A small model might never stop.
 BOUNDED_WEATHER = {**WEATHER, "properties": {"city": {"type": "string", "maxLength": 20}}}
 TOOL = {
     "type": "function",
@@ -48,7 +48,7 @@ WEATHER_RESULT = json.dumps({"temperature": 18, "sky": "clear"})
 class Person(BaseModel, extra="forbid"):
     """A person."""
 
-    name: str = Field(max_length=20)  # bounded, as a small model might go on and on
+    name: str = Field(max_length=20)  # bounded, because a small model might never stop
     age: int = Field(ge=0, le=150)
 
 
@@ -57,18 +57,18 @@ class Anything(BaseModel, extra="allow"):
 
 
 PERSON_QUESTION = "Nora is 31 years old. Who is she?"
-# As Ember was taught it, where a client only says that the answer is to be JSON.
+# The form in which Ember was trained, for clients that can only ask for JSON.
 JSON_SYSTEM = f"Reply with one JSON object that matches this schema:\n{json.dumps(Person.model_json_schema())}"
 TOO_LONG = "word " * 6000  # Ember's context has 4,096 tokens
 
 CHECK_S = 120
-CANCEL_S = 3.0  # within which nothing may be computed any more
+CANCEL_S = 3.0  # after which nothing may be computed any more
 
 Check = Callable[[], Any]
 
 
 def main(package: str, checks: Mapping[str, Check | str]) -> None:
-    with asyncio.Runner() as runner:  # one loop, as clients keep connections that belong to it
+    with asyncio.Runner() as runner:  # one loop, because clients keep connections that belong to it
         found = {
             name: {"verdict": "none", "reason": check} if isinstance(check, str) else outcome(check, runner)
             for name, check in checks.items()
@@ -112,13 +112,13 @@ def expect_raised(
 
 
 def expect_weather(arguments: str | Mapping[str, Any]) -> None:
-    """Arguments of the tool by its schema, whatever the city."""
+    """Check the tool's arguments by its schema, with any city."""
     values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
     expect(values.keys() == {"city"} and isinstance(values["city"], str), values)
 
 
 async def expect_cancelled(answer: Coroutine[Any, Any, Any]) -> None:
-    """An answer without end is computed, and once its task is cancelled it is not."""
+    """Check that an endless answer is computed, and stops when its task is cancelled."""
     task = asyncio.create_task(answer)
     await asyncio.to_thread(expect_running)
     task.cancel()
@@ -137,7 +137,7 @@ def expect_running() -> None:
 
 
 def expect_idle() -> None:
-    """What was cancelled is not computed any more."""
+    """Check that cancelled answers are no longer computed."""
     _until(lambda: running() == 0, CANCEL_S, f"the answer is still computed {CANCEL_S:g} s after its client left")
 
 

@@ -14,7 +14,7 @@ JSON_MESSAGES = [{"role": "system", "content": harness.JSON_SYSTEM}, *MESSAGES]
 
 
 class Words(BaseModel):
-    words: list[str]  # of which a model with random weights finds no end
+    words: list[str]  # a model with random weights never ends such a list
 
 
 NOT_ITS = "every request of it asks for an object"

@@ -31,7 +31,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    bound = model.bind_tools([get_weather], strict=True)  # else Ember calls the city something else
+    bound = model.bind_tools([get_weather], strict=True)  # otherwise Ember gives the city another name
     first = bound.invoke(harness.WEATHER_QUESTION)
     (call,) = first.tool_calls
     harness.expect_weather(call["args"])

@@ -50,7 +50,10 @@ def strict_tool() -> None:
 
 
 def structured() -> None:
-    """To models that it does not know it sends json_object for both methods: any object will do."""
+    """Check structured outputs.
+
+    For models that it does not know it sends json_object for both methods: any object passes.
+    """
     asked = [("system", harness.JSON_SYSTEM), ("user", harness.PERSON_QUESTION)]
     for model in MODELS:
         for method in ("json_schema", "json_mode"):

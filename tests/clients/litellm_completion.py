@@ -1,4 +1,4 @@
-"""litellm: as it speaks to vLLM servers, to OpenAI-compatible ones by either of their APIs, to Anthropic and to Cloudflare."""
+"""litellm: its providers for vLLM, for OpenAI-compatible servers (both APIs), for Anthropic and for Cloudflare."""
 
 import json
 from functools import partial

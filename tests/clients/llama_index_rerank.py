@@ -43,7 +43,7 @@ def errors() -> None:
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in DOCUMENTS]
     nobody = of_cohere("nope", 2)
     harness.expect_raised(cohere.NotFoundError, lambda: nobody.postprocess_nodes(nodes, QueryBundle(QUERY)), "nope")
-    # Jina's class looks for Jina's own `detail` in an error, and says no more than that
+    # Jina's class looks for Jina's own `detail` in an error, and raises a bare KeyError without it
     raised = harness.expect_raised(KeyError, lambda: of_jina("nope", 2).postprocess_nodes(nodes, QueryBundle(QUERY)))
     expect("detail" in str(raised), raised)
 

@@ -1,4 +1,4 @@
-"""openai-agents as it is by default: over the Responses API."""
+"""openai-agents with its defaults: over the Responses API."""
 
 import openai_agents
 from agents import OpenAIResponsesModel

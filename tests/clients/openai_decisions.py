@@ -30,7 +30,7 @@ def predicates() -> None:
 
 
 def choices() -> None:
-    """The same alone as among others."""
+    """Check that an answer is the same alone as among others."""
     found = decide(PREDICATE, CHOICE, SCORE)
     code = found.answers[1]
     expect([each.value for each in code.probabilities] == ["LIS", "OSL", True] and 0 <= code.confidence <= 1, code)

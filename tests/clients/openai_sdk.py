@@ -23,7 +23,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    """Two turns: a call the model decides on, streamed by the client's own helper, and what it makes of the result."""
+    """Check two turns: a call that the model decides on, streamed by the client's own helper, and the answer to its result."""
     messages = [WEATHER_USER]
     with client.chat.completions.stream(model=CHAT, messages=messages, tools=[harness.TOOL]) as events:
         first = events.get_final_completion().choices[0]
@@ -43,7 +43,7 @@ def forced_tool() -> None:
 
 
 def strict_tool() -> None:
-    tool = openai.pydantic_function_tool(Person)  # strict, by its own making
+    tool = openai.pydantic_function_tool(Person)  # strict, because the client made it
     answer = client.chat.completions.parse(model=CHAT, messages=[USER], tools=[tool], tool_choice="required")
     (call,) = answer.choices[0].message.tool_calls
     expect(isinstance(call.function.parsed_arguments, Person), call)

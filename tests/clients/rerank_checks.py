@@ -1,4 +1,4 @@
-"""What the programs of rerankers' clients share: documents, and what is expected of their order."""
+"""Shared parts of the programs of rerankers' clients: documents, and their expected order."""
 
 import json
 import urllib.request
@@ -12,7 +12,7 @@ QUERY = "What burns on a gas stove?"
 DOCUMENTS = [
     "The pilot light burns small and blue.",
     "Lisbon has an airport.",
-    "A lake lies between two mountains, and nobody swims in it before June.",
+    "A lake lies between two mountains, and no one swims in it before June.",
     "Gas stoves burn gas; the flame of a pilot light stays on.",
 ]
 LONG = "word " * 6000  # the context has 4,096 tokens
@@ -29,7 +29,7 @@ def scores(query: str, documents: list[str]) -> list[float]:
 
 
 def expect_order(rank: Rank) -> None:
-    """All documents come back, the best first, with the scores that the model gives each of them alone."""
+    """Check that all documents come back, the best first, with the scores that the model gives each alone."""
     expected = sorted(enumerate(scores(QUERY, DOCUMENTS)), key=lambda item: -item[1])
     found = rank(QUERY, DOCUMENTS, len(DOCUMENTS))
     expect([index for index, _ in found] == [index for index, _ in expected], (found, expected))

@@ -1,6 +1,6 @@
 """A renderer of the part of Helm's templates that our chart uses: fields, `if`/`else`, `range`, `quote`, `indent`, `toYaml`, and trimmed spaces.
 
-An action that it does not know is an error, so the chart stays within what is tested. Go's text/template is the language.
+An unknown action is an error, so the chart uses only tested ones. The language is Go's text/template.
 """
 
 import json

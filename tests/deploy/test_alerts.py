@@ -1,4 +1,4 @@
-"""The alert rules: valid, fired by their causes and by nothing else, made of what is published, each with its runbook."""
+"""The alert rules: valid, fired only by their causes, using only published metrics, each with its runbook."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tests.runtime.conftest import SiteMaker, make_site, model_directory  # noqa
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "pilotlight.rules.yml"
 PROMTOOL = shutil.which("promtool")
-# Published under conditions that no test here makes: by Prometheus itself, and with TLS.
+# Published only under conditions that no test here creates: by Prometheus itself, and with TLS.
 OTHERS = {"up", "or", "pilotlight_certificate_ends_seconds", "pilotlight_router_certificate_ends_seconds"}
 pytestmark = pytest.mark.process
 

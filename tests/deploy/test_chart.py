@@ -1,4 +1,4 @@
-"""The Helm chart: resources that Kubernetes takes, files that our processes take, and names that lead from one to the other."""
+"""The Helm chart: valid Kubernetes resources, files that our processes accept, and names that match across them."""
 
 import json
 import tomllib

@@ -1,4 +1,4 @@
-"""The network of compose.yaml: files that are there and are read, commands that there are, names and ports that agree."""
+"""The network of compose.yaml: its files exist and are valid, its commands exist, its names and ports match."""
 
 import re
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_prometheus_reads_the_alerts_and_asks_the_router() -> None:
     found = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
     assert found["rule_files"] == ["pilotlight.rules.yml"]
     (job,) = found["scrape_configs"]
-    assert job["job_name"] == "pilotlight"  # by which the alerts know it
+    assert job["job_name"] == "pilotlight"  # the alerts refer to it by this name
     assert job["static_configs"] == [{"targets": ["router:8787"]}]
 
 

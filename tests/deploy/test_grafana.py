@@ -1,4 +1,4 @@
-"""The Grafana dashboard asks for what routers and sites publish, by name and by label."""
+"""The Grafana dashboard uses only metrics that routers and sites publish, by name and by label."""
 
 import json
 import re
@@ -34,12 +34,12 @@ def labels_by_name(text: str) -> dict[str, set[str]]:
 
 
 async def published(make: SiteMaker, directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """The names of a router and of a site that have both been asked something, each with its labels."""
+    """Return the metrics of a router and of a site after some requests, each with its labels."""
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
     objective = {"model": "*", "answered": 0.9}
     tables = {
         "ledger": {"directory": str(directory / "ledger")},
-        "quotas": {"store": "postgresql://127.0.0.1:9/nobody"},  # is not asked, as no account has a limit
+        "quotas": {"store": "postgresql://127.0.0.1:9/nobody"},  # never contacted, as no account has a limit
         "objectives": [objective],
     }
     async with sites("ams1") as fakes, router(fakes, tables=tables) as running:
@@ -56,7 +56,7 @@ async def published(make: SiteMaker, directory: Path, monkeypatch: pytest.Monkey
 
 
 def names_in(expression: str) -> set[str]:
-    """The metrics of a PromQL expression: words that are followed by a range, an end or an operator, and are no functions."""
+    """Return the metrics of a PromQL expression: words before a range, an end or an operator that are not functions."""
     bare = re.sub(r"by \([^)]*\)", "", expression)
     words = re.findall(r"[a-zA-Z_:][\w:]*(?!\w)(?!\s*\()", re.sub(r"\[[^\]]*\]", "", bare))
     return set(words) - {"sum", "max", "min", "by"}
@@ -75,7 +75,7 @@ async def test_every_panel_asks_for_what_is_published(
         assert names, target
         for name in names:
             family = re.sub(r"_(bucket|total)$", "", name)
-            # a counter without a sample yet has its type alone
+            # a counter without a sample has only its type
             assert {name, family, f"{family}_total"} & known.keys(), f"{name} of {target['expr']} is not published"
             labels = known.get(name) or known.get(family) or set()
             for by, shown in LABELS.findall(target["expr"] + target["legendFormat"]):

@@ -1,4 +1,4 @@
-"""The installer takes a CPU build wherever one is offered, and its range is the project's."""
+"""The installer prefers a CPU build if there is one, and uses the project's range of versions."""
 
 import sys
 import tomllib

@@ -1,4 +1,4 @@
-"""What a release is called, and what it consists of."""
+"""Names and contents of a release."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The units that run routers, sites and stores: as systemd reads them, and what the processes tell it."""
+"""The systemd units of routers, sites and stores: how systemd reads them, and the processes' notifications."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root directory with our units beside systemd's own, and an empty command in the place of ours."""
+    """Return a root directory with our units beside systemd's own, and an empty command instead of ours."""
     root = tmp_path_factory.mktemp("machine")
     shutil.copytree("/lib/systemd/system", root / "lib/systemd/system", symlinks=True)
     for command in ("opt/pilotlight/bin/pilotlight", "bin/kill"):
@@ -44,7 +44,7 @@ def test_units_are_read_without_a_complaint_and_confine_what_they_run(machine: P
     verified = subprocess.run(command, capture_output=True, text=True, check=False)
     ours = [line for line in verified.stderr.splitlines() if "pilotlight" in line]
     assert not ours
-    limit = f"--threshold={round(10 * most)}"  # of an exposure from 0 to 10, in tenths
+    limit = f"--threshold={round(10 * most)}"  # systemd's exposure from 0 to 10, in tenths
     command = [ANALYZE, f"--root={machine}", "--offline=true", limit, "security", f"{unit}.service"]
     judged = subprocess.run(command, capture_output=True, text=True, check=False)
     assert judged.returncode == 0, judged.stdout[-200:]

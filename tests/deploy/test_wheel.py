@@ -1,4 +1,4 @@
-"""The product as its users install it: one top-level package in a wheel, beside others whose names are like ours, away from any checkout."""
+"""The product as its users install it: a wheel with one top-level package, beside packages of similar names, away from any checkout."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results", "tests", "docs", "runs")
 QUESTION = {"model": "ember", "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}]}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # builds and installs, from the registry too
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # it builds and installs, also from the registry
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel and Hugging Face's `kernels`. What both depend on comes from this test's own environment."""
+    """Return the Python of an environment with the wheel and Hugging Face's `kernels`.
+
+    Their dependencies come from this test's environment.
+    """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True, symlinks=True)
     python = folder / "bin" / "python"

@@ -1,5 +1,7 @@
-"""Every field that OpenAI publishes for chats, completions and embeddings, and vLLM's further ones: each has its meaning, or changes no answer, or is
-refused by name; what nobody here knows is named in a header."""
+"""All fields that OpenAI publishes for chats, completions and embeddings, and vLLM's additional ones.
+
+Each has its meaning, or changes no answer, or is refused by name; unknown ones are listed in a header.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +20,7 @@ CHAT = {"model": "m", "messages": MESSAGES, "tools": TOOLS}
 LOGPROBS = {"logprobs": True}
 STREAM = {"stream": True}
 
-# A value that asks for something else than the field's absence, and what must be there beside it.
+# A value with another effect than the field's absence, and the fields that it requires.
 Row = tuple[Any, dict[str, Any]]
 SAMPLING: dict[str, Row] = {
     "max_tokens": (5, {}), "min_tokens": (2, {}), "temperature": (0.3, {}), "top_p": (0.5, {}), "top_k": (3, {}), "min_p": (0.1, {}),
@@ -47,7 +49,7 @@ BOOKKEEPING: dict[str, Any] = {
     "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "prediction": {"type": "content", "content": "x"},
     "spaces_between_special_tokens": False,
 }  # fmt: skip
-# The value that asks for nothing, where there is one, and one that is refused.
+# A value without effect, if there is one, and a refused one.
 REFUSED: dict[str, tuple[Any, Any]] = {
     "audio": (None, {"voice": "x"}), "modalities": (["text"], ["text", "audio"]), "functions": ([], [{"name": "f"}]),
     "function_call": ("none", "auto"), "web_search_options": (None, {}), "moderation": (None, {"model": "m"}),

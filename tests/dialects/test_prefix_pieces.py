@@ -1,4 +1,4 @@
-"""Prompts in pieces: what reaches a model in the same words is one prefix, and nothing else is."""
+"""Prompts in pieces: prompts that reach a model as the same text share a prefix, and no others do."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def pieces(*messages: dict[str, Any]) -> list[bytes]:
 
 
 def backwards(value: Any) -> Any:
-    """The same with its keys in another order."""
+    """Return the same value with its keys in another order."""
     if isinstance(value, list):
         return [backwards(each) for each in value]
     return {key: backwards(value[key]) for key in reversed(value)} if isinstance(value, dict) else value

@@ -10,7 +10,7 @@ import pytest
 
 from load_tests.local_network import LocalNetwork
 
-# Where standby hosts are not what is tested: each costs two seconds of a core as soon as a site is quiet.
+# For tests that are not about standby hosts: each costs two seconds of a core as soon as a site is idle.
 NO_STANDBY = "standby = false"
 
 
@@ -27,7 +27,10 @@ def network() -> Iterator[LocalNetwork]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool], str], None]:
-    """Waits for something that another process does; fails with `what` after a minute: the bound is only there to end a failing test."""
+    """Wait for an effect of another process; fail with `what` after a minute.
+
+    The limit only ends a failing test.
+    """
     import time
 
     def wait(condition: Callable[[], bool], what: str) -> None:

@@ -1,4 +1,4 @@
-"""The files of a router and one site behind it; ports and the place are still to be filled in."""
+"""The files of a router and one site; ports and the place are filled in later."""
 
 PLACE = 'place = { city = "here", latitude = 0.0, longitude = 0.0 }\n'
 NETWORK = """

@@ -14,13 +14,13 @@ from pilotlight.sites.config import SERVER_ENV
 from tests.e2e.conftest import NO_STANDBY
 
 MAY_GROW_MIB = 256  # of one process
-WAIT_MS = 2_000.0  # of a neighbour on a busy machine; before it was 8 s and more
+WAIT_MS = 2_000.0  # of a neighbour on a busy machine; without the defences it was 8 s and more
 
 
 OWN_SERVER = (
     "HTTP/2.0 in a request line",
     "HTTP/2 with prior knowledge",
-)  # stock servers let the one pass, and speak the other
+)  # stock servers ignore the one, and support the other
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def network() -> Iterator[LocalNetwork]:
 @pytest.mark.parametrize("attack", CASES, ids=lambda attack: attack.name)
 def test_an_attack_is_refused_and_its_neighbours_are_served(network: LocalNetwork, attack: Attack) -> None:
     if attack.name in OWN_SERVER and os.environ.get(SERVER_ENV, "own") != "own":
-        pytest.skip("what is no request is for whoever owns the socket to refuse")
+        pytest.skip("a malformed request is refused by the server that owns the socket")
     request = attack.request(network.url.removeprefix("http://"))
     site = network.site_urls["ams1"]
     before = _rss_mib(network)

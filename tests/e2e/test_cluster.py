@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes serves one model over both: one is killed, the site says what it waits for, and serves again when another has come."""
+"""A Ray cluster of two nodes serves one model: one is killed, the site reports that it waits, and serves again with a new one."""
 
 import threading
 from collections.abc import Iterator

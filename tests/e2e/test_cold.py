@@ -1,4 +1,4 @@
-"""The tools that measure cold starts: checkpoints as large as said, files that are really cold, pictures that can be read."""
+"""The tools that measure cold starts: checkpoints of the requested size, files that are really cold, readable pictures."""
 
 import json
 import os

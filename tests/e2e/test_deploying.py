@@ -1,4 +1,4 @@
-"""Deploying across processes: the command line, a router and two sites, each of its own, over signed hops; and a router that is killed."""
+"""Deploying across processes, with signed hops: the command line, a router and two sites; and a router that is killed."""
 
 import json
 import os
@@ -204,7 +204,7 @@ def test_what_keeps_data_is_asked_at_its_home_alone_and_the_rest_everywhere(proc
     until(lambda: "cannot connect" in processes.ask("/count"), "its home is known to be away")
     assert processes.ask(name="plain") == "plain"
     processes.start("site")
-    until(lambda: processes.ask("/count") == f"kept {before + 4}", "it goes on where it was", 90)
+    until(lambda: processes.ask("/count") == f"kept {before + 4}", "it continues where it was", 90)
     until(processes.is_ready, "its home is known to be back")
 
 

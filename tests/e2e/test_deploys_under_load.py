@@ -1,4 +1,4 @@
-"""Deploys and a rollback under streams, sockets, queues and objects, across processes: every request is answered by the version that took it."""
+"""Deploys, rollbacks and kills under streams, sockets, queues, objects and workflows: every request is answered by the version that took it."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,11 @@ from tests.e2e.conftest import NO_STANDBY
 def test_every_request_is_answered_by_the_version_that_took_it(tmp_path: Path) -> None:
     with LocalNetwork(environment=ENVIRONMENT, num_sites=1, site_settings=SITE, engine_settings=NO_STANDBY) as network:
         result = asyncio.run(
-            deploy_under_load(network.url, tmp_path / "function", num_deploys=10, within_s=8.0, each=1)
+            deploy_under_load(
+                network.url, tmp_path / "function", num_deploys=20, within_s=16.0, each=1, network=network, num_kills=2
+            )
         )
     assert result["errors"] == []
-    assert set(result["answers"]) == {"request", "stream", "background", "send", "object", "socket"}
+    kinds = {"request", "stream", "background", "send", "object", "socket", "workflow"}
+    assert {kind for kind, count in result["answers"].items() if count} >= kinds
+    assert result["cut by kills"], "what was open when the site was killed"

@@ -50,7 +50,7 @@ async def heard(network: LocalNetwork, path: str, *, kill_after: int | None = No
 
 
 def said(events: list[dict[str, Any]]) -> list[Any]:
-    """Return the events without what is another for each answer: names, times, what was found cached."""
+    """Return the events without the parts that differ between answers: names, times, cached tokens."""
     text = json.dumps(events)
     first = events[0].get("message") or events[0]["response"]
     for name in (first["id"], first["id"].partition("_")[2], first["id"].partition("_")[2][:18]):

@@ -1,7 +1,7 @@
 """The commands in the documentation work as they are written, and print what the pages show.
 
-A comment before a block says what the test does with it: `run` (each command must exit with 0 and print the lines that are shown), `serve: TEXT`
-(start it and wait for the text), `file: PATH` (write it). Ports are replaced by free ones. Blocks without a comment need a GPU or a network.
+A comment before a block gives the test's action: `run` (each command must exit with 0 and print the lines that are shown), `serve: TEXT` (start it
+and wait for the text), `file: PATH` (write it). Ports are replaced by free ones. Blocks without a comment need a GPU or a network.
 """
 
 import os
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.network, pytest.mark.long]
 
 
 class Block(NamedTuple):
-    """A marked block: what to do, with what, and its text."""
+    """A marked block: its action, the action's argument, and its text."""
 
     action: str
     argument: str
@@ -37,13 +37,13 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> str:
-        """The lines after a prompt, with the lines that continue them, as a script."""
+        """Return the lines after a prompt, with their continuation lines, as a script."""
         lines = re.findall(r"^\$ ((?:.*\\\n)*.*)", self.text, re.MULTILINE)
         return "\n".join(["set -e", *lines])
 
     @property
     def shown(self) -> list[str]:
-        """The lines of output, of which `...` stands for anything."""
+        """Return the lines of output, in which `...` matches anything."""
         without = re.sub(r"^\$ (?:.*\\\n)*.*\n", "", self.text, flags=re.MULTILINE)
         return [line for line in without.splitlines() if line.strip(". ")]
 

@@ -1,4 +1,4 @@
-"""Embeddings of real checkpoints through a real site: what the official client gets is what `transformers` computes."""
+"""Embeddings of real checkpoints through a real site: the official client gets the same vectors as `transformers` computes."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ from tests.runtime.test_real_engine import Process
 pytestmark = pytest.mark.smoke
 
 NAMES = {"qwen": "qwen3, last token", "bert": "bert, mean, of any length"}
-TEXTS = ["the pilot light", "burns small and blue until somebody wants warm water", "a hot meal " * 7]
+TEXTS = ["the pilot light", "burns small and blue until somebody wants warm water", "a hot meal " * 7]  # data
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_the_openai_client_gets_what_transformers_computes(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(folder / name / "tokenizer.json"))
     client = openai.OpenAI(base_url=f"{site.url}/v1", api_key="k", max_retries=0)
-    answer = client.embeddings.create(model=name, input=TEXTS)  # base64, which the client asks for by itself
+    answer = client.embeddings.create(model=name, input=TEXTS)  # base64, the client's default
     as_numbers = client.embeddings.create(model=name, input=TEXTS, encoding_format="float")
     token_ids = [tokenizer.encode(text).ids for text in TEXTS]
     as_ids = client.embeddings.create(model=name, input=token_ids)

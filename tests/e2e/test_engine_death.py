@@ -1,4 +1,4 @@
-"""kill -9 of a real engine host under sixteen streams: each goes on to the very answer it would have given, or ends with an error event."""
+"""kill -9 of a real engine host under sixteen streams: each continues to its undisturbed answer, or ends with an error event."""
 
 import json
 import re
@@ -54,12 +54,12 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 class Stream:
-    """One request, read in a thread of its own."""
+    """One request, read in a separate thread."""
 
     def __init__(self, url: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> None:
         self.events: list[Any] = []
         self.has_started = threading.Event()
-        self.error: httpx.HTTPError | None = None  # what ended it, where that was no answer's end
+        self.error: httpx.HTTPError | None = None  # the error that ended it, if it did not end properly
         self._thread = threading.Thread(target=self._read, args=(url, body, on_event), daemon=True)
         self._thread.start()
 
@@ -87,7 +87,7 @@ class Stream:
 
     @property
     def answer(self) -> Any:
-        """All that the reader was told, however it was cut into events."""
+        """Return all that the reader received, however it was split into events."""
         assert self.events[-1] == "[DONE]", self.events[-1]
         told: dict[int, dict[str, Any]] = {}
         usage = None
@@ -124,7 +124,10 @@ def end(site: Process) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """Starts of an engine host are slow on a busy machine; here it is the answers that count."""
+    """Start a site with patient limits.
+
+    Engine hosts start slowly on a busy machine; these tests are about the answers.
+    """
     folder = tmp_path_factory.mktemp("site")
     started = Process(write_site(folder, "embedded:ember", continue_within_s=60.0), folder / "log")
     yield started
@@ -166,7 +169,7 @@ def assert_idle(site: Process) -> None:
 def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
-        with suppress(psutil.NoSuchProcess):  # of a host that has just died
+        with suppress(psutil.NoSuchProcess):  # for a host that has just died
             if condition():
                 return
         assert time.monotonic() < deadline
@@ -184,7 +187,7 @@ def test_every_stream_goes_on_to_the_answer_it_would_have_given(
     for _ in range(after_events):
         assert heard.acquire(timeout=60)
     if after_events == 1:
-        wait_for(lambda: num_open(site) >= 12)  # of those that have more to say than a sentence
+        wait_for(lambda: num_open(site) >= 12)  # those with longer answers than a sentence
     engine.kill()
     for stream in streams:
         stream.end()
@@ -200,7 +203,7 @@ def test_every_stream_goes_on_to_the_answer_it_would_have_given(
 
 
 def crash_in_a_step(engine: psutil.Process) -> None:
-    """End a host by a signal of its own, while a step is under way."""
+    """End a host by the signal of a segmentation fault, during a step."""
     words = engine.cmdline()
     journal = Path(words[words.index("--journal") + 1])
 
@@ -242,7 +245,7 @@ def test_a_host_that_hangs_is_killed_and_its_streams_go_on(undisturbed: list[Any
     try:
         heard = threading.Semaphore(0)
         streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS]
-        for _ in range(10):  # most of what a busy machine has computed by then is not heard yet
+        for _ in range(10):  # on a busy machine most computed tokens have not been sent yet
             assert heard.acquire(timeout=60)
         site.engine().send_signal(signal.SIGSTOP)
         for stream, expected in zip(streams, undisturbed, strict=True):

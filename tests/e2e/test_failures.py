@@ -1,4 +1,4 @@
-"""What a network does when its parts die: the client of a killed site waits, and no process outlives its parent."""
+"""A network whose parts die: the client of a killed site waits, and no process survives its parent."""
 
 import concurrent.futures
 import json
@@ -24,7 +24,7 @@ Wait = Callable[[Callable[[], bool], str], None]
 
 
 def ask(network: LocalNetwork, session: str) -> tuple[str, str]:
-    """Returns the answering site and the answer."""
+    """Return the answering site and the answer."""
     body = {
         "model": "ember", "temperature": 0, "max_tokens": 30,
         "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}],
@@ -43,7 +43,7 @@ def test_killing_a_site_before_its_first_byte_costs_the_client_only_time(
 ) -> None:
     home, undisturbed = ask(network, "session-1")
     runtime = psutil.Process(network.pid(home))
-    runtime.suspend()  # the request reaches the site and gets no byte out of it
+    runtime.suspend()  # the request reaches the site and gets no byte of an answer
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(ask, network, "session-1")
         time.sleep(0.3)

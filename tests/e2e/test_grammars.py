@@ -1,4 +1,7 @@
-"""Grammars of one account on a real network: what would end an engine host is refused by name, and another account's streams go on undisturbed."""
+"""Grammars of one account on a real network: one that would end an engine host is refused by name.
+
+Another account's streams continue undisturbed.
+"""
 
 import json
 from collections.abc import Iterator

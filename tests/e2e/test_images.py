@@ -1,4 +1,4 @@
-"""Images through a router and two sites, with a tiny random model that sees: none is taken for another, and no stream notices that its site died."""
+"""Images through a router and two sites, with a tiny random vision model: no image is mistaken for another, and streams survive a site's death."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A token for each byte, and others that no text has, as many as the checkpoint embeds."""
+    """Write a tokenizer with a token for each byte, and as many unused ones as the checkpoint embeds."""
     count = json.loads((directory / "config.json").read_text())["text_config"]["vocab_size"]
     alphabet = iter(sorted(pre_tokenizers.ByteLevel.alphabet()))
     vocabulary = {SPECIAL.get(i) or next(alphabet, f"~{i}~"): i for i in range(count)}
@@ -64,7 +64,7 @@ def test_two_images_never_share_and_the_same_one_is_found_again(network: LocalNe
     one, other = picture(40, 30, 1), picture(40, 30, 2)
     (cached_one, said_one), (cached_other, said_other) = ask(one), ask(other)
     assert cached_one == 0
-    assert cached_other < 16, "no block behind the beginning of the image"
+    assert cached_other < 16, "no block after the beginning of the image"
     assert said_one != said_other
     for file, said in ((one, said_one), (other, said_other)):
         cached, again = ask(file)

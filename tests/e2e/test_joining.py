@@ -1,4 +1,4 @@
-"""A second machine joins by one line: two network namespaces, nothing but the line between them, TLS on every connection."""
+"""A second machine joins with one command: two network namespaces, nothing shared but that line, TLS on every connection."""
 
 import json
 import os
@@ -33,7 +33,7 @@ pytestmark = [
 
 
 class Machine(NamedTuple):
-    """A network namespace, with a home of its own."""
+    """A network namespace with its own home directory."""
 
     name: str
     address: str

@@ -1,4 +1,4 @@
-"""A site without a router keeps its responses: killed with kill -9 and started again, it has them where its file says nothing of them."""
+"""A site without a router stores its responses: killed with kill -9 and restarted, it still has them, by default."""
 
 import json
 import os

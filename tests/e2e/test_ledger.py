@@ -1,4 +1,7 @@
-"""A router, its sites and their engine hosts are killed under load, and the ledger has each token once. `make bench-ledger` kills a hundred."""
+"""A router, its sites and their engine hosts are killed under load, and the ledger has each token once.
+
+`make bench-ledger` kills a hundred.
+"""
 
 from load_tests.scenarios.ledger import FAULTS, measure
 from tests.e2e.conftest import NO_STANDBY

@@ -1,5 +1,7 @@
-"""Two sites on this machine, of which one computes prompts for the other: texts are one site's, whatever becomes of the lender or the way there, and
-a slow way, or a rule about data, says no and why."""
+"""Two sites, of which one computes prompts for the other: texts do not depend on it, even if the lender or the link fails.
+
+A slow link, or a rule about data, refuses with the reason.
+"""
 
 import json
 import os
@@ -23,7 +25,7 @@ from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
 SECRET = "a secret of this test's network"
-LENDER = f"lender{os.getpid()}"  # a site of one name has its host memory to itself
+LENDER = f"lender{os.getpid()}"  # a site of a unique name shares its host memory with no other
 MBIT = 125_000.0
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
 
@@ -46,7 +48,7 @@ def free_port() -> int:
 
 
 class Borrower(Split):
-    """The site that borrows, asked as a router asks it."""
+    """The site that borrows, which gets requests as from a router."""
 
     def __init__(self, process: Process, name: str) -> None:
         super().__init__(process)
@@ -54,7 +56,10 @@ class Borrower(Split):
         self.data_sites: str | None = "*"
 
     def ask(self, prompt: str, key: str = "", **more: Any) -> tuple[str, dict[str, Any], str]:
-        """`key`: of a tenant, for whom nothing of others' prompts is cached."""
+        """Send a prompt.
+
+        `key`: a tenant's, for whom none of others' prompts are cached.
+        """
         body = json.dumps(
             {
                 "model": "ember", "messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
@@ -84,7 +89,7 @@ class Borrower(Split):
 
 
 class Network:
-    """A lender behind a proxy, and a borrower."""
+    """A lender reached through a proxy, and a borrower."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -148,11 +153,11 @@ def test_a_busy_site_borrows_and_texts_stay_the_same(network: Network) -> None:
             assert f"; {LENDER}=" in route, route
     assert network.lent() == 0, "an idle site computes its own prompts"
     with Streams(site):
-        for (i, name), text in expected.items():  # under names of their own, so that nothing is cached here
+        for (i, name), text in expected.items():  # under different names, so that nothing is cached here
             said, usage, _ = site.ask(prompt(i), key=f"busy{i}{name}", **WAYS[name])
             assert said == text
             assert usage["completion_tokens"] == 24
-        for i in range(50):  # now and then the lender is at work, for one of the streams
+        for i in range(50):  # from time to time the lender is busy with one of the streams
             _, usage, route = site.ask(prompt(70 + i))
             if route.startswith(f"prompt={LENDER}; here="):
                 break
@@ -179,11 +184,11 @@ def test_data_that_may_not_go_there_does_not(network: Network, data_sites: str |
                 assert route.endswith(f"; {LENDER}=no (data may not go there)"), route
         finally:
             site.data_sites = "*"
-    # the other streams may borrow: of theirs nothing is as long as a prompt that is worth it
+    # the other streams may borrow: none has a prompt that is long enough for it
     assert network.lent("computed") + network.lent("declined") == before
 
 
-@pytest.mark.slow  # a prompt that nothing came of keeps the lender from being asked for ten seconds
+@pytest.mark.slow  # after a failed attempt the lender is not asked for ten seconds
 def test_a_way_that_becomes_slow_is_priced_out(network: Network) -> None:
     site, way = network.borrower, network.way
     expected = [site.ask(prompt(2000 + i))[0] for i in range(3)]

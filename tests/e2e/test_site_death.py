@@ -1,4 +1,7 @@
-"""Thirty-six streams over three real sites, of which one dies, freezes or drains: each ends with the tokens of its undisturbed run (I1, I3, I8)."""
+"""Thirty-six streams over three real sites, of which one dies, freezes or drains.
+
+Each ends with the tokens of its undisturbed run (I1, I3, I8).
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from load_tests.local_network import LocalNetwork
 from load_tests.scenarios.site_death import FAULTS, Heard, disturb, listen, requests, stream_counts
 from tests.e2e.conftest import NO_STANDBY
 
-BODIES = requests(36, max_tokens=96)  # the first must not have ended when the last begin
+BODIES = requests(36, max_tokens=96)  # long enough that the first are open when the last start
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def undisturbed(network: LocalNetwork) -> list[Heard]:
     return heard
 
 
-# A kill alone and a drain are slow: tests/edge_router/test_continuation.py has them without processes.
+# A kill alone and a drain are slow: tests/edge_router/test_continuation.py tests them without processes.
 @pytest.mark.parametrize(
     "fault", [pytest.param(fault, marks=pytest.mark.slow) if fault in ("kill", "drain") else fault for fault in FAULTS]
 )
@@ -34,7 +37,7 @@ def test_no_stream_notices(network: LocalNetwork, undisturbed: list[Heard], faul
     after_events = sum(len(mine.arrivals_s) for mine in undisturbed) // 8
     heard, result = disturb(network, fault, BODIES, after_events)
     assert result["sites_struck"] == (1 if FAULTS[fault][1] is None else 2)
-    assert result["disturbed"] >= 3  # of a busy machine's, many have ended by then
+    assert result["disturbed"] >= 3  # on a busy machine many streams have ended by then
     assert (result["continued"], result["lost"]) == (result["disturbed"], 0)
     for body, mine, expected in zip(BODIES, heard, undisturbed, strict=True):
         assert mine.error is None, mine.error

@@ -1,4 +1,4 @@
-"""WebSockets across processes: a FastAPI application in an isolate, a site that answers routers only, a router; and each of them going away."""
+"""WebSockets across processes: a FastAPI application in an isolate, a site that answers only routers, a router; and the end of each of them."""
 
 import asyncio
 import os
@@ -127,7 +127,7 @@ async def end_of(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
 
 
 async def frames_without_end_hold_up_nobody(processes: Processes) -> None:
-    """Six bytes each, and nothing in them: before, a router read on for as long as they came."""
+    """Send frames of six bytes without content: once, a router kept reading for as long as they came."""
     reader, writer = await asyncio.open_connection("127.0.0.1", processes.ports["router"])
     asked = {"host": "localhost", "connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
     head = "".join(f"{name}: {value}\r\n" for name, value in asked.items())
@@ -159,7 +159,7 @@ async def test_a_fastapi_socket_through_router_and_site(processes: Processes) ->
                 assert await answer.json() == {"open": 1}
             await socket.send_str("close")
             assert await end_of(socket) == (4242, "as asked")
-        with pytest.raises(WSServerHandshakeError) as refused:  # FastAPI's own refusal of what is no number
+        with pytest.raises(WSServerHandshakeError) as refused:  # FastAPI's own refusal of a value that is not a number
             await client.ws_connect(f"{live}/items/seven")
         assert refused.value.status == 403
         with pytest.raises(WSServerHandshakeError) as refused:

@@ -1,5 +1,8 @@
-"""A site with two engine hosts on this machine's CPU, each with its share of the cores: a burst wakes Ember on the second one, from the weights that
-the first has mapped; one of them dies under load, and no client notices; when nobody asks any more, both sleep."""
+"""A site with two engine hosts on this machine's CPU, each with its share of the cores.
+
+A burst wakes Ember on the second one, from the weights that the first has mapped; one of them dies under load, and no client notices; when requests
+stop, both sleep.
+"""
 
 import json
 import threading
@@ -35,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 
 class Crowd:
-    """Clients that ask again as soon as they are answered, and keep what was said."""
+    """Clients that send the next request as soon as they are answered, and record the answers."""
 
     def __init__(self, url: str, size: int) -> None:
         self._url = url
@@ -71,7 +74,7 @@ class Crowd:
 
 
 def one_answer(client: httpx.Client, place: str) -> tuple[str, str]:
-    """The text, and what was wrong with the answer."""
+    """Return the text, and any error of the answer."""
     messages = [{"role": "user", "content": f"What is the airport code of {place}?"}]
     body = {
         "model": "ember",
@@ -111,7 +114,7 @@ def metric(site: Process, line: str) -> float:
 
 
 def mapped_weights(pid: int) -> set[tuple[str, str]]:
-    """The device, inode and path of the weights' file in a process's memory."""
+    """Return device, inode and path of the weights' file in a process's memory."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {(fields[4], fields[5]) for line in lines if len(fields := line.split()) > 5 and ".weights" in fields[5]}
 
@@ -143,9 +146,7 @@ def test_a_burst_wakes_a_second_copy_and_a_death_under_load_costs_nobody_an_answ
             lose_one(site, crowd, end)
             assert metric(site, "pilotlight_engine_restarts") == number
     assert crowd.failures == []
-    assert crowd.answers == {place: {text} for place, (text, _) in alone.items()}, (
-        "whoever computed them, they are the same"
-    )
+    assert crowd.answers == {place: {text} for place, (text, _) in alone.items()}, "they are the same on either host"
     assert metric(site, 'pilotlight_cut_sequences_total{model_name="ember",outcome="continued"}') > 0
     assert metric(site, 'pilotlight_cut_sequences_total{model_name="ember",outcome="failed"}') == 0
     until(lambda: copies(site) == 0, "nobody asks any more")

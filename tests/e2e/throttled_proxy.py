@@ -1,4 +1,4 @@
-"""A way between two sites: TCP on another loopback address, as fast as is wanted, or cut."""
+"""A link between two sites: TCP on another loopback address, at a given rate, or cut."""
 
 import socket
 import threading
@@ -8,14 +8,14 @@ from contextlib import suppress
 
 
 class ThrottledProxy:
-    """Forwards ports of 127.0.0.2 to others of this machine: all at one rate, which may be changed while it runs."""
+    """A proxy from ports of 127.0.0.2 to others of this machine, all at one rate, which may be changed while it runs."""
 
     HOST = "127.0.0.2"
 
     def __init__(self, ports: dict[int, int]) -> None:
-        """`ports`: of this machine, by those that are listened on; 0: any, as `self.port` then says."""
+        """Listen. `ports`: target ports by listening ports; 0 for any, which is `self.port`."""
         self.bytes_per_s = float("inf")
-        self.is_cut = False  # nothing goes either way, and nobody is told
+        self.is_cut = False  # drop data both ways, without closing a connection
         self._is_closed = False
         self._free_at = 0.0
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class ThrottledProxy:
                 self._start(self._join, client, to)
 
     def _join(self, client: socket.socket, to: int) -> None:
-        """Forward both ways, until both ends have been closed."""
+        """Forward both ways, until both ends are closed."""
         with client, suppress(OSError), socket.create_connection(("127.0.0.1", to)) as server:
             there = threading.Thread(target=self._forward, args=(client, server), daemon=True)
             there.start()

@@ -1,4 +1,4 @@
-"""Short ways to the nouns of the router's tests, and a clock that stands still until it is moved."""
+"""Builders of objects for the router's tests, and a clock that only tests move."""
 
 from typing import Any
 
@@ -45,7 +45,10 @@ def site_status(name: str = "ams1", sequence: int = 1, pid: int = 1, **fields: A
 
 
 def view(name: str = "ams1", **fields: Any) -> BackendView:
-    """A healthy site that has just published an idle status, 1 ms away; `status` fields go in `site`, model fields in `model`."""
+    """Return a healthy, idle site, 1 ms away.
+
+    Fields of its status go in `site`, those of the model in `model`.
+    """
     site = fields.pop("site", {})
     if "model" in fields:
         site = {**site, "models": (model_status(**fields.pop("model")),)}

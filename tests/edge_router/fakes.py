@@ -47,14 +47,14 @@ class FakeSite:
         self.behave: Behaviour = stream_of(4)
         self.status_fields: dict[str, Any] = {}
         self.status_body: bytes | None = None  # instead of a real one
-        self.secret = ""  # with one it refuses what is not signed with it, as sites do
+        self.secret = ""  # if set, unsigned requests are refused, as by sites
         self.clock_ahead_s = 0.0
         self.seen: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.active = 0
         self.cancelled = 0  # handlers that the router left
         self.asked = asyncio.Event()
-        self.go_on = asyncio.Event()  # what a waiting behaviour waits for
+        self.go_on = asyncio.Event()  # releases a waiting behaviour
         self.port = 0
         self._sequence = 0
         self._runner: web.AppRunner | None = None
@@ -75,7 +75,7 @@ class FakeSite:
         self.port = self._runner.addresses[0][1]
 
     async def stop(self) -> None:
-        """From now on its port refuses connections; open ones are cut."""
+        """Refuse connections from now on, and cut open ones."""
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()
@@ -116,7 +116,7 @@ class FakeSite:
             self.active -= 1
 
 
-PROMPT_TOKENS, CACHED_TOKENS = 7, 3  # of whatever a continued stream is asked
+PROMPT_TOKENS, CACHED_TOKENS = 7, 3  # for any continued stream
 
 
 def event(i: int) -> bytes:
@@ -130,7 +130,7 @@ async def begin(request: web.Request, headers: Mapping[str, str] = SSE) -> web.S
 
 
 def reset_connection(request: web.Request) -> None:
-    """RST, not FIN."""
+    """Reset the connection: RST, not FIN."""
     assert request.transport is not None
     request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     request.transport.abort()
@@ -148,7 +148,7 @@ def stream_of(count: int) -> Behaviour:
 
 
 def refuse(word: str, status: int = 503, message: str = "", **headers: str) -> Behaviour:
-    """In the site's own name."""
+    """Refuse a request in the site's own name."""
     return answer(status, {"error": {"message": message, "code": word}}, **{REFUSAL: word, **headers})
 
 
@@ -163,7 +163,7 @@ def answer(status: int, body: object, **headers: str) -> Behaviour:
 
 
 def raw_stream(*parts: bytes, end: str = "clean") -> Behaviour:
-    """Writes the parts, then ends the body cleanly, resets, half-closes without the last chunk, or waits to be cancelled."""
+    """Return a behaviour that writes the parts, then ends the body cleanly, resets, half-closes without the last chunk, or waits to be cancelled."""
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
         response = await begin(request)
@@ -249,7 +249,7 @@ async def router(
     until: Mapping[str, str] | None = None,
     **relay: Any,
 ) -> AsyncIterator[Router]:
-    """`until`: the states of sites that are waited for; without them all are to be healthy."""
+    """Start a router. `until`: the states of sites to wait for; by default all must be healthy."""
     health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
     timeouts = {
         "connect_timeout_s": 1.0,
@@ -273,9 +273,9 @@ async def router(
     leaked = {
         task
         for task in asyncio.all_tasks() - before - {asyncio.current_task()}
-        if "aiohttp" not in repr(task)  # a site's own, on its way out
+        if "aiohttp" not in repr(task)  # one of the site's own, as it ends
     }
-    if leaked:  # a site's of our own may be answering the router's last question
+    if leaked:  # one of our sites may be answering the router's last request
         _, leaked = await asyncio.wait(leaked, timeout=60)
     assert not leaked, f"tasks outlive the router: {leaked}"
 
@@ -300,8 +300,11 @@ Ending = Callable[[FakeSite, web.Request, web.StreamResponse], Awaitable[None]]
 
 
 def continued_stream(count: int, *, until: int | None = None, ending: Ending | None = None) -> Behaviour:
-    """As a real site answers a router: event i brings token 100 + i, after those that were delivered, for two drafts, one of them right, and a
-    millisecond of its device. Before event `until` it ends in its own way."""
+    """Answer as a real site does to a router.
+
+    Event i brings token 100 + i, after the delivered ones, with two drafts, one of them right, and a millisecond of device time. Before event `until`
+    it ends with `ending`.
+    """
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
         _, length = decode_answer(request.headers[ANSWER])
@@ -334,7 +337,7 @@ async def reset_it(site: FakeSite, request: web.Request, response: web.StreamRes
 
 
 async def end_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
-    """The body ends as if that were all."""
+    """End the body as if it were complete."""
 
 
 async def fall_silent(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
@@ -361,7 +364,7 @@ DRAINING = {"error": {"message": "the site drains", "type": "server_error", "par
 
 
 class FirstThen(NearestPolicy):
-    """The order of the names given, so that a test knows who is asked first."""
+    """A policy with a fixed order of names, so that a test knows which site comes first."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -372,7 +375,7 @@ class FirstThen(NearestPolicy):
 
 
 def last_error(body: bytes) -> dict[str, Any]:
-    """The error event that ends a stream; what came before it is whole events."""
+    """Return the error event that ends a stream; only whole events precede it."""
     assert body.endswith(b"\n\n")
     data = body.rstrip(b"\n").rpartition(b"\n")[2]
     assert data.startswith(b"data: ")

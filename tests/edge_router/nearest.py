@@ -1,4 +1,4 @@
-"""Baseline: the site with the shortest round trip, whatever it is doing."""
+"""Baseline: the site with the shortest round trip, at any load."""
 
 from collections.abc import Sequence
 

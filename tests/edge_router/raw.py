@@ -1,4 +1,4 @@
-"""A client that is nothing but a socket, for requests that no honest client would send."""
+"""A client that is only a socket, for requests that no honest client would send."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ class Wire:
             await self.writer.drain()
 
     async def hear_all(self) -> bytes:
-        """Until the other side closes; a reset counts as the end."""
+        """Read until the other side closes; a reset counts as the end."""
         heard = b""
         try:
             while part := await self.reader.read(1 << 16):

@@ -1,4 +1,4 @@
-"""Which site a request goes to, through a real router: sessions, models, load."""
+"""The choice of a site for a request, through a real router: sessions, models, load."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ async def test_a_request_goes_to_a_site_that_serves_its_function_and_nowhere_els
             assert (await ask("both"))[0] == (await ask("nobody-says-so"))[0] == 200
             fakes[0].behave = refuse(
                 "misdirected_request", 421
-            )  # as a site whose router has just told it where its home is
+            )  # as from a site that has just learnt its home from its router
             assert {(await ask("nobody-says-so-yet"))[1]["site"] for _ in range(4)} == {"iad1"}
             fakes[0].behave = answer(200, {"site": "ams1"})
             await fakes[1].stop()

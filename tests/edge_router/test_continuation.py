@@ -1,4 +1,4 @@
-"""A stream whose site is lost goes on at the next one: every token once, whatever the loss (I1, I3, I6)."""
+"""A stream whose site is lost continues at the next one: every token once, whatever the loss (I1, I3, I6)."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counts(running: Router) -> dict[str, float]:
-    """Disturbed, continued, lost over all sites."""
+    """Return disturbed, continued and lost streams over all sites."""
     totals: dict[str, float] = {}
     for metric in running.proxy.metrics.registry.collect():
         if metric.name.startswith("pilotlight_router_streams_"):
@@ -76,7 +76,7 @@ LOSSES: dict[str, tuple[Ending, str]] = {
     "silent behind half an event": (write_and_wait(marked_event(3)[:20]), "silent"),
     "its own error event": (write_and_end(FAILED), "error"),
     "it cannot load the model again": (write_and_end(UNLOADED), "error"),
-    "its own error event behind an event without mark": (write_and_end(event(3) + FAILED), "error"),
+    "its own error event after an event without mark": (write_and_end(event(3) + FAILED), "error"),
     "its own error event in the other dialect": (write_and_end(FAILED_WORKERS_AI), "error"),
     "drains": (write_and_wait(DRAIN_NOTICE), "draining"),
     "a mark that is no list": (write_and_wait(b":pl [{]\n" + event(3)), "malformed"),
@@ -143,7 +143,7 @@ async def test_a_second_and_a_third_failure_during_recovery_cost_only_time() -> 
         fakes[2].behave = continued_stream(COUNT, until=4, ending=reset_it)
 
         async def serve_again() -> None:
-            """The first one comes back while the third one is at it."""
+            """Restart the first site while the third one serves the stream."""
             await fakes[2].asked.wait()
             fakes[0].behave = continued_stream(COUNT)
 
@@ -224,7 +224,7 @@ async def test_a_stream_whose_silence_is_explained_or_that_has_nowhere_to_go_sta
 
 
 async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
-    """Its engine is being started again, and it continues them itself."""
+    """Its engine is being restarted, and the site continues them itself."""
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         site = fakes[0]
 
@@ -247,7 +247,7 @@ async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
 async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_loses_it_when_there_is() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[1].status_fields = {"models": (model_status("another"),)}
-        await asyncio.sleep(0.2)  # until a probe has said so
+        await asyncio.sleep(0.2)  # until a probe has found it
 
         async def drain(site: FakeSite, request: Any, response: Any) -> None:
             await response.write(DRAIN_NOTICE + marked_event(3))
@@ -268,7 +268,7 @@ async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_lose
 
 
 async def test_what_a_site_says_between_its_notice_and_its_first_event_is_not_lost() -> None:
-    """The notice comes while a stream has heartbeats alone, as a call's has before its first part."""
+    """The notice comes while a stream has only heartbeats, as a call's has before its first part."""
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
 
         async def drain(site: FakeSite, request: Any, response: Any) -> None:
@@ -372,7 +372,7 @@ async def test_a_stream_that_is_too_long_to_be_told_is_not_continued_and_its_cli
         assert body.startswith(b"".join(event(i) for i in range(3)))
         assert last_error(body)["error"]["code"] == "upstream_lost"
         assert (len(fakes[1].seen), counts(running)) == (0, {"disturbed": 1, "continued": 0, "lost": 1})
-        async with running.chat() as response:  # one that nobody has begun
+        async with running.chat() as response:  # one that has not been started
             fakes[0].behave = continued_stream(COUNT)
             assert response.status == 200
 
@@ -427,7 +427,7 @@ async def test_a_whole_answer_has_the_same_name_and_seed_at_its_second_site() ->
 
 
 async def test_sixty_four_streams_lose_a_site_at_once_and_none_loses_a_token() -> None:
-    """Its probes are no part of it: on a busy machine they would fail before all streams are there."""
+    """Probes are turned off: on a busy machine they would fail before all streams have started."""
     policy = FirstThen("ams1", "iad1")
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=policy, probe_interval_s=60.0) as running:
         fakes[0].behave = continued_stream(40, until=11, ending=fall_silent)
@@ -447,7 +447,7 @@ async def test_sixty_four_streams_lose_a_site_at_once_and_none_loses_a_token() -
 
 
 async def test_a_site_whose_time_is_over_as_its_first_events_come_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has come counts as delivered: with another site's first events it would be there twice, and nobody could go on with the stream."""
+    """Events that have arrived count as delivered: with another site's first events they would be there twice, and the stream could not continue."""
     first_events = UpstreamAttempt._first_events
 
     async def late(self: UpstreamAttempt, *arguments: Any) -> Any:

@@ -1,4 +1,7 @@
-"""A site may decline a new request while another one can take it: that costs a round trip, no trust, and happens a few times at most."""
+"""A site may decline a new request while another one can take it.
+
+That costs a round trip, has no effect on trust, and happens a few times at most.
+"""
 
 from collections.abc import Sequence
 
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.process
 
 
 class Patient(NearestPolicy):
-    """By name, each for a queue of 100 ms."""
+    """A policy that ranks sites by name, each for a queue of 100 ms."""
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         order = sorted(super().rank(request, backends), key=lambda preference: preference.backend.name)
@@ -52,7 +55,7 @@ async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its
         assert view.status is not None
         assert view.status.models[0].queued_tokens == 4321
         assert running.counted("pilotlight_router_tries_total", site="ams1", result="declined") == 8
-        assert running.proxy.selector.retries.left > 40  # being declined is not paid for
+        assert running.proxy.selector.retries.left > 40  # a decline does not use the retry budget
 
 
 async def test_where_all_decline_one_of_them_takes_it_in_the_end() -> None:
@@ -137,7 +140,7 @@ async def test_a_client_s_wish_for_a_site_comes_first_while_that_site_answers() 
         for wish, expected in (("sin1", "sin1"), ("iad1", "iad1"), ("nowhere", "ams1")):
             async with running.chat(headers={"prefer": f"site={wish}"}) as response:
                 assert f"site={expected}" in response.headers["x-pilotlight-route"]
-        assert MAX_QUEUE_WAIT not in fakes[2].seen[0].headers, "who asks for it waits for it"
+        assert MAX_QUEUE_WAIT not in fakes[2].seen[0].headers, "a request without a limit waits"
         fakes[2].behave = refuse("overloaded")
         async with running.chat(headers={"prefer": "site=sin1"}) as response:
             assert (response.status, "site=ams1" in response.headers["x-pilotlight-route"]) == (200, True)

@@ -1,4 +1,4 @@
-"""The first turns of a conversation, at sites that have just started or were slow once: it stays where its cache is."""
+"""The first turns of a conversation, at sites that have just started or were slow once: it stays at the site with its cache."""
 
 import random
 from typing import Any, cast
@@ -28,7 +28,7 @@ class StreamStarted:
 
 
 class Network:
-    """Three sites on one machine, played: a status is published when `publish` is called, and a turn takes as long as it is given."""
+    """Three sites on one machine, played: `publish` publishes a status, and a turn takes the given time."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -41,7 +41,7 @@ class Network:
         self.selector = SiteSelector(
             self.backends, CostPolicy(), self.sessions, metrics, self.clock, places, finetunes, hints
         )
-        self.rates: dict[str, dict[str, float]] = {}  # that a site has measured
+        self.rates: dict[str, dict[str, float]] = {}  # rates that a site has measured
         self.sequence = 0
 
     def publish(self, *names: str) -> None:
@@ -54,7 +54,10 @@ class Network:
             self.backends[name].round_trip.observe(self.dice.uniform(0.3, 6.0))
 
     def turn(self, messages: list[dict[str, str]], slow_ms: float = 0.0, at: str | None = None) -> tuple[str, str]:
-        """Have a turn answered, `at` a site or where the policy sends it, and by so much later than it was expected. Return its site, and why."""
+        """Answer a turn, `at` a site or where the policy sends it, later than expected by `slow_ms`.
+
+        Return its site, and the reason.
+        """
         request = parsed(messages)
         proxied = RequestState(request, RelayConfig(), self.clock())
         _, preferences = self.selector.rank(request)
@@ -65,7 +68,7 @@ class Network:
             self.clock.advance(took_s)
             ticket.answering()
             self.selector.note_answer(proxied, chosen, cast(Any, StreamStarted()), took_s)
-        # From now on it has measured itself: what was slow once, and its steps.
+        # From now on it publishes its own measurements: its former slowness, and its steps.
         self.rates[name] = {
             "prefill_tokens_per_s": min(2000.0, 1000 * request.conversation.tokens / (slow_ms + 1)),
             "decode_tokens_per_s": self.dice.uniform(15, 200),
@@ -79,7 +82,7 @@ def parsed(messages: list[dict[str, str]]) -> ValidRequest:
 
 
 def conversation(number: int) -> list[dict[str, str]]:
-    return [{"role": "user", "content": f"Tell me about airport {number}, and what is to be seen there."}]
+    return [{"role": "user", "content": f"Tell me about airport {number}, and all that there is to see."}]
 
 
 def answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -88,7 +91,7 @@ def answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("known", [0, 1, 3])
 def test_the_second_turn_of_the_first_conversation_after_a_start_is_cached(known: int) -> None:
-    """`known`: how many sites had published when the first turn came."""
+    """Test the second turn. `known`: how many sites had published when the first turn came."""
     for seed in range(50):
         net = Network(seed)
         if known:

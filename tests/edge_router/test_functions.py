@@ -1,4 +1,4 @@
-"""Functions through a real router: bytes pass as they are, what may have run is not run twice, and a broken answer stays broken."""
+"""Functions through a real router: bytes are unchanged, a call that may have run is not repeated, and a broken answer stays broken."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Anything may come from a site and from a client. Nothing of it crashes the router or holds it up, and each failure has its name."""
+"""Arbitrary bytes from sites and clients: none crashes or stops the router, and each failure has its name."""
 
 import asyncio
 import json
@@ -126,7 +126,10 @@ RAW_ANSWERS = [
 
 @pytest.mark.parametrize("slowly", [False, True])
 async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -> None:
-    """Also byte by byte. A site whose answer is whole passes; everything else is a refusal with its word, or a stream with its error event."""
+    """The answer may come byte by byte.
+
+    A complete answer passes; anything else is a refusal with its word, or a stream with its error event.
+    """
     raw = b""
     serving: set[asyncio.StreamWriter] = set()
 
@@ -188,7 +191,7 @@ def test_a_client_that_says_anything_gets_an_answer_or_an_end(parts: list[bytes]
                     await client.say(*(part for part in parts if part))
                     client.writer.write_eof()
                 except (ConnectionError, RuntimeError):
-                    pass  # it was cut off before it had said all
+                    pass  # it was cut off before it had sent all
                 heard = await client.hear_all()
                 if heard.startswith(b"HTTP/1.1 "):
                     assert 100 <= status_of(heard) < 600

@@ -1,4 +1,4 @@
-"""The router's HTTP doors against clients that are slow, greedy, ambiguous or gone: each is held to its limit, and nobody else notices."""
+"""The router's HTTP server with clients that are slow, greedy, ambiguous or gone: each is limited, and no other client notices."""
 
 import asyncio
 import io
@@ -76,7 +76,7 @@ async def test_a_head_that_dribbles_is_not_waited_for(started: bytes) -> None:
         await client.say(started)
         heard = await client.hear_all()
         assert not heard if not started else status_of(heard) == 408
-        assert not running.server.connections or started  # a connection that said nothing is simply closed
+        assert not running.server.connections or started  # a connection that sent nothing is simply closed
 
 
 async def test_a_body_that_dribbles_is_not_waited_for_however_steadily_it_comes() -> None:
@@ -118,7 +118,10 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> N
 
 
 async def test_idle_and_stuck_connections_do_not_keep_others_waiting() -> None:
-    """A few hundred here; the soak and the overhead scenarios hold thousands. No time limit ends a stuck one, however slow the machine is."""
+    """A few hundred here; the soak and the overhead scenarios hold thousands.
+
+    No time limit ends a stuck one, on however slow a machine.
+    """
     patient = {"probe_interval_s": 60.0, "connect_timeout_s": 60.0, "first_byte_timeout_s": 120.0}
     async with sites("ams1") as fakes, router(fakes, **patient) as running:
         fakes[0].behave = hang

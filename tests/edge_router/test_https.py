@@ -1,4 +1,4 @@
-"""HTTPS: the certificate is read from files, read again when they change, and nobody who is connected notices."""
+"""HTTPS: the certificate is read from files, and again when they change, without effect on open connections."""
 
 import asyncio
 import shutil
@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def write(folder: Path) -> dict[str, str]:
-    """A new pair, signed by itself."""
+    """Write a new self-signed certificate and its key."""
     files = {"tls_certificate": str(folder / "chain.pem"), "tls_key": str(folder / "key.pem")}
     command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
     subprocess.run(
@@ -38,7 +38,7 @@ def write(folder: Path) -> dict[str, str]:
 
 
 def trusting(files: dict[str, str]) -> aiohttp.TCPConnector:
-    """What is in the files now, and nothing else."""
+    """Return a connector that trusts only the present files."""
     return aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=files["tls_certificate"]))
 
 

@@ -1,4 +1,4 @@
-"""Responses at a router that is killed with kill -9: what a client was told that it is kept is there, for its account alone."""
+"""Responses at a router that is killed with kill -9: a response that was confirmed as stored is there, for its account alone."""
 
 import asyncio
 import hashlib
@@ -57,7 +57,7 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 class Client:
-    """One key's, at whichever router runs now."""
+    """A client with one key, of any router that runs now."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str) -> None:
         self._session, self._url, self._headers = session, url, asked_by(name)

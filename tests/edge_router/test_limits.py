@@ -1,4 +1,4 @@
-"""What tenants and addresses may have: buckets that fill with time, counts that come back, and a refusal that says when to ask again."""
+"""Limits of tenants and addresses: buckets that refill with time, counts that are returned, and refusals with the time to retry."""
 
 import asyncio
 import hashlib
@@ -69,7 +69,7 @@ def test_requests_beyond_the_minutes_worth_are_told_when_to_come_back() -> None:
     assert refused.value.word == "quota_exceeded"
     assert refused.value.headers()[0] == ("retry-after", "30")
     assert refused.value.rate_limit == ("requests", 2)
-    ask(door, "bob")  # another tenant's bucket is another
+    ask(door, "bob")  # another tenant has another bucket
     clock.advance(30)
     ask(door, "alice")
 
@@ -171,7 +171,7 @@ async def test_an_answer_longer_than_it_was_taken_to_be_leaves_a_debt_that_is_wa
     door.settle(await door.reserve(head("alice"), 50), 220)
     with pytest.raises(ApiError, match="100 tokens per minute") as refused:
         ask(door, "alice")
-    assert refused.value.retry_after_s == 60.0  # at most, though the debt is longer
+    assert refused.value.retry_after_s == 60.0  # at most, though the debt is larger
     clock.advance(73)
     ask(door, "alice")
 
@@ -258,7 +258,7 @@ def test_an_unknown_key_in_a_tenants_table_names_the_nearest() -> None:
 
 
 class Shared:
-    """Limits that routers share, of which there is enough but for one, if any."""
+    """Limits that routers share, all of them sufficient except one, if any."""
 
     def __init__(self) -> None:
         self.leases: dict[LeaseKey, QuotaLease] = {}
@@ -384,7 +384,7 @@ async def test_parallel_streams_cannot_pass_the_minutes_tokens(most: int | None,
             await each.read()
             each.close()
         async with running.chat(headers=ALICE, max_tokens=20) as response:
-            assert response.status == 200, "what was reserved and not used is there again"
+            assert response.status == 200, "unused reservations are returned"
             await response.read()
 
 

@@ -1,4 +1,4 @@
-"""A site lost in mid-stream that nobody can go on for: whole events, then an honest one."""
+"""A site lost in mid-stream without a successor: whole events, then an error event."""
 
 import pytest
 

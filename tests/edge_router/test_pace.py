@@ -1,4 +1,4 @@
-"""How long a site may be silent, by its own pace and by what the stream has been through."""
+"""The longest permitted silence of a site, by its own pace and by the stream's history."""
 
 import asyncio
 import time
@@ -116,7 +116,7 @@ def test_a_new_request_leaves_a_silent_site_only_for_another_one_and_with_its_ne
 
 
 class _Pace:
-    """Would leave at once, and stall after two seconds."""
+    """A pace that leaves at once, and stalls after two seconds."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -135,7 +135,7 @@ class _Pace:
 
 @asynccontextmanager
 async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[SiteConnections, str]]:
-    """A site that takes a request, says that much and nothing more, and the router's side of it, whose watch is not running."""
+    """Yield a site that takes a request, sends `said` and nothing more, and the router's side of it, without its watch."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"hello")

@@ -156,7 +156,7 @@ def test_a_sleeping_model_costs_its_measured_wake_or_a_cautious_guess() -> None:
 
 
 def test_a_site_whose_decodes_crowd_each_other_costs_its_published_step_once() -> None:
-    """The rate that a site publishes has its neighbours in it; how full the cache is says nothing more."""
+    """A site's published rate includes the effect of neighbours; how full the cache is adds nothing."""
     crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 25.0}
     assert term(ASK, view(model=crowded), "decode_step") == pytest.approx(40.0)
 
@@ -291,7 +291,7 @@ def test_a_site_whose_answers_come_late_is_as_much_dearer_and_expected_no_later(
     order = rank(ASK, late, other)
     assert names(order) == ["iad1", "ams1"]
     assert order[1].cost_ms == pytest.approx(901.0)
-    assert order[1].expected_ms == pytest.approx(501.0)  # what it is held to does not grow with its lateness
+    assert order[1].expected_ms == pytest.approx(501.0)  # the limit for it does not grow with its lateness
 
 
 def test_a_site_beside_the_client_is_expected_to_answer_as_late_as_it_is_far_from_the_router() -> None:
@@ -323,7 +323,7 @@ def test_what_this_router_sent_a_moment_ago_is_still_ahead_however_old_the_statu
 
 
 def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
-    """Both would answer at the same time; at one of them, four others a second would wait for it."""
+    """Both would answer at the same time; at one of them, four other requests per second would wait for it."""
     quiet = view("iad1", rtt_ms=5.0, model={"queued_tokens": 1000})
     busy = view(
         "ams1", rtt_ms=1.0, model={"queued_tokens": 1000, "arriving_per_s": 4.0, "arriving_tokens_per_s": 500.0}
@@ -333,7 +333,7 @@ def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
 
 @pytest.mark.parametrize(("queued", "chosen"), [(8000, "iad1"), (0, "ams1")])
 def test_a_client_that_waits_longer_than_is_usual_owes_less_to_those_behind_it(queued: int, chosen: str) -> None:
-    """It would wait 2.5 s at the busy site and a second more at the quiet one; what is usual is what happens at a third."""
+    """It would wait 2.5 s at the busy site and a second more at the quiet one; the third site defines the usual wait."""
     rate = {"prefill_tokens_per_s": 2000.0}
     quiet = view("iad1", rtt_ms=1000.0, model={"queued_tokens": 1000, **rate})
     some, many = ({"arriving_per_s": each, "arriving_tokens_per_s": 500.0, **rate} for each in (4.0, 40.0))
@@ -347,7 +347,7 @@ def test_patience_is_the_predicted_queue_and_what_the_next_site_costs_more() -> 
     assert first.backend.name == "ams1"
     assert first.max_queue_ms == pytest.approx(100.0 + (second.cost_ms - first.cost_ms) + Assumptions().queue_slack_ms)
     assert second.max_queue_ms is None
-    assert rank(ASK, view("ams1"))[0].max_queue_ms is None  # there is no other: it had better take it
+    assert rank(ASK, view("ams1"))[0].max_queue_ms is None  # there is no other: it has to accept
 
 
 def test_each_choice_but_the_last_says_how_long_its_queue_may_be() -> None:
@@ -361,7 +361,7 @@ def test_each_choice_but_the_last_says_how_long_its_queue_may_be() -> None:
 
 
 def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network_is() -> None:
-    """At home 800 ms of queue; elsewhere 500 ms of prefill that home has done already."""
+    """Home has 800 ms of queue; another site needs 500 ms for a prefill that home has done already."""
     at_home = RouteRequest("ember", 1100, b"k", Home("ams1", 1000, by_name=False))
 
     def chosen(arriving: float, queued: int = 1600) -> str:
@@ -372,11 +372,11 @@ def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network
 
     assert chosen(arriving=0.0) == "iad1"
     assert chosen(arriving=1000.0) == "ams1"
-    assert chosen(arriving=1000.0, queued=8000) == "iad1"  # nobody waits four seconds to save half a second
+    assert chosen(arriving=1000.0, queued=8000) == "iad1"  # no request waits four seconds to save half a second
 
 
 def test_a_prefix_that_several_sites_hold_is_computed_at_another_sooner_than_one_of_a_single_conversation() -> None:
-    """12,000 tokens take 6 s; whoever holds them has a queue of 12 s."""
+    """12,000 tokens take 6 s; the sites that hold them have a queue of 12 s."""
     rates = {"prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": 1000.0}
     holders = [view(name, model={"queued_tokens": 24_000, **rates}) for name in ("ams1", "fra1", "lhr1")]
     other = view("iad1", model=rates)
@@ -396,7 +396,7 @@ def test_a_client_waits_for_others_sake_no_longer_than_its_own_wait_allows(promp
 
 
 def test_the_network_s_load_counts_a_fast_site_for_more_than_a_slow_one() -> None:
-    """A slow site without a moment's rest beside an idle one a hundred times as fast is a network with nothing to do."""
+    """A slow site without idle time beside an idle one a hundred times as fast is an idle network."""
     slow = view("ams1", model={"prefill_tokens_per_s": 100.0, "arriving_tokens_per_s": 100.0})
     fast = view("iad1", rtt_ms=30.0, model={"prefill_tokens_per_s": 10_000.0})
     home = replace(ASK, home=Home("ams1", 990, by_name=False))

@@ -1,4 +1,4 @@
-"""Requests that clients of other projects send, and that were refused here once: at a site, and at a router before it, whole and streamed."""
+"""Requests of other projects' clients that were once refused: at a site, and at a router in front of it, whole and streamed."""
 
 import json
 from collections.abc import AsyncIterator

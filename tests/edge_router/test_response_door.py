@@ -1,4 +1,4 @@
-"""Responses at the router: each request of them is admitted before its body is read, and counts once against its account's limits."""
+"""Responses at the router: each request is admitted before its body is read, and counts once against its account's limits."""
 
 import asyncio
 from collections.abc import AsyncIterator

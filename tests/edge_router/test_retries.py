@@ -45,7 +45,7 @@ FAILURES: dict[str, Behaviour] = {
     "503 that is no JSON object": answer(503, [1]),
     "504": answer(504, {"error": "late"}),
     "429, as the Workers AI dialect says that a site is full": refuse("overloaded", 429),
-    "an event larger than anybody should buffer": raw_stream(b"data: " + b"x" * (5 << 20)),
+    "an event larger than a router should buffer": raw_stream(b"data: " + b"x" * (5 << 20)),
 }
 
 
@@ -356,11 +356,11 @@ async def test_a_post_to_a_function_that_a_site_refused_for_our_signature_runs_e
             assert response.status == 200
         fakes[1].behave = fakes[0].behave
         async with running.http.post(running.url + "/fn/f", data=b"x") as response:
-            assert response.status == 503  # and no 403, which would be the client's to mend
+            assert response.status == 503  # not 403, which would be the client's fault
 
 
 class Closing(ConnectionPool):
-    """As it is before a site out of descriptors, or a load balancer: each new connection is closed as soon as it is there."""
+    """A site out of descriptors, or a load balancer's: each new connection is closed at once."""
 
     port: int | None = None
 

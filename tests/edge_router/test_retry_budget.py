@@ -1,4 +1,4 @@
-"""Further tries are a share of what clients ask for, above a floor."""
+"""Retries are a share of clients' requests, above a floor."""
 
 from pilotlight.edge_router.forwarding.request_state import (
     ACCOUNT_FLOOR_PER_S,

@@ -1,4 +1,4 @@
-"""Every path of a router with the scope that it needs, where keys are required; a path that is not named here fails."""
+"""Every path of a router with the scope that it needs if keys are required; a path that is not listed here fails."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from pilotlight.sites.accounts import Scope
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import answer, router, sites
 
-PUBLIC = ""  # whoever comes; a function judges for itself, a page's session is how one says who one is
+PUBLIC = ""  # any caller; a function checks callers itself, and a page's session is how a caller identifies itself
 OLLAMAS_OWN = ("blobs/{digest}", "copy", "create", "delete", "push")
 NEEDS: dict[tuple[str, str], str] = {
-    ("GET", "/usage"): "models",  # its own account's; admin: everybody's
+    ("GET", "/usage"): "models",  # models: of one account; admin: of all accounts
     ("GET", "/livez"): PUBLIC,
     ("GET", "/readyz"): PUBLIC,
     ("GET", "/health"): PUBLIC,
@@ -44,6 +44,9 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/page/faults"): "metrics",
     ("GET", "/manage/catalogue"): "admin",
     ("POST", "/manage/sites/{site}"): "admin",
+    ("GET", "/manage/hub"): "admin",
+    ("GET", "/manage/stores"): "admin",
+    ("GET", "/manage/stores/{site}"): "admin",
     ("GET", "/manage/audit"): "admin",
     ("GET", "/manage/keys"): "admin",
     ("POST", "/manage/keys"): "admin",
@@ -63,7 +66,7 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/api/version"): PUBLIC,
     # Parts of Ollama's API that are refused with a sentence.
     **{(method, f"/api/{name}"): PUBLIC for method in ("POST", "DELETE") for name in OLLAMAS_OWN},
-    # What is in the table of services, by any method.
+    # All paths in the table of services, by any method.
     ("GET", "/v1/models"): "models",
     ("GET", "/v1/models/m"): "models",
     ("POST", "/v1/chat/completions"): "models",

@@ -1,4 +1,4 @@
-"""The router as a process: how it starts, how it refuses to, how it stops."""
+"""The router as a process: starting, refusing to start, stopping."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ def network_file(folder: Path, site_url: str, port: int = 0, extra: str = "", dr
 
 @asynccontextmanager
 async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """The router's process and its URL, once it listens."""
+    """Start the router's process; yield it with its URL, once it listens."""
     running = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pilotlight.edge_router.serve", str(file),
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, stderr=asyncio.subprocess.PIPE,
@@ -156,7 +156,7 @@ async def test_prices_quotas_and_where_data_may_go_are_taken_over_as_well(
 
 async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: Path) -> None:
     async with (
-        asyncio.timeout(100),  # by itself it would wait for ten minutes
+        asyncio.timeout(100),  # without that it would wait for ten minutes
         sites("ams1") as [site],
         process(network_file(tmp_path, site.url, drain_timeout_s=600)) as (router, url),
         aiohttp.ClientSession() as session,
@@ -173,7 +173,7 @@ async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: P
 
 
 class Draining:
-    """A proxy whose requests end when they are told to; `patience_s` is what it was given, each time."""
+    """A proxy whose requests end on demand; `patience_s` lists its arguments, one per call."""
 
     def __init__(self) -> None:
         self.patience_s: list[float] = []
@@ -294,7 +294,7 @@ def test_the_router_process_never_imports_torch_or_the_engine() -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """A zombie that nobody has reaped is not running."""
+    """Tell whether a process runs; a zombie that has not been reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What it means that the engine agrees with `transformers`: every distribution it reports is the reference's."""
+"""Agreement of the engine with `transformers`: every distribution it reports is the reference's."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def as_distribution(reported: TokenLogprobs) -> torch.Tensor:
 
 
 def assert_agrees(model: PreTrainedModel, prompt: list[int], heard: Heard) -> None:
-    """Every reported distribution, of prompt and output, against one pass of the reference over the whole text."""
+    """Compare every reported distribution, of prompt and output, with one pass of the reference over the whole text."""
     assert heard.error is None
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + heard.token_ids])).logits[0]

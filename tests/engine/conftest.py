@@ -1,4 +1,7 @@
-"""A CPU computes through the C library unless a test asks for both ways: it must not appear in the middle of one."""
+"""Fixtures that fix a CPU's arithmetic.
+
+It computes through the C library unless a test asks for both ways: the library must not appear in the middle of a test.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,12 +35,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a transfer pays depends on the machine; these tests are about what comes."""
+    """Make every transfer pay, which otherwise depends on the machine; these tests are about the results."""
     monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
 
 
 @pytest.fixture
 def kept_at(tmp_path: Path) -> Path:
-    """Where a model's weights may lie in memory."""
+    """Return a path for a model's weights in memory."""
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory" / "tiny.weights"

@@ -1,4 +1,4 @@
-"""Drives an Engine step by step and gathers what each sequence was told."""
+"""A driver for an Engine, step by step, which collects each sequence's outputs."""
 
 import time
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from pilotlight.engine.scheduling.plan import StepCount
 
 @dataclass
 class Heard:
-    """Everything one sequence's client would have received."""
+    """All outputs that one sequence's client would have received."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -67,7 +67,7 @@ def load_engine(
     kv_dtype: KvDtype = "auto",
     **limits: Any,
 ) -> Engine:
-    """`depth`: 2 to step as on a GPU, where each is launched before the last one's tokens are known."""
+    """Load an engine. `depth`: 2 to step as on a GPU, where each step is launched before the last one's tokens are known."""
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
     spec = ModelSpec(name, str(directory), dtype, kv_tokens, speculate=speculate, kv_dtype=kv_dtype)
     engine = load_model(spec, config, make_kv_memory(config), tiers=tiers).engine
@@ -77,7 +77,7 @@ def load_engine(
 
 
 class CheapRows:
-    """Costs by which every draft is worth its row, and every look at a sequence its time: what is checked does not depend on the machine."""
+    """Costs with which every draft is worth its row, and every look at a sequence its time: decisions do not depend on the machine."""
 
     is_known = True
 
@@ -92,7 +92,7 @@ class CheapRows:
 
 
 class Welcome:
-    """A gain that is always there."""
+    """A gain that always permits drafts."""
 
     def may_draft(self, num_decodes: int) -> bool:
         return True
@@ -102,7 +102,7 @@ class Welcome:
 
 
 def check_all_drafts(engine: Engine) -> None:
-    """Have all drafts checked that are proposed, where there is speculation."""
+    """Make an engine verify all proposed drafts, if it has speculation."""
     if isinstance(engine.speculation, Speculator):
         engine.speculation.costs = CheapRows()  # type: ignore[assignment]
         engine.speculation.gain = Welcome()  # type: ignore[assignment]
@@ -128,7 +128,10 @@ def submit(
 def drain(
     engine: Engine, submits: list[Submit], max_steps: int = 2000, heard: dict[str, Heard] | None = None
 ) -> dict[str, Heard]:
-    """Submit all at once and step until nothing is left to do. `heard`: what those that are open already have been told."""
+    """Submit all at once and step until nothing is left to do.
+
+    `heard`: the earlier outputs of sequences that are open already.
+    """
     for message in submits:
         engine.submit(message)
     heard = {} if heard is None else heard
@@ -139,7 +142,7 @@ def drain(
         if not engine.has_work:
             break
         if not engine.step():
-            time.sleep(0.001)  # blocks are on their way from a tier
+            time.sleep(0.001)  # blocks are being loaded from a tier
     assert not engine.has_work, f"{max_steps} steps were not enough"
     engine.scheduler.pool.assert_consistent()
     assert engine.scheduler.pool.num_held == 0
@@ -147,7 +150,10 @@ def drain(
 
 
 def drain_preempting(engine: Engine, submits: list[Submit]) -> dict[str, Heard]:
-    """As `drain`, and the youngest sequence loses its blocks now and then: for want of them, one whose layers all see windows never does."""
+    """Drain like `drain`, but preempt the youngest sequence now and then.
+
+    For lack of blocks, one whose layers all have windows would never be preempted.
+    """
     heard: dict[str, Heard] = {}
     for message in submits:
         engine.submit(message)

@@ -1,4 +1,4 @@
-"""A device's stream that copies late: nothing moves before it is waited for, so whoever does not wait finds what was there before."""
+"""A device's stream that copies late: nothing moves until it is waited for, so code that does not wait finds the old content."""
 
 import ctypes
 from collections.abc import Callable

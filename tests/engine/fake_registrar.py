@@ -1,4 +1,4 @@
-"""A driver that is asked to register memory, and keeps a list of what it was told."""
+"""A driver that registers memory, and records its calls."""
 
 import threading
 
@@ -6,7 +6,7 @@ REFUSAL = "out of memory"
 
 
 class FakeRegistrar:
-    """Registers as long as it is let and has not been told too often; as a driver, refuses what it has already, and what it has not."""
+    """A registrar with a limit of regions; as a driver, it refuses memory that it has already, and memory that it does not have."""
 
     def __init__(self, limit: int = 100) -> None:
         self.limit = limit

@@ -1,4 +1,4 @@
-"""A runner without a model: the next token is a function of the tokens before it, and the cache is checked rather than filled."""
+"""A runner without a model: the next token is a function of the earlier tokens, and the cache is checked rather than filled."""
 
 import math
 import time
@@ -42,17 +42,17 @@ def prompt_logprob(before: SequenceOf[int]) -> TokenLogprobs:
 
 
 def prompt_logprobs_of(token_ids: SequenceOf[int]) -> tuple[TokenLogprobs, ...]:
-    """Of all but the first."""
+    """Return the log-probabilities of all tokens except the first."""
     return tuple(prompt_logprob(token_ids[:i]) for i in range(1, len(token_ids)))
 
 
 @dataclass
 class FakeArena:
-    """Bytes that remember who wrote them: (model, block), or None for zeros."""
+    """Bytes that remember their writer: (model, block), or None for zeros."""
 
     num_slabs: int
     slab_bytes: int
-    copies: int = 1  # ranks that have as many bytes, one's behind another's
+    copies: int = 1  # ranks that have as many bytes, one after another
     writers: list[tuple[str, int] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class FakeMemory:
         self.arena.writers[self._span(block)] = [(self.model, block)] * self.block_bytes
 
     def check(self, block: int) -> None:
-        assert set(self.arena.writers[self._span(block)]) == {(self.model, block)}, "somebody else wrote into the block"
+        assert set(self.arena.writers[self._span(block)]) == {(self.model, block)}, "another model wrote into the block"
 
     def _span(self, block: int) -> slice:
         there, copy = divmod(block, self.arena.copies)
@@ -84,12 +84,12 @@ class FakeMemory:
 
 
 class FakeForwarded(NamedTuple):
-    contexts: list[tuple[int, ...]]  # of each row of logits, the tokens up to it
+    contexts: list[tuple[int, ...]]  # for each row of logits, the tokens up to it
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]]
 
 
 class FakeRunner:
-    """Remembers what each slot was last written with, and fails when a chunk would read anything but one sequence's prefix."""
+    """A runner that records each slot's last write, and fails if a chunk would read anything but one sequence's prefix."""
 
     num_graphs = graph_failures = 0
 
@@ -103,19 +103,19 @@ class FakeRunner:
         copies: int = 1,
         has_states: bool = False,
     ) -> None:
-        """`has_states`: the last group of layers keeps one, in all slots of a block."""
+        """Prepare a runner. `has_states`: the last group of layers keeps a state in all slots of a block."""
         self.state_group = len(windows) - 1 if has_states else None
         self.copies = copies
         self.windows = windows
         self.memory = memory
         self.block_size = block_size
         self.depth = depth
-        self.chosen: list[int] = []  # in the last step, as the device knows it
+        self.chosen: list[int] = []  # in the last step, as known on the device
         self.slots: list[tuple[int, ...] | None] = [None] * (num_blocks * block_size)
         self.scrubbed: list[int] = []
-        self.bad_prompts: set[tuple[int, ...]] = set()  # behind these, nothing is finite
+        self.bad_prompts: set[tuple[int, ...]] = set()  # after these prompts, values are not finite
         self.explode = False
-        self.poisons: set[tuple[int, ...]] = set()  # a step with a prompt that begins so raises
+        self.poisons: set[tuple[int, ...]] = set()  # a step with a prompt that begins like this raises
         self.num_failures = 0
         self.batch_tokens: list[int] = []
         self.num_drafts = 0
@@ -136,7 +136,7 @@ class FakeRunner:
             assert before is not None, "a chunk would read what was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
-        if self.state_group is not None:  # a step that fails may have changed states before
+        if self.state_group is not None:  # a failed step may have changed states before
             self._change_states(step, contexts, firsts)
         if any(context[: len(bad)] == bad for context in contexts for bad in self.poisons):
             self.num_failures += 1
@@ -145,7 +145,7 @@ class FakeRunner:
             shares = {block % self.copies for blocks in table for block in blocks}
             assert len(shares) == 1, f"blocks of several ranks for chunk {chunk}"
         slots = [slot for group in step.groups for slot in group.slots]
-        assert len(set(slots)) == len(slots), "two tokens were to be written into one slot"
+        assert len(set(slots)) == len(slots), "two tokens share one slot"
         for number, group in enumerate(step.groups):
             for slot, context in zip(group.slots, contexts, strict=True):
                 if number != self.state_group:
@@ -156,7 +156,7 @@ class FakeRunner:
             if number == self.state_group:
                 continue
             ends = zip(group.tables, [step.positions[i] for i in firsts[:-1]], firsts[1:], strict=True)
-            for table, start, end in ends:  # after all writes: none may hit another's blocks
+            for table, start, end in ends:  # after all writes: none may overwrite another's blocks
                 self._read(table, contexts[end - 1], number, 0 if window is None else max(0, start + 1 - window))
         rows = range(len(token_ids)) if step.logit_rows is None else step.logit_rows
         prompts = {
@@ -186,7 +186,7 @@ class FakeRunner:
         self.slots = [None] * len(self.slots)
 
     def _change_states(self, step: StepInput, contexts: list[tuple[int, ...]], firsts: list[int]) -> None:
-        """Read the state of each chunk's tokens before, then leave that behind the last of its tokens in every block that these reach."""
+        """Read the state before each chunk's tokens, then leave that after the last of its tokens in every block that these reach."""
         assert self.state_group is not None
         assert not step.checks_drafts, "a state cannot go back to the last accepted token"
         size, tables = self.block_size, step.groups[self.state_group].tables
@@ -210,7 +210,7 @@ class FakeRunner:
                 self.memory.check(slot // self.block_size)
 
     def _penalty(self, row: ChoiceRow) -> int:
-        """The sum of the sequence's outputs, as they were counted."""
+        """Return the sum of the sequence's outputs, as they were counted."""
         if row.counts is None:
             return 0
         return sum(token * round(n) for token, n in zip(row.counts.token_ids, row.counts.num_outputs, strict=True))
@@ -220,7 +220,7 @@ class FakeRunner:
 
 
 def _content(context: tuple[int, ...], group: int) -> tuple[int, ...]:
-    """What a slot holds: all that keys and values depend on."""
+    """Return a slot's content: all that keys and values depend on."""
     return (-group, *context) if group else context
 
 
@@ -249,7 +249,10 @@ def fake_engine(
     images: ImageEncoder | None = None,
     has_states: bool = False,
 ) -> tuple[Engine, FakeRunner]:
-    """`num_blocks`: for each group of layers, on each of the ranks that have sequences of their own."""
+    """Return an engine with a FakeRunner.
+
+    `num_blocks`: for each group of layers, on each of the ranks that have separate sequences.
+    """
     in_all = copies * num_blocks * len(windows)
     runner = FakeRunner(in_all, block_size, None, depth, windows, copies, has_states)
     limits = SchedulerLimits(

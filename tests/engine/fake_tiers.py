@@ -1,4 +1,4 @@
-"""Tiers in memory behind a FakeRunner: copies come late, come in part, or are lost, as a seed decides."""
+"""Tiers in memory for a FakeRunner: copies come late, come in part, or are lost, as a seed decides."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -23,7 +23,7 @@ class FakeTransfer:
 
     @property
     def is_done(self) -> bool:
-        """Looking brings the end nearer."""
+        """Tell whether it is done; each call brings the end nearer."""
         if self.polls > 0:
             self.polls -= 1
             self.tiers.advance(self)
@@ -31,7 +31,7 @@ class FakeTransfer:
 
 
 class FakeLookup(FakeTransfer):
-    """Names that the store is asked for."""
+    """A lookup of names in the store."""
 
 
 class FakeTiers(Tiers):
@@ -46,15 +46,15 @@ class FakeTiers(Tiers):
         self.host: dict[bytes, Content] = {}
         self.disk: dict[bytes, Content] = {}
         self.store_of_all: dict[bytes, Content] = {}
-        self.in_store: set[bytes] = set()  # as far as a lookup has told
+        self.in_store: set[bytes] = set()  # as known from lookups
         self.waiting: dict[int, bytes] = {}
         self.pins: dict[Hashable, list[bytes]] = {}
         self.open: set[FakeTransfer] = set()
-        self.peers: dict[bytes, Content] = {}  # what other hosts have computed
+        self.peers: dict[bytes, Content] = {}  # content that other hosts have computed
         self.handed_over: set[str] = set()
         self.num_lost = 0
 
-    # What the scheduler asks
+    # Called by the scheduler
 
     def store(self, block: int, block_hash: bytes) -> None:
         assert None not in self._content(block), "a block was called complete before it was"
@@ -75,7 +75,7 @@ class FakeTiers(Tiers):
         return "disk" if name in self.disk else "store" if name in self.in_store else None
 
     def look_up(self, names: Sequence[bytes]) -> Transfer | None:
-        """What the store has is known to `place_of` when the lookup is done, a few steps later or too late."""
+        """Start a lookup. `place_of` knows the store's blocks when it is done, a few steps later or too late."""
         if self.draw.random() < 0.2:
             return None
         return self._begin(FakeLookup(self, names, None, self.draw.randint(1, 4)))
@@ -89,7 +89,7 @@ class FakeTiers(Tiers):
         return self._begin(FakeTransfer(self, hashes, None, self.draw.randint(1, 4)))
 
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> FakeTransfer | None:
-        """What the source has is in `peers`."""
+        """Fetch blocks from a source, which has those in `peers`."""
         return self._begin(FakeTransfer(self, names, None, self.draw.randint(1, 4)))
 
     def begin_hand_over(self, hand_over: str) -> None:
@@ -125,7 +125,7 @@ class FakeTiers(Tiers):
     def unpin(self, owner: Hashable) -> None:
         self.pins.pop(owner, None)
 
-    # What the engine asks
+    # Called by the engine
 
     def begin_stores(self, everything: bool) -> None:
         for block in list(self.waiting):
@@ -144,10 +144,10 @@ class FakeTiers(Tiers):
     def close(self) -> None:
         self.reset()
 
-    # What a transfer does
+    # Called by a transfer
 
     def advance(self, transfer: FakeTransfer) -> None:
-        """One block or more of it arrive; the last poll ends it."""
+        """Let one block or more arrive; the last poll ends the transfer."""
         if transfer.is_ended:
             return
         last = transfer.polls == 0

@@ -59,7 +59,7 @@ UNSET = (
     "q_lora_rank",
     "attn_logit_softcapping",
     "final_logit_softcapping",
-)  # whose None is a value
+)  # None is a valid value of these
 YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64
 }  # fmt: skip
@@ -81,7 +81,7 @@ _MAMBA: dict[str, Any] = {
 
 
 def config(kind: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
-    """None leaves a setting to the family's own default."""
+    """Return a configuration; None leaves a setting to the family's own default."""
     return kind(**{key: value for key, value in (AWKWARD | changes).items() if value is not None or key in UNSET})
 
 
@@ -158,7 +158,7 @@ MODELS: dict[str, PreTrainedConfig] = {
         num_local_experts=5,
         num_experts_per_tok=3,
         sliding_window=15,
-        swiglu_limit=0.5,  # low enough to be met
+        swiglu_limit=0.5,  # low enough to be reached
         rope_parameters=YARN | {"truncate": False, "beta_fast": 8.0},
     ),
     "gpt-oss, no biases, window in layer 2, tied": config(
@@ -250,7 +250,7 @@ MODELS: dict[str, PreTrainedConfig] = {
         attn_temperature_tuning=False,
     ),
 }
-# Of each further family what differs from the ones above, in two shapes. The quick tests take them along one path, the sweeps along every one.
+# Each further family in two shapes, with its differences from those above. The quick tests take them along one path, the sweeps along every one.
 _LITE = LATENT | {"num_attention_heads": 5, "num_key_value_heads": 5, "v_head_dim": 16, "q_lora_rank": None}
 FURTHER: dict[str, PreTrainedConfig] = {
     "phi3, fused, six heads over two": config(Phi3Config, hidden_size=60, head_dim=None, sliding_window=None),
@@ -311,7 +311,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
         hidden_activation="gelu_pytorch_tanh",
         sliding_window=12,
         query_pre_attn_scalar=7,
-        attn_logit_softcapping=2.0,  # low enough to be met
+        attn_logit_softcapping=2.0,  # low enough to be reached
         final_logit_softcapping=3.0,
         tie_word_embeddings=True,
     ),
@@ -507,7 +507,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     ),
     "deepseek-v2, best of two of four groups, yarn": config(
         DeepseekV2Config,
-        **LATENT | {"qk_nope_head_dim": 10},  # transformers' turn wants even numbers before what turns
+        **LATENT | {"qk_nope_head_dim": 10},  # transformers' rotation needs an even number before the rotated ones
         n_routed_experts=12,
         num_experts_per_tok=3,
         n_group=4,
@@ -692,7 +692,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     ),
 }
 SWEPT = [pytest.param(name, marks=pytest.mark.slow) for name in FURTHER]
-# Of the further ones those whose every part the C library computes.
+# Further families whose every part the C library computes.
 FURTHER_RECORDED = (
     "phi3, fused, six heads over two",
     "seed-oss, biased before attention",

@@ -1,7 +1,8 @@
-"""Tiny random checkpoints with vision towers, images of awkward sizes, and what `transformers` makes of both."""
+"""Tiny random checkpoints with vision towers, images of awkward sizes, and `transformers`' results for both."""
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,20 +10,29 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForImageTextToText,
     DeepseekV3Config,
+    Glm4vConfig,
     Kimi_K25Config,
     Kimi_K25ForConditionalGeneration,
     Llama4Config,
     Llama4ForConditionalGeneration,
     Llama4TextConfig,
+    Mistral3Config,
+    PreTrainedConfig,
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen3_5Config,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
 )
 
 from pilotlight.engine.api.protocol import PromptImage
-from pilotlight.engine.description.image_sizes import ImageSizes, read_image_sizes
+from pilotlight.engine.description.image_sizes import ImageSizes, RowedImages, ScaledImages, read_image_sizes
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, SizedImage
 from pilotlight.engine.vision.picture import prepare_image
-from tests.engine.families import LATENT, config
+from tests.checkpoints import AWKWARD
+from tests.engine.families import DELTA, LATENT, config
 
 PLACEHOLDER, MARKER = 9, 5  # Kimi's marker is its placeholder
 TOKENS = {
@@ -31,19 +41,30 @@ TOKENS = {
     "<|image_end|>": 7,
     "<|tile_x_separator|>": 3,
     "<|tile_y_separator|>": 4,
+    "[IMG_BREAK]": 3,
+    "[IMG_END]": 4,
 }
-FAMILIES = ("llama 4", "kimi k2.5")
+FAMILIES = (
+    "llama 4",
+    "kimi k2.5",
+    "qwen 2.5 vl",
+    "qwen 3 vl",
+    "qwen 3 vl, experts",
+    "qwen 3.5",
+    "mistral 3",
+    "glm 4.1 v",
+)
 
 
 class VisionCheckpoint(NamedTuple):
-    """A checkpoint as it was written, and the model that wrote it."""
+    """A written checkpoint, and the model that wrote it."""
 
     directory: Path
     model: PreTrainedModel
     sizes: ImageSizes
 
     def prompt(self, token_ids: list[int], *files: bytes) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Lay out a prompt; -1 stands for each image."""
+        """Lay out a prompt; -1 marks each image."""
         placeholders = ImagePlaceholders.from_checkpoint(self.directory, TOKENS.get)
         assert placeholders is not None
         marker = MARKER if self.is_tiled else PLACEHOLDER
@@ -57,7 +78,13 @@ class VisionCheckpoint(NamedTuple):
 
     def with_images(self, *files: bytes) -> "ModelWithImages":
         pieces = [piece for file in files for piece in prepare_image(file, self.sizes).pieces]
+        if isinstance(self.sizes, ScaledImages):
+            grids = torch.tensor([[1, *piece.shape[:2]] for piece in pieces])
+            squares = torch.cat([_in_squares(piece.float()) for piece in pieces])
+            return ModelWithImages(self.model, {"pixel_values": squares, "image_grid_thw": grids})
         patch = 14 if self.is_tiled else 6
+        if isinstance(self.sizes, RowedImages):
+            return ModelWithImages(self.model, _padded(pieces))
         shapes = [piece.shape[:2] for piece in pieces]
         cut = [piece.float().reshape(-1, 3, patch, patch) for piece in pieces]
         if self.is_tiled:
@@ -71,13 +98,31 @@ class VisionCheckpoint(NamedTuple):
 
 
 class ModelWithImages(NamedTuple):
-    """The reference, whose prompts have these images."""
+    """The reference model, with these images in its prompts."""
 
     model: PreTrainedModel
     inputs: dict[str, torch.Tensor]
 
     def __call__(self, token_ids: torch.Tensor) -> Any:
+        if self.model.config.model_type.startswith(("qwen", "glm")):  # which rotate images by row and column
+            return self.model(token_ids, mm_token_type_ids=(token_ids == PLACEHOLDER).int(), **self.inputs)
         return self.model(token_ids, **self.inputs)
+
+
+def _padded(pieces: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return images as Pixtral's processor does, all of the largest size."""
+    wholes = [piece.float().unflatten(2, (3, 6, 6)).permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2) for piece in pieces]
+    sizes = torch.tensor([whole.shape[1:] for whole in wholes])
+    height, width = sizes.amax(0).tolist()
+    padded = [torch.nn.functional.pad(one, (0, width - one.shape[2], 0, height - one.shape[1])) for one in wholes]
+    return {"pixel_values": torch.stack(padded), "image_sizes": sizes}
+
+
+def _in_squares(patches: torch.Tensor) -> torch.Tensor:
+    """Return patches [rows, columns, 3 * 36] as Qwen's processor orders them: by squares of four, each twice for two moments."""
+    rows, columns, _ = patches.shape
+    squares = patches.view(rows // 2, 2, columns // 2, 2, 3, 1, 36).transpose(1, 2)
+    return squares.expand(-1, -1, -1, -1, -1, 2, -1).reshape(rows * columns, -1)
 
 
 def digest(file: bytes) -> bytes:
@@ -87,7 +132,7 @@ def digest(file: bytes) -> bytes:
 
 
 def picture(width: int, height: int, seed: int = 0, kind: str = "PNG", mode: str = "RGB") -> bytes:
-    """A file of random colours in soft shapes."""
+    """Return a file of random colours in soft shapes."""
     generator = torch.Generator().manual_seed(seed)
     channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
     coarse = torch.rand(1, channels, 1 + height // 5, 1 + width // 5, generator=generator)
@@ -102,21 +147,28 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
     """Write a checkpoint of awkward sizes with its vision tower."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = (_llama4() if name == "llama 4" else _kimi()).float().eval()
+        model = _MAKERS[name]().float().eval()
         if hasattr(model, "set_experts_implementation"):
             model.set_experts_implementation("eager")
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 if "norm" in key:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
-                elif key.endswith("bias") or "position_embeddings" in key:
+                elif key.endswith("bias") or "position_embeddings" in key or "pos_embed" in key:
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
             for key, buffer in model.named_buffers():
                 if key.endswith("e_score_correction_bias"):
                     buffer.copy_(torch.randn_like(buffer) * 0.2)
     model.save_pretrained(directory)
     described = json.loads((directory / "config.json").read_text())
-    if name == "kimi k2.5":
+    if name.startswith("glm"):
+        described_size = {"size": {"shortest_edge": 1152, "longest_edge": 4608}}
+        (directory / "preprocessor_config.json").write_text(json.dumps(described_size))
+    elif name.startswith("qwen"):
+        (directory / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 576, "max_pixels": 2304}))
+    elif name == "mistral 3":
+        (directory / "preprocessor_config.json").write_text(json.dumps({"size": {"longest_edge": 60}}))
+    elif name == "kimi k2.5":
         _rename(directory)
         described["architectures"] = ["KimiK25ForConditionalGeneration"]
         (directory / "preprocessor_config.json").write_text(json.dumps({"max_patches": 40, "size": {"max_height": 9}}))
@@ -128,7 +180,7 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
     return VisionCheckpoint(directory, model, sizes)
 
 
-# What `transformers` calls otherwise when it saves a checkpoint of K2.5 than the published one does.
+# Names that `transformers` saves differently from the published checkpoint of K2.5.
 SAVED_NAMES = {
     "language_model.model.blocks.": "language_model.model.layers.",
     "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",
@@ -193,3 +245,71 @@ def _kimi() -> PreTrainedModel:
     )
     whole.eos_token_id = 1
     return Kimi_K25ForConditionalGeneration._from_config(whole)
+
+
+_IDS = {"image_token_id": PLACEHOLDER, "video_token_id": 421, "vision_start_token_id": 422, "vision_end_token_id": 423}
+_TOWER = {
+    "depth": 3, "hidden_size": 24, "intermediate_size": 50, "num_heads": 2, "patch_size": 6, "initializer_range": 0.15,
+}  # fmt: skip
+
+
+def _qwen(kind: type[PreTrainedConfig], vision: dict[str, Any], **text: Any) -> PreTrainedModel:
+    keys = {key: value for key, value in (AWKWARD | {"num_hidden_layers": 4} | text).items() if value is not None}
+    whole = kind(text_config=keys, vision_config=_TOWER | vision, tie_word_embeddings=False, **_IDS)
+    whole.eos_token_id = whole.text_config.eos_token_id = 1
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
+    return model
+
+
+def _rows_and_columns(*sections: int, **more: Any) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": list(sections), **more}
+
+
+def _mistral() -> PreTrainedModel:
+    vision = {
+        "model_type": "pixtral", "hidden_size": 24, "intermediate_size": 50, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 12,
+        "image_size": 60, "patch_size": 6, "hidden_act": "silu", "initializer_range": 0.15,
+    }  # fmt: skip
+    whole = Mistral3Config(
+        text_config=AWKWARD | {"model_type": "mistral", "sliding_window": None},
+        vision_config=vision,
+        image_token_index=PLACEHOLDER,
+        tie_word_embeddings=False,
+    )
+    whole.eos_token_id = 1
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(whole)
+    return model
+
+
+_SQUARE = {"num_position_embeddings": 9, "out_hidden_size": AWKWARD["hidden_size"]}
+_DEEP = _SQUARE | {"deepstack_visual_indexes": [0, 2]}
+_MAKERS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama 4": _llama4,
+    "kimi k2.5": _kimi,
+    "qwen 2.5 vl": lambda: _qwen(
+        Qwen2_5_VLConfig,
+        {"window_size": 24, "fullatt_block_indexes": [1], "out_hidden_size": 60},
+        head_dim=None,
+        hidden_size=60,
+        rope_parameters=_rows_and_columns(2, 2, 1),
+    ),
+    "qwen 3 vl": lambda: _qwen(Qwen3VLConfig, _DEEP, rope_parameters=_rows_and_columns(2, 2, 1)),
+    "qwen 3 vl, experts": lambda: _qwen(
+        Qwen3VLMoeConfig,
+        _DEEP,
+        rope_parameters=_rows_and_columns(2, 1, 2),
+        norm_topk_prob=True,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=27,
+    ),
+    "qwen 3.5": lambda: _qwen(Qwen3_5Config, _SQUARE, **DELTA, layer_types=["linear_attention", "full_attention"] * 2),
+    "mistral 3": _mistral,
+    "glm 4.1 v": lambda: _qwen(
+        Glm4vConfig,
+        {"image_size": 18, "out_hidden_size": 72},
+        head_dim=None,
+        hidden_size=72,
+        rope_parameters=_rows_and_columns(1, 1, 1, partial_rotary_factor=0.5),
+    ),
+}

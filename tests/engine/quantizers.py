@@ -1,6 +1,6 @@
-"""Quantizes the matrices of a checkpoint that transformers wrote, as the quantizers' own words describe their formats; the model is rounded alike.
+"""A quantizer of the matrices in a checkpoint of transformers, by the formats' published descriptions; the model is rounded alike.
 
-Written by hand and number by number, from the formats' descriptions: nothing here knows how the engine unpacks them.
+Written number by number, independently of the engine's unpacking.
 """
 
 import json
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from tests.checkpoints import write_checkpoint
 from tests.engine.families import config
 
-Parts = tuple[dict[str, Tensor], Tensor]  # the tensors that a matrix is kept in, and its values
+Parts = tuple[dict[str, Tensor], Tensor]  # a matrix's tensors, and its values
 Quantizer = Callable[[Tensor], Parts]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -30,7 +30,7 @@ def write_quantized(
     left_alone: str = "lm_head",
     **changes: Any,
 ) -> PreTrainedModel:
-    """A tiny checkpoint whose linear layers are quantized, but for the head, routers and those whose name holds `left_alone`."""
+    """Write a tiny checkpoint with quantized linear layers, except the head, routers and those whose name contains `left_alone`."""
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -56,7 +56,7 @@ def write_quantized(
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With Llama 4's experts one by one: quantizers do not know its stacks, [experts, columns, rows], gates beside ups."""
+    """Separate Llama 4's experts: quantizers do not know its stacks, [experts, columns, rows], gates beside ups."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         stem, _, part = name.rpartition(".")
@@ -71,7 +71,10 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
-    """Newer versions of transformers keep all experts in one parameter, and write them one by one."""
+    """Replace a parameter's values.
+
+    Newer versions of transformers keep all experts in one parameter, and write them one by one.
+    """
     if name in parameters:
         parameters[name].data.copy_(values)
         return
@@ -88,7 +91,7 @@ def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
 
 
 def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """[rows, n] of 0 to 15 -> [rows, n / 8] int32; code i of a word, from its lowest bits, is that of column order[i]."""
+    """Pack codes [rows, n] of 0 to 15 into words [rows, n / 8] int32; code i of a word, from its lowest bits, is that of column order[i]."""
     rows, n = codes.shape
     padded = torch.cat((codes, torch.zeros(rows, -n % 8, dtype=codes.dtype)), dim=1).long()
     packed = torch.zeros(rows, padded.shape[1] // 8, dtype=torch.int64)
@@ -100,7 +103,10 @@ def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
 def rounded(
     weight: Tensor, group: int, symmetric: bool, g_idx: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """weight [rows, columns] -> codes 0 to 15, scales and zeros [rows, groups], and the values that they stand for."""
+    """Round weight [rows, columns].
+
+    Returns codes 0 to 15, scales and zeros [rows, groups], and the values that they represent.
+    """
     columns = weight.shape[1]
     g_idx = torch.arange(columns) // group if g_idx is None else g_idx
     groups = columns // group
@@ -176,7 +182,7 @@ def int8(weight: Tensor, group: int | None = None, in_words: bool = True) -> Par
 
 
 def scattered_groups(columns: int, group: int) -> Tensor:
-    """The same for all matrices with as many columns, as those are that read the same input."""
+    """Return the same groups for all matrices with as many columns, as matrices with the same input have."""
     return (torch.arange(columns) // group)[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]
 
 
@@ -197,7 +203,7 @@ def fp8(
 
 
 def fp8_rounded(x: Tensor) -> Tensor:
-    """Activations as FP8 products see them: rows of up to 128 columns under one scale, longer ones under one for every 128."""
+    """Round activations as FP8 products do: rows of up to 128 columns with one scale, longer ones with one for every 128."""
     parts = x.split(128 if x.shape[-1] in (192, 320) else x.shape[-1], dim=-1)
     scales = [part.abs().amax(-1, keepdim=True) / 448 for part in parts]
     return torch.cat(
@@ -206,7 +212,7 @@ def fp8_rounded(x: Tensor) -> Tensor:
 
 
 def pack_quantized(**weights: Any) -> dict[str, Any]:
-    """compressed-tensors' quantization_config."""
+    """Return compressed-tensors' quantization_config."""
     described = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True} | weights
     form = "pack-quantized" if described["type"] == "int" else "float-quantized"
     return {

@@ -1,4 +1,4 @@
-"""Loads what a test asks for from tensors that it writes itself: whole, or as one rank's part."""
+"""A loader of tensors that a test writes itself: whole, or as one rank's part."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     fused: tuple[FusedRows, ...] = (),
 ) -> T:
-    """Raises CheckpointError for tensors that were not asked for."""
+    """Load tensors. Raises CheckpointError for tensors that were not requested."""
     checkpoint = open_divided(directory, fused)
     storage = CheckpointStorage(checkpoint, on_device(CPU))
     asked = ask(WeightLoader(storage, dtype, CPU, format, keeps_packed, shard))

@@ -1,4 +1,4 @@
-"""Adapters of a model: its distributions are those of PEFT's merged weights, in any company and along every path that a sequence may take."""
+"""Adapters of a model: its distributions are those of PEFT's merged weights, in any batch and on every path of a sequence."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Written(NamedTuple):
     base: Path
     model: PreTrainedModel
-    adapters: dict[Path | None, PreTrainedModel]  # None: the base itself
+    adapters: dict[Path | None, PreTrainedModel]  # None is the base itself
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def requests(llama: Written, times: int = 1, **sampling: Any) -> list[tuple[Subm
 
 
 def alone(llama: Written, messages: list[Submit], **options: Any) -> dict[str, Heard]:
-    """Each request by itself, on an engine that has seen nothing."""
+    """Answer each request by itself, on a new engine."""
     return {message.sequence_id: one(load_engine(llama.base, **options), message) for message in messages}
 
 
@@ -215,7 +215,7 @@ def test_recorded_steps_are_those_with_adapters_and_those_without(llama: Written
     one(engine, plain)
     assert graphs.num_graphs == 1
     told = one(engine, adapted(plain, first)).token_ids
-    graphs = engine.runner.graphs  # the first adapter made the slots
+    graphs = engine.runner.graphs  # the first adapter created the slots
     assert graphs is not None
     assert graphs.num_graphs == 1
     assert one(engine, adapted(plain, first)).token_ids == told

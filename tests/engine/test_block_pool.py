@@ -80,7 +80,7 @@ def test_a_block_that_nobody_turns_out_to_hold_is_free_and_its_content_is_not_fo
     assert not pool.has(b"doubtful")
     assert (pool.num_holders(shared), pool.num_available) == (2, 1)
     pool.recount(doubtful, 3)
-    assert pool.num_holders(doubtful) == 0, "it is free: nobody's count is in doubt"
+    assert pool.num_holders(doubtful) == 0, "it is free: no count is in doubt"
     pool.assert_consistent()
 
 
@@ -101,7 +101,10 @@ ACTIONS = [
 
 
 class PlainPool:
-    """What a pool of two shares should say, by looking at every block. Which of the evictable ones goes is EvictionOrder's to say."""
+    """The expected state of a pool of two shares, by looking at every block.
+
+    The choice among evictable ones is EvictionOrder's.
+    """
 
     def __init__(self, present: set[int], can_lend: list[int]) -> None:
         self.present = present
@@ -161,7 +164,7 @@ def test_every_block_is_held_evictable_or_free_and_found_by_its_name(actions: li
         share, held = n % 2, sorted(plain.holds.elements())
         block = held[n % len(held)] if held else None
         if action == "allocate":
-            taken = pool.allocate(share)  # borrows only while none of its share is free
+            taken = pool.allocate(share)  # it borrows only if none of its share is free
             if free := plain.free(share):
                 assert taken == free[0], "low numbers go first"
             elif taken is None:
@@ -274,7 +277,7 @@ def test_a_share_has_blocks_and_names_of_its_own() -> None:
     pool = BlockPool(6, num_shares=2)
     mine, theirs = [pool.allocate(1) for _ in range(3)], pool.allocate(0)
     assert (mine, theirs) == ([1, 3, 5], 0)
-    assert pool.allocate(1) is None, "what is free is the other share's"
+    assert pool.allocate(1) is None, "the free blocks are the other share's"
     assert (pool.num_available_in(0), pool.num_available_in(1), pool.num_available) == (2, 0, 2)
     assert (pool.num_held_in(0), pool.num_held_in(1)) == (1, 3)
     assert pool.register(1, b"name")
@@ -345,7 +348,7 @@ def test_every_block_in_which_an_image_lies_is_named_by_it_and_by_its_part_of_it
     root, tokens = chain_root(b"", CacheIdentity("m", "float32", 4)), [7] * 12
 
     def own(number: int, *images: SequenceImage) -> bytes:
-        """The hash of one block behind the same beginning."""
+        """Return the hash of one block after the same beginning."""
         hashes = chain(root, tokens)[:number]
         extend_chain(hashes, root, tokens[: 4 * (number + 1)], 4, images)
         return hashes[-1]

@@ -1,4 +1,4 @@
-"""Maps of bundles in memory: kept while models sleep, registered with a device, let go when their files are."""
+"""Maps of bundles in memory: kept while models sleep, registered with a device, released with their files."""
 
 import os
 from collections.abc import Callable
@@ -33,7 +33,7 @@ REQUEST = submit("a", random_prompt(30, seed=3), max_tokens=3)
 
 
 class FakeRegistered:
-    """Memory of which a device may copy what has been `covered` so far."""
+    """Memory from which a device may copy the part `covered` so far."""
 
     made: ClassVar["list[FakeRegistered]"] = []
 
@@ -115,7 +115,7 @@ def test_what_is_copied_comes_behind_what_was_launched_and_few_copies_are_under_
 def test_a_device_that_fails_has_no_copy_under_way_when_its_error_is_raised(
     tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream
 ) -> None:
-    """The memory that it would write to is free then, and may be another model's."""
+    """The memory that it would write to is then free, and may be another model's."""
     stream.num_until_failure = 7
     with BundleFile.open(tmp_path / "a") as file:
         register(file, CPU)
@@ -189,7 +189,7 @@ def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_llama(tmp_path / "model")
-    weights = Path("/dev/shm") / f"prewarmed-{os.getpid()}"  # of a file on a disk a GPU reads nothing by itself
+    weights = Path("/dev/shm") / f"prewarmed-{os.getpid()}"  # from a file on a disk a GPU reads nothing by itself
     spec = ModelSpec("tiny", str(tmp_path / "model"), weights_file=str(weights), is_awaited=True)
     memory = make_kv_memory(CONFIG)
     first = load_model(spec, CONFIG, memory)

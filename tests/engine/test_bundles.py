@@ -1,4 +1,4 @@
-"""Bundles as files: what is written is read back, everybody's safetensors understands it, and every damage is noticed."""
+"""Bundles as files: they are read back as written, other safetensors readers understand them, and every damage is noticed."""
 
 import json
 import math
@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def write(path: Path, bundle: Bundle) -> dict[str, torch.Tensor]:
-    """Filled with numbers that say where they belong."""
+    """Write a bundle filled with numbers that identify their place."""
     written = {}
     with new_bundle(path, bundle) as new:
         for place in bundle.tensors:
@@ -69,7 +69,7 @@ def test_a_bundle_is_read_back_and_is_an_ordinary_safetensors_file(tmp_path: Pat
 
 
 def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: Path) -> None:
-    """As on CUDA, where nothing can be used in place."""
+    """CUDA loads this way, as it can use nothing in place."""
     bundle = lay_out(IDENTITY, FACTS, WANTED)
     written = write(tmp_path / "a", bundle)
     device = LateDevice()
@@ -78,11 +78,9 @@ def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: P
         taken = {name: storage.take(name, tensor.shape, tensor.dtype) for name, tensor in written.items()}
         jobs = [
             job._replace(make=lambda into, staged: into.copy_(staged)) for job in storage.jobs
-        ]  # not straight into host memory
+        ]  # not directly into host memory
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(
-                "pilotlight.engine.weights.filling.is_finite", lambda values: True
-            )  # the copies are still to come
+            patch.setattr("pilotlight.engine.weights.filling.is_finite", lambda values: True)  # the copies follow later
             fill(jobs, copier=device)
     assert device.num_copies >= len(written)
     assert all(torch.equal(taken[name], tensor) for name, tensor in written.items())
@@ -212,7 +210,7 @@ def test_a_failure_in_the_middle_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_file_system(tmp_path: Path) -> Iterator[Path]:
-    """Half a MiB in memory."""
+    """Mount a file system of half a MiB in memory."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root may mount a small file system")
@@ -252,7 +250,7 @@ def test_a_bundle_in_huge_pages_has_the_same_bytes(
     given: list[int] = []
     if num_pages is not None:
         monkeypatch.setattr(pages, "make_huge", lambda *where: given.append(1) or len(given) <= num_pages)
-    # the header, three and a half pages, and a tensor that lies across a boundary
+    # the header, three and a half pages, and a tensor across a page boundary
     wanted = [
         *WANTED,
         TensorSpec("large", "U8", (5 * pages.HUGE_PAGE // 2,)),

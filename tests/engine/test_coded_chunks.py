@@ -1,4 +1,4 @@
-"""What `pack --lossless` writes: a third less of trained weights, the same to the bit, on every way out of it; damage is named by its chunk."""
+"""Files of `pack --lossless`: a third smaller for trained weights, and bit-exact on every way to read them; damage is named by its chunk."""
 
 import hashlib
 from pathlib import Path
@@ -40,7 +40,7 @@ def memory() -> KvMemory:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every matrix is coded, however small, in several chunks, and moves without pauses."""
+    """Code every matrix, however small, in several chunks, and move without pauses."""
     monkeypatch.setattr(packed, "_LEAST_CODED_BYTES", 512)
     monkeypatch.setattr(packed, "_WORTH", 100.0)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
@@ -84,7 +84,7 @@ def test_a_billion_values_come_back_from_chunks_and_from_12_bits() -> None:
     while num_checked < 10**9:
         words = torch.randint(-(1 << 15), 1 << 15, (1 << 20,), generator=generator, dtype=torch.int16)
         trained = (torch.randn(1 << 20, generator=generator) * 0.02).to(torch.bfloat16).view(torch.int16)
-        # Any bits; trained ones; those with some values of any bits; and one exponent in every place but a few.
+        # Any bits; trained values; those with some values of any bits; and the same exponent almost everywhere.
         for kind in (
             words,
             trained,

@@ -1,5 +1,7 @@
-"""How a step is recorded as a CUDA graph, on a stand-in for torch.cuda that knows streams and captures and no device: beside threads that load, and
-when a capture fails."""
+"""Recording a step as a CUDA graph, with a stand-in for torch.cuda that knows streams and captures and no device.
+
+Beside threads that load, and with a capture that fails.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,11 @@ from pilotlight.engine.execution.decode_graphs import CudaRecorder
 
 
 class FakeCuda:
-    """`fails`: what raises in the next capture, "forward" or "end". What would disturb other threads, or wait for the device, is not there."""
+    """A fake of torch.cuda.
+
+    `fails`: the part that raises in the next capture, "forward" or "end". It has no function that would disturb other threads, or wait for the
+    device.
+    """
 
     def __init__(self) -> None:
         self.serving = SimpleNamespace(name="serving", waits_for=[])
@@ -76,7 +82,7 @@ def test_a_recording_forbids_other_threads_nothing_and_waits_for_no_device(cuda:
     assert recorder.record(cuda.forward).output[0].tolist() == [1, 1]
     recorder.record(cuda.forward)
     assert cuda.modes == ["thread_local", "thread_local"]
-    assert len(cuda.streams) == 1, "each stream keeps workspaces of its own"
+    assert len(cuda.streams) == 1, "each stream keeps separate workspaces"
     (side,) = cuda.streams
     assert cuda.serving in side.waits_for, "its first run reads what has been computed"
     assert side in cuda.serving.waits_for

@@ -1,5 +1,8 @@
-"""An injector over the tiers of the KV cache: whatever is damaged, lost or late in one of them, answers are those of an engine without tiers, and
-each damage is counted by its tier and logged. Without a tier's check the same damage changes an answer, so that these tests can fail."""
+"""An injector of faults into the tiers of the KV cache: anything in them may be damaged, lost or late.
+
+Answers are those of an engine without tiers, and each damage is counted by its tier and logged. Without a tier's check the same damage changes an
+answer, so these tests can fail.
+"""
 
 import logging
 import shutil
@@ -29,7 +32,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("always_worth_it")
 
-PROMPTS = [random_prompt(70, seed) for seed in (1, 2)]  # of four full blocks each
+PROMPTS = [random_prompt(70, seed) for seed in (1, 2)]  # with four full blocks each
 FILE_HEADER = struct.Struct("<8sIQQ")
 SLOT_HEADER_BYTES, RECORD_HEADER_BYTES = 64, 64
 
@@ -185,7 +188,7 @@ def swap_records(records: Records, _: Random) -> None:
 
 def flip_record_headers(records: Records, draw: Random) -> None:
     for start in records.starts:
-        flip(records.bytes, start + draw.randrange(52))  # all but what is unused
+        flip(records.bytes, start + draw.randrange(52))  # all bytes except the unused ones
 
 
 def tear_records(records: Records, _: Random) -> None:
@@ -279,7 +282,7 @@ STORE: dict[str, tuple[Callable[[FakeStore], None], bool]] = {
 
 
 class AnyChecksum(int):
-    """A check that is passed by everything."""
+    """A checksum that equals any other."""
 
     __hash__ = int.__hash__
 
@@ -442,7 +445,7 @@ def test_damage_between_two_hosts_changes_no_answer(
     answers, fetched, num_corrupt = damaged_peer(model, tmp_path, transport, damage, monkeypatch)
     assert answers == expected
     assert fetched[0] == 0
-    assert damage == "lost link" or fetched[1] == 0  # after which the next read comes over another transport
+    assert damage == "lost link" or fetched[1] == 0  # after which the next read uses another transport
     assert (num_corrupt > 0) == (damage in ("flipped bit", "other block", "torn block"))
 
 

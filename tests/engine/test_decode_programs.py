@@ -1,5 +1,8 @@
-"""Decode steps recorded as programs of a CPU's C library: to the bit what the same operations compute one after another, whatever happens to the
-sequences in between; models that cannot be recorded go on as before and say so once."""
+"""Decode steps recorded as programs of a CPU's C library.
+
+They compute the same bits as single operations, whatever happens to the sequences in between; models that cannot be recorded run without, and log
+that once.
+"""
 
 import gc
 import logging
@@ -52,7 +55,7 @@ def graphs_of(engine: Engine) -> DecodeGraphs:
 
 
 def by_calls(directory: Path, **options: Any) -> Engine:
-    """An engine without programs."""
+    """Load an engine without programs."""
     engine = load_engine(directory, **options)
     runner_of(engine).graphs = None
     return engine
@@ -70,7 +73,7 @@ class Answers(NamedTuple):
 
 
 def requests(count: int, max_tokens: int = 40) -> list[Submit]:
-    """Of different lengths, so that the batch shrinks; every one's whole distributions are reported."""
+    """Return requests of different lengths, so that the batch shrinks; all their whole distributions are reported."""
     return [full(str(i), random_prompt(3 + 7 * i, seed=i), max_tokens=max_tokens - 6 * i) for i in range(count)]
 
 
@@ -139,7 +142,7 @@ def test_the_same_bits_whatever_happens_to_a_sequence(checkpoint: Path, options:
     assert graphs_of(engine).num_graphs > 0
 
 
-# Which part a family has is another test's: every third one shows what drafts change of it.
+# The parts of each family are tested elsewhere: every third one shows the effect of drafts.
 DRAFTED = [
     pytest.param(name, ("float32", "bfloat16")[i % 2], marks=[] if i % 3 == 0 else pytest.mark.slow)
     for i, name in enumerate(DENSE)
@@ -156,7 +159,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
     alone = [full(str(i), random_prompt(3 + 9 * i, seed=i), max_tokens=24) for i in range(3)]
     expected = Answers.of(drain(by_calls(tmp_path, **options), alone))
     answers = {message.prompt_token_ids: expected[message.sequence_id].token_ids for message in alone}
-    for num_drafts in (3, None):  # as many of each sequence, and as it comes, beside decodes
+    for num_drafts in (3, None):  # as many for each sequence, or as they come, beside decodes
         engine, reference = load_engine(tmp_path, **options), by_calls(tmp_path, **options)
         for drafting in (engine, reference):
             drafting.scheduler._speculation = Remembering(answers, num_drafts)
@@ -170,7 +173,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
 
 
 def test_a_token_among_drafts_has_the_logits_that_decoding_gives_it(checkpoint: Path) -> None:
-    """To the bit."""
+    """The logits are equal to the bit."""
     runner, prompt = runner_of(load_engine(checkpoint)), random_prompt(30, seed=1)
     runner.forward(scratch_step(prompt[:21], 0, runner.layout.block_size)[0])
     sequence = Sequence("", prompt[:22], SamplingParams(max_tokens=9), b"", num_computed_tokens=21)

@@ -1,4 +1,4 @@
-"""Weights, plain or packed, are held to the bytes of their first load."""
+"""Weights, plain or packed, must keep the bytes of their first load."""
 
 import logging
 import os
@@ -71,7 +71,7 @@ def test_a_file_that_was_written_into_is_refused_before_it_is_loaded(checkpoint:
     flip(file, secretly=False)
     with pytest.raises(CheckpointError, match=r"model-1\.safetensors is damaged: .* by renaming, or remove "):
         check_sound(checkpoint, checkpoint.parent)
-    assert not looks(checkpoint), "whoever serves it already is told"
+    assert not looks(checkpoint), "a host that serves it already is notified"
     file.write_bytes(whole)
     check_sound(checkpoint, checkpoint.parent)
 

@@ -1,4 +1,4 @@
-"""Drafters with weights: what they compute, what they keep in the model's blocks, and which are refused at the door."""
+"""Drafters with weights: their results, their state in the model's blocks, and refusals when loading."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def write_mtp(directory: Path, family: str) -> None:
     }
     for part in ("enorm", "hnorm", "shared_head.norm"):
         own[f"{further}{part}.weight"] = tensors["model.norm.weight"].clone()
-    # What the model made of the token before, and nothing of the token: by it the next one is what the last one was, now and then.
+    # It uses the model's state of the previous token, and nothing of the token: from time to time the next token equals the last one.
     own[f"{further}eh_proj.weight"] = torch.cat((torch.zeros(hidden, hidden), torch.eye(hidden)), 1)
     own[f"{further}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     own[f"{further}shared_head.head.weight"] = tensors.get(
@@ -105,7 +105,7 @@ def test_a_draft_model_may_have_other_windows_and_heads_than_the_model(tmp_path:
 
 
 def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
-    """Against plain torch, over whole sequences: a prompt's last token, and guesses behind it by the head's own hidden states."""
+    """Compared with plain torch, over whole sequences: a prompt's last token, and guesses after it from the head's own hidden states."""
     prompt, num_guesses = random_prompt(21, seed=2, vocab=2000), 4
     engine = load_engine(HERE, dtype="float32", kv_tokens=512, speculate=f"eagle3:{EAGLE3}")
     asked: list[list[int]] = []
@@ -149,7 +149,7 @@ def reference_guesses(token_ids: list[int], num: int) -> list[int]:
             x = layer(x, network.cos[: x.shape[1]], network.sin[: x.shape[1]])
             if i in entered:
                 taps.append(x)
-        features = linear(torch.cat(taps, -1)[0], "fc")  # of all tokens but the newest
+        features = linear(torch.cat(taps, -1)[0], "fc")  # for all tokens except the newest
         tokens = list(token_ids)
         for _ in range(num):
             before = torch.cat((torch.zeros(1, features.shape[1]), features))  # of the token before each

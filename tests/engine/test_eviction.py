@@ -1,4 +1,4 @@
-"""The order of eviction against a plain model of it, and against the scan that least-recently-used order fails."""
+"""The order of eviction compared with a plain model of it, and with the scan that defeats least-recently-used order."""
 
 from collections import OrderedDict
 
@@ -10,7 +10,7 @@ from pilotlight.engine.kv.recency import GHOSTS_PER_BLOCK, PROTECTED_SHARE, Evic
 
 
 class PlainSegments:
-    """Two lists, oldest first, and a list of ghosts: as slow and as obvious as possible."""
+    """Two lists, oldest first, and a list of ghosts, in the simplest form."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -125,8 +125,10 @@ HOT = [b"hot %d" % i for i in range(40)]
 
 
 def hot_hits_beside_a_scan(cache: Cache | PlainLru, between: int) -> float:
-    """A set of 40 hashes asked for again and again, with `between` hashes that never return before each round. The share of hits
-    after the first two rounds."""
+    """Return the share of hits of a hot set after the first two rounds.
+
+    40 hashes are asked for repeatedly, with `between` hashes that never return before each round.
+    """
     hits = asked = 0
     scanned = iter(range(10_000))
     for turn in range(30):
@@ -148,7 +150,7 @@ def test_a_set_that_a_scan_pushed_out_once_is_known_when_it_returns() -> None:
     cache = Cache(100)
     for block_hash in HOT:
         cache.ask(block_hash)
-    for i in range(70):  # 10 too many: the oldest of the hot set go, asked for once only
+    for i in range(70):  # 10 too many: the oldest of the hot set, asked for only once, are evicted
         cache.ask(b"scan %d" % i)
     missed = [block_hash for block_hash in HOT[:10] if not cache.ask(block_hash)]
     assert missed == HOT[:10]

@@ -1,4 +1,4 @@
-"""Reading weights: by several threads, through a device's staging buffers, and within the memory that the weights themselves take."""
+"""Reading weights: by several threads, through a device's staging buffers, and within the memory of the weights themselves."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def transposed(into: torch.Tensor, stored: torch.Tensor) -> None:
 
 
 class LateDevice:
-    """Copies as a device does: later, and from what the buffer holds then."""
+    """A device that copies late, with the buffer's content of that time."""
 
     num_buffers = 2
 
@@ -87,12 +87,12 @@ def test_every_piece_reaches_its_place(
 ) -> None:
     stored = index_checkpoint(tmp_path)
     into = {name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in tensors.items() if name != "u"}
-    into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # as it is stored
+    into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # as stored
     turned = torch.empty(5, 9, 7, dtype=torch.uint8)
     jobs = [Job(name, (stored[name],), tensor) for name, tensor in into.items()]
     if device is not None:
         jobs = [job for job in jobs if job.into.dtype == torch.float32]
-        # A real device checks its numbers behind the copies, on the device; here nothing is there yet.
+        # A real device checks its numbers after the copies, on the device; here there are none yet.
         monkeypatch.setattr(filling, "is_finite", lambda values: True)
     worked: list[int] = []
     fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], copier=device)
@@ -218,7 +218,7 @@ def test_chunks_on_a_device_are_checked_at_once_and_one_that_is_bad_is_named() -
     def written(name: str, values: torch.Tensor) -> Any:
         return filling._Written(name, values, filling.total_of(values))
 
-    huge = torch.full((4,), 3e38).bfloat16()  # whose sum is infinite, and which is fine
+    huge = torch.full((4,), 3e38).bfloat16()  # its sum is infinite, and it is valid
     good = [written("a", torch.ones(5).bfloat16()), written("b", huge), written("c", torch.ones(3, dtype=torch.uint8))]
     filling._check_written(good)
     filling._check_written([])

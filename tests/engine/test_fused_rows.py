@@ -1,4 +1,4 @@
-"""Tensors that hold several matrices are divided by their rows, and refused with a sentence where that cannot be."""
+"""Tensors that hold several matrices are divided by their rows, or refused with a sentence."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A block that was handed out behind its holder's back ends that holder, before a step reads or writes it, and nobody else."""
+"""A block that is handed out while it is held ends its holder, before a step reads or writes it, and no other sequence."""
 
 from array import array
 
@@ -61,7 +61,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
     pool = engine.scheduler.pool
     stolen = engine.scheduler.running[0].tables[0].blocks[0]
     pool.forget([stolen])
-    pool.recount(stolen, 0)  # the mistake: free, though `old` has it in its table
+    pool.recount(stolen, 0)  # the fault: free, though `old` has it in its table
     engine.submit(submit("new", [7, *PROMPT], max_tokens=9))
     assert stolen == 0, "the lowest free one, hence the next to be handed out"
     while engine.has_work:
@@ -76,7 +76,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
 
 
 def test_what_is_discarded_of_a_sequence_are_the_blocks_that_nobody_shares() -> None:
-    """They are overwritten: a prefix that another sequence holds as well must stay as it is."""
+    """They are overwritten: a prefix that another sequence holds as well must not change."""
     engine, _ = fake_engine()
     engine.submit(submit("a", PROMPT, max_tokens=9))
     engine.step()

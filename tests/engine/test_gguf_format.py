@@ -1,4 +1,4 @@
-"""Blocks of codes stand for the numbers that llama.cpp's own package makes of them, unpacked and packed, whole and in ranks' parts."""
+"""Blocks of codes have the values that llama.cpp's own package computes, unpacked and packed, whole and in ranks' parts."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""GGUF files whose blocks are multiplied where they lie: the answers of the numbers that they stand for, little memory beside the file, and a move
-that nobody notices."""
+"""GGUF files whose blocks are multiplied in place: the answers of their values, little memory beside the file, and a silent move."""
 
 import sys
 from functools import partial
@@ -26,7 +25,7 @@ pytestmark = [
     pytest.mark.cpu_only,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read"),
 ]
-ROUNDED = 0.25  # of a logprob of these random models: x is rounded to bytes for each 32 columns, of a prompt too; 0.15 was found, by torch as well
+ROUNDED = 0.25  # of a logprob of these random models: x is rounded to bytes for each 32 columns, in prompts too; 0.15 was observed, also with torch
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +51,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_in_place_answer_as_their_numbers_before_and_after_the_move(
     family: type, kind: Kind, tmp_path: Path, memory: KvMemory
 ) -> None:
-    """Llama's queries and keys are rows in another order than the model's, and copied; Qwen's lie as they are."""
+    """Llama's queries and keys are in another order of rows than the model's, and copied; Qwen's are used in place."""
     checkpoint, file = write_both(tmp_path, family, kind, **({"head_dim": None} if family is Qwen2Config else {}))
     expected = answers(load(checkpoint, None, memory), close=True)
     for kept_at in (tmp_path / "bundle", None):
@@ -82,7 +81,7 @@ def test_a_small_model_is_copied_in_blocks(tmp_path: Path, memory: KvMemory, mon
 
 
 def test_a_sequence_has_the_same_tokens_alone_and_in_a_batch(tmp_path: Path, memory: KvMemory) -> None:
-    """A router continues a stream at another site, in other company."""
+    """A router continues a stream at another site, in another batch."""
     _, file = write_both(tmp_path, LlamaConfig, Kind.Q4_0)
     loaded = load(directory_of(file, tmp_path / "store"), None, memory)
     try:
@@ -92,6 +91,6 @@ def test_a_sequence_has_the_same_tokens_alone_and_in_a_batch(tmp_path: Path, mem
             alone = one(loaded.engine, replace(request, salt=b"alone"))
             heard = together[request.sequence_id]
             assert alone.token_ids == heard.token_ids
-            assert alone.logprobs[1:] == heard.logprobs[1:]  # of steps of decode, one row and twelve
+            assert alone.logprobs[1:] == heard.logprobs[1:]  # in steps of decode, with one row and with twelve
     finally:
         loaded.close()

@@ -1,4 +1,4 @@
-"""One host computes prompts and another one answers: tokens are one host's, whatever sequences ask for and whatever becomes of the blocks (I9)."""
+"""One host computes prompts and another one answers: tokens are one host's, for all requests and any fate of the blocks (I9)."""
 
 import itertools
 import re
@@ -53,7 +53,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Pair:
-    """A host that computes prompts, and one that decodes, with tiers of their own."""
+    """A prefill host and a decode host, with separate tiers."""
 
     def __init__(self, model: Path, place: Path, depth: int = 1, **limits: Any) -> None:
         self.model = model
@@ -225,7 +225,7 @@ def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
     one(pair.prefill, submit("before", PROMPT, max_tokens=1))
     assert isinstance(pair.prefill.tiers, TieredCache)
     assert pair.prefill.tiers.wait_until_idle(10)
-    for i in range(9):  # which push it off the device
+    for i in range(9):  # they push it off the device
         one(pair.prefill, submit(f"other{i}", random_prompt(140, seed=50 + i), max_tokens=1))
     heard = pair.answer([message])["a"]
     assert heard.token_ids == expected.token_ids
@@ -338,7 +338,7 @@ def test_another_tenant_never_gets_the_blocks(dense_pair: Pair) -> None:
     heard = one(pair.decode, message)
     assert heard.num_cached_tokens == 0
     leg, waiting = pair.split(message, within_s=0.3)
-    other = replace(leg, salt=b"one")  # computes under the other's name
+    other = replace(leg, salt=b"one")  # it computes under the other's name
     pair.prefill.submit(other)
     pair.decode.submit(replace(waiting, sequence_id="c", salt=b"a third"))
     drain(pair.prefill, [])

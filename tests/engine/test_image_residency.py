@@ -1,4 +1,4 @@
-"""Who waits for an image, and when it goes on."""
+"""Sequences that wait for an image, and when they continue."""
 
 import math
 import time

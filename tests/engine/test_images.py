@@ -1,4 +1,4 @@
-"""Images in prompts against `transformers`, along every path that a token can take, and what is encoded for them."""
+"""Images in prompts compared with `transformers`, along every path that a token can take, and the encoder's work for them."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def until_all_run(engine: Engine, count: int) -> None:
-    """Step until the images of all have been read, which a thread does."""
+    """Step until all images have been read, which a thread does."""
     while len(engine.scheduler.running) < count:
         if not engine.step():
             time.sleep(0.001)
@@ -74,7 +74,7 @@ def test_the_same_image_is_a_prefix_hit_and_is_not_encoded_again(written: Vision
     again = one(engine, with_images("b", prompt, max_tokens=4))
     assert again.num_cached_tokens == (len(prompt[0]) - 1) // 4 * 4
     assert_agrees(written.with_images(WIDE), prompt[0], again)
-    assert encodes(engine) == (1, 0), "its tokens were cached, so nobody asked for its embeddings"
+    assert encodes(engine) == (1, 0), "its tokens were cached, so its embeddings were not needed"
     elsewhere = written.prompt([*text(3, 8), -1], WIDE)
     assert_agrees(written.with_images(WIDE), elsewhere[0], one(engine, with_images("c", elsewhere, max_tokens=2)))
     assert encodes(engine) == (1, 1), "at another place its tokens are others, its embeddings the same"
@@ -103,6 +103,19 @@ def test_preempted_sequences_agree(written: VisionCheckpoint) -> None:
     assert engine.scheduler.counts.preemptions > 0
     for name, prompt in prompts.items():
         assert_agrees(written.with_images(files[name]), prompt[0], heard[name])
+
+
+@pytest.mark.parametrize("name", ["qwen 2.5 vl", "qwen 3 vl"])
+def test_an_image_behind_thousands_of_tokens_agrees(tmp_path: Path, name: str) -> None:
+    long = write_vision(tmp_path, name)
+    described = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(
+        described.replace('"max_position_embeddings": 256', '"max_position_embeddings": 4608')
+    )
+    prompt = long.prompt([*text(1300, 1), *text(1400, 2), *text(1400, 3), -1, *text(7, 3)], SMALL)
+    assert len(prompt[0]) > 4096
+    heard = one(load_engine(tmp_path, kv_tokens=4608), with_images("a", prompt, max_tokens=3))
+    assert_agrees(long.with_images(SMALL), prompt[0], heard)
 
 
 def test_parallel_samples_of_an_image_encode_it_once(written: VisionCheckpoint) -> None:

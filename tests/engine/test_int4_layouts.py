@@ -1,4 +1,4 @@
-"""Four-bit weights as their quantizers write them, and what becomes of them."""
+"""Four-bit weights as their quantizers write them, and their form after loading."""
 
 from typing import NamedTuple
 
@@ -16,7 +16,10 @@ def test_a_word_has_its_first_code_in_its_lowest_bits() -> None:
 
 
 class Known(NamedTuple):
-    """A matrix of two rows and 64 columns in groups of 32: codes are the column's index modulo 16, and 15 minus that."""
+    """A matrix of two rows and 64 columns in groups of 32.
+
+    Codes are the column's index modulo 16, and 15 minus that.
+    """
 
     codes: torch.Tensor
     scales: torch.Tensor

@@ -1,4 +1,4 @@
-"""Invariants I3, I4, I8 and I9: what was asked decides the tokens; batch, chunks, caches, preemption and resumption do not."""
+"""Invariants I3, I4, I8 and I9: the request decides the tokens; batch, chunks, caches, preemption and resumption do not."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def requests() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path, arithmetic: str) -> dict[str, list[int]]:
-    """Each request by itself, on an engine that has seen nothing."""
+    """Answer each request by itself, on a new engine."""
     return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
 
 

@@ -1,5 +1,7 @@
-"""A KV cache in FP8: the same tokens whatever becomes of its blocks, close to those of a plain cache, in a quarter of fp32's bytes, and never taken
-for one of another type."""
+"""A KV cache in FP8: the same tokens on any way of its blocks, close to those of a plain cache, in a quarter of fp32's bytes.
+
+It is never taken for one of another type.
+"""
 
 from pathlib import Path
 from typing import Any

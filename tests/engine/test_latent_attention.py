@@ -1,4 +1,4 @@
-"""Latent attention at the sizes of DeepSeek-V3 and Kimi K2.5, one layer, against its formulas in fp64 before anything is absorbed."""
+"""Latent attention at the sizes of DeepSeek-V3 and Kimi K2.5, one layer, compared with its unabsorbed formulas in fp64."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def random_layer(heads: int, query_rank: int | None) -> LatentAttention:
 
 
 def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> torch.Tensor:
-    """Keys and values of every head, made of the latent vectors and kept by nobody."""
+    """Compute keys and values of every head from the latent vectors, without keeping them."""
     x, scale = x.double(), layer.shape.scale
 
     def times(linear: Linear, x: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,7 @@
-"""A kind of layer that the engine does not have is a table of parts in one file: this one. Its layers keep something of their own of each token,
-beside attention or without, and answer alike whatever happens to a sequence."""
+"""A kind of layer that the engine does not have is a table of parts in one file: this one.
+
+Its layers keep a state of each token, beside attention or without, and answer alike on every path of a sequence.
+"""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +32,7 @@ ATTENTION_AND_SHIFT, SHIFTS = "attention, then a shift", "shifts alone"
 
 
 class TokenShift:
-    """Mixes each token with the one before it, which the cache keeps."""
+    """A layer that mixes each token with the previous one, which the cache keeps."""
 
     def __init__(self, proj: Linear, layer: int) -> None:
         self.proj = proj
@@ -50,7 +52,7 @@ class TokenShift:
 
     @staticmethod
     def _tables(context: Context, group: int) -> torch.Tensor:
-        """[tokens, blocks]: of each token, its sequence's."""
+        """Return each token's block table, [tokens, blocks]."""
         own = context.batch.groups[group]
         tables = [own.decode.block_tables] if own.decode is not None else []
         for part in (own.verify, own.prefill):
@@ -101,7 +103,7 @@ def load(config: ShiftConfig, loader: WeightLoader, context_length: int) -> Deco
 
 @pytest.fixture(params=[ATTENTION_AND_SHIFT, SHIFTS])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A llama whose attention is replaced, in the second layer or in both."""
+    """Write a llama whose attention is replaced, in the second layer or in both."""
     monkeypatch.setitem(FAMILIES, "ShiftForCausalLM", SimpleNamespace(parse_config=parse_config, load=load))
     write_llama(tmp_path, num_hidden_layers=2)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -167,7 +169,7 @@ def _logits(weights: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("checkpoint", [SHIFTS], indirect=True)
 def test_hidden_states_behind_named_layers_can_be_had(checkpoint: Path) -> None:
-    """Of a whole pass, which they do not change, and of one in pieces."""
+    """The states are those of a whole pass, which stays unchanged, and of one in pieces."""
     seen: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
     engine = load_engine(checkpoint)
     runner = engine.runner

@@ -1,4 +1,4 @@
-"""How a checkpoint is stored and computed changes no distribution: bf16, shards, fp32 on a CPU."""
+"""Storage and arithmetic of a checkpoint change no distribution: bf16, shards, fp32 on a CPU."""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
-"""Positions from 200,000 on turn as `transformers` turns them: behind as many tokens whose cached keys and values are zeros, in the engine's blocks
-and in the reference's cache alike."""
+"""Positions from 200,000 on are rotated as by `transformers`.
+
+They follow as many tokens with zeros as cached keys and values, in the engine's blocks and in the reference's cache.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from tests.engine.driver import load_engine, random_prompt
 from tests.engine.families import LATENT, YARN, config
 
 BEFORE = 200_000
-# Large weights: else so many keys of zeros take all of the attention, and a wrong angle would change nothing. With these, frequencies that are 0.1 %
+# Large weights: otherwise so many keys of zeros take all of the attention, and a wrong angle has no effect. With these, frequencies that are 0.1 %
 # off change log-probabilities by 0.002 and more.
 LONG: dict[str, Any] = {"max_position_embeddings": 1 << 18, "num_hidden_layers": 2, "initializer_range": 0.4}
 SCALED = YARN | {"factor": 64.0, "original_max_position_embeddings": 4096}
@@ -71,7 +73,7 @@ def test_positions_behind_200_000_tokens_agree(tmp_path: Path, name: str) -> Non
     for start, end in (
         (BEFORE, len(token_ids) - 1),
         (len(token_ids) - 1, len(token_ids)),
-    ):  # a prompt's rest, and a decode
+    ):  # the rest of a prompt, and a decode
         step, _ = scratch_step(token_ids[:end], start, engine.info.block_size)
         forwarded = runner.forward(step)
         assert forwarded.logits is not None
@@ -81,7 +83,7 @@ def test_positions_behind_200_000_tokens_agree(tmp_path: Path, name: str) -> Non
 
 
 def _reference(model: Any, token_ids: list[int]) -> torch.Tensor:
-    """Return the distribution behind the tokens, which follow as many as stand before them here."""
+    """Return the distribution after the tokens, which follow as many earlier ones as here."""
     sizes = model.config
     cache = DynamicCache(config=sizes)
     widths = (sizes.kv_lora_rank, sizes.qk_rope_head_dim) if hasattr(sizes, "kv_lora_rank") else None

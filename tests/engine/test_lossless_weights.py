@@ -1,4 +1,4 @@
-"""Matrices in 12 bits under whole models: the same answers to the bit, less memory, and plain weights wherever codes are of no use."""
+"""Matrices in 12 bits in whole models: bit-identical answers, less memory, and plain weights where codes gain nothing."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ def memory() -> KvMemory:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However small a model and its matrices are, and without pauses."""
+    """Code a model and its matrices of any size, and without pauses."""
     monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
     monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)

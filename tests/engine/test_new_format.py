@@ -1,4 +1,4 @@
-"""A format of weights that the engine does not know, added here and nowhere else: matrices, head and embeddings load and answer like any others."""
+"""A weight format that the engine does not know, added here and nowhere else: matrices, head and embeddings work like any others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def is_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def quantize_ends(directory: Path, model: PreTrainedModel) -> None:
-    """The embedding and the head too."""
+    """Quantize the embedding and the head too."""
     tensors = load_file(directory / "model.safetensors")
     parameters = dict(model.named_parameters())
     for name in ("model.embed_tokens", "lm_head"):

@@ -1,4 +1,4 @@
-"""Several sequences of one prompt: it is computed once, each goes its own way, and any of them may leave."""
+"""Several sequences of one prompt: it is computed once, each continues separately, and any of them may end early."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Experts as routers of DeepSeek-V3, Kimi K2.5 and Llama 4 choose and weigh them, at their counts, against the formulas in fp64."""
+"""The choice and weights of experts by the routers of DeepSeek-V3, Kimi K2.5 and Llama 4, compared with the formulas in fp64."""
 
 import pytest
 import torch

@@ -1,5 +1,7 @@
-"""Random schedules of arrivals and aborts over tiny pools, with steps under way, drafts, penalties and log probabilities: every sequence ends, with
-the tokens that it has one by one, and nothing is left behind."""
+"""Random schedules of arrivals and aborts over tiny pools, with steps in flight, drafts, penalties and log probabilities.
+
+Every sequence ends, with the tokens that it has by itself, and no resource leaks.
+"""
 
 import math
 from collections.abc import Callable
@@ -42,11 +44,11 @@ class Shape(NamedTuple):
     max_num_seqs: int
     depth: int
     windows: Windows
-    drafts: int | None = None  # the seed of a drafter
-    tick_s: float = 0.0  # by which every look turns the clock
+    drafts: int | None = None  # a drafter's seed
+    tick_s: float = 0.0  # advance of the clock at every look
     max_decode_delay_s: float = math.inf
-    copies: int = 1  # ranks with as many blocks, and sequences of their own
-    has_states: bool = False  # of a further group of layers
+    copies: int = 1  # ranks with as many blocks, and separate sequences
+    has_states: bool = False  # whether a further group of layers has states
 
 
 arrivals = st.lists(
@@ -68,7 +70,7 @@ arrivals = st.lists(
     min_size=1,
     max_size=10,
 )
-# Of each group of layers: windows alone, one in which a token sees itself alone, windows as long as the prompts.
+# For each group of layers: only windows, one of a single token, windows as long as the prompts.
 windows = st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (7,), (None, None, 30), (3, 12)])
 shapes = st.builds(
     Shape,
@@ -118,7 +120,7 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
     assert pool.num_held == 0
     assert pool.num_available == shape.copies * shape.num_blocks * (len(shape.windows) + shape.has_states)
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
-    if currently_in_test_context():  # what its examples have met, and not a plan that is played alone
+    if currently_in_test_context():  # counts for a run of examples, and not for a plan that runs alone
         event("preempted" if engine.scheduler.counts.preemptions else "not preempted")
         event("prefix hit" if engine.scheduler.counts.prefix_hits else "no prefix hit")
         event("drafts" if runner.num_drafts else "no drafts")
@@ -149,7 +151,7 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
                     engine.submit(as_submit(name, arrival))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 held = engine.scheduler.pool.num_held
-                engine.sequences.abort(str(i))  # the first of them: the others go on
+                engine.sequences.abort(str(i))  # the first of them: the others continue
                 assert engine.scheduler.pool.num_held <= held
         if engine.has_work:
             engine.step()
@@ -188,7 +190,7 @@ def as_submit(name: str, arrival: Arrival) -> Submit:
 
 
 def outputs_of(arrival: Arrival, count: int) -> list[int]:
-    """The tokens one by one."""
+    """Return the tokens of an arrival that runs alone."""
     prompt, outputs = prompt_of(arrival), list[int]()
     for _ in range(count):
         token = next_penalised_token(prompt, outputs) if arrival.is_penalised else next_token([*prompt, *outputs])

@@ -1,5 +1,7 @@
-"""Random schedules of two models on one arena, with bursts, idle phases, reservations, failed steps and corrupt bookkeeping: every sequence ends,
-with the right tokens, no model reads what another wrote, and every slab comes back."""
+"""Random schedules of two models on one arena, with bursts, idle phases, reservations, failed steps and corrupt bookkeeping.
+
+Every sequence ends, with the right tokens, no model reads another's data, and every slab is returned.
+"""
 
 from typing import NamedTuple
 
@@ -52,9 +54,9 @@ class Shape(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     depth: int = 1
-    drafts: int | None = None  # the seed of a drafter
+    drafts: int | None = None  # a drafter's seed
     windows: tuple[Windows, Windows] = ((None,), (None,))
-    copies: int = 1  # ranks with as many slabs, and sequences of their own
+    copies: int = 1  # ranks with as many slabs, and separate sequences
 
 
 class Reserve(NamedTuple):
@@ -64,7 +66,7 @@ class Reserve(NamedTuple):
 
 
 class Accident(NamedTuple):
-    """Of a model at a step: a block is handed out though a sequence holds it, a generation is damaged, or a step fails."""
+    """An accident of a model at a step: a block is handed out though a sequence holds it, a generation is damaged, or a step fails."""
 
     step: int
     model: int
@@ -135,7 +137,7 @@ def test_two_models_on_one_arena_through_twenty_thousand_schedules(
 
 
 def test_a_full_batch_of_late_arrivals_still_claims_what_it_needs() -> None:
-    """Urgent late arrivals run in both models while older sequences wait for their places in the batch; each lacks what the other has."""
+    """Urgent late arrivals run in both models while older sequences wait for their places in the batch; each lacks blocks that the other has."""
     shape = Shape(9, 10, (5, 4), (3, 4), 16, 1)
     plan = [
         Arrival(0, 5, 32, 2, 6, b"", None, 1, 0),
@@ -224,7 +226,7 @@ class Play:
                 assert engine.scheduler.pool.num_held <= held
 
     def _reserve(self, step: int) -> None:
-        """A third model comes with blocks of its own, writes all over them, and goes."""
+        """Add a third model with separate blocks, write all over them, and remove it."""
         if self.reserve is None:
             return
         allocator = self.arena.slabs
@@ -259,7 +261,7 @@ class Play:
             engine.fail_all("engine_error", "a step failed")
 
     def _damaged(self, engine: Engine, n: int) -> None:
-        """A generation changes in memory, by itself."""
+        """Damage a generation in memory."""
         held = sorted({block for sequence in engine.scheduler.running for block in blocks_of(sequence)})
         if held:
             block = held[n % len(held)]
@@ -267,7 +269,7 @@ class Play:
             self.may_fail |= {s.sequence_id for s in engine.scheduler.running if block in blocks_of(s)}
 
     def _handed_out_twice(self, engine: Engine, n: int) -> None:
-        """Somebody's mistake: a held block was on the list of free ones, and somebody else has taken it."""
+        """Simulate an error: a held block was on the list of free ones, and another sequence has taken it."""
         pool = engine.scheduler.pool
         held = sorted({block for sequence in engine.scheduler.running for block in blocks_of(sequence)})
         if held:

@@ -1,4 +1,4 @@
-"""Who gets which slab, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
+"""The owners of slabs, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
 
 from dataclasses import dataclass, field
 from threading import Thread
@@ -11,7 +11,7 @@ from pilotlight.engine.kv.lending.lease import Lease, Oldest
 from pilotlight.engine.kv.lending.slab_allocator import NoSlabsError, SlabAllocator
 from pilotlight.engine.kv.lending.slabs import SlabGrid
 
-SLAB, BLOCK = 100, 50  # two blocks a slab
+SLAB, BLOCK = 100, 50  # two blocks per slab
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Job:
 
     lease: Lease
     sequences: list[tuple[int, list[int]]] = field(default_factory=list)
-    missing: int = 0  # of the oldest
+    missing: int = 0  # blocks that the oldest lacks
     is_waiting: bool = False
     preempted: list[int] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Job:
         self.sequences.append((arrival, [block for block in blocks if block is not None]))
 
     def end(self, cached: bool = False) -> None:
-        """Its oldest sequence ends."""
+        """End its oldest sequence."""
         arrival, blocks = self.sequences.pop(0)
         for block in blocks if cached else []:
             self.lease.pool.register(block, b"%d %d" % (arrival, block))
@@ -301,7 +301,7 @@ def bytes_of(grid: SlabGrid, block: int) -> range:
 
 
 def test_the_hosts_oldest_sequence_is_preempted_for_nobody() -> None:
-    """Where a younger one's blocks, still being filled from a tier, are all that could be left."""
+    """A younger one's blocks, still being filled from a tier, would be all that is left."""
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)
     for _ in range(4):

@@ -1,6 +1,6 @@
-"""Features times drafters: whatever a sequence asks for and whatever becomes of it, its tokens are those without drafts (I9).
+"""Features times drafters: for all options and interruptions of a sequence, its tokens are those without drafts (I9).
 
-The embedded model computes in fp32, where a token among drafts has the very logits that decoding gives it.
+The embedded model computes in fp32, in which a token among drafts has the very logits that decoding gives it.
 """
 
 import functools
@@ -61,7 +61,7 @@ def question(draw: random.Random) -> list[int]:
 
 
 def requests(number: int, seed: int = 1, **changes: Any) -> list[Submit]:
-    """Greedy ones and sampled ones, with a grammar and without."""
+    """Return greedy and sampled requests, with a grammar and without."""
     draw, made = random.Random(seed), []
     for i in range(number):
         options: dict[str, Any] = {
@@ -127,7 +127,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "least tokens": ({"depth": 2}, {"min_tokens": 12}),
     "the prompt's log-probabilities": ({}, {"num_logprobs": 1, "prompt_logprobs": True}),
 }  # fmt: skip
-# The first is asked with each drafter, whatever else in turn with one of them; the rest is slow.
+# The first is tried with each drafter, all others in turn with one of them; the rest is slow.
 IN_TURN = [
     pytest.param(drafters, *asked, id=f"{name}-{drafter}", marks=[] if i == 0 or j == i % 3 else pytest.mark.slow)
     for i, (name, asked) in enumerate(ASKED.items())
@@ -390,7 +390,7 @@ def is_tie(batch: list[Submit], name: str, token_ids: list[int]) -> bool:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("drafters", [*LOOKUPS, *WITH_WEIGHTS])
 def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters: str) -> None:
-    """But for a handful of ties."""
+    """A handful of ties may differ."""
     draw, num_ties = random.Random(drafters), 0
     plain, engine = ember(kv_tokens=8192), ember(drafters, kv_tokens=8192, max_num_seqs=16)
     for seed in range(1000, 1105):

@@ -1,4 +1,4 @@
-"""Every model family against `transformers` when its blocks were in a tier: after a restart, from the disk, from a store, and after a swap."""
+"""Every model family compared with `transformers` when its blocks were in a tier: after a restart, from the disk, from a store, after a swap."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -74,7 +74,7 @@ def test_a_round_trip_through_host_disk_and_store_agrees(
         expected = {"nothing": (0, 0, 0), "host": (64, 0, 0), "disk": (0, 48, 0), "store": (0, 0, 48)}[kept_in]
         assert (load.prefix_host_hits, load.prefix_disk_hits, load.prefix_store_hits) == expected
         assert heard.num_cached_tokens == sum(expected)
-        stranger = replace(full("b", prompt, max_tokens=4), salt=f"who came when it was in {kept_in}".encode())
+        stranger = replace(full("b", prompt, max_tokens=4), salt=f"a request when it was in {kept_in}".encode())
         assert one(engine, stranger).num_cached_tokens == 0
         assert engine.tiers.wait_until_idle(10)
         engine.close()

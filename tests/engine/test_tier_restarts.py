@@ -1,4 +1,4 @@
-"""Tiers across the death of an engine host: what was computed is found again, and only by the model that computed it (I9)."""
+"""Tiers across the death of an engine host: computed blocks are found again, and only by the model that computed them (I9)."""
 
 import os
 import time
@@ -48,7 +48,7 @@ async def test_a_host_that_is_killed_leaves_its_cache_to_the_next(tmp_path: Path
         assert again[0].num_cached_tokens == 64
         assert tokens(again) == tokens(first)
         assert client.loads["tiny"].prefix_host_hits == 64
-        # the conversation goes on: also what was answered is found
+        # the conversation continues: the answered tokens are found, too
         longer = await collect(client, submit("d", [*PROMPT, *tokens(first), 7, 7, 7], max_tokens=5))
         assert (longer[0].num_cached_tokens or 0) >= 96 - 16
         await client.close()
@@ -68,10 +68,10 @@ def test_a_model_that_goes_to_sleep_keeps_what_it_has_just_computed(tmp_path: Pa
         cached: list[int | None] = []
         while engine.has_work:
             if not engine.step():
-                time.sleep(0.001)  # blocks are on their way from a tier
+                time.sleep(0.001)  # blocks are being loaded from a tier
             cached += [output.num_cached_tokens for output in engine.sequences.take_outputs()]
         assert cached == [expected]
-        engine.close()  # without the rest that would have begun the stores
+        engine.close()  # without the further work that would have started the stores
     tiers.close()
 
 

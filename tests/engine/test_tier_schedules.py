@@ -1,5 +1,7 @@
-"""Random schedules over tiny pools with tiers behind them that are late, forgetful and lossy: every sequence ends with the right tokens, and
-nothing is left behind (I1, I2, I3, I6, I9)."""
+"""Random schedules over tiny pools with tiers that are late, forgetful and lossy.
+
+Every sequence ends with the right tokens, and no resource leaks (I1, I2, I3, I6, I9).
+"""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
@@ -21,7 +23,7 @@ from tests.engine.fake_runner import FakeRunner, borrowing_engine, expected_toke
 from tests.engine.fake_tiers import FakeTiers
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, make_engine, names, windows
 
-# Small blocks in small pools, and prompts that come again: what one leaves, the next one pushes out and a third one wants.
+# Small blocks in small pools, and repeated prompts: the blocks of one are evicted by the next one and wanted by a third one.
 crowds = st.lists(
     st.builds(
         Arrival,
@@ -50,7 +52,7 @@ tight = st.builds(
     depth=st.sampled_from([1, 2, 3]),
     windows=windows,
     drafts=st.none() | st.integers(0, 2**32),
-    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # of transfers that take up to four looks, some are late
+    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # some transfers, of up to four looks, are late
     copies=st.sampled_from([1, 1, 2, 3]),
     has_states=st.booleans(),
 )
@@ -261,7 +263,7 @@ def test_others_go_on_while_blocks_are_on_their_way() -> None:
 
 
 class Tiers(FakeTiers):
-    """All that was stored is on the host; what is fetched comes when it is said."""
+    """Tiers that have all stored blocks on the host; fetched ones come when a test permits it."""
 
     class Draws(Random):
         def random(self) -> float:

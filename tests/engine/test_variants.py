@@ -1,8 +1,9 @@
-"""No step of serving compiles a kernel, nor waits for its device: what a model's dry run names before its weights are there is all that real steps
-launch, and between their first launch and their last no value is read and nothing copied but through pinned memory.
+"""No step of serving compiles a kernel or waits for its device.
 
-The steps are the product's own, of every family and format, with decodes, prompts, both at once, tokens that only the device knows, padded recordings
-and every kind of sampling; in a process of its own, since Triton interprets here and compiles there (tests/engine/variants.py).
+The kernels that a model's dry run names without its weights are all that real steps launch, and between their first launch and their last no value is
+read and nothing is copied except through pinned memory. The steps are the product's own, of every family and format, with decodes, prompts, both at
+once, tokens that only the device knows, padded recordings and every kind of sampling; they run in a separate process, since Triton interprets here
+and compiles there (tests/engine/variants.py).
 """
 
 import json
@@ -16,7 +17,7 @@ pytest.importorskip("triton")
 
 pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(600)]  # where nothing is cached, every kernel is compiled
 
-SOME = ("gpt-oss",)  # a llama launches less
+SOME = ("gpt-oss",)  # a llama launches fewer
 
 
 def variants(*words: str, **environment: str) -> dict[str, dict[str, Any]]:
@@ -31,7 +32,7 @@ def assert_all_are_known(found: dict[str, dict[str, Any]]) -> None:
         assert row["new"] == [], f"{model} would compile these while requests wait"
         assert row["never"] == [], f"{model} compiles these for nothing"
         assert row["waits"] == {}, f"steps of {model} wait for the device before they are collected"
-        assert row["copies"] > 0, "what waits is seen because copies are"
+        assert row["copies"] > 0, "waits are seen because copies are"
 
 
 @pytest.mark.process

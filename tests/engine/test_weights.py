@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be loaded: each is refused with a sentence naming the tensor or key and the file."""
+"""Checkpoints that cannot be loaded: each is refused with a sentence that names the tensor or key and the file."""
 
 import json
 import os

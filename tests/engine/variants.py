@@ -1,7 +1,7 @@
-"""The variants of kernels that a model's dry run names, those that real steps launch, and what makes these wait for their device.
+"""The kernels' variants in a model's dry run and in real steps, and the causes of waits for the device.
 
-Steps are made by the product's own runner from the product's own chunks, without a GPU. Run as a module: what is imported here compiles, where the
-tests' process interprets.
+Steps are made by the product's own runner from the product's own chunks, without a GPU. Run as a module: imports compile here, while the tests'
+process interprets.
 
     PILOTLIGHT_TRITON=1 python -m tests.engine.variants [--compile]      prints one JSON object, a row for each model
 """
@@ -75,7 +75,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 def matrices(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Those of a layer that a quantizer packs: of a model with experts these."""
+    """Return the matrices of a layer that a quantizer packs: with experts, only those."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     if experts := config.get("n_routed_experts"):
         inner = config["moe_intermediate_size"]
@@ -143,7 +143,7 @@ PLAIN |= {name + FP8_CACHE: PLAIN[name] for name in ("llama", "gpt-oss", "llama4
 
 
 class Noted(NamedTuple):
-    """A recorded step: its launches are those of its forward pass, with the views that it was recorded with."""
+    """A recorded step: the launches of its forward pass, with the views that it was recorded with."""
 
     output: Outputs
 
@@ -190,7 +190,7 @@ READS = frozenset(
 
 
 class HostWaits(TorchFunctionMode):
-    """Counts what makes a host wait for its device: reading a value, and copies from or into memory that is not pinned or that are waited for."""
+    """A counter of waits for the device: reading a value, and copies from or into memory that is not pinned or that are waited for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ KINDS = (
 
 
 def chunk(length: int, new: int, kind: int, num_groups: int, drafts: int = 0, pending: bool = False) -> Chunk:
-    """The last `new` of `length` tokens."""
+    """Return a chunk of the last `new` of `length` tokens."""
     made = Sequence("s", TOKENS[:length], KINDS[kind % len(KINDS)], b"", num_computed_tokens=length - new)
     blocks = -(-(length + drafts) // BLOCK)
     made.tables = [BlockTable(BLOCKS[:blocks]) for _ in range(num_groups)]
@@ -250,7 +250,7 @@ def chunk(length: int, new: int, kind: int, num_groups: int, drafts: int = 0, pe
 
 
 def steps(num_groups: int) -> Iterator[tuple[list[Chunk], bool]]:
-    """Steps as schedulers make them, and whether their tokens are fed by the step before."""
+    """Yield steps as schedulers make them, and whether the previous step provides their tokens."""
     for rows in (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256):
         for context in (2, 130, 1601, 8000):
             if rows * context <= 270_000:
@@ -279,7 +279,7 @@ def steps(num_groups: int) -> Iterator[tuple[list[Chunk], bool]]:
 
 
 def run_steps(dry: DryRun) -> None:
-    """Every step as an engine has it computed: forward, and the choice of all its rows."""
+    """Run every step as an engine does: forward, and the choice of all its rows."""
     cache = fake_tensor((NUM_BLOCKS * len(dry.layout.groups), dry.layout.block_bytes), torch.uint8)
     runner = ModelRunner(lay_out(dry), dry.layout, cache)
     for chunks, is_fed in steps(len(dry.layout.groups)):
@@ -288,7 +288,7 @@ def run_steps(dry: DryRun) -> None:
         step = step_of(chunks, BLOCK, row_of)
         if is_fed:
             runner._chosen = fake_tensor((len(chunks),), torch.int64)
-        for _ in range(2 if len(step.token_ids) <= 300 else 1):  # at last padded and recorded
+        for _ in range(2 if len(step.token_ids) <= 300 else 1):  # the second time padded and recorded
             forwarded = runner.forward(step)
         runner.choose(forwarded, choice_rows(chunks))
 
@@ -349,7 +349,7 @@ def main() -> None:
             "launched": len({launch.variant for launch in real}),
             "new": [str(launch.variant) for launch in distinct(real) if launch.variant not in variants],
             "never": [str(v) for v in sorted(variants - {launch.variant for launch in real}, key=str)],
-            "waits": +waits.counted,  # those that there were
+            "waits": +waits.counted,  # those that occurred
             "copies": waits.num_copies,
             "compiled": compile_launches(known).num_variants if options.compile else None,
         }

@@ -1,4 +1,4 @@
-"""The examples of functions do what they say, from a real site."""
+"""The examples of functions work as described, at a real site."""
 
 import json
 import subprocess

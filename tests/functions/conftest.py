@@ -1,4 +1,4 @@
-"""Functions written into folders by tests, served by a site's functions without the rest of a site."""
+"""Functions that tests write into folders, served by a site's functions without the rest of a site."""
 
 import asyncio
 import functools
@@ -27,7 +27,7 @@ def quick(limits: dict[str, Any]) -> FunctionLimits:
 
 
 class Served:
-    """A site's functions, and a way to call them that reads the whole answer."""
+    """A site's functions, with calls that read the whole answer."""
 
     def __init__(self, functions: SiteFunctions, folder: Path) -> None:
         self.functions = functions
@@ -36,7 +36,7 @@ class Served:
     def add(
         self, source: str, name: str = "f", manifest: str = "", limits: dict[str, Any] | None = None, **files: str
     ) -> None:
-        """`limits`: its own, where the site's are not meant."""
+        """Add a function. `limits`: its own, instead of the site's."""
         folder = self.folder / name
         (folder / "src").mkdir(parents=True, exist_ok=True)
         (folder / "src/entry.py").write_text(dedent(source))
@@ -92,7 +92,7 @@ def make_served(process_tier: None, tmp_path: Path) -> ServedMaker:
 
 @functools.cache
 def working_oci_runtime() -> str | None:
-    """That makes containers on this machine, as it was tried."""
+    """Return an OCI runtime that can start containers on this machine, by trying."""
 
     async def works(command: str) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Cron expressions: which minutes they name, and what is said of those that name none."""
+"""Cron expressions: the minutes that they name, and errors of those that name none."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""A site that serves functions and no model, and the place where it keeps their data."""
+"""A site that serves functions and no model, and the folder of their data."""
 
 from pathlib import Path
 from typing import Any

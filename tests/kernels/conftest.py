@@ -1,5 +1,7 @@
-"""Every operation is tested twice on a CPU, by the C library and by torch; `make gpu-check` runs these tests with their tensors on a GPU: whatever a
-test makes lands on the default device."""
+"""Every operation is tested twice on a CPU, by the C library and by torch; `make gpu-check` runs these tests on a GPU.
+
+A test's tensors are on the default device.
+"""
 
 import dataclasses
 import functools
@@ -16,23 +18,24 @@ from tests.cpu_kernels import BOTH, computing_with
 
 DEVICE = os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")
 
-# torch notes what makes tensors when a default device is first used, and knows a function no longer that a test has replaced by then.
+# torch collects the functions that make tensors when a default device is first used, and would miss those that a test has replaced by then.
 with torch.device("cpu"):
     torch.empty(0)
 
 
 def _hurry_the_interpreter() -> None:
-    """Leave out what Triton's interpreter does in vain, two thirds of its time.
+    """Remove unnecessary work of Triton's interpreter, two thirds of its time.
 
     It puts its own functions into Triton's language at every launch and at every call of a device function, `tl.max` included, by looking through all
     that the language has: nothing is compiled in this process, so once is enough. It computes each sum and product again in 64 bits, for an assertion
-    that it makes in debug mode alone. And it makes a table of all types whenever it looks one up."""
+    that it makes in debug mode alone. And it makes a table of all types whenever it looks one up.
+    """
     from triton.runtime import interpreter
 
     patch: Callable[[Any], Any] = interpreter._patch_lang
     patched: set[int] = (
         set()
-    )  # by the globals of the module that a function is of: they say which parts of the language it sees
+    )  # by the globals of a function's module: they contain the parts of the language that it uses
 
     def patch_once(function: Any) -> Any:
         if id(function.__globals__) not in patched:
@@ -51,7 +54,7 @@ def _hurry_the_interpreter() -> None:
 
 
 def _widen_bf16_of_products() -> None:
-    """Triton's interpreter holds bf16 as whole numbers, which it would multiply."""
+    """Convert bf16 for products: Triton's interpreter holds it as integers, which it would multiply."""
     from triton.runtime import interpreter
 
     builder = type(interpreter.interpreter_builder)
@@ -77,7 +80,7 @@ def on_device(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def _tensors_on_the_device_under_test() -> Iterator[None]:
-    torch.manual_seed(5)  # what tests draw is the same in every run
+    torch.manual_seed(5)  # random numbers are the same in every run
     with torch.device(DEVICE):
         yield
 

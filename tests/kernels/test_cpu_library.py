@@ -1,4 +1,4 @@
-"""The C library is built once, used where it can be, and done without where it cannot."""
+"""The C library is built once, used if possible, and replaced by torch otherwise."""
 
 import fcntl
 import logging
@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 @pytest.fixture(autouse=True)
 def arithmetic() -> None:
-    """These tests say themselves what computes."""
+    """Let these tests choose the arithmetic themselves."""
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache and a process that has not looked for the library yet."""
+    """Set an empty cache, and reset the process's search for the library."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(build.SWITCH, raising=False)
     monkeypatch.setattr(library, "loaded", None)
@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """C files that compile in no time."""
+    """Write C files that compile quickly."""
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.c").write_text("#ifdef SCALAR_BF16\nint one_bf16 = 1;\n#else\nint one_f32 = 1;\n#endif\n")
@@ -133,7 +133,7 @@ def test_progress_counts_every_file_for_every_scalar(tiny_sources: Path, capsys:
     assert seen == [(n, 4) for n in range(5)]
     discard_libraries()
     build.main()
-    build.main()  # which finds it
+    build.main()  # it finds the library
     assert capsys.readouterr().err.splitlines() == [
         f"Compiling the CPU kernels (the first time only): {n} of 4 files" for n in (0, 4)
     ]
@@ -196,7 +196,7 @@ def _flipped(content: bytearray) -> bytearray:
 def test_a_damaged_library_is_never_opened_and_built_again(
     spoil: Callable[[bytearray], bytearray], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """To call it would be the end of the process."""
+    """Calling it would end the process."""
     path = build_library()
     whole = path.read_bytes()
     path.write_bytes(spoil(bytearray(whole)))
@@ -208,7 +208,7 @@ def test_a_damaged_library_is_never_opened_and_built_again(
 
 @pytest.mark.usefixtures("cache", "tiny_sources")
 def test_a_library_that_cannot_be_used_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
-    path = build_library()  # without the functions that are looked for
+    path = build_library()  # without the required functions
     made_at = path.stat().st_mtime_ns
     with caplog.at_level(logging.WARNING):
         library.start(wait=True)
@@ -256,7 +256,7 @@ def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPat
     built = {None: build_library()}
     for kind in build.KINDS[:-1]:
         monkeypatch.setenv(build.SWITCH, kind)
-        with suppress(BuildError):  # on a machine that cannot stand in for it
+        with suppress(BuildError):  # on a machine that cannot replace it
             built[kind] = build_library()
     assert len(set(built.values())) == len(built)
 
@@ -280,7 +280,7 @@ def test_a_kind_of_cpu_that_cannot_be_had_is_refused_by_name(
 
 
 def test_threads_that_call_at_once_all_get_their_results() -> None:
-    """The library has one team: a caller that finds it busy works alone."""
+    """The library has one team: a caller that finds it busy computes alone."""
     from concurrent.futures import ThreadPoolExecutor
 
     from pilotlight.kernels.matrices.linear import linear

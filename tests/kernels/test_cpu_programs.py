@@ -1,5 +1,7 @@
-"""Computations recorded as programs of the C library: replayed, they compute the same bits from what their inputs hold then; what would be missing
-from a program is refused."""
+"""Computations recorded as programs of the C library: a replay computes the same bits from its inputs' present values.
+
+An operation that cannot be recorded is refused.
+"""
 
 import gc
 import subprocess
@@ -48,12 +50,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-# Which has threads of its own: once is enough.
+# It has separate threads: once is enough.
 in_another_process = pytest.mark.parametrize("threads", [1], indirect=True)
 
 
 class Layer:
-    """A decoder's layer and head with everything in it, and inputs that stay where they are."""
+    """A decoder's layer and head with all their parts, and inputs at fixed addresses."""
 
     def __init__(self, rows: int, dtype: torch.dtype, hidden: int = 84, intermediate: int = 1100) -> None:
         def weight(*shape: int) -> Tensor:
@@ -110,7 +112,7 @@ def assert_equal(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
 def test_a_replay_computes_the_same_bits_from_new_inputs(rows: int, dtype: torch.dtype) -> None:
     layer, recorder = Layer(rows, dtype), ProgramRecorder(dtype)
     if not recorder.takes(rows):
-        with pytest.raises(NotRecordableError, match=r"aten\.linear"):  # it was right to say so
+        with pytest.raises(NotRecordableError, match=r"aten\.linear"):  # it was right to refuse
             record(layer, recorder)
         return
     program = record(layer, recorder)
@@ -144,7 +146,7 @@ def test_what_dies_in_a_recording_makes_room_and_what_lives_keeps_it() -> None:
     def forward() -> tuple[Tensor, ...]:
         y = linear(x, weight)
         kept = y[:, :512]
-        for _ in range(30):  # 256 KiB each: far more than 2 MiB, if none made room
+        for _ in range(30):  # 256 KiB each: far more than 2 MiB, if none were freed
             y = rms_norm(linear(y, weight), weight[0], 1e-5)
         return y, linear(kept, half)
 
@@ -198,7 +200,7 @@ def test_what_a_program_reads_lives_as_long_as_it_does() -> None:
 
 
 def test_programs_that_run_at_once_in_several_threads_all_get_their_results() -> None:
-    """The library has one team: a program that finds it busy is computed by the thread that asked for it."""
+    """The library has one team: a program that finds it busy is computed by the calling thread."""
     layers = [Layer(rows, torch.float32) for rows in (1, 2, 3, 4)]
     programs = [record(layer) for layer in layers]
     expected = [[output.clone() for output in program.output] for program in programs]
@@ -221,7 +223,7 @@ def test_programs_that_run_at_once_in_several_threads_all_get_their_results() ->
 @pytest.mark.process
 @in_another_process
 def test_recording_imports_no_compiler() -> None:
-    """Torch's own would take two seconds of the step that is recorded."""
+    """Torch's own would take two seconds of the recorded step."""
     script = """
 import sys, torch
 from pilotlight.kernels.cpu import library

@@ -1,4 +1,4 @@
-"""Which products are left to torch is measured where its library has what ours lacks, once, and kept."""
+"""Products that are left to torch are measured once if its library lacks ours' features, and the choice is stored."""
 
 import json
 import subprocess
@@ -37,7 +37,7 @@ def test_ours_are_used_up_to_the_first_number_of_rows_at_which_torchs_is_faster(
 
 
 def test_a_machine_that_is_busy_for_a_while_is_no_reason_to_choose_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else it does makes everything ten times as slow, from before the first until after the third call."""
+    """Other work makes everything ten times as slow, from before the first until after the third call."""
     now, calls = 0.0, 0
 
     def work(duration_s: float) -> None:
@@ -60,7 +60,7 @@ def unmeasured() -> Limits:
 
 
 def measured_as(most: int, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small sizes, each computed once, of which `most` rows are said to be ours."""
+    """Pretend small sizes, each computed once, of which `most` rows are measured to be ours."""
 
     def measured(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
         calls.append(torchs_gain(2))

@@ -1,4 +1,4 @@
-"""The look for values that are no numbers: wherever they are, in each type, however the tensor lies in memory."""
+"""The check for NaN and infinity: at any place, in each type, for any layout of the tensor in memory."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a product: a token's result is its own, whatever the others have, and in programs follows what comes into the slots."""
+"""Low-rank adapters beside a product: a token's result is independent of others, and programs follow changes of the slots."""
 
 import pytest
 import torch

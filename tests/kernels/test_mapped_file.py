@@ -1,4 +1,4 @@
-"""Files' bytes in place: parts of several files as one piece of memory, whatever page they begin in the middle of."""
+"""Files' bytes in place: parts of several files as one piece of memory, at any offset within pages."""
 
 import mmap
 import os
@@ -32,7 +32,7 @@ def fds(tmp_path: Path) -> list[int]:
     [
         [(0, 0, PAGE), (1, 3 * PAGE, 2 * PAGE), (0, 7 * PAGE, PAGE)],
         [(0, 100, 2 * PAGE), (0, 9 * PAGE + 100, 4 * PAGE), (1, 100, 30 * PAGE + 5)],
-        [(0, 100, 50), (1, 150, 20), (0, 5 * PAGE + 170, 3 * PAGE)],  # in the middle of a page, both ends of it
+        [(0, 100, 50), (1, 150, 20), (0, 5 * PAGE + 170, 3 * PAGE)],  # both ends in the middle of a page
         [(1, PAGE - 1, 1), (0, 2 * PAGE, PAGE), (1, 40 * PAGE, 123)],  # up to the file's end
     ],
 )

@@ -1,4 +1,4 @@
-"""Routing and experts against each token taken by itself."""
+"""Routing and experts compared with each token by itself."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Paged attention against attention written out over each sequence's own keys and values: what is not in the catalogue."""
+"""Paged attention compared with plain attention over each sequence's own keys and values: cases that are not in the catalogue."""
 
 import pytest
 import torch
@@ -17,8 +17,7 @@ VARIANTS = [(None, False), (1, False), (6, False), (17, False), (1000, False), (
 
 
 class Paged:
-    """Sequences of given lengths, scattered over a block-major cache by kv_write, beside their plain keys and
-    values."""
+    """Sequences of given lengths, scattered over a block-major cache by kv_write, with their plain keys and values."""
 
     def __init__(self, lens: list[int], kv_heads: int, head_dim: int, block_size: int) -> None:
         blocks_of = [-(-n // block_size) for n in lens]
@@ -45,7 +44,7 @@ def attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
+    """Compute attention. q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
     q, k, v = q.double(), k.double(), v.double()
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
@@ -99,7 +98,7 @@ def test_prompts_in_small_tiles_attend_to_the_prefix_and_causally_to_the_chunk(
 def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
     paged = Paged([40, 37], 2, 8, 5)
     for table, length in zip(paged.block_tables, (40, 37), strict=True):
-        unseen = table[: (length - 7) // 5]  # blocks wholly before the last seven tokens
+        unseen = table[: (length - 7) // 5]  # blocks entirely before the last seven tokens
         paged.k_cache[unseen] = torch.nan
         paged.v_cache[unseen] = torch.nan
     q, lens, sinks = torch.randn(2, 4, 8), torch.tensor([40, 37]), torch.randn(4) if has_sinks else None
@@ -111,8 +110,8 @@ def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
     assert_close("the same token", decoded, prefilled, 1e-5)
 
 
-# To bf16 (eight bits: at most 2^-9 of each) are rounded the weights, the result and, by torch with sinks, scores of up to some 8, an error of
-# their weight.
+# The weights, the result and, by torch with sinks, scores of up to some 8 are rounded to bf16 (eight bits: at most 2^-9 of each); the scores' error
+# is one of their weight.
 @pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 1e-5), (torch.bfloat16, 4 * 2.0**-9)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (5, 1, 40), (2, 1, 256)])
 @pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)

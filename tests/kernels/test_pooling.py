@@ -1,4 +1,4 @@
-"""Pooling: what the catalogue does not say."""
+"""Pooling: cases that are not in the catalogue."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Libraries that a wheel brings along: the highest level that the CPU has, whole, and none where there is none for it."""
+"""Libraries in a wheel: the highest level that the CPU has, complete, or none if there is none for it."""
 
 from pathlib import Path
 

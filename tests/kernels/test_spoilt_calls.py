@@ -1,8 +1,8 @@
-"""Every tensor of every operation of the catalogue spoilt in every way, one at a time: the call is refused by name, or what it gives is what its
-formula gives for the spoilt arguments. Nothing else, no other exception and no crash.
+"""Every tensor of every operation of the catalogue spoilt in every way, one at a time.
 
-An index beyond the end lies on the device: what only that can tell is refused in debug mode. A GPU is asked in that mode alone, since such an index
-ends its process's use of it, or spoils what others wrote.
+The call is refused by name, or gives the result of its formula for the spoilt arguments; there is no other exception and no crash. Indices beyond the
+end are known only on the device: they are refused in debug mode. A GPU is tested in that mode alone, since such an index ends its process's use of
+it, or damages other memory.
 """
 
 import re
@@ -37,7 +37,7 @@ def storage_type(operation: Operation) -> torch.dtype:
 def undeclared(
     function: Callable[..., object], reference: Callable[..., object], make: Callable[[], Arguments], **more: object
 ) -> Operation:
-    """A function of the kernels that is no operation of the catalogue, since it has no Triton form or takes another's."""
+    """Return functions of the kernels that are not operations of the catalogue, since they have no Triton form or use another's."""
     case, name = Case("ordinary", lambda dtype: make()), function.__name__
     return Operation(name, function, reference, 30.0, (case,), (), lambda _: Cost(0), (torch.float32,), **more)  # type: ignore[arg-type]
 
@@ -74,16 +74,16 @@ FURTHER = [
     ),
 ]  # fmt: skip
 ALL = [*OPERATIONS, *FURTHER]
-# Numbers that say where something lies.
+# Numbers that are indices.
 INDICES = {
     "slot_mapping", "block_tables", "context_lens", "batch.block_tables", "batch.context_lens", "expert_ids", "places", "rows", "token_ids",
     "entries.rows", "entries.token_ids",
 }  # fmt: skip
 
-# What no one can tell from a call that was meant so.
+# Calls that cannot be distinguished from intended ones.
 UNKNOWABLE = {
     ("sample", "logits", "longer in 1"),  # a larger vocabulary, of which top-k leaves out the last entry
-    # How many escapes there are stands in another tensor's last number.
+    # The number of escapes is the last number of another tensor.
     *[
         (name, "weight.escapes", "shorter in 0")
         for name in (
@@ -190,7 +190,7 @@ def test_attention_refuses_what_its_host_numbers_cannot_mean() -> None:
 
 
 def ordinary(operation: Operation) -> Iterator[Arguments]:
-    """One call for each set of tensors that a call can have."""
+    """Yield one call for each set of tensors that a call can have."""
     seen = set()
     for case in operation.cases:
         arguments = case.make(storage_type(operation))
@@ -203,14 +203,14 @@ def ordinary(operation: Operation) -> Iterator[Arguments]:
 def outcome(
     operation: Operation, arguments: Arguments, meant: Arguments, monkeypatch: pytest.MonkeyPatch
 ) -> str | None:
-    """What is wrong with what a call does, if anything; `meant`: what its formula is given."""
+    """Return what is wrong with the outcome of a call, if anything. `meant`: the arguments of its formula."""
     try:
         results = operation.results(operation.function, arguments)
     except ArgumentError as error:
         is_known = (
             error.operation.removesuffix("_") != operation.name or re.split(r"\W", error.argument)[0] in arguments
         )
-        return None if is_known else f"refused by the name of what is no argument: {error}"
+        return None if is_known else f"refused by a name that is not an argument: {error}"
     except (IndexError, RuntimeError) as error:
         if "out of bounds" not in str(error) and "out of range" not in str(error):
             return f"{type(error).__name__}: {error}"
@@ -244,7 +244,7 @@ def spoils(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "a dimension less", x[0]
     for dim in range(x.dim()):
         raw = x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
-        more = raw.narrow(dim, 0, 1)  # halved, so that none is as large as another and a choice is clear
+        more = raw.narrow(dim, 0, 1)  # halved, so that all differ and a choice is clear
         yield f"longer in {dim}", torch.cat((raw, more / 2 if raw.is_floating_point() else more), dim).view(x.dtype)
         yield f"shorter in {dim}", x.narrow(dim, 0, x.shape[dim] - 1)
     yield "elsewhere", x.to("meta")
@@ -255,14 +255,14 @@ def spoils(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def misaligned(x: Tensor) -> Tensor:
-    """The same numbers, one byte beside where their type may start."""
+    """Return the same numbers, one byte off the type's alignment."""
     moved = torch.zeros(x.numel() * x.element_size() + 1, dtype=torch.uint8)
     moved[1:] = x.contiguous().view(-1).view(torch.uint8)
     return torch.frombuffer(moved.numpy(), dtype=x.dtype, offset=1).view(x.shape)
 
 
 def places(arguments: Arguments) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor with its name, those of a batch or a packed weight as "batch.lens"."""
+    """Yield every tensor with its name, those of a batch or a packed weight as "batch.lens"."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield name, value

@@ -1,5 +1,7 @@
-"""Products and attention by matrix tiles: computed in plain C where the processor has none, by the same code around them; and as where the system
-refuses them."""
+"""Products and attention by matrix tiles, computed in plain C if the processor has none; also on a system that refuses tiles.
+
+The code around the tiles is the same.
+"""
 
 import ctypes
 from collections.abc import Iterator
@@ -29,7 +31,7 @@ pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(600)]  # the library is 
 
 @pytest.fixture(scope="module", params=["in plain C", "refused", "of the processor"])
 def tiles(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Library]:
-    """The library with tiles, which leaves nothing to torch's."""
+    """Return the library with tiles, which leaves no product to torch."""
     kind = "" if request.param == "of the processor" else "amx"
     if not kind and "amx_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no tiles")
@@ -102,7 +104,7 @@ def test_products_with_12_bits_have_the_bits_of_the_plain_weights(tokens: int, c
 def attention_call(
     context: int, chunk: int, heads: int, kv_heads: int, head_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch]:
-    """The last `chunk` tokens of a context, in blocks out of order between others that hold no number."""
+    """Make a call with the last `chunk` tokens of a context, in unordered blocks between others without numbers."""
     blocks = -(-context // 16)
     q = torch.randn(chunk, heads, head_dim).to(BF16)
     caches = torch.full((2, 2 * blocks, 16, kv_heads, head_dim), torch.nan).to(BF16)

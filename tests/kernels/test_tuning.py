@@ -1,4 +1,4 @@
-"""Tables of measured choices: written and read, looked up, and made with a clock that is told what to say."""
+"""Tables of measured choices: written and read, looked up, and made with a scripted clock."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ TILE = SplitKTile(1, 16, 256, 4, 2)
 
 @pytest.fixture(autouse=True)
 def arithmetic() -> str:
-    """Once is enough: the C library has no part in it."""
+    """Compute once: the C library has no part in it."""
     return "triton"
 
 
@@ -69,7 +69,7 @@ def test_saving_keeps_what_was_measured_before() -> None:
 
 
 class Clock:
-    """The first of each sizes is torch's; then candidates, the second of which is the fastest."""
+    """A scripted clock: the first time of each size is torch's; then candidates, the second of which is the fastest."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = seconds

@@ -1,4 +1,4 @@
-"""The table of clients says of each cell that is not good why, and the last run had none that failed."""
+"""The table of clients has a reason for each failed cell, and the last run had no failure."""
 
 from load_tests.records import RESULTS
 from load_tests.report import newest

@@ -1,4 +1,4 @@
-"""Finding other authors' functions in their clones, and the certificates of stand-ins: what the compatibility runs build on."""
+"""Finding other authors' functions in their clones, and the certificates of stand-ins, for the compatibility runs."""
 
 import ssl
 from pathlib import Path

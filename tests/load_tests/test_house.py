@@ -1,4 +1,4 @@
-"""What the measures of the source count, in trees of a few lines."""
+"""The source measures' counts, in trees of a few lines."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A few requests of the fuzz: what our server makes of broken ones, others make of it as well, or it is said why not."""
+"""A few requests of the fuzzer: other servers treat broken ones as ours does, or the difference has a known reason."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The kernels' benchmark measures only what is right, keeps no argument in a cache, and holds what it finds against measured ceilings."""
+"""The kernels' benchmark times only correct calls, keeps no argument in a cache, and compares with measured ceilings."""
 
 import json
 import math
@@ -132,7 +132,7 @@ def test_late_jobs_repeat_less_but_never_not_at_all() -> None:
     calls = []
     timed = take_turns({"one": Contender(CPU, [lambda: calls.append(1)])}, share_s=0.0, most=9, least=4)
     assert len(timed["one"].times_s) == 4
-    assert len(calls) == 5  # one warms up
+    assert len(calls) == 5  # one is a warm-up
 
 
 @pytest.mark.process

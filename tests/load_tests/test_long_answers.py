@@ -1,4 +1,4 @@
-"""Long answers that drafts are measured on: what is asked has the right answer, and the adapter is one that Ember was trained with."""
+"""Long answers on which drafts are measured: each question has the right answer, and Ember was trained with the adapter."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Mutants of a few lines: each changes one thing, and what says nothing about behaviour stays."""
+"""Mutants of a few lines: each changes one thing, and code without effect on behaviour stays."""
 
 from pathlib import Path
 

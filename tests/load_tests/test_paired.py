@@ -15,7 +15,7 @@ def test_noise_is_likely_and_a_shift_is_not() -> None:
 
 
 def test_the_share_of_signs_is_that_of_all_of_them() -> None:
-    """Of four equal differences only all signs alike come as far: 2 of 16."""
+    """Only equal signs of four equal differences are as extreme: 2 of 16."""
     assert abs(chance([1.0] * 4, random.Random(2), 20_000) - 2 / 16) < 0.01
 
 

@@ -1,4 +1,4 @@
-"""README, docs and plot are what the records say; a region without a record says that nothing was measured, or why its record is refused."""
+"""README, docs and plot match the records; a region without a record has a note, or the reason why its record is refused."""
 
 import json
 import re
@@ -105,7 +105,7 @@ def test_a_clean_record_counts_before_a_newer_one_of_a_changed_tree(tmp_path: Pa
 
 def test_a_record_that_is_older_than_its_code_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {"step-cost": record("site-death", {})}
-    assert STALE not in report.heading(made["step-cost"], REGIONS["site-death"]), "git cannot tell: no such commit"
+    assert STALE not in report.heading(made["step-cost"], REGIONS["site-death"]), "git does not know the commit"
     monkeypatch.setattr(report, "has_changed_since", lambda made, paths: True)
     marked = report.heading(made["step-cost"], REGIONS["site-death"])
     assert STALE in marked
@@ -141,7 +141,7 @@ def record(subject: str, results: dict[str, Any], date: str = "2026-01-02T00:00:
 
 def test_without_records_every_region_says_so_and_the_rest_stays() -> None:
     text = rewritten(empty(), {})
-    assert text.count(NOTHING) == len(REGIONS)  # a plot of nothing is left out
+    assert text.count(NOTHING) == len(REGIONS)  # a plot without bars is left out
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert rewritten(text, {}) == text

@@ -1,4 +1,4 @@
-"""The path of a request: what a traced process writes down, what counts as the request's own, and which callbacks are found."""
+"""The path of a request: a traced process's output, the request's own functions, and callbacks."""
 
 import os
 import subprocess

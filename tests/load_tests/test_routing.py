@@ -1,4 +1,4 @@
-"""The routing record: what was simulated is kept and not repeated, tables are drawn from the record alone."""
+"""The routing record: simulated results are kept and not repeated, tables are made from the record alone."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from pilotlight.edge_router.routing.views import Policy
 
 
 class FakeSimulation:
-    """Figures that depend on policy, trace, load, seed and trouble alone."""
+    """A simulation whose figures depend only on policy, trace, load, seed and trouble."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[str, str, str, int, str]] = []

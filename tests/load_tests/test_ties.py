@@ -1,4 +1,4 @@
-"""Whether two texts part by a rounding: a tie of the model's is found, and a wrong token is none."""
+"""Texts that differ by a rounding: a tie of the model's is found, and a wrong token is not one."""
 
 import pytest
 import torch

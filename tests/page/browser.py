@@ -1,4 +1,4 @@
-"""A headless Chromium, where one is installed."""
+"""A headless Chromium, if one is installed."""
 
 import os
 import shutil
@@ -31,9 +31,16 @@ def browser() -> "Iterator[Browser]":
 
 @contextmanager
 def opened(
-    chromium: "Browser", url: str, *, width: int = 1280, theme: str = "light", motion: str = "reduce"
+    chromium: "Browser",
+    url: str,
+    *,
+    width: int = 1280,
+    theme: str = "light",
+    motion: str = "reduce",
+    refused: tuple[str, ...] = ("status of 401",),
 ) -> "Iterator[Page]":
-    """A page at this address. At the end nothing may have been written to the console as an error, and nothing may have been thrown."""
+    """A page at this address.
+    At the end the console may have errors of `refused` requests only, and nothing may have been thrown."""
     context = chromium.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=theme,
@@ -42,8 +49,8 @@ def opened(
     page = context.new_page()
     page.set_default_timeout(30_000)
     troubles: list[str] = []
-    # Of requests that a test wants refused, and of connections that it cuts.
-    expected = ("status of 401", "status of 503", "ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY")
+    # Connections that a test cuts.
+    expected = (*refused, "status of 503", "ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY")
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss())[1])
 

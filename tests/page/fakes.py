@@ -1,4 +1,4 @@
-"""A network that is only told of."""
+"""A network that consists of events only."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ def counts(**fields: object) -> Counts:
 
 
 class ToldSource:
-    """Says what it is given."""
+    """A source that returns the given figures."""
 
     def __init__(self, rows: Iterable[SiteRow] = (), name: str = "router") -> None:
         self.name, self.place, self.version = name, HERE, "1.0"
@@ -37,7 +37,7 @@ class ToldSource:
 
 
 def row(name: str, text: str = "", **fields: object) -> SiteRow:
-    """`text` stands wherever a text may."""
+    """Return a row with `text` in place of every text."""
     model = ModelStatus(
         text or "ember", "device", detail=text, aliases=(text,) if text else (), kv_blocks_total=10, kv_blocks_free=4
     )

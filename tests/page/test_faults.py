@@ -1,4 +1,4 @@
-"""What went wrong at sites."""
+"""The page's list of faults at sites."""
 
 from msgspec.structs import replace
 

@@ -1,4 +1,4 @@
-"""A whole picture first, then what changes."""
+"""A complete picture first, then changes."""
 
 import asyncio
 from typing import Any
@@ -48,7 +48,7 @@ async def test_a_page_that_missed_a_second_gets_a_whole_picture_for_changes_are_
     events = feed.events()
     await anext(events)
     source.rows = (msgspec.structs.replace(source.rows[0], state="unhealthy"), source.rows[1])
-    feed.tick()  # while the page still takes what it had before
+    feed.tick()  # while the page is still processing the previous one
     kinds, states = [], []
     for _ in range(2):
         waiting = asyncio.ensure_future(anext(events))

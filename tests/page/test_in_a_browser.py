@@ -1,33 +1,23 @@
-"""The page on a network that is only told of: hostile texts, many sites, a feed that goes away."""
+"""The page on a network that is only told of: hostile texts, many sites, a feed that goes away, and keys that may see less."""
 
-import asyncio
-import json
-import threading
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import pytest
-import uvicorn
+from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
-from starlette.applications import Starlette
-from starlette.datastructures import QueryParams
 
-from pilotlight.edge_router.telemetry.status_routes import FAILURES
-from pilotlight.page.feed import Feed
-from pilotlight.page.management import KeyRequest, ManagementRoutes
-from pilotlight.page.routes import PageRoutes
-from pilotlight.page.sessions import Sessions
+from pilotlight.page.sessions import VIEW
 from pilotlight.page.source import Decision, Move
-from pilotlight.wire.credentials import Access
-from pilotlight.wire.hop.function_logs import FoundLogs, LoggedInvocation, LogLine
-from pilotlight.wire.hop.management import Catalogue, CatalogueModel, DeviceReading, Download, Fit, SiteOperation
+from pilotlight.wire.credentials import Access, Key
 from tests.page.browser import browser, needs_chromium, opened, until
 from tests.page.fakes import ToldSource, counts, row
+from tests.page.served import Served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page, Response
 
 pytestmark = needs_chromium
 VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "requests", "timeline"]
@@ -45,121 +35,67 @@ HOSTILE = [
 ]
 
 
-class ToldFunctions:
-    """Functions whose every text is hostile, and which print hostile lines."""
-
-    def versions(self) -> bytes:
-        versions = [{"number": 1, "digest": "0" * 64, "created_s": 0.0, "message": text} for text in HOSTILE[:5]]
-        shares = [{"number": 1, "percent": 100.0}]
-        return json.dumps(
-            [{"name": text, "revision": 1, "versions": versions, "shares": shares} for text in HOSTILE]
-        ).encode()
-
-    async def invocations(self, name: str, asked: QueryParams) -> bytes:
-        logged = [
-            LoggedInvocation(i, text, text, text, 1.0, 1.0, 1.0, text, text, 200, text, text, text, (LogLine(1.0, text, text),), text)
-            for i, text in enumerate(HOSTILE)
-        ]  # fmt: skip
-        return msgspec.json.encode(FoundLogs(logged, {}, {HOSTILE[0]: HOSTILE[1]}))
-
-    async def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        for text in HOSTILE:
-            yield b"data: " + json.dumps({"site": text, "at_s": 1.0, "line": text}).encode() + b"\n\n"
-        await asyncio.sleep(60)
+def hostile(what: str) -> Sequence[str]:
+    return HOSTILE
 
 
-class ToldOperator:
-    """Sites whose models, downloads and refusals are hostile."""
-
-    async def catalogues(self) -> dict[str, Catalogue | str]:
-        fit = Fit(True, HOSTILE[0], HOSTILE[1], HOSTILE[2], 1, 1, 1.0, 1, 1.0, 1)
-        models = tuple(
-            CatalogueModel(text, text, "gguf", True, text, 1, 1, text, text, (text,), replace(fit, fits=i % 2 == 0, reason=text))
-            for i, text in enumerate(HOSTILE)
-        )  # fmt: skip
-        downloads = tuple(
-            Download(text, "running" if i % 2 else "failed", 1, 2, text) for i, text in enumerate(HOSTILE)
-        )
-        return {HOSTILE[0]: Catalogue(models, downloads, (DeviceReading(HOSTILE[0], 1, 2),)), HOSTILE[1]: HOSTILE[2]}
-
-    async def perform(self, site: str, operation: SiteOperation) -> None: ...
-
-
-class ToldKeys:
-    def list_keys(self) -> list[dict[str, Any]]:
-        return [
-            {"name": text, "account": text, "scopes": [text], "key_sha256": text, "state": text, "is_issued": True}
-            for text in HOSTILE
-        ]
-
-    async def create(self, new: KeyRequest) -> str:
-        return HOSTILE[0]
-
-    async def revoke(self, name: str) -> None: ...
-
-
-async def told_requests() -> bytes:
-    fields = {
-        "at_s": 1.0,
-        "tries": 1,
-        "moves": 1,
-        "first_token_ms": 1.0,
-        "took_ms": 2.0,
-        "output_tokens": 1,
-        "phases": None,
-    }
-    names = ("request_id", "account", "path", "model", "site", "outcome")
-    return json.dumps({"requests": [{**fields, **dict.fromkeys(names, text)} for text in HOSTILE]}).encode()
-
-
-async def told_spans(site: str) -> bytes:
-    spans = [{"name": text, "began_s": 1.0 * i, "ended_s": i + 0.5, "what": text} for i, text in enumerate(HOSTILE)]
-    return json.dumps({"spans": spans}).encode()
-
-
-class Served:
-    """The page's own routes, under a stock server in a thread."""
-
-    def __init__(self, source: ToldSource, port: int = 0) -> None:
-        self.source, self.port = source, port
-        self._server: uvicorn.Server | None = None
-
-    def __enter__(self) -> "Served":
-        feed = Feed(self.source)
-        sessions = Sessions(Access([], is_required=False), "")
-        routes = PageRoutes(
-            feed, sessions, functions=ToldFunctions(), timeline=told_spans, requests=told_requests, has_keys=True
-        )
-        management = ManagementRoutes(ToldOperator(), sessions, ToldKeys())
-
-        @asynccontextmanager
-        async def lifespan(app: Starlette):  # type: ignore[no-untyped-def]
-            task = asyncio.create_task(feed.run())
-            yield
-            task.cancel()
-
-        app = Starlette(routes=[*routes.routes(), *management.routes()], lifespan=lifespan, exception_handlers=FAILURES)
-        config = uvicorn.Config(app, port=self.port, log_level="critical", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            self._thread.join(0.01)
-            assert self._thread.is_alive()
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}/"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.should_exit = True
-        self._thread.join()
+def plain(what: str) -> Sequence[str]:
+    return [f"mark of {what}"]
 
 
 @pytest.fixture(scope="module")
 def chromium(network_tier: None) -> "Iterator[Browser]":
     with browser() as started:
         yield started
+
+
+class Step(NamedTuple):
+    """A part of a view, and how it is opened."""
+
+    view: str
+    what: str  # its texts, by which a test finds it
+    scope: str  # that the key must have
+    click: str = ""  # a button; empty for a part that is there at once
+    fill: str = ""  # a field that must not be empty
+
+
+STEPS = [
+    Step("playground", "answer", "metrics", "button:text-is('Send')", "Message"),
+    Step("routing", "explained", "admin", "button:text-is('Explain')"),
+    Step("models", "catalogue", "admin"),
+    Step("models", "hub", "admin", "button:text-is('Search')", "Search the hub"),
+    Step("sites", "joining", "admin", "button:text-is('Add a machine')"),
+    Step("functions", "versions", "metrics"),
+    Step("functions", "secrets", "admin"),
+    Step("functions", "stores", "admin"),
+    Step("functions", "rows", "admin", "button:text-is('look into')"),
+    Step("functions", "tail", "admin", "button:text-is('follow')"),
+    Step("functions", "logs", "admin", "button:text-is('logs')"),
+    Step("usage", "keys", "admin"),
+    Step("usage", "usage", "admin"),
+    Step("requests", "requests", "admin"),
+    Step("timeline", "spans", "metrics"),
+]
+HAS = "text => [...document.querySelectorAll('main, dialog')].some(one => one.textContent.includes(text))"
+
+
+def go(page: "Page", view: str) -> None:
+    page.click(f"nav a[href='#{view}']")
+    page.wait_for_selector(f"nav a[href='#{view}'][aria-current=page]")
+
+
+def take(page: "Page", step: Step, text: str) -> None:
+    """Open a part of the view that is shown, and wait for its text."""
+    if step.fill:
+        page.get_by_label(step.fill, exact=True).fill("x")
+    if step.click:
+        page.locator(step.click).first.click()
+    until(page, HAS, text)
+
+
+def leave_dialog(page: "Page") -> None:
+    if page.locator("dialog[open]").count():
+        page.locator("dialog button:text-is('Done')").click()
 
 
 def test_hostile_texts_are_shown_and_never_run(chromium: "Browser") -> None:
@@ -169,40 +105,112 @@ def test_hostile_texts_are_shown_and_never_run(chromium: "Browser") -> None:
     source.all_moves = tuple(Move(i + 1, text, text, text, 1.0) for i, text in enumerate(HOSTILE))
     source.all_decisions = tuple(Decision(i + 1, text, text, {text: 1.0}, 1.0, 1.0) for i, text in enumerate(HOSTILE))
     source.told = counts(requests=dict.fromkeys(HOSTILE, 5))
-    with Served(source) as served, opened(chromium, served.url) as page:
+
+    def check() -> None:
+        page.wait_for_timeout(100)
+        assert page.evaluate("window.pwned") is None
+        bad = ":is(main, dialog) :is(img, script, svg svg, [onerror], [onload], [onmouseover])"
+        assert page.locator(bad).count() == 0
+
+    with Served(source, hostile) as served, opened(chromium, served.url) as page:
         page.wait_for_selector(".map circle", state="attached")
-        for i, view in enumerate(VIEWS):
-            page.keyboard.press(str(i + 1))
-            until(page, f"() => location.hash === '#{view}'")
+        for view in VIEWS:
+            go(page, view)
             if view in ("models", "sites"):
-                until(page, "text => document.querySelector('main').textContent.includes(text)", HOSTILE[0])
-            if view == "functions":
-                page.wait_for_selector("h2:has-text('Deployed versions')")
-                page.locator("button:has-text('follow')").first.click()
-                until(page, "text => document.querySelector('.log').textContent.includes(text)", HOSTILE[-1])
-                page.locator("button:has-text('logs')").first.click()
-                page.wait_for_selector("td pre.log", state="attached")
+                until(page, HAS, HOSTILE[0])
+            for step in STEPS:
+                if step.view == view:
+                    take(page, step, HOSTILE[0])
+                    check()
+                    leave_dialog(page)
             if view == "models":
-                page.wait_for_selector("h3:has-text('Downloads')")
-                page.locator("button:has-text('Run')").first.click()
-                page.locator("dialog button:has-text('Run')").click()
+                page.locator("button:text-is('Run')").first.click()
+                page.locator("dialog button:text-is('Run')").click()
                 page.wait_for_selector("[role=status]:has-text('onerror')")
             if view == "usage":
-                page.locator("button:has-text('revoke')").first.click()
-                page.locator("dialog button:has-text('revoke')").click()
+                page.locator("button:text-is('revoke')").first.click()
+                page.locator("dialog button:text-is('revoke')").click()
                 page.wait_for_selector("[role=status]:has-text('onerror')")
-            if view == "requests":
-                page.wait_for_selector("main details", state="attached")
-            page.wait_for_timeout(100)
-            assert page.evaluate("window.pwned") is None
-            assert page.locator("main img, main script, main [onerror], main [onload]").count() == 0
+            check()
+
+
+@pytest.mark.parametrize("scope", ["", "models", "deploy"])
+def test_a_key_that_may_not_look_sees_the_door_alone(chromium: "Browser", scope: str) -> None:
+    with (
+        Served(ToldSource([row("secret-site", "secret")]), plain, access=keys()) as served,
+        opened(chromium, served.url, refused=("status of 401", "status of 403")) as page,
+    ):
+        bodies = collected(page)
+        page.wait_for_selector("text=This network asks for a key")
+        if scope:
+            page.fill("[aria-label=Key]", scope)
+            page.keyboard.press("Enter")
+            page.wait_for_selector(f"[role=alert]:has-text('scope {VIEW}')")
+        for view in VIEWS:
+            page.evaluate("view => { location.hash = view; }", view)
+            assert page.locator("form [aria-label=Key]").count() == 1
+        told = bodies() + page.content()
+        assert "secret" not in told
+        assert not [step.what for step in STEPS if f"mark of {step.what}" in told]
+
+
+@pytest.mark.parametrize("scope", ["metrics", "admin"])
+def test_views_show_what_the_key_may_see_and_are_accessible(chromium: "Browser", scope: str) -> None:
+    """The page asks for nothing that it would be refused, and what it gets has no more than it shows."""
+    source = ToldSource([row("ams1", "hello")])
+    with Served(source, plain, access=keys()) as served, opened(chromium, served.url) as page:
+        bodies = collected(page)
+        page.fill("[aria-label=Key]", scope)
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".map circle", state="attached")
+        shown, seen = {"admin": VIEWS, "metrics": [view for view in VIEWS if view != "requests"]}[scope], ""
+        assert [one.removeprefix("#") for one in hrefs(page)] == shown
+        for view in shown:
+            go(page, view)
+            for step in STEPS:
+                if step.view == view and step.scope in (scope, "metrics"):
+                    take(page, step, f"mark of {step.what}")
+                    seen += page.content()
+                    assert not Axe().run(page).response["violations"], step
+                    leave_dialog(page)
+                elif step.view == view and step.click:
+                    assert page.locator(step.click).count() == 0, step
+        told = bodies() + seen + page.content()
+        found = {step.what for step in STEPS if f"mark of {step.what}" in told}
+        assert found == {step.what for step in STEPS if step.scope in (scope, "metrics")}
+
+
+def keys() -> Access:
+    """A key for each scope, which is also what is typed in."""
+    scopes = ("models", "deploy", "metrics", "admin")
+    return Access(
+        [Key(one, hashlib.sha256(one.encode()).hexdigest(), frozenset({one})) for one in scopes], is_required=True
+    )
+
+
+def hrefs(page: "Page") -> list[str]:
+    found: list[str] = page.evaluate("[...document.querySelectorAll('nav a')].map(one => one.getAttribute('href'))")
+    return found
+
+
+def collected(page: "Page") -> Callable[[], str]:
+    """Collect the page's responses from now on; streams are left out, and none may be a refusal of what the page should not have asked."""
+    seen: list[Response] = []
+    page.on("response", lambda one: seen.append(one))
+
+    def bodies() -> str:
+        assert not [one.url for one in seen if one.status == 403 and "/page/session" not in one.url]
+        streams = ("text/event-stream", "text/javascript", "text/css")
+        return " ".join(one.text() for one in seen if not one.headers.get("content-type", "").startswith(streams))
+
+    return bodies
 
 
 def test_a_thousand_models_at_many_sites_stay_a_short_page(chromium: "Browser") -> None:
     models = row("x").models
     many = tuple(replace(models[0], name=f"model-{i:04}") for i in range(1000))
     source = ToldSource([row(f"s{i:03}", models=many if i < 3 else many[:1]) for i in range(330)])
-    with Served(source) as served, opened(chromium, served.url) as page:
+    with Served(source, plain) as served, opened(chromium, served.url) as page:
         page.wait_for_selector(".map circle", state="attached")
         page.keyboard.press("4")
         page.wait_for_selector("text=980 more: filter to see them")
@@ -216,18 +224,18 @@ def test_a_thousand_models_at_many_sites_stay_a_short_page(chromium: "Browser") 
 
 def test_a_page_that_loses_its_router_says_so_and_comes_back(chromium: "Browser") -> None:
     with ExitStack() as stack:
-        with Served(ToldSource([row("ams1")])) as first:
+        with Served(ToldSource([row("ams1")]), plain) as first:
             page = stack.enter_context(opened(chromium, first.url))
             page.wait_for_selector("#link:has-text('live')")
         page.wait_for_selector("#link:has-text('connection lost')")
-        with Served(ToldSource([row("ams1"), row("iad1")]), first.port):
+        with Served(ToldSource([row("ams1"), row("iad1")]), plain, first.port):
             page.wait_for_selector("text=2 of 2")
             page.wait_for_selector("#link:has-text('live')")
 
 
 def test_a_console_is_not_needed_to_read_it(chromium: "Browser") -> None:
     """Every control has a name, every picture a description."""
-    with Served(ToldSource([row("ams1")])) as served, opened(chromium, served.url) as page:
+    with Served(ToldSource([row("ams1")]), plain) as served, opened(chromium, served.url) as page:
         page.wait_for_selector(".map circle", state="attached")
         for view in VIEWS:
             page.goto(f"{served.url}#{view}")

@@ -1,4 +1,4 @@
-"""Who may look, who may act, and for how long."""
+"""Permissions to view and to act, and their duration."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""A kept response tells its readers of each event and of its end, however it ends."""
+"""A kept response passes its readers each event and its end, however it ends."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Rows of responses: a conversation lies there once, whoever's it is it stays so, and what is deleted leaves what others need of it."""
+"""Rows of responses: a conversation is stored once, keeps its owner, and deletions leave rows that others need."""
 
 import json
 import sqlite3
@@ -23,7 +23,7 @@ MAKER = "maker"
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.network)])
 def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowConnection]:
-    """A connection to either database."""
+    """Yield a connection to either database."""
     if request.param == "sqlite":
         database = ResponseFile(tmp_path / "responses.sqlite", LARGE)._database
         yield database._opened()
@@ -125,10 +125,8 @@ def test_a_conversation_never_leads_into_another_tenants(connection: RowConnecti
         thief = response("thief", "?", tenant="u")
         thief.before = before
         add(connection, thief)
-        assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], (
-            "what it was told, no more"
-        )
-    connection.execute("UPDATE responses SET before = ? WHERE tenant = 'u'", (number,))  # whatever else may go wrong
+        assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], "only its own events"
+    connection.execute("UPDATE responses SET before = ? WHERE tenant = 'u'", (number,))  # after another fault
     assert b"mine" not in rows.input_items(connection, "u", "thief")
 
 
@@ -218,7 +216,9 @@ def test_what_is_past_its_time_is_not_found_and_then_deleted(connection: RowConn
     assert rows.items(connection, "t", ["msg_old0", "msg_new"], 100).keys() == {"msg_new"}
     assert rows.conversation(connection, "t", "old0", 100) is None
     assert [rows.sweep(connection, 100) for _ in range(2)] == [True, False]
-    assert [count(connection, table) for table in ("responses", "response_items")] == [2, 1], "what is made has no age"
+    assert [count(connection, table) for table in ("responses", "response_items")] == [2, 1], (
+        "an unfinished response does not expire"
+    )
 
 
 def test_a_conversation_outlives_the_time_of_its_beginning(connection: RowConnection) -> None:
@@ -232,7 +232,7 @@ def test_a_conversation_outlives_the_time_of_its_beginning(connection: RowConnec
 
 
 def make(connection: RowConnection, name: str, maker: str = MAKER, **fields: Any) -> KeptResponse:
-    """Begin to make a response."""
+    """Start a response."""
     one = response(name, status="queued", **fields)
     rows.add(connection, [ResponseRow.of(one)], maker, LARGE)
     one.is_started = True
@@ -249,7 +249,7 @@ def unheard_of(connection: RowConnection, maker: str, seconds: float) -> None:
 
 
 def watching(connection: RowConnection, maker: str) -> None:
-    """Be heard of, for long enough to tell who is not."""
+    """Confirm this maker, for long enough to know which others are silent."""
     rows.confirm(connection, maker, [])
     connection.execute("UPDATE response_makers SET since_s = since_s - ? WHERE maker = ?", (EXPIRES_S, maker))
 
@@ -265,7 +265,7 @@ def test_how_far_a_response_is_is_read_by_others_from_any_event(connection: RowC
     assert [told(connection, "a", place) for place in range(11)] == [
         (one.events[place:], 9 if place < 9 else 0) for place in range(11)
     ]
-    one.told = (2, None)  # as where the answer to what was told last was lost
+    one.told = (2, None)  # as if the answer to the last report was lost
     one.events.append(b"data: 9\n\n")
     rows.confirm(connection, MAKER, [Progress.of(one)])
     assert told(connection, "a") == (one.events, 10)
@@ -292,7 +292,7 @@ def test_what_a_maker_that_is_gone_was_making_has_failed_with_the_events_it_told
 
 
 def test_a_database_that_was_away_has_lost_nobody(connection: RowConnection) -> None:
-    """Whoever is back first has not heard of the others for as long as they have not of it."""
+    """The first process to return has not heard of the others for as long as they have not of it."""
     watching(connection, "other")
     make(connection, "a")
     for maker in ("other", MAKER):
@@ -412,7 +412,7 @@ INSERT INTO items VALUES ('t', 'msg_old', 1);
 )
 def test_no_question_is_answered_by_reading_all_rows(connection: RowConnection, chosen: str) -> None:
     if isinstance(connection, TranslatedConnection):
-        for way in ("seqscan", "bitmapscan"):  # which it would choose for tables as small as these
+        for way in ("seqscan", "bitmapscan"):  # it would choose that for tables as small as these
             connection.execute(f"SET enable_{way} = off")
         plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {chosen}").fetchall())
         assert "Seq Scan" not in plan, plan

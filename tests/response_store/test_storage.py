@@ -1,4 +1,7 @@
-"""Responses are there after a restart; a disk that is full, stands still or is damaged, and a second process, cost what cannot be kept, no more."""
+"""Responses are there after a restart.
+
+A disk that is full, hangs or is damaged, and a second process, cost only responses that cannot be stored.
+"""
 
 import asyncio
 import logging
@@ -258,7 +261,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
 ) -> None:
 
     class Late:
-        """A database that stands still while it commits: it says nothing in time, and has it all the same."""
+        """A database that hangs while it commits: it answers too late, and has the data all the same."""
 
         is_shared = False
 
@@ -279,7 +282,7 @@ async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_
         assert not await store.keep(response("a"))
         kept = partial(response_rows.find, tenant="t", name="a")
         assert await late.database.run(kept, 5.0, is_write=False) is not None
-        assert await there(store, "a") == [False], "nobody reads it here meanwhile"
+        assert await there(store, "a") == [False], "it has no reader here meanwhile"
         late.is_late = False
         assert await store.keep(response("b"))
         async with asyncio.timeout(60):
@@ -350,7 +353,7 @@ class SmallDisk(NamedTuple):
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk of its own where that may be made; elsewhere files grow no further."""
+    """Yield a separate small disk if one can be mounted; otherwise limit the size of files."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(tmp_path)]
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     if subprocess.run(mount, capture_output=True).returncode:
@@ -531,11 +534,13 @@ async def test_a_disk_that_stands_still_holds_up_nobody_for_long(path: Path, day
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
         store.timings = store.timings._replace(answer_s=1000.0)
-        async with asyncio.timeout(60):  # whoever comes then waits less
+        async with asyncio.timeout(60):  # a later request waits less
             with pytest.raises(ApiError, match="does not respond in time"):
                 await store.find("a", "t")
         goes_on.set()
         await standing
         store.timings = store.timings._replace(answer_after_fault_s=5.0)
         assert await store.keep(response("c"))
-        assert await there(store, "a", "b", "c") == [True, False, True], "what nobody waited for was not written"
+        assert await there(store, "a", "b", "c") == [True, False, True], (
+            "a response without a waiting caller was not written"
+        )

@@ -1,4 +1,4 @@
-"""A site with a fake engine, and a real server in front of it where sockets matter."""
+"""A site with a fake engine, and a real server in front of it if sockets matter."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -37,7 +37,7 @@ def site_config(model_directory: Path, **tables: Any) -> SiteConfig:
 
 
 class Site:
-    """A running site and its engine's strings."""
+    """A running site and the controls of its engine."""
 
     def __init__(self, app: SiteApp, config: SiteConfig, launcher: FakeLauncher) -> None:
         self.app = app
@@ -55,7 +55,7 @@ class Site:
         return self.app.site.admission
 
     async def is_idle(self) -> None:
-        """Everything given back: permits, tokens, sequences (I6)."""
+        """Check that permits, tokens and sequences are given back (I6)."""
         await eventually(
             lambda: self.admission.inflight == 0 and not any(self.admission.reserved.values()) and not self.engine.open
         )
@@ -75,7 +75,7 @@ def make_site(model_directory: Path) -> SiteMaker:
         wait: bool = True,
         **tables: Any,
     ) -> AsyncIterator[Site]:
-        """`launcher` is the first device's, `further` are the others'."""
+        """Make a site. `launcher` is the first device's, `further` are the others'."""
         config = site_config(model_directory, **tables)
         launcher = launcher or FakeLauncher()
         app = build_app(config, launchers=[launcher, *further], hop_secret=hop_secret)
@@ -96,7 +96,7 @@ async def site(make_site: SiteMaker) -> AsyncIterator[Site]:
 
 @pytest.fixture
 def make_server(process_tier: None, model_directory: Path) -> SiteMaker:
-    """The same behind a real server on a port of its own."""
+    """Make a site with a real server on a free port."""
 
     @asynccontextmanager
     async def make(

@@ -1,4 +1,4 @@
-"""Anthropic's Messages at a site: whole, streamed, with tools and thinking, refused in its own words, counted, and with its way of sending a key."""
+"""Anthropic's Messages at a site: whole, streamed, with tools and thinking, its errors, counts, and its header for keys."""
 
 import json
 from hashlib import sha256

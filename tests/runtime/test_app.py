@@ -1,4 +1,4 @@
-"""Which paths and methods a site answers, by any ASGI server's rules, and how it refuses the others."""
+"""The paths and methods that a site answers, by any ASGI server's rules, and refusals of others."""
 
 import asyncio
 

@@ -38,14 +38,14 @@ def tools(*parameters: Any) -> dict[str, Any]:
     }
 
 
-# What is wrong with a body by itself: tests/dialects/body/test_bodies.py.
+# Errors within a body are tested in tests/dialects/body/test_bodies.py.
 BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({**HELLO, "model": "nope"}, 404, "model_not_found", "model"),
     (user([3]), 400, "invalid_request", "messages[0].content"),
     (user("Hi" * 300), 400, "context_length_exceeded", "messages"),
     ({**HELLO, "stop": ["a"] * 129}, 400, "invalid_request", "stop"),
     ({**HELLO, "logit_bias": {str(i): 1 for i in range(1025)}}, 400, "invalid_request", "logit_bias"),
-    # So much of a thing in few bytes, or so deep, that looking at it would take long or break what does.
+    # So many elements in few bytes, or so deep, that processing would take long or fail.
     ({**HELLO, "messages": HELLO["messages"] * 8193}, 400, "invalid_request", "messages"),
     ({**HELLO, "messages": [0] * 1_000_000}, 400, "invalid_request", "messages"),
     (user([{"type": "text", "text": ""}] * 1025), 400, "invalid_request", "messages[0].content"),

@@ -1,4 +1,4 @@
-"""A prompt is known again, whatever its answer has become meanwhile, and forgotten after an hour."""
+"""A prompt is recognised again, whatever its answer has become meanwhile, and forgotten after an hour."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Custom tools of chats: their calls whole, streamed, cut, gone on with, and in a history."""
+"""Custom tools of chats: their calls whole, streamed, cut, continued, and in a history."""
 
 import json
 from typing import Any

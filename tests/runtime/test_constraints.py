@@ -1,4 +1,4 @@
-"""What an answer must be reaches the engine in one form, whichever of the world's parameters said it."""
+"""Constraints of an answer reach the engine in one form, whichever API's parameters set them."""
 
 import json
 from typing import Any
@@ -79,7 +79,7 @@ async def test_calls_that_must_or_may_be_made_are_a_grammar(
 
 @pytest.mark.parametrize("is_wrapped", [True, False])
 async def test_of_tools_that_the_prompt_lists_only_the_allowed_ones_can_be_called(site: Site, is_wrapped: bool) -> None:
-    """As each of OpenAI's two dialects writes it."""
+    """Each of OpenAI's two dialects writes it in its way."""
     functions = [{"name": name, "parameters": SCHEMA} for name in "fgh"]
 
     def wrapped(function: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def schema_of(properties: dict[str, Any], **fields: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, **fields}
 
 
-EMAIL = {"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z]+$"}  # as zod 4 writes z.email()
+EMAIL = {"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z.]+@[a-z]+$"}  # the pattern of z.email() in zod 4
 PATTERN = {"type": "string", "pattern": "^[a-z]+$"}
 BAD = schema_of({"email": EMAIL, "code": PATTERN})
 
@@ -253,7 +253,7 @@ async def test_a_schema_that_would_end_an_engine_host_is_refused_by_name_and_rea
 ) -> None:
     for path, asked in ((CHAT, HELLO), (COMPLETIONS, {"model": "tiny", "prompt": "Hi"})):
         answer = await call(site.app, path, {**asked, "guided_json": schema})
-        while answer.status == 503:  # on a machine that is too busy to find out in ten seconds
+        while answer.status == 503:  # on a machine that is too busy to answer within ten seconds
             answer = await call(site.app, path, {**asked, "guided_json": schema})
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
         assert all(part in answer.json["error"]["message"] for part in parts), answer.body

@@ -1,4 +1,4 @@
-"""A dead host's sequences go on with the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
+"""A dead host's sequences continue at the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -22,10 +22,10 @@ TEXT = "The pilot light burns."
 
 
 class Mortal:
-    """Launches hosts that continue `text` wherever a sequence stands; host i dies, if `dies_at` says so, after that many tokens of each."""
+    """A launcher of hosts that continue `text` from any position; host i dies after `dies_at[i]` tokens of each sequence, if set."""
 
     def __init__(self, *dies_at: int | None, text: str = TEXT, how: str = "die") -> None:
-        """`how`: "die" of those that somebody kills, "crash" of those that end by themselves."""
+        """Prepare hosts. `how`: "die" for those that are killed, "crash" for those that end by themselves."""
         self.dies_at = dies_at
         self.how = how
         self.token_ids = (*ids(text), EOS)
@@ -242,7 +242,7 @@ async def test_two_deaths_are_survived(make_site: SiteMaker) -> None:
 
 
 async def test_what_an_earlier_site_delivered_counts_at_the_next_host_too(make_site: SiteMaker) -> None:
-    """Counts and random numbers begin where the answer began, however many sites and hosts it has had."""
+    """Counts and random numbers start at the answer's beginning, for any number of earlier sites and hosts."""
     mortal = Mortal(4, 2)
     async with make_site(launcher=mortal.launcher) as site:
         sampling = SamplingParams(max_tokens=100, temperature=0.9, seed=7)

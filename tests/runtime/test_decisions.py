@@ -1,4 +1,4 @@
-"""Decisions at a site: each dialect's shape, a tree of tokens behind one state, and probabilities that are those of plain forward passes."""
+"""Decisions at a site: each dialect's shape, a tree of tokens after one state, and the probabilities of plain forward passes."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A site's devices: models are spread over them, each has its budget and its cores, and those that cannot be are refused."""
+"""A site's devices: models are spread over them, each has its budget and its cores, and unusable ones are refused."""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Sequences between two replicas of a model: they go where least is open, and stay where their prefix is as long as that pays (I4)."""
+"""Sequences and two replicas of a model: they go to the least busy one, and stay with their prefix as long as that pays (I4)."""
 
 import asyncio
 from typing import Any
@@ -35,7 +35,7 @@ async def test_all_choices_of_a_request_are_where_its_prompt_is(even: Pair) -> N
     assert sorted(len(engine.submits) for engine in even.engines) == [0, 4]
 
 
-LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3
+LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3  # data
 
 
 def turn(text: str, answer: str | None = None) -> dict[str, Any]:
@@ -51,7 +51,7 @@ async def test_a_conversation_stays_where_its_prefix_is_as_long_as_that_pays(eve
         engine.answer = lambda submit: says("Hi")
     assert (await call(even.site.app, CHAT, turn(LONG))).status == 200
     (first,) = [i for i, engine in enumerate(even.engines) if engine.submits]
-    # something small is open there: computing the long prompt anew elsewhere would still take longer
+    # a small request is open there: computing the long prompt elsewhere would still take longer
     blocker = asyncio.Event()
     gates.append(blocker)
     even.engines[first].scripts = []

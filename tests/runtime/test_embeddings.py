@@ -1,4 +1,4 @@
-"""Embeddings in both dialects, with an engine that makes a vector of every text's length."""
+"""Embeddings in both dialects, with an engine that makes a vector from every text's length."""
 
 import asyncio
 import json

@@ -161,7 +161,7 @@ async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> N
 
 
 async def test_a_prompt_whose_step_takes_longer_than_the_deadline_is_answered(make_site: SiteMaker) -> None:
-    """A slow core: hosts are killed before the step ends, until the deadline, which doubles with each of them, is longer than it."""
+    """A slow core: hosts are killed before the step ends, until the deadline, which doubles with each of them, exceeds it."""
     async with make_site(engine={"step_deadline_s": 0.2}) as site:
         script = [0.6, *says("Hello")]
         site.launcher.prepare = lambda client: setattr(client, "script", list(script))
@@ -206,7 +206,7 @@ async def test_an_idle_host_may_be_silent(make_site: SiteMaker) -> None:
 
 
 async def test_a_host_that_is_never_ready_is_replaced(make_site: SiteMaker) -> None:
-    gates = [asyncio.Event()]  # the first host hangs for ever while it makes itself ready
+    gates = [asyncio.Event()]  # the first host hangs for ever while it prepares
 
     def prepare(client: FakeEngineClient) -> None:
         client.hello_gate = client.load_gate = gates.pop() if gates else None

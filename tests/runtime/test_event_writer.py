@@ -1,4 +1,4 @@
-"""A stream of events by itself: when it begins, what breaks its silence, and what a router is told behind a site's drain."""
+"""A stream of events by itself: its start, heartbeats, and messages to a router after a site's drain."""
 
 import asyncio
 from typing import Any
@@ -49,7 +49,7 @@ async def test_a_silence_is_broken_from_the_beginning_and_behind_a_notice_too() 
         await writer.close()
         told = len(client.parts)
         await asyncio.sleep(0.03)
-        assert (len(client.parts), client.parts[-1]) == (told, b""), "nothing comes behind the end"
+        assert (len(client.parts), client.parts[-1]) == (told, b""), "nothing follows the end"
     assert client.parts.count(DRAIN_NOTICE) == 1
 
 

@@ -1,4 +1,4 @@
-"""Packed models from a web server: only what is lacking, every chunk checked, whatever the server, the line or the disk does meanwhile."""
+"""Packed models from a web server: only missing parts, every chunk checked, with any fault of the server, the line or the disk."""
 
 import asyncio
 import errno
@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Server:
-    """A folder behind HTTP, with faults."""
+    """A folder on an HTTP server, with faults."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -127,7 +127,7 @@ async def test_a_packed_model_comes_whole_and_is_not_asked_for_again(server: Ser
     assert sorted(seen) == seen
     asked = server.asked
     assert await directory_of(source) == local_directory(source) == there
-    assert server.asked == asked, "what is pinned and here needs no server"
+    assert server.asked == asked, "a pinned file that is here needs no server"
 
 
 async def test_a_server_without_ranges_sends_files_whole(server: Server) -> None:
@@ -145,7 +145,7 @@ async def test_what_breaks_off_or_is_wrong_is_asked_for_again(server: Server, fa
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
 async def test_an_interrupted_fetch_goes_on_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
-    """The task is cancelled in the middle, as a killed process would leave it; a chunk of what it left is damaged besides."""
+    """The task is cancelled in the middle, as a killed process would leave it; a chunk of its file is damaged besides."""
     source = server.source(listed(server.folder))
     server.fault = lambda name, nth: (
         "hang" if sum(1 for one, _ in server.sent if one == "weights.bundle") >= 3 else None
@@ -252,13 +252,13 @@ async def test_a_pin_that_does_not_fit_is_an_error(server: Server) -> None:
 
 async def test_without_its_server_the_last_version_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     listed(server.folder)
-    remote = Remote(server.url, None)  # as an https URL without a pin is
+    remote = Remote(server.url, None)  # as for an https URL without a pin
     monkeypatch.setattr(Remote, "parse", classmethod(lambda cls, source: remote))
     there = await directory_of(server.url)
     server.fault = lambda name, nth: "503"
     asked = server.asked
     assert await directory_of(server.url) == there
-    assert server.asked == asked + 1, "who has something to serve does not insist"
+    assert server.asked == asked + 1, "a site with something to serve does not insist"
     shutil.rmtree(there)
     with pytest.raises(SourceError, match="cannot be fetched: the server answers 503"):
         await directory_of(server.url)

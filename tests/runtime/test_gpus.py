@@ -1,4 +1,4 @@
-"""GPUs as NVML tells of them: counted, measured, and looked at for MIG, by a driver that is no more than these tests' own."""
+"""GPUs through NVML: counted, measured, and checked for MIG, with a driver that consists of these tests."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,10 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """`instances` of each GPU: None out of MIG mode, else whether there is one at each place."""
+    """A fake of NVML. `instances` of each GPU:
+
+    None without MIG mode, else whether there is one at each place.
+    """
 
     class NVMLError(Exception):
         pass
@@ -59,7 +62,7 @@ class FakeNvml:
 
 @pytest.fixture(autouse=True)
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a machine with a driver."""
+    """Return the root directory of a machine with a driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidia0").touch()

@@ -1,4 +1,4 @@
-"""Prompts between hosts that compute them and hosts that answer: who computes what, when that pays, and what becomes of it when one of them goes."""
+"""Prompts between prefill and decode hosts: their placement, its condition, and recovery when one of them is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -23,12 +23,12 @@ from tests.runtime.two_devices import CHAT, Pair, fast, make_pair
 __all__ = ["fast", "make_pair"]
 
 HOSTS = {"devices": None, "hosts": [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]}
-LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3
+LONG = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 3  # data
 
 
 @pytest.fixture
 def split(make_site: SiteMaker) -> Callable[..., Any]:
-    """Makes sites with a host that computes prompts, and one that answers."""
+    """Return a maker of sites with a prefill host and a decode host."""
 
     @asynccontextmanager
     async def make(
@@ -59,7 +59,7 @@ def turn(text: str, **more: Any) -> dict[str, Any]:
 
 
 class Busy:
-    """Streams that are open on the host that answers, until they are let go."""
+    """Streams that are open on the decode host, until they are released."""
 
     def __init__(self, pair: Pair, number: int = 3) -> None:
         self.pair, self.number = pair, number
@@ -98,7 +98,7 @@ async def test_a_long_prompt_is_computed_elsewhere_where_it_would_hold_up_others
             answer = await call(pair.site.app, CHAT, turn(LONG))
             assert answer.status == 200
             usage = answer.json["usage"]
-            assert usage["prompt_tokens_details"]["cached_tokens"] == 32, "what nobody had to compute for it"
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 32, "the tokens that were not computed again"
             (leg,), asked = prefill.submits, decode.submits[-1]
             assert leg.hands_over
             assert leg.sampling.max_tokens == 1
@@ -298,7 +298,7 @@ async def test_a_model_wakes_again_on_the_role_that_it_lost(split: Callable[...,
 
 @pytest.mark.parametrize(("length", "handed_over"), [(16, 0), (17, 16), (32, 16), (33, 32)])
 def test_the_block_with_a_prompts_last_token_is_not_handed_over(length: int, handed_over: int) -> None:
-    """The host that answers computes that token, and a block more is fetched in vain."""
+    """The decode host computes that token, so one more block would be fetched in vain."""
     submit = Submit("a", "tiny", tuple(range(length)), SamplingParams(max_tokens=4), b"")
     assert prefill_sequence(submit, 16).prompt_token_ids == submit.prompt_token_ids[: handed_over + 1]
 

@@ -1,4 +1,4 @@
-"""What an answer hands out is taken back: each dialect's answers, cut anywhere, as the history of a next request."""
+"""A site accepts its own answers: those of each dialect, cut anywhere, as the history of the next request."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def with_a_long_context(client: FakeEngineClient) -> None:
     client.context_length = 65536
 
 
-# The suite draws a sample; PILOTLIGHT_DRAWN=100000 draws as many.
+# The suite draws a sample; PILOTLIGHT_DRAWN=100000 draws that many.
 NUM_DRAWN = int(os.environ.get("PILOTLIGHT_DRAWN", "100"))
 
 Dialect = Callable[[Site, bool], Any]
@@ -112,7 +112,7 @@ def as_client_reads(partial: str) -> Any:
     try:
         return json.loads(partial or "{}")
     except ValueError:
-        return {}  # as far as the client can read it
+        return {}  # as much as the client can read
 
 
 async def ollama(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:

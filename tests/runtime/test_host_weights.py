@@ -1,4 +1,4 @@
-"""Real engines and real files: weights that sleep in host memory outlive the engine host, and the runtime when it is killed."""
+"""Real engines and real files: weights that sleep in host memory survive the engine host, and the runtime when it is killed."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ NAMES = ("a", "b")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Two models of which one fits at a time."""
+    """Write a site file with two models of which one fits at a time."""
     for seed, name in enumerate(NAMES):
         write_llama(tmp_path / name, seed=seed)
         write_tokenizer(tmp_path / name)
@@ -76,7 +76,7 @@ def test_weights_outlive_sleep_the_engine_host_and_a_killed_runtime(file: Path, 
             assert statuses(client)["a"]["residency"] == "host"
         site.popen.kill()
         site.popen.wait()
-        assert len(list(directory.glob("*.weights"))) == 2, "nobody was left to remove them"
+        assert len(list(directory.glob("*.weights"))) == 2, "no process was left to remove them"
         site = Process(file, tmp_path / "log2")
         with httpx.Client(base_url=site.url) as client:
             assert "adopted" in site.log.read_text()

@@ -45,7 +45,7 @@ async def test_a_genuine_hop_keeps_its_request_id(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         answer = await call(site.app, CHAT, HELLO, **signed())
         assert (answer.status, answer.headers["x-request-id"]) == (200, "r1")
-        assert (await call(site.app, CHAT, HELLO)).status == 200  # unsigned is allowed unless require_hop
+        assert (await call(site.app, CHAT, HELLO)).status == 200  # unsigned requests are allowed without require_hop
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a starting site must not have imported: whoever waits for its first answer waits for every import before it."""
+"""Modules that a starting site must not have imported: each import delays its first answer."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Where a site's KV tiers lie: they outlive its engine hosts, and nothing of them outlives the site but what was meant to."""
+"""The places of a site's KV tiers: they survive its engine hosts, and only the intended files survive the site."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from tests.checkpoints import write_llama, write_tokenizer
 from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
-PROMPT = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2
+PROMPT = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2  # data
 ASK = {"model": "tiny", "prompt": PROMPT, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 
 
@@ -72,7 +72,7 @@ def test_what_a_killed_site_left_is_taken_over_by_its_next_life_and_removed_by_a
 
 
 def lose_lock(place: TierDirectory) -> None:
-    """As the system does for a process that is killed."""
+    """Release the lock, as the system does for a killed process."""
     assert place._lock is not None
     os.close(place._lock)
     place._lock = None
@@ -91,7 +91,7 @@ def test_every_device_has_tiers_of_its_own_and_none_takes_anothers_for_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory._SHARED_MEMORY", tmp_path)
-    for owner in ("ams1", "ams1@1"):  # what the site's former life, that was killed, left
+    for owner in ("ams1", "ams1@1"):  # files of the site's killed predecessor
         place = TierDirectory(owner)
         directory = place.claim()
         assert directory is not None
@@ -127,7 +127,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
             first = client.post("/v1/completions", json=ASK).json()
             assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert directory.is_dir()
-            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # after memory comes the disk
+            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # the disk follows after memory
             engine = process.engine()
             engine.kill()
             until(lambda: process.has_another_engine(engine) and client.get("/readyz").status_code == 200)
@@ -145,7 +145,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
             assert metric(client, "pilotlight_kv_disk_tier_hits_total") >= 32
         process.popen.kill()
         process.popen.wait()
-        assert directory.exists(), "nobody was left to remove it"
+        assert directory.exists(), "no process was left to remove it"
         until(lambda: removed(directory))
     finally:
         if process.popen.poll() is None:
@@ -165,7 +165,7 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
         lose_lock(place)
     TierDirectory("another", tmp_path).remove_dead_later()
     assert killed.claim() is not None
-    lose_lock(alive)  # just now, and so it may come back as well
+    lose_lock(alive)  # just now, so it may come back as well
     until(lambda: not lost.directory.exists())
     assert killed.directory.exists()
     assert alive.directory.exists()
@@ -176,7 +176,7 @@ def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
 ) -> None:
     place = TierDirectory("ams1", tmp_path)
     place.directory.mkdir()
-    (place.directory / "owner.lock").mkdir()  # cannot be opened, when the other one is held
+    (place.directory / "owner.lock").mkdir()  # cannot be opened while the other one is held
     assert not is_dead(place.directory)
     monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.LOOKS", 1)
     assert place.claim() == place.directory
@@ -194,7 +194,7 @@ def test_a_lock_that_somebody_looks_at_is_waited_for(tmp_path: Path) -> None:
 
 
 def removed(directory: Path) -> bool:
-    """The engine host of a killed site lives until its next heartbeat."""
+    """Tell whether a folder is removed: the engine host of a killed site lives until its next heartbeat."""
     TierDirectory("another", directory.parent).remove_dead()
     return not directory.exists()
 

@@ -1,4 +1,4 @@
-"""How an engine host's process is started: with which threads and which environment, and that it never outlives a site that refuses to start."""
+"""Starting an engine host's process: its threads and environment; it ends with a site that refuses to start."""
 
 import asyncio
 import subprocess

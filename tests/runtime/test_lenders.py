@@ -1,4 +1,4 @@
-"""Prompts that another site computes for this one: over HTTP to a real server, where that pays, and where their data may go."""
+"""Prompts that another site computes for this one: over HTTP to a real server, if that pays, and if their data may go there."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.process
 
 
 class Network:
-    """A site that lends, behind a real server, and one that borrows, which has two streams open."""
+    """A site that lends, with a real server, and one that borrows, which has two streams open."""
 
     def __init__(self, lender: Site, borrower: Site) -> None:
         self.lender, self.borrower = lender, borrower
@@ -102,7 +102,9 @@ async def test_a_prompt_is_computed_at_the_other_site(network: Network) -> None:
     assert here.fetch_from.within_s == pytest.approx(PATIENCE_S + PATIENCE * predicted_s, rel=0.01)
     assert there.salt == here.salt, "a tenant's, at both"
     assert here.prompt_token_ids[: len(there.prompt_token_ids)] == there.prompt_token_ids
-    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 16, "what nobody had to compute for it"
+    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 16, (
+        "the tokens that were not computed again"
+    )
     text = (await call(network.borrower.app, "/metrics")).body.decode()
     assert 'pilotlight_prompts_placed_total{model_name="tiny",where="borrowed"} 1.0' in text
     assert 'pilotlight_lender_borrowed_total{lender="ams1"} 1.0' in text
@@ -151,8 +153,8 @@ async def test_a_site_that_declines_is_done_without(network: Network) -> None:
         looks += 1
 
     network.known._look = blind  # type: ignore[method-assign]
-    await eventually(lambda: looks)  # a look that was under way has ended
-    network.lender.app.site.models.assignments.num_open = lambda replica: 1  # something of its own has just come
+    await eventually(lambda: looks)  # a look that was in progress has ended
+    network.lender.app.site.models.assignments.num_open = lambda replica: 1  # a local request has just come
     answer = await network.ask(turn(LONG))
     assert answer.status == 200
     assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
@@ -169,7 +171,7 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
 
 
 async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:
-    """They would be computed there without."""
+    """They would be computed there without them."""
     submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
     assert math.isfinite(network.known.offer(submit, 100, info, 1000.0).cost_s)
     image = PromptImage(position=3, num_tokens=4, digest=bytes(32))
@@ -215,7 +217,7 @@ async def test_a_way_that_is_measured_is_not_measured_again_with_each_look(netwo
 
 
 class Scripted:
-    """A site that answers each request with the next of these bytes, and then hangs up where they are no whole answer."""
+    """A site that answers each request with the next of these bytes, and then closes the connection unless they are a whole answer."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = list(answers)
@@ -244,7 +246,7 @@ class Scripted:
                 if not answer.endswith(b"}"):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # it has hung up
+            pass  # it has closed the connection
         finally:
             writer.close()
 
@@ -264,7 +266,7 @@ async def test_an_answer_that_has_begun_on_a_kept_connection_is_not_asked_for_ag
             await lender._look()
         assert site.num_asked == 2
         await lender._look()
-        await lender._look()  # the connection had been closed: nothing says that anybody has read the request
+        await lender._look()  # the connection had been closed: the request may not have been read
         assert site.num_asked == 5
 
 
@@ -277,7 +279,7 @@ async def test_an_answer_without_end_is_left() -> None:
 @pytest.mark.parametrize(
     ("answer", "num_kept"),
     [
-        (answered(b'{"models": "of another version"}'), 1),  # read to its end: the next look may have the connection
+        (answered(b'{"models": "of another version"}'), 1),  # read to its end: the next look may reuse the connection
         (answered(b" " * (2 << 20) + b"{}"), 0),
         (b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"models": {}', 0),
     ],
@@ -292,15 +294,15 @@ async def test_a_look_that_fails_leaves_no_connection_behind(answer: bytes, num_
 
 
 async def test_a_site_that_has_declined_is_not_asked_before_the_next_look() -> None:
-    refusal = answered(b'{"error": {"message": "something of its own has come"}}', "503 Service Unavailable")
+    refusal = answered(b'{"error": {"message": "local requests come first"}}', "503 Service Unavailable")
     async with Scripted(LENDABLE, refusal) as lender:
         await lender._look()
         assert lender.status().why_not == ""
         prefill = Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=1), b"")
-        with pytest.raises(EngineError, match="ams1 computes no prompt: something of its own"):
+        with pytest.raises(EngineError, match="ams1 computes no prompt: local requests"):
             async with lender.computing(prefill):
                 pass
-        assert lender.status().why_not == "it declined: something of its own has come"
+        assert lender.status().why_not == "it declined: local requests come first"
         assert lender._why_not("tiny") != ""
 
 

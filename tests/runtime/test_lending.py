@@ -1,4 +1,4 @@
-"""Prompts that a site computes for others: only while it has nothing else to do, and only for who shares its network's secret."""
+"""Prompts that a site computes for others: only while it is idle, and only for sites that share its network's secret."""
 
 import asyncio
 import json

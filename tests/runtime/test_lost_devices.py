@@ -16,7 +16,7 @@ __all__ = ["entries", "even", "fast", "make_pair"]
 
 
 class Twins:
-    """Two hosts that say the same text; those of the given devices die once, after so many tokens of a sequence."""
+    """Two hosts that answer with the same text; those of the given devices die once, after so many tokens of a sequence."""
 
     def __init__(self, first: int | None = None, second: int | None = None) -> None:
         self.mortals = [Mortal(first), Mortal(second)]
@@ -28,7 +28,7 @@ async def test_a_dead_hosts_sequences_go_on_at_once_where_the_model_is_awake(mak
     async with make_pair(*twins.launchers, engine={**FAST, "scale_down_after_s": 600.0}) as pair:
         await both_awake(pair)
         for mortal in twins.mortals:
-            mortal.launcher.failures = [OSError("no more processes")] * 50  # no successor comes
+            mortal.launcher.failures = [OSError("no more processes")] * 50  # no successor starts
         gate = asyncio.Event()
         clients = pair.engines
 
@@ -80,7 +80,7 @@ async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
 
 
 async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteMaker) -> None:
-    """The model was to wake there, and nobody asks for it: it wakes on the other device."""
+    """The model was going to wake there, and gets no request: it wakes on the other device."""
     broken, sound = FakeLauncher(), FakeLauncher()
     broken.failures = [OSError("no more processes")] * 100
     async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:

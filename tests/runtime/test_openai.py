@@ -180,7 +180,7 @@ async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: Si
         ({"top_k": 0}, "top_k", None),
         ({"top_k": -1}, "top_k", None),
         ({"min_p": 0.0}, "min_p", 0.0),
-        ({"top_p": 0.0}, "top_p", 1e-6),  # the most likely token alone
+        ({"top_p": 0.0}, "top_p", 1e-6),  # only the most likely token
         ({"temperature": None, "top_p": None}, "temperature", 1.0),
     ],
 )
@@ -451,7 +451,7 @@ async def test_a_user_cannot_open_a_turn_of_the_system(site: Site) -> None:
 
 
 def bytes_of(site: Site) -> bytes:
-    """The text of the last prompt."""
+    """Return the text of the last prompt."""
     from tests.fakes import TOKENIZER
 
     return TOKENIZER.decode(list(site.engine.submits[-1].prompt_token_ids), skip_special_tokens=False).encode()

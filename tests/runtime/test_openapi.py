@@ -1,4 +1,4 @@
-"""The served OpenAPI document says the truth: schemathesis sends what it allows and what it does not, and each answer is one that it names."""
+"""The served OpenAPI document is correct: schemathesis sends valid and invalid requests, and each answer is one that it lists."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def test_the_document_names_streams_where_a_request_can_ask_for_one() -> None:
                 streaming.add((method, path))
     assert {("post", "/v1/chat/completions"), ("post", "/v1/messages")} <= asking
     assert asking - streaming == {("post", "/v1/messages/count_tokens"), ("post", "/v1/responses/input_tokens")}, (
-        "which is told of a request as it would be sent"
+        "which receives a request as it would be sent"
     )
 
 
@@ -85,7 +85,10 @@ def answered(submit: Submit) -> Iterator[TokenOutput]:
 
 
 def checked(urls: tuple[str, ...], examples: int) -> int:
-    """Send requests of every operation to each server, the same to all; return how many. Raises where an answer is none that the document names."""
+    """Send requests of every operation to each server, the same to all; return how many.
+
+    Raises if an answer is not in the document.
+    """
     import schemathesis
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
@@ -100,7 +103,7 @@ def checked(urls: tuple[str, ...], examples: int) -> int:
     num_sent = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        takes_input = bool(len(operation.body) or len(operation.query))  # nothing can be wrong with none
+        takes_input = bool(len(operation.body) or len(operation.query))  # without any, nothing can be invalid
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[: 1 + takes_input]:
 
             @settings(
@@ -135,7 +138,7 @@ async def test_every_answer_is_one_that_the_document_names(
 ) -> None:
     async with make_server() as site:
         site.engine.answer = answered
-        monkeypatch.setattr(supervisor, "SILENT_S", 1e9)  # this engine tells nothing while it has no work
+        monkeypatch.setattr(supervisor, "SILENT_S", 1e9)  # this engine sends nothing while it is idle
         fake = cast(FakeSite, SimpleNamespace(name=site.config.name, url=site.url))
         async with router([fake]) as routing:
             with warnings.catch_warnings():

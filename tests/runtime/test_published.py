@@ -1,4 +1,4 @@
-"""What a site publishes after a router's requests, seen at /status: cached prefixes, arrival rates; and how it declines over HTTP."""
+"""A site's status after a router's requests, at /status: cached prefixes, arrival rates; and refusals over HTTP."""
 
 import pytest
 

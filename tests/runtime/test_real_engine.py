@@ -1,4 +1,4 @@
-"""A site as a process of its own, with a real engine host and a tiny random checkpoint: start, answer, survive, drain, leave nothing."""
+"""A site as a separate process, with a real engine host and a tiny random checkpoint: start, answer, survive, drain, clean up."""
 
 import json
 import os
@@ -31,7 +31,7 @@ ENDLESS = {**HELLO, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 class Process:
-    """`python -m pilotlight.runtime FILE`."""
+    """A process: `python -m pilotlight.runtime FILE`."""
 
     def __init__(self, file: Path, log: Path, **environment: str) -> None:
         self.log = log
@@ -56,7 +56,7 @@ class Process:
         return said.partition(text)[2]
 
     def engine(self) -> psutil.Process:
-        """The one that serves, as soon as there is one."""
+        """Return the serving engine, as soon as there is one."""
         deadline = time.monotonic() + 60
         while True:
             for process in httpx.get(self.url + "/status").json()["processes"]:
@@ -67,7 +67,7 @@ class Process:
             time.sleep(0.02)
 
     def has_another_engine(self, than: psutil.Process) -> bool:
-        """For a moment after a death it may have none."""
+        """Tell whether another engine runs; shortly after a death there may be none."""
         processes = httpx.get(self.url + "/status").json()["processes"]
         return any(process["role"] == "engine" and process["pid"] != than.pid for process in processes)
 
@@ -107,7 +107,7 @@ def process(process_tier: None, site_file: Path, tmp_path: Path) -> Iterator[Pro
 
 @pytest.fixture(scope="module")
 def lasting(process_tier: None, site_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """For tests that end no site."""
+    """Yield a site for tests that do not end it."""
     with running(site_file, tmp_path_factory.mktemp("lasting") / "log") as started:
         yield started
 
@@ -122,7 +122,10 @@ def test_an_engine_host_that_is_told_to_end_costs_no_stream(lasting: Process) ->
         whole = client.post(CHAT, json=ENDLESS).text
 
         def ends_in_mid_stream() -> bool:
-            """Whoever is held up between the first line and the signal may find that the engine has computed all of it."""
+            """Return whether the engine ended in mid-stream.
+
+            A delay between the first line and the signal may let the engine compute all of it.
+            """
             engine = lasting.engine()
             with client.stream("POST", CHAT, json=ENDLESS) as answer:
                 lines = answer.iter_lines()
@@ -195,7 +198,7 @@ def test_a_site_dies_with_the_parent_that_asks_for_it(site_file: Path, tmp_path:
 
 
 def test_choices_share_their_prompt_and_draw_as_if_alone(lasting: Process) -> None:
-    prompt = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2
+    prompt = "the pilot light of a gas stove burns small and blue until somebody wants warm water " * 2  # data
     asked = {"model": "tiny", "prompt": prompt, "max_tokens": 12, "ignore_eos": True, "temperature": 1, "seed": 40}
     asked |= {"presence_penalty": 0.5, "repetition_penalty": 1.1}
     with httpx.Client(base_url=lasting.url, timeout=30) as client:

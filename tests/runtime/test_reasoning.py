@@ -1,4 +1,4 @@
-"""A model's reasoning: told apart from its answer, counted, free of stop strings and of what the answer must be."""
+"""A model's reasoning: separate from its answer, counted, without stop strings and constraints of the answer."""
 
 import json
 from pathlib import Path

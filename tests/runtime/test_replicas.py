@@ -1,4 +1,4 @@
-"""Copies of a model on two devices: one more comes when it is hot, and goes when the others can do without it."""
+"""Copies of a model on two devices: one is added under load, and removed when the others suffice."""
 
 import asyncio
 from collections.abc import Callable
@@ -137,7 +137,7 @@ async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
                 replica.awake_since = 0.0
         assert (await call(pair.site.app, CHAT, ask(away.model))).status == 200
         awake = {name: (await pair.status(name))["copies"] for name in "abcd"}
-        assert awake == dict.fromkeys("abcd", 1), "the further replica of a went, nobody else"
+        assert awake == dict.fromkeys("abcd", 1), "only the further replica of a went"
 
 
 async def test_a_further_copy_that_cannot_be_loaded_hurts_nobody(make_pair: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""The policies of residency, over a clock and candidates that are given: who sleeps, when, and what is expected."""
+"""The policies of residency, with a given clock and candidates: which sleep, when, and which are expected."""
 
 import random
 
@@ -56,7 +56,7 @@ def test_what_has_just_woken_stays_for_three_times_its_waking() -> None:
 
 
 def test_two_models_cannot_throw_each_other_out_more_often_than_waking_is_worth() -> None:
-    """A and B take turns on room for one: by the minimum stay, a quarter of the time at most goes into waking."""
+    """A and B take turns on room for one: with the minimum stay, waking takes a quarter of the time at most."""
     now, waking_s, awake, woken_at = 0.0, 0.0, "a", 0.0
     while now < 100.0:
         wants = "b" if awake == "a" else "a"

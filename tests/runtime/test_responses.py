@@ -1,4 +1,4 @@
-"""OpenAI's Responses at a site: whole and streamed, tools, reasoning, forms, what is kept between requests, and what is made in the background."""
+"""OpenAI's Responses at a site: whole and streamed, tools, reasoning, forms, stored ones and background ones."""
 
 import asyncio
 import json
@@ -370,7 +370,7 @@ async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_is_
 
 @pytest.fixture
 async def without_room(make_site: SiteMaker, tmp_path: Path) -> AsyncIterator[Site]:
-    """A site whose directory for responses can never be made."""
+    """Make a site whose directory for responses can never be created."""
     (tmp_path / "file").write_bytes(b"")
     async with make_site(responses={"directory": str(tmp_path / "file" / "responses")}) as site:
         yield site
@@ -385,7 +385,7 @@ async def test_a_response_that_cannot_be_kept_says_so_and_is_answered(without_ro
     assert (last["type"], last["response"]["store"]) == ("response.completed", False)
     refused = await call(site.app, PATH, {**HELLO, "background": True})
     assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
-    assert (await call(site.app, f"{PATH}/{body['id']}")).status == 404, "its client was told that it is not kept"
+    assert (await call(site.app, f"{PATH}/{body['id']}")).status == 404, "its client learnt that it is not stored"
     assert (await call(site.app, f"{PATH}/resp_another")).status == 503
     await eventually(lambda: not site.engine.open)
 
@@ -400,7 +400,7 @@ async def test_where_none_is_kept_a_background_response_is_refused_by_name(make_
 
 
 def slow_writes(site: Site, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Have the store write nothing until the event that is returned is set."""
+    """Make the store write nothing until the returned event is set."""
     store, is_set = site.app.responses._keeping.store, asyncio.Event()
     add = store._add
 

@@ -1,4 +1,4 @@
-"""Tools of Responses that are no plain functions, and their calls in answers and histories."""
+"""Tools of Responses other than plain functions, and their calls in answers and histories."""
 
 import json
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ SPAWN = {
 }
 AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [SPAWN]}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Patches."}
-# As Codex 0.171 declares them.
+# The declarations of Codex 0.171.
 CODEX_TOOLS = [SPAWN, AGENTS, {"type": "web_search", "external_web_access": False}, PATCH]
 
 

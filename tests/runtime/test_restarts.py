@@ -1,4 +1,4 @@
-"""What a device's deaths lead to: pauses that double, a start afresh after crashes, and no hope after three."""
+"""Restarts after a device's deaths: pauses that double, a fresh start after crashes, and giving up after three."""
 
 from pilotlight.runtime.hosts.device_host import (
     AFRESH_AFTER,

@@ -1,4 +1,4 @@
-"""When a host does both sides of the work for a while, with a clock moved by hand: one side's wait lends it, and a long calm gives it back."""
+"""Hosts that take both roles for a while, with a fake clock: one side's wait lends it, and a long calm gives it back."""
 
 from pilotlight.runtime.dispatch.roles import HostWaits, RolePolicy, RoleShift
 from pilotlight.runtime.hosts.scaling import HOT_FOR_S
@@ -13,7 +13,7 @@ PROMPTS_WAIT = HostWaits(2.0, 0.0)
 def judge(
     policy: RolePolicy, waits: list[HostWaits | None], from_s: float, to_s: float
 ) -> list[tuple[float, RoleShift]]:
-    """Every half second; the shifts."""
+    """Judge every half second; return the shifts."""
     times = [from_s + i / 2 for i in range(round((to_s - from_s) * 2) + 1)]
     return [(now, shift) for now in times if (shift := policy.judge(now, waits)) is not None]
 
@@ -34,7 +34,7 @@ def test_a_side_that_still_waits_with_the_host_that_it_was_lent_gets_another() -
     shifts = judge(policy, [IDLE, ANSWERS_WAIT, ANSWERS_WAIT], 0.0, 20.0)
     assert [shift for _, shift in shifts] == [RoleShift(0, "both")], "one that helps at once is enough"
     shifts = judge(policy, [ANSWERS_WAIT, ANSWERS_WAIT, ANSWERS_WAIT], 20.5, 40.0)
-    assert [shift for _, shift in shifts] == [RoleShift(1, "both")], "and then nobody is left"
+    assert [shift for _, shift in shifts] == [RoleShift(1, "both")], "and then no other host is left"
 
 
 def test_prompts_are_lent_a_host_that_answers() -> None:

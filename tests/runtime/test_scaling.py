@@ -1,4 +1,4 @@
-"""Hot and cool: when a model is worth another device, judged by the wait of its next request, with a clock moved by hand."""
+"""Scaling up and down: whether a model is worth another device, by the wait of its next request, with a fake clock."""
 
 import pytest
 
@@ -11,7 +11,7 @@ QUEUED = ModelLoad(running=4, waiting_tokens=2000, prefill_tokens_per_s=1000.0, 
 
 
 def judge(heat: Heat, loads: list[ModelLoad], from_s: float, to_s: float) -> list[tuple[float, Verdict]]:
-    """Every half second; what was not "stay"."""
+    """Judge every half second; return the verdicts other than "stay"."""
     found = []
     for i in range(round((to_s - from_s) * 2) + 1):
         if (verdict := heat.judge(from_s + i / 2, loads, SEATS)) != "stay":
@@ -21,7 +21,7 @@ def judge(heat: Heat, loads: list[ModelLoad], from_s: float, to_s: float) -> lis
 
 def test_the_wait_is_of_the_prompts_ahead_at_the_measured_rate() -> None:
     assert wait_s(QUEUED, SEATS) == 2.0
-    assert wait_s(ModelLoad(waiting_tokens=2000), SEATS) == 0.0, "nobody has measured how fast it is"
+    assert wait_s(ModelLoad(waiting_tokens=2000), SEATS) == 0.0, "its speed has not been measured"
 
 
 def test_where_all_seats_are_taken_the_wait_is_also_for_answers_to_end() -> None:
@@ -62,7 +62,7 @@ def test_a_copy_goes_when_the_others_have_long_done_without_it() -> None:
 
 @pytest.mark.parametrize("tokens", [100, 400, 900, 1100])
 def test_what_one_less_would_make_hot_is_never_cool(tokens: int) -> None:
-    """Else it would go to and fro."""
+    """Otherwise it would oscillate."""
     load = ModelLoad(waiting_tokens=tokens, prefill_tokens_per_s=1000.0, decode_tokens_per_s=20.0)
     left = wait_with_one_less_s([load, load], SEATS)
     assert left == pytest.approx(2 * tokens / 1000)

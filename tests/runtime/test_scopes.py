@@ -1,4 +1,4 @@
-"""Every path of a site with the scope that it needs, where keys are required; a path that is not named here fails."""
+"""Every path of a site with the scope that it needs if keys are required; a path that is not listed here fails."""
 
 import hashlib
 from pathlib import Path
@@ -38,16 +38,21 @@ NEEDS = {
     "/page/faults": "metrics",
     "/manage/catalogue": "admin",
     "/manage/sites/{site}": "admin",
+    "/manage/hub": "admin",
+    "/manage/stores": "admin",
+    "/manage/stores/{site}": "admin",
     "/manage/audit": "admin",
     "/internal/wake": ROUTERS,
     "/internal/catalogue": ROUTERS,
     "/internal/operation": ROUTERS,
+    "/internal/hub": ROUTERS,
     "/internal/requests": ROUTERS,
     "/internal/functions/try": ROUTERS,
     "/internal/usage": ROUTERS,
     "/internal/functions/serve": ROUTERS,
     "/internal/functions/tail/{name}": ROUTERS,
     "/internal/functions/logs": ROUTERS,
+    "/internal/functions/stores": ROUTERS,
     "/api/version": PUBLIC,
     **{f"/api/{path}": "models" for path in ("chat", "generate", "embed", "embeddings", "show", "pull", "tags", "ps")},
     # Parts of Ollama's API that are refused with a sentence.
@@ -113,6 +118,7 @@ POSTED = (
     "/fn/@{model:path}",
     "/wake",
     "/internal/operation",
+    "/internal/hub",
     "/manage/sites/{site}",
     "/internal/usage",
     "/try",
@@ -177,7 +183,7 @@ async def test_keys_of_one_account_share_a_salt_and_a_routers_word_for_it_counts
             {"authorization": "Bearer deploy"},
             {**signed(), "authorization": "Bearer unknown-here", "x-pilotlight-account": "acme"},
             {"authorization": "Bearer another"},
-            {"authorization": "Bearer another", "x-pilotlight-account": "acme"},  # nobody's to say without a signature
+            {"authorization": "Bearer another", "x-pilotlight-account": "acme"},  # unknown without a signature
         ):
             assert (await call(site.app, "/ai/v1/chat/completions", HELLO, **headers)).status == 200
         salts = [submit.salt for submit in site.engine.submits]

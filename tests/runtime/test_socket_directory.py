@@ -1,4 +1,4 @@
-"""Directories of engine hosts' sockets: they go with their site, or, if it was killed, with the next one's start; nothing else goes with them."""
+"""Directories of engine hosts' sockets: removed with their site, or, if it was killed, at the next one's start; nothing else is removed."""
 
 import os
 import signal

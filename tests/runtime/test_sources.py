@@ -1,4 +1,4 @@
-"""Where a model's files are: never the network for a local name, one sentence for whatever is missing."""
+"""A model's files: never the network for a local name, one sentence for anything missing."""
 
 import json
 import os
@@ -124,7 +124,7 @@ async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path, mon
 @pytest.mark.process
 async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]  # of nobody, a moment later
+        port = listener.getsockname()[1]  # free again a moment later
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(SourceError, match="not in the local cache and the hub cannot be reached"):
@@ -147,11 +147,11 @@ def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: P
         site = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], env=environment)
         try:
             hub.settimeout(60)
-            asking, _ = hub.accept()  # the download, which will have no answer
+            asking, _ = hub.accept()  # the download, which will get no answer
             site.terminate()
             assert site.wait(60) == 0
             asking.settimeout(30)
-            while asking.recv(65536):  # until it has gone with the site
+            while asking.recv(65536):  # until it has ended with the site
                 pass
             asking.close()
         finally:

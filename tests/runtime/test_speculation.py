@@ -1,4 +1,4 @@
-"""What a site tells of speculation: in an answer's usage, and to the engine host that loads the model."""
+"""Speculation at a site: in an answer's usage, and in the engine host's load command."""
 
 from pathlib import Path
 

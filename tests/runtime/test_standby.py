@@ -1,4 +1,4 @@
-"""The host that waits: prepared in a quiet moment, taken when the serving one dies, replaced with back-off, gone with its site."""
+"""The standby host: prepared in an idle moment, used when the serving one dies, replaced with back-off, ended with its site."""
 
 import asyncio
 import logging
@@ -99,7 +99,7 @@ async def test_a_stream_goes_on_with_the_standby(make_site: SiteMaker) -> None:
 
 async def test_a_standby_that_is_not_ready_is_not_taken(make_site: SiteMaker) -> None:
     gate = asyncio.Event()
-    gates = [None, gate]  # of the serving host, of the standby, and then of nobody
+    gates = [None, gate]  # for the serving host, for the standby, and for no further one
 
     def prepare(client: FakeEngineClient) -> None:
         client.hello_gate = gates.pop(0) if gates else None
@@ -216,7 +216,7 @@ def standby_of(process: Process) -> psutil.Process:
         found[:] = [psutil.Process(pid) for pid in pids(process, "standby")]
         return bool(found) and not is_gone(found[0])
 
-    deadline = time.monotonic() + 100  # it is made ready at low priority, and the machine may be busy
+    deadline = time.monotonic() + 100  # it is prepared at low priority, and the machine may be busy
     while not is_there():
         assert time.monotonic() < deadline
         time.sleep(0.05)

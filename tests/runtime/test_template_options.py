@@ -1,4 +1,4 @@
-"""What a request may say of its chat template, and of tokens: variables, an open last message, token ids, usage in every chunk."""
+"""Options of a request for its chat template and its tokens: variables, an open last message, token ids, usage in every chunk."""
 
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ async def test_usage_is_in_every_chunk_of_a_completion_too(site: Site) -> None:
 async def test_earlier_reasoning_is_given_to_templates_that_call_it_thinking(
     make_site: SiteMaker, model_directory: Path, said: dict[str, Any], prompt: str
 ) -> None:
-    """One that has text and reasoning before its calls is refused by the template of gpt-oss."""
+    """The template of gpt-oss refuses a message with text and reasoning before its calls."""
     (model_directory / "chat_template.jinja").write_text(":{% for m in messages %}{{ m.thinking }}{% endfor %}")
     call_made = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turn = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call_made], **said}

@@ -1,4 +1,4 @@
-"""When a model's chat template is compiled, and how one that is none is told."""
+"""Compiling a model's chat template, and reporting an invalid one."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Parameters of vLLM's and SGLang's that other dialects have no name for, and values that OpenAI takes and few others do."""
+"""Parameters of vLLM's and SGLang's that other dialects lack, and values that OpenAI accepts and few others do."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a model's wakes so far say of its next one."""
+"""Predictions of a model's next wake from its earlier ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Models that sleep and wake on a device too small for all of them: nobody is forgotten, nobody in use is put to sleep."""
+"""Models that sleep and wake on a device too small for all of them: each request is served, and no model in use is put to sleep."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ def ask(model: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def entries(tmp_path: Path) -> list[dict[str, Any]]:
-    """Three models of 1000 bytes that come and go."""
+    """Write three models of 1000 bytes that come and go."""
     names = ("a", "b", "c")
     for name in names:
         header = b'{"w": {"dtype": "F32", "shape": [250], "data_offsets": [0, 1000]}}'
@@ -61,7 +61,7 @@ async def small(make_site: SiteMaker, entries: list[dict[str, Any]]) -> AsyncIte
 
 
 def at(site: Site, now_s: float) -> list[float]:
-    """The wall clock of its expectations, to be moved by hand."""
+    """Replace the wall clock of its expectations with one that tests move."""
     now = [now_s]
     models = site.app.site.models
     for part in (models, models._foresight, models._queue._memory, models._queue._budgets[0]):
@@ -107,8 +107,8 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
     small.engine.script = says("Hi")
     third = start(small.app, CHAT, ask("c"))
     await eventually(lambda: small.app.site.models.states["c"].detail == "waiting for room on the device")
-    await asyncio.sleep(0.15)  # longer than its patience
-    assert sorted(small.engine.loaded) == ["a", "b"], "nobody was put to sleep"
+    await asyncio.sleep(0.15)  # longer than its longest wait
+    assert sorted(small.engine.loaded) == ["a", "b"], "no model was put to sleep"
     gate.set()
     assert (await third.done()).status == 200
     for exchange in open_ones:
@@ -235,7 +235,7 @@ async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: Sit
 
 
 async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(small: Site) -> None:
-    """Without anybody's request ending, and long after its own last look."""
+    """No other request has to end, and its own last look may be long ago."""
     gate, load_model = asyncio.Event(), small.engine.load_model
 
     async def damaged(spec: ModelSpec, on_progress: Any = None) -> Any:
@@ -402,7 +402,7 @@ async def test_a_model_that_fails_again_and_again_is_offered_ever_more_rarely(sm
     small.engine.load_error = EngineError("model_load_failed", "it is truncated")
     patience_s = []
     for _ in range(7):
-        assert (await call(small.app, CHAT, ask("a"))).status == 500, "who asks himself has it tried"
+        assert (await call(small.app, CHAT, ask("a"))).status == 500, "a request for it makes it try"
         failed_at = state.history.failed_at
         for after_s in (10, 20, 40, 80, 160, 300):
             state.history.failed_at = failed_at - after_s
@@ -425,7 +425,7 @@ async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_as
 
 
 def may_serve(status: SiteStatus, model: str) -> bool:
-    """In a router's eyes, with another site to go to."""
+    """Tell whether a router would send a request here, with another site available."""
     backends = Discovery(
         network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock := Clock()
     ).backends
@@ -461,7 +461,7 @@ async def test_weights_files_follow_the_models(
     limit: int,
     a_sleeps: str,
 ) -> None:
-    """An engine writes a file where it is told to; those of sleeping models go when another needs the place."""
+    """An engine writes its file at the given path; those of sleeping models are removed if another needs the space."""
     place = TierDirectory("ams1", tmp_path / "shm", "weights")
     (tmp_path / "shm").mkdir()
     directory = place.claim()
@@ -520,7 +520,8 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     async def one(model: str, after_s: float) -> int:
         await asyncio.sleep(after_s)
         answer = await call(small.app, CHAT, ask(model))
-        held = [each for each in replicas(small) if each.holds_memory and each.falling_asleep is None]  # its heir waits
+        # A model that is falling asleep still holds memory; its successor waits.
+        held = [each for each in replicas(small) if each.holds_memory and each.falling_asleep is None]
         assert sum(small.app.site.models.states[each.model].num_bytes for each in held) <= 2000
         seen.add(model)
         return answer.status
@@ -544,7 +545,7 @@ async def test_a_wake_is_on_the_timeline(small: Site) -> None:
 
 
 async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
-    """Else a crowded device would let every model stay longer, and so become more crowded."""
+    """Otherwise a crowded device would let every model stay longer, and so become more crowded."""
     small.engine.script = [*says("Hel", finish=None), gate := asyncio.Event(), *says("lo")]
     open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in ("a", "b")]
     for exchange in open_ones:

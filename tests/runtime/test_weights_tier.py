@@ -1,4 +1,4 @@
-"""Weights in host memory: how much a site may promise, what it adopts, and what it leaves behind."""
+"""Weights in host memory: a site's share, adopted files, and files that remain."""
 
 import os
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_what_a_former_life_holds_is_what_its_files_take(tmp_path: Path) -> None
         place.directory.mkdir()
         with (place.directory / "part").open("wb") as file:
             file.write(b"w" * 8192)
-            file.truncate(1 << 30)  # not written to: takes nothing
+            file.truncate(1 << 30)  # without written pages: uses no memory
     assert AvailableMemory.at(places).held == 2 * 8192
     assert AvailableMemory.at([TierDirectory("iad1", tmp_path, "weights")]).held == 0
 
@@ -95,9 +95,7 @@ def test_without_a_promise_half_of_what_there_is_may_be_used(tmp_path: Path) -> 
     assert tier is not None
     assert tier.limit_bytes == 4 * GIB
     assert opened(site(tmp_path, 0.0), tmp_path) is None
-    assert opened(site(tmp_path, None), tmp_path) is None, (
-        "files on a disk are no memory, unless somebody asks for them"
-    )
+    assert opened(site(tmp_path, None), tmp_path) is None, "files on a disk are not memory, unless configured"
 
 
 def test_two_runtimes_of_one_name_do_not_share_and_the_second_is_told_so(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> 
 
 @pytest.mark.process
 async def test_arguments_reach_the_client_as_they_were_written(site: Site) -> None:
-    """On one line, whatever numbers they hold: here one that no float holds and one that no 64 bits do."""
+    """They are on one line, with any numbers: here one that no float holds and one that no 64 bits do."""
     written = '{\n"a": 1e999,\n"b": 123456789012345678901234567890}'
     site.engine.script = says(f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>')
     tools = [{"name": "f"}]

@@ -37,7 +37,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def entries(tmp_path: Path) -> list[dict[str, Any]]:
-    """Four models of 1000 bytes."""
+    """Write four models of 1000 bytes."""
     names = ("a", "b", "c", "d")
     for name in names:
         header = b'{"w": {"dtype": "F32", "shape": [250], "data_offsets": [0, 1000]}}'
@@ -47,7 +47,7 @@ def entries(tmp_path: Path) -> list[dict[str, Any]]:
 
 
 class Pair:
-    """A site with two devices, and what happens to each engine."""
+    """A site with two devices, and controls of each engine."""
 
     def __init__(self, site: Site, *launchers: FakeLauncher) -> None:
         self.site = site
@@ -55,17 +55,17 @@ class Pair:
 
     @property
     def engines(self) -> list[FakeEngineClient]:
-        """The serving hosts' clients, in the order of the devices."""
+        """Return the serving hosts' clients, in the order of the devices."""
         return [launcher.client for launcher in self.launchers]
 
     @property
     def loaded(self) -> list[list[str]]:
-        """By device, what its engine has."""
+        """Return, by device, the models of its engine."""
         return [sorted(engine.loaded) for engine in self.engines]
 
     @property
     def awake(self) -> list[list[str]]:
-        """By device, what its engine has and the site knows to be awake: that is a moment later."""
+        """Return, by device, the models of its engine that the site knows to be awake: that is a moment later."""
         return [
             sorted(name for name in engine.loaded if self.replicas(name)[index].is_awake)
             for index, engine in enumerate(self.engines)
@@ -80,7 +80,7 @@ class Pair:
 
     @property
     def home(self) -> int:
-        """The device of the model that is awake on one."""
+        """Return the device of the model that is awake on one."""
         (index,) = [i for i, loaded in enumerate(self.loaded) if loaded]
         return index
 
@@ -139,7 +139,7 @@ async def both_awake(pair: Pair) -> None:
 
 @pytest.fixture
 async def even(make_pair: Callable[..., Any]) -> AsyncIterator[Pair]:
-    """Two replicas of one model, which both stay."""
+    """Make two replicas of one model, which both stay."""
     async with make_pair(engine={**FAST, "scale_down_after_s": 600.0}) as made:
         await both_awake(made)
         yield made

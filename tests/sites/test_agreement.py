@@ -1,4 +1,7 @@
-"""Values of the two files that are right each by itself and not together, and the nearest ones that are: each is refused by a sentence of its own."""
+"""Values of the two files that are valid separately and not together, and the nearest valid ones.
+
+Each conflict is refused by a specific sentence.
+"""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""A file that is read once more while its process serves."""
+"""A file that is read again while its process serves."""
 
 import logging
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rules for single values: what each lets pass and what it refuses with a sentence."""
+"""Rules for single values: the accepted ones, and refusals with a sentence."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""A refused file says all that is wrong with it, and nothing that is not: the slow look agrees with msgspec.convert about every file."""
+"""A refused file gets all of its errors, and no others: the detailed check agrees with msgspec.convert about every file."""
 
 import copy
 import datetime
@@ -59,7 +59,7 @@ FILES: dict[type[Table], dict[str, Any]] = {SiteConfig: SITE, NetworkConfig: NET
 
 
 def steps(values: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The way to every value below the top."""
+    """Yield the path to every value below the top."""
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         yield (*path, key)
         if isinstance(value, dict | list):
@@ -123,8 +123,8 @@ def test_a_file_has_mistakes_if_and_only_if_it_is_refused(file: tuple[type[Table
     assert bool(found) is not is_taken(table, values)
     assert len(set(found)) == len(found)
     for sentence in found:
-        assert "Expected" not in sentence, "msgspec's own words reach nobody"
-        assert "must be a string, not '" not in sentence, "a value of the right type is told its bounds"
+        assert "Expected" not in sentence, "msgspec's own words are not shown"
+        assert "must be a string, not '" not in sentence, "a value of the right type gets its bounds"
 
 
 @pytest.mark.long

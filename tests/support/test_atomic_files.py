@@ -1,4 +1,4 @@
-"""What is on the disk before a name leads to it, as the calls to the kernel show."""
+"""The content of the disk before a name refers to it, as the calls to the kernel show."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from pilotlight.wire.hop.bundles import pack
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names, in order; `-> NAME` where something is renamed to it."""
+    """Record names in order; `-> NAME` for a rename."""
     seen: list[str] = []
     fsync, replace = os.fsync, Path.replace
 

@@ -1,4 +1,4 @@
-"""Work that goes on beside requests: what it raises is logged with its traceback, and it starts again."""
+"""Work that runs beside requests: its exceptions are logged with their traceback, and it starts again."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""SQLite: one piece of work after another, within its time, undone where it was left, and every refusal by name."""
+"""SQLite: one operation after another, within its time, rolled back if abandoned, and every refusal by name."""
 
 import asyncio
 import sqlite3
@@ -224,7 +224,7 @@ async def test_a_text_that_is_none_is_told_as_sqlite_does(database: Database) ->
 
 def test_tables_of_an_earlier_version_are_brought_forward_and_keep_their_rows(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE t (n INTEGER)")  # before versions were noted
+        connection.execute("CREATE TABLE t (n INTEGER)")  # from before versions were recorded
         insert(connection)
         forward = ["ALTER TABLE t ADD COLUMN word TEXT DEFAULT 'a'", "UPDATE t SET word = word || 'b'"]
         for _ in range(2):

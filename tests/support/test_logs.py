@@ -1,4 +1,4 @@
-"""The lines of a process's log: each has its time, its process and its level, in text or as JSON, and nobody can write one for another."""
+"""The lines of a process's log: each has its time, its process and its level, as text or JSON, and cannot be forged."""
 
 import json
 import re

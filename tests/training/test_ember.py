@@ -1,4 +1,4 @@
-"""Ember's files keep their promises: the corpus, the tokenizer, the template, the weights, and the table of cities."""
+"""Guarantees of Ember's files: the corpus, the tokenizer, the template, the weights, and the table of cities."""
 
 import itertools
 import json
@@ -76,7 +76,7 @@ def chat() -> Chat:
 
 
 def _lists() -> list[Lists]:
-    """Every pair of lists of the corpus, those inside topics, tools and fields included."""
+    """Return every pair of lists of the corpus, those inside topics, tools and fields included."""
     found: list[Lists] = []
 
     def collect(thing: object) -> None:

@@ -1,4 +1,4 @@
-"""The shapes of answers, as their clients read them."""
+"""The shapes of answers for their clients."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One key is one key, however a client spells the header around it."""
+"""Each key is recognised, however a client formats its header."""
 
 import hashlib
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Each word of the error table speaks both dialects."""
+"""Each word of the error table has a form in both dialects."""
 
 import orjson
 import pytest
@@ -42,7 +42,7 @@ def test_a_workers_ai_body_is_the_documented_envelope() -> None:
         ("overloaded", 529, "overloaded_error"),
         ("draining", 529, "overloaded_error"),
         ("upstream_timeout", 504, "timeout_error"),
-        ("conflict", 409, "invalid_request_error"),  # those for which Anthropic has no type of its own
+        ("conflict", 409, "invalid_request_error"),  # those for which Anthropic has no separate type
         ("headers_too_large", 431, "invalid_request_error"),
         ("not_implemented", 501, "api_error"),
         ("upstream_lost", 502, "api_error"),

@@ -1,4 +1,4 @@
-"""Forms with a file, and a fine-tune with its files in one body: what is read, and what is refused by name."""
+"""Forms with a file, and a fine-tune with its files in one body: valid ones, and refusals by name."""
 
 from collections.abc import AsyncGenerator
 

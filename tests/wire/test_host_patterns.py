@@ -1,4 +1,4 @@
-"""Host patterns: what is one, what it takes, and which of two is the more specific."""
+"""Host patterns: their syntax, the hosts that they match, and the more specific one of two."""
 
 import pytest
 

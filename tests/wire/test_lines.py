@@ -1,4 +1,4 @@
-"""Streams of JSON lines: what of a stream of events is a line, and what else passes as it is."""
+"""Streams of JSON lines: the lines made from a stream of events, and bytes that pass unchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Paths as clients write them: Azure's, with a slash at the end, and those that are not there."""
+"""Paths as clients write them: Azure's, with a slash at the end, and unknown ones."""
 
 import pytest
 

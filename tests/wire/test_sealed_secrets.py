@@ -1,4 +1,4 @@
-"""Secrets on their way: each opens under the network's secret, for its function and its name alone."""
+"""Sealed secrets: each opens only with the network's secret, for its function and its name."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The SSE codec round-trips through any chunking, and survives what a hostile peer may send."""
+"""The SSE codec round-trips through any chunking, and survives hostile input."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pilotlight.wire.sse import DONE, HEARTBEAT, EventDecoder, SSEError, encode_event, has_data, parse_event
 
-# LF alone separates data lines on the wire, so that is what comes back for CR and CR LF as well.
+# Only LF separates data lines on the wire, so CR and CR LF come back as LF.
 payloads = st.binary(max_size=60).map(lambda data: data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
 
 

@@ -1,4 +1,4 @@
-"""Spans within one process: whose part each is, what an error makes of it, and where they are sent."""
+"""Spans within one process: their parents, errors, and destination."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ class Failed(Exception):
 @pytest.fixture
 def spans() -> Iterator[Spans]:
     made = Spans("http://127.0.0.1:9", "service", "1", site="ams1")
-    made._provider._active_span_processor._span_processors = ()  # nothing is sent
+    made._provider._active_span_processor._span_processors = ()  # nothing is exported
     yield made
     made.close()
 

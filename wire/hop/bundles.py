@@ -2,7 +2,7 @@
 
 The same files make the same bytes, on every machine: sorted names, no times, no owners. Links, devices and names that lead out are refused in both
 directions, and so is what is too large. Only what `pack` writes is read, and not by `tarfile`: before Python 3.11.10 a PAX head of 60 KB takes that
-eight seconds of CPU in which no other thread runs (CVE-2024-6232). Knows bytes and folders; refuses to know manifests.
+eight seconds of CPU in which no other thread runs (CVE-2024-6232). Knows bytes and folders; independent of manifests.
 """
 
 import hashlib

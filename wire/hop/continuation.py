@@ -31,7 +31,7 @@ TokenIds = tuple[Annotated[int, Meta(ge=0, lt=2**31)], ...]
 
 
 class ContinuationError(ValueError):
-    """The other side sent an invalid resume point, answer's name or delivery; the message says which."""
+    """The other side sent an invalid resume point, answer's name or delivery; the message names it."""
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
@@ -71,7 +71,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 class AnswerName(NamedTuple):
     """The values that make two halves one answer."""
 
-    seed: int  # where the request has none
+    seed: int  # if the request has none
     created: int
     nonce: str
 
@@ -124,7 +124,7 @@ def with_resume_point(events: bytes, point: ResumePoint) -> bytes:
 
 
 def strip_resume_point(raw: bytes) -> tuple[bytes, ResumePoint | None]:
-    """Return one event as its client is to see it, and its resume point. Raises ContinuationError."""
+    """Return one event without its resume point, and the resume point. Raises ContinuationError."""
     if not raw.startswith(_POINT):
         return raw, None
     line, _, event = raw.partition(b"\n")

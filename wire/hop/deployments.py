@@ -41,8 +41,10 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One function. The shares add up to 100; the first is the newest.
-    One that was removed has none: its versions, data and name are kept."""
+    """One function.
+
+    The shares add up to 100, the newest version first. A deleted function has none: its versions, data and name are kept.
+    """
 
     name: Name
     revision: int
@@ -128,8 +130,10 @@ class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """Site -> router: of a version to try, or of a revision to serve.
-    `detail` is the author's traceback, where there is one."""
+    """Site -> router: the result of trying a version or serving a revision.
+
+    `detail` is the author's traceback, if any.
+    """
 
     healthy: bool
     detail: str = ""

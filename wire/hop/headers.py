@@ -15,7 +15,7 @@ CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's 
 CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
 OWN_HOST = "x-pilotlight-own-host"  # router -> site, for a function: its client has named a host of the function, which has no prefix there
 CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
-ACCOUNT = "x-pilotlight-account"  # router -> site: whose request it is, where the router knows its key
+ACCOUNT = "x-pilotlight-account"  # router -> site: the account of the request's key, if the router knows it
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
 MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
 PREFIXES = (
@@ -79,8 +79,10 @@ class Hop(NamedTuple):
 
 
 def signing(secret: str) -> str:
-    """Return the secret that signs: the first, where a network has two while one replaces the other.
-    All are believed."""
+    """Return the secret that signs: the first one, if a network has two during a change.
+
+    All are accepted.
+    """
     return secret.partition(",")[0]
 
 
@@ -117,7 +119,7 @@ def hop_is_genuine(signature: str, secret: str, now_s: float, hop: Hop) -> bool:
 
 
 def site_of_hop(signature: str) -> str:
-    """Return the site for which it says that it is."""
+    """Return the site that a signature names."""
     return signature.split(".", 3)[-1] if signature.count(".") >= 3 else ""
 
 

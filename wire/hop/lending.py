@@ -28,7 +28,7 @@ class BorrowedPrompt(msgspec.Struct, frozen=True):
 
 
 class PromptAccepted(msgspec.Struct, frozen=True):
-    port: int  # of the site's host name, where the blocks are served
+    port: int  # port of the site's host name that serves the blocks
 
 
 class PromptComputed(msgspec.Struct, frozen=True):

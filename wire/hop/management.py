@@ -1,12 +1,14 @@
 """Messages of routers to sites beside clients' requests, signed as hops.
 
 POST WAKE_PATH hints that a request for a model is on its way. For operators: GET CATALOGUE_PATH, POST OPERATION_PATH, which returns 202 when the
-operation has started, and GET REQUESTS_PATH, the newest generations.
+operation has started, GET REQUESTS_PATH, the newest generations, and POST HUB_PATH, which searches the hub from the site's machine.
+GET STORES_PATH lists the databases and key-value namespaces of a site's functions, POST reads a page of one.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from pilotlight.wire.hop.status import Residency
 
@@ -14,9 +16,13 @@ WAKE_PATH = "/internal/wake"
 CATALOGUE_PATH = "/internal/catalogue"
 OPERATION_PATH = "/internal/operation"
 REQUESTS_PATH = "/internal/requests"
+HUB_PATH = "/internal/hub"
+STORES_PATH = "/internal/functions/stores"
+MAX_STORE_ROWS = 200
 
 ModelKind = Literal["embedded", "package", "directory", "gguf", "packed", "hub"]
 SleepsOn = Literal["auto", "host", "disk"]
+StoreKind = Literal["d1", "kv"]
 
 
 class WakeHint(msgspec.Struct, frozen=True):
@@ -50,7 +56,7 @@ class CatalogueModel(msgspec.Struct, frozen=True):
     name: str  # name for requests
     kind: ModelKind
     is_here: bool  # its files are on the site's machine
-    how: str = ""  # what makes it available where it is not here
+    how: str = ""  # how to get it, if it is not here
     file_bytes: int = 0
     context_length: int = 0  # tokens; 0 if unknown before the download
     architecture: str = ""
@@ -59,8 +65,23 @@ class CatalogueModel(msgspec.Struct, frozen=True):
     fit: Fit | None = None  # unknown (None) until its files are there
 
 
+class HubQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    words: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+class HubModel(msgspec.Struct, frozen=True):
+    """A model that the hub has found."""
+
+    source: str  # ORG/NAME
+    architecture: str = ""  # the supported one that its config.json names; empty: none
+    parameters: int = 0  # 0: the hub does not know
+    license: str = ""
+    downloads: int = 0  # of the last 30 days, as the hub counts them
+    is_gated: bool = False  # its terms must be accepted at the hub first
+
+
 class Download(msgspec.Struct, frozen=True):
-    """A download under way, or the last one of its source."""
+    """A download in progress, or the last one of its source."""
 
     source: str
     state: Literal["running", "done", "failed", "cancelled"]
@@ -114,3 +135,31 @@ class GenerationTimes(msgspec.Struct, frozen=True):
     cached_tokens: int
     output_tokens: int
     outcome: str  # a finish reason, or an error's word
+
+
+class Store(msgspec.Struct, frozen=True):
+    kind: StoreKind
+    name: str  # of its directory: the id in wrangler.toml, or one made of it
+    owner: str  # the function whose it is; `@site` if it belongs to the functions of the site's file
+    bytes: int
+
+
+class StoreQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A page of a database's table, or of a namespace's keys in their order."""
+
+    kind: StoreKind
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    table: Annotated[str, Meta(max_length=1000)] = ""  # empty: the first of the database
+    prefix: Annotated[str, Meta(max_length=512)] = ""  # of the keys
+    after: Annotated[str, Meta(max_length=512)] = ""  # `next` of the page before
+    limit: Annotated[int, Meta(ge=1, le=MAX_STORE_ROWS)] = 50
+
+
+class StorePage(msgspec.Struct, frozen=True):
+    """Rows as texts, each cut where it is long. None is SQL's NULL."""
+
+    tables: tuple[str, ...]  # of the database
+    table: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | None, ...], ...]
+    next: str = ""  # empty: nothing follows

@@ -19,9 +19,7 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageReco
 
 SLOT_BYTES = 1024
 MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # in the first slot
-MAGIC_1 = b"PILOTLIGHT METER 1".ljust(
-    SLOT_BYTES, b"\0"
-)  # the same without the words at the end, where its JSON may reach
+MAGIC_1 = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")  # the part before the last words, which JSON may fill
 FREE, OPEN = 0, 1
 OUTCOMES: tuple[Outcome, ...] = get_args(
     Outcome
@@ -35,7 +33,7 @@ _DRAFTED, _ACCEPTED, _DEVICE_US, _BYTES_OUT, _CPU_US = range(MORE_AT // WORD, MO
 
 
 class MetersError(Exception):
-    """The file cannot be used; the message says why."""
+    """The file cannot be used; the message has the reason."""
 
 
 class MeterFile:
@@ -111,7 +109,7 @@ class MeterFile:
         self._free.append(number)
 
     def left_behind(self) -> Iterator[tuple[int, UsageRecord]]:
-        """Yield what a dead router left, with its slot: unwritten records, and requests that were open."""
+        """Yield the entries of a dead router, with their slots: unwritten records and open requests."""
         for number in range(1, self.num_slots + 1):
             base, start = _base(number), number * SLOT_BYTES
             state = self._words[base]

@@ -133,7 +133,7 @@ class SiteView(msgspec.Struct, frozen=True):
     url: str
     state: Literal["unknown", "healthy", "unhealthy", "draining"]
     rtt_ms: float
-    inflight: int  # this router's requests under way there
+    inflight: int  # this router's requests in progress there
     status: SiteStatus | None = None
 
 

@@ -14,7 +14,7 @@ Outcome = Literal["complete", "cut", "recovered"]
 
 
 class MeteredRequest(msgspec.Struct, frozen=True):
-    """A request under way.
+    """A request in progress.
     Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
 
     id: str

@@ -17,7 +17,8 @@ Headers = Iterable[tuple[str, str]]
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Read a whole body.
 
-    A longer one than the limit, or one that never ends, is refused while it is coming in. Raises ApiError, ClientDisconnect."""
+    A body that exceeds the limit or does not end is refused while it arrives. Raises ApiError, ClientDisconnect.
+    """
     encoding = header(scope, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
         raise ApiError("invalid_request", "a request body must not be compressed; drop the content-encoding header")

@@ -62,7 +62,7 @@ class ResponseParser:
         self.status = 0
         self.headers: list[tuple[str, str]] = []  # names lower case
         self.has_head = False
-        self.is_done = True  # no response is under way
+        self.is_done = True  # no response is in progress
         self.is_reusable = True  # the connection may carry another request
         self.is_untouched = True  # no byte of the response has arrived
         self.switched: bytes | None = None  # bytes after a 101: the connection now speaks another protocol
@@ -351,7 +351,7 @@ class ConnectionPool:
         self._idle.setdefault(connection.origin, deque()).append(connection)
 
     def sweep(self) -> None:
-        """Close those that have waited too long."""
+        """Close connections that have been idle for too long."""
         now = time.monotonic()
         for origin, idle in list(self._idle.items()):
             while idle and (not idle[0].is_fit or now - idle[0].idle_since >= KEEP_ALIVE_S):

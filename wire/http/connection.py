@@ -69,7 +69,7 @@ class ConnectionServer(ServerState, Protocol):
     overload_headers: tuple[tuple[str, str], ...]  # of a refusal for too many connections
     cut: Counter[str]  # connections that were ended for a limit, by its word
     starts: RequestStarts
-    name: object  # where it listens
+    name: object  # the listener's address
 
     def admit(self, connection: "HttpConnection", client: str, /) -> ApiError | None: ...
 

@@ -1,6 +1,6 @@
 """One request on an HTTP/1.1 connection, and its response: an ASGI application's `receive` and `send`.
 
-Knows bodies, chunks and what an application owes its client; refuses to know sockets, limits and parsers: those are its connection's.
+Knows bodies, chunks and what an application owes its client; independent of sockets, limits and parsers: those are its connection's.
 """
 
 import asyncio
@@ -277,7 +277,7 @@ class ResponseFraming:
         if status < 200 or status in (204, 304):
             self._is_empty = True
         elif not lengths and whole_bytes is not None:
-            # An application that left a HEAD request's body out has not said how long it would have been.
+            # an application that omits a HEAD request's body has not stated its length
             if whole_bytes or not self._is_head_request:
                 lines.append(b"content-length: %d\r\n" % whole_bytes)
         elif not lengths and self._version == "1.1":

@@ -1,7 +1,7 @@
 """Requests as one connection brings them, without I/O: bytes in, frozen events out.
 The parser is llhttp, so what is ambiguous is refused.
 
-Judges what the parser lets pass and another reader on the way may have read otherwise. Refuses to know sockets, responses and what a request asks.
+Judges what the parser lets pass and another reader on the way may have read otherwise. Independent of sockets, responses and what a request asks.
 """
 
 from typing import Any, NamedTuple

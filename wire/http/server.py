@@ -55,7 +55,7 @@ class Server:
         self.starts = RequestStarts()
         self.is_stopping = False
         self.date = b""  # the header's whole line
-        self.name: object = None  # where it listens
+        self.name: object = None  # the listener's address
         self._most_unread = 0  # since memory was given back
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
@@ -122,7 +122,7 @@ class Server:
         return None
 
     def forget(self, connection: HttpConnection, client: str) -> None:
-        """A connection may be lost after it was handed on: the second time says nothing."""
+        """A connection may be lost after it was handed on: the second call has no effect."""
         if connection in self.connections:
             self.connections.discard(connection)
             self.by_client[client] -= 1
@@ -145,7 +145,7 @@ class Server:
             self._bound_unread()
 
     def _bound_unread(self) -> None:
-        """Cut off those that have left their answers unread for the longest, where all together hold too much."""
+        """Close connections whose answers have been unread for longest, if all together hold too much."""
         most, total, by_client = self.limits.max_unread_bytes, 0, Counter[str]()
         full = sorted((each for each in self.connections if each.is_full), key=lambda each: each.deadline, reverse=True)
         for connection in full:
@@ -198,7 +198,7 @@ def has_vanished(sock: "socket.socket | TransportSocket | None") -> bool:
         return False
     try:
         return is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE))
-    except OSError:  # it is no TCP connection, or one that has ended
+    except OSError:  # not a TCP connection, or it has ended
         return False
 
 

@@ -81,7 +81,7 @@ class WebSocket(asyncio.Protocol):
         return message
 
     async def send(self, message: str | bytes) -> None:
-        """Wait until the peer takes it, or has left; to one that has, nothing is sent."""
+        """Wait until the peer takes the message or has left; then it is dropped."""
         if self._codec.state is ConnectionState.OPEN and self._end is None:
             event = TextMessage(message) if isinstance(message, str) else BytesMessage(message)
             self._transport.write(self._codec.send(event))

@@ -58,7 +58,7 @@ class PendingUpgrade:
             log.exception("the application failed")
         else:
             if self._socket is not None:
-                self._socket.close(FAILED)  # says nothing where it has been closed
+                self._socket.close(FAILED)  # no effect if it is closed already
 
     async def receive(self) -> dict[str, Any]:
         if not self._is_told:

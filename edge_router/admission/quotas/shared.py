@@ -196,7 +196,7 @@ class SharedQuotas:
         return [lease for lease in self._leases.values() if lease.is_due(now)]
 
     async def close(self) -> None:
-        """Give everything back, where the store answers."""
+        """Return all leases, if the store answers."""
         for lease in self._leases.values():
             lease.used_at = float("-inf")
         if self._leases and self.fault is None:

@@ -14,7 +14,7 @@ from pilotlight.wire.hop.usage_records import UsageRecord
 
 
 class Charge(NamedTuple):
-    """One request's place in the books, while it is under way."""
+    """The accounting of one request in progress."""
 
     meter: MeterSlot
     reserved: Reserved | None
@@ -22,7 +22,7 @@ class Charge(NamedTuple):
 
 class Accounting:
     def __init__(self, prices: PriceList, ledger: Ledger | None, quotas: DailyQuotas) -> None:
-        """`ledger`: None where nothing is written down."""
+        """Account for requests in `ledger`; None to record nothing."""
         self.prices = prices
         self.ledger = ledger
         self.quotas = quotas

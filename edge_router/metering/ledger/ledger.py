@@ -108,7 +108,7 @@ class Ledger:
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        # A batch's request is asked again by the router after one that was killed: under the same id it is written once.
+        # A batch's request may be repeated by the router that follows a killed one: its id is recorded once.
         name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
         known = (name, request.request_id, account, key, model, self._clock(), part)
         entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body))

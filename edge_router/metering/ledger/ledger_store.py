@@ -32,7 +32,7 @@ Store = TypeVar("Store")
 
 
 class UsageStoreError(Exception):
-    """The store cannot be read or written at the moment; the message says why."""
+    """The store cannot be read or written at the moment; the message has the reason."""
 
 
 class UsageQuery(NamedTuple):

@@ -13,7 +13,7 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 BILLIONTHS = 1_000_000_000
 TOKENS = 1_000_000
-MOST_MODELS = 4096  # remembered: a client may name whatever it likes
+MOST_MODELS = 4096  # entries of the cache: a client may use any name
 _ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
 
 

@@ -1,1 +1,1 @@
-"""Batches: requests that are answered within a day, by whatever the network has idle."""
+"""Batches: requests that are answered within a day, with idle capacity of the network."""

@@ -109,7 +109,7 @@ class BatchStore:
     def add_file(
         self, owner: str, name: str, purpose: str, content: bytes, now_s: int, keep_s: int = KEPT_S
     ) -> StoredFile:
-        """Raises ApiError where the owner has as much as is kept."""
+        """Raises ApiError if the owner has as much as is kept."""
         with self._connection as connection:
             row = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
@@ -188,7 +188,7 @@ class BatchStore:
         return [StoredFile(*row) for row in found]
 
     def add(self, batch: StoredBatch, lines: Sequence[AskedLine]) -> StoredBatch:
-        """Raises ApiError where too much of the owner's waits already, or is kept."""
+        """Raises ApiError if too much of the owner's waits already, or is kept."""
         with self._connection as connection:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
             if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:

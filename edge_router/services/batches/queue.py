@@ -134,7 +134,7 @@ class BatchQueue:
         return min(lanes, key=lambda lane: (turns[lane.owner], lane.turn), default=None)
 
     def _has_room(self, model: str, num_open: int) -> bool:
-        """`num_open`: requests for the model that are under way."""
+        """`num_open`: requests for the model that are in progress."""
         sites = [each for each in self._proxy.selector.backends.values() if each.state == "healthy"]
         serving = [each for each in sites if each.view().model(model) is not None] or sites
         return num_open < IDLE_BELOW * len(serving) and any(_is_idle(each) for each in serving)
@@ -216,7 +216,7 @@ class BatchAnswer:
     """A request of a batch, towards the proxy: a client that never leaves, and keeps its answer."""
 
     address = ""
-    is_streaming = False  # such a request is refused where its batch is made
+    is_streaming = False  # a streamed request is refused when its batch is made
 
     def __init__(self, head: Head, request_id: str) -> None:
         self.head = head

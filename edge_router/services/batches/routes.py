@@ -53,7 +53,7 @@ _RUN = re.compile(r"^/client/v4/accounts/(?P<account>[^/]+)/ai/run/(?P<model>.+)
 
 class BatchRoutes:
     def __init__(self, proxy: Proxy, queue: BatchQueue | None) -> None:
-        """`queue`: None where the router has no directory to keep one in."""
+        """`queue`: None if the router has no directory to keep one in."""
         self._proxy = proxy
         self._queue = queue
 
@@ -237,7 +237,7 @@ class _Asked:
         return batch_fields(*await queue.do(queue.store.batch, name, self._owner))
 
     async def _run(self) -> Fields | StoredBatch:
-        """A batch of Workers AI's: `requests` to begin one, `request_id` to ask for its answers."""
+        """A Workers AI body: `requests` starts a batch, `request_id` reads its answers."""
         queue, model = self._queue, self._found["model"]
         fields = await queue.do(read_object, self._body)
         name = fields.get("request_id")

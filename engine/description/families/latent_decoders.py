@@ -21,7 +21,7 @@ from pilotlight.engine.description.rotary_scaling import (
 from pilotlight.engine.description.shapes import NO_IMAGES, ImageBytes, LatentShape, Routing
 from pilotlight.engine.description.sparse_config import SparseConfig, read_experts_in_groups, read_grouped_experts
 from pilotlight.engine.description.tensor_sizes import WeightShape, norm, projections, summed
-from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision
+from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVision, PixtralVision
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
 
@@ -153,7 +153,10 @@ def mistral4(config: Mapping[str, Any]) -> LatentConfig:
 
 def mistral3(config: Mapping[str, Any]) -> DenseConfig:
     """Mistral Small 3 and 4, Ministral 3 and Devstral, which share one name and differ in the text's type."""
-    return mistral4(config) if text_keys(config).get("model_type") == "mistral4" else mistral(config)
+    if text_keys(config).get("model_type") == "mistral4":
+        return mistral4(config)
+    dense = mistral(config)
+    return replace(dense, vision=PixtralVision.read(config, dense.norm.eps)) if config.get("vision_config") else dense
 
 
 # The default rotary parameters of Mistral Small 4.

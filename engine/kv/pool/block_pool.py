@@ -45,7 +45,7 @@ class BlockPool:
         """
         capacity = num_blocks if capacity is None else capacity
         self.num_blocks = num_blocks
-        # How often each block was handed out anew. A holder keeps the number, to recognise its content later.
+        # How often each block was handed out again. A holder keeps the number, to recognise its content later.
         self.generations = array("q", bytes(8 * capacity))
         self._borrow = borrow
         self._on_forget = on_forget

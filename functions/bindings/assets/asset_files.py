@@ -111,7 +111,7 @@ class Assets(Binding):
         headers.append(("accept-ranges", "bytes"))
         start, length = 0, size
         if status == 200 and "range" in asked and _matches(tag, asked.get("if-range", "*")):
-            span = _span(asked["range"], size)
+            span = span_of(asked["range"], size)
             if span is None:
                 return {"status": 416, "headers": [*headers, ("content-range", f"bytes */{size}")], "body": b""}
             if span != (0, size):
@@ -187,7 +187,7 @@ class Assets(Binding):
         return self._tags[key], status.st_size
 
 
-def _span(header: str, size: int) -> tuple[int, int] | None:
+def span_of(header: str, size: int) -> tuple[int, int] | None:
     """Return the start and length of the range that the header asks for; None if it is outside the file.
 
     Several ranges, or an invalid header, mean the whole file.

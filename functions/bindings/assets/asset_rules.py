@@ -43,7 +43,7 @@ class HeaderRule(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """Another path's file, under the path that was asked for."""
+    """A rewrite: another path's file, served under the requested path."""
 
     path: str
 

@@ -23,7 +23,7 @@ log = logging.getLogger("pilotlight.function")
 MAX_RETRIES = 6
 FIRST_PAUSE_MS = 2000  # doubled by each retry, as on the platform
 NOT_DELIVERED = ("overloaded", "closing", "not_found")
-AGAIN_MS = 1000  # where the object could not be asked at all
+AGAIN_MS = 1000  # pause if the object's process was unavailable
 LOOK_S = 30.0  # the clock may be set
 AT_ONCE = 32
 SCHEMA = """
@@ -31,7 +31,7 @@ CREATE TABLE IF NOT EXISTS alarms (class TEXT NOT NULL, id TEXT NOT NULL, at_ms 
   changes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (class, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS alarms_by_time ON alarms (at_ms)
 """
-MAX_BUSY = 10  # looks at an object that has not committed, after which it is asked to
+MAX_BUSY = 10  # checks of an object that has not committed, before it gets an empty event
 Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
 """A method of an object, as the runtime itself calls it."""
 
@@ -61,7 +61,7 @@ class Alarms:
         self._task = asyncio.create_task(self._run(), name=f"alarms of {path.parent.name}")
 
     async def note(self, key: ObjectKey, at_ms: int) -> None:
-        """Note that the object's alarm may be at this time, or earlier."""
+        """Record that the object's alarm may be at this time, or earlier."""
 
         def write(connection: Connection) -> None:
             sql = (
@@ -122,7 +122,7 @@ class Alarms:
             if at_ms > now_ms:
                 return min(self._look_s, (at_ms - now_ms) / 1000)
             if len(self._ringing) >= AT_ONCE:
-                return self._look_s  # one that ends is news
+                return self._look_s  # the end of an alarm triggers the next look
             task = self._ringing[key] = asyncio.create_task(self._handle(key), name=f"alarm of {class_name}")
             task.add_done_callback(lambda task, key=key: self._over(task, key))  # type: ignore[misc]
         return self._look_s
@@ -146,7 +146,7 @@ class Alarms:
             return await asyncio.sleep(0.02)
         del self._busy[key]
         with suppress(Failure):
-            await self._ring(key, "_wake", [])  # no method has such a name: the event ends where it begins
+            await self._ring(key, "_wake", [])  # no method has this name, so the event only commits
 
     def _started(self, file: ObjectFile) -> Alarm | str:
         """Return the object's alarm, marked as running, if it is due. Runs in the object's thread."""

@@ -1,7 +1,7 @@
 """The storage of one Durable Object: a SQLite file with its keys, its alarm, and its SQL tables.
 
 Writes gather in one transaction until `commit`: what an object writes without waiting for anything else is kept whole or not at all. `begin` and
-`end` are savepoints inside. Runs in whatever thread its owner chooses, one piece of work at a time. Refuses to know who asks.
+`end` are savepoints inside. Runs in whatever thread its owner chooses, one piece of work at a time. Independent of who asks.
 """
 
 import sqlite3
@@ -47,7 +47,7 @@ class ObjectFile:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._depth = 0
         self._deadline_s = float("inf")
-        # No cache of statements: one that was compiled while the guard trusted must not be found again by the same words.
+        # No cache of statements: one that was compiled while the guard trusted must not be reused for a function's equal SQL.
         self._connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=0
         )
@@ -133,8 +133,7 @@ class ObjectFile:
     # -- SQL ----------------------------------------------------------------------------------------------------------------------
 
     def sql(self, script: str, parameters: Sequence[Any]) -> Outcome:
-        """Run one or more statements; the parameters are the last one's, and so is the outcome.
-        Raises SqlError."""
+        """Run one or more statements; parameters and result are those of the last one. Raises SqlError."""
         statements = statements_of(script)
         if not 1 <= len(statements) <= MAX_STATEMENTS:
             raise DatabaseError(f"exec takes 1 to {MAX_STATEMENTS} statements, not {len(statements)}", "bad_sql")

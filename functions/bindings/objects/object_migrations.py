@@ -102,7 +102,7 @@ class ObjectMigrations:
             shutil.rmtree(self._of(deleted), ignore_errors=True)
 
     def note(self, migration: Migration) -> None:
-        """Note a migration as done. A crash before this repeats it, and it then finds nothing to do."""
+        """Record a migration as done. A crash before this repeats it, and it then finds nothing to do."""
         record = self.record()
         record.note(migration, self._classes)
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ class Stale(Exception):
 
 
 class ClassGone(Exception):
-    """The object's class was renamed or deleted, or could not be moved; the text says which."""
+    """The object's class was renamed or deleted, or could not be moved; the text has the reason."""
 
 
 class ObjectStore:

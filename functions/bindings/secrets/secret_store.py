@@ -117,7 +117,9 @@ class SecretStore:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(KEY_BYTES))
             atomic_files.sync(Path(temporary))
-            os.link(temporary, self._key_file)  # fails where there is one: of two that start at once, one makes the key
+            os.link(
+                temporary, self._key_file
+            )  # fails if a key exists: of two processes that start at once, one makes the key
             atomic_files.sync(self._directory)
         except FileExistsError:
             pass

@@ -4,8 +4,12 @@ A batch is one transaction; a statement has 30 s. functions/bindings/storage/sql
 rows; the face makes objects of them.
 """
 
+import asyncio
+import sqlite3
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +25,7 @@ from pilotlight.functions.bindings.storage.sql import (
     execute,
     statements_of,
 )
+from pilotlight.functions.bindings.storage.wal_archive import Bookmark, WalArchive, WalHistory
 from pilotlight.support.database import Connection, Database, DatabaseError, storage_word
 
 TIME_LIMIT_S = 30.0
@@ -60,7 +65,29 @@ class D1Database(Binding):
         options = declaration.options
         id = options.get("database_id") or options.get("database_name") or declaration.name
         path = directory_of(state_dir, "d1", id) / "database.sqlite"
-        return cls(services.databases.get(path, lambda path: GuardedDatabase(path, services.max_bytes)))
+        return cls(
+            services.databases.get(path, lambda path: GuardedDatabase(path, services.max_bytes, services.history_s))
+        )
+
+    @property
+    def history(self) -> WalHistory:
+        """The moments that it can be restored to."""
+        return self._database.history
+
+    async def restore(self, bookmark: Bookmark) -> Bookmark:
+        """Make the content what it was, as one commit, for operators; return the bookmark of the content until now.
+        Raises HistoryError, BindingError."""
+        with tempfile.TemporaryDirectory(prefix="pilotlight-") as folder:
+            built = Path(folder) / "database.sqlite"
+            await asyncio.to_thread(self.history.build, bookmark, built)
+
+            def work(connection: Connection, guard: StatementGuard) -> Bookmark:
+                before = self.history.now()
+                with guard.trusting(), closing(sqlite3.connect(built)) as source:
+                    source.backup(connection)
+                return before
+
+            return await self._run(work, float("inf"))
 
     @method
     async def query(self, request: D1Query) -> Any:
@@ -142,10 +169,13 @@ class D1Database(Binding):
 class GuardedDatabase:
     """A database that functions write SQL for: its connection, and a guard that checks every statement."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, history_s: float = 0.0) -> None:
+        """`history_s`: for which its history is kept; 0: not at all."""
         self._guard: StatementGuard | None = None
+        self.history = WalHistory(path)
+        self._archive = WalArchive(path, history_s) if history_s else None
         # No cache of statements: one that was compiled while the guard trusted must not be found again by the same words.
-        self._database = Database(path, self._prepare, max_bytes=max_bytes, caches=False)
+        self._database = Database(path, self._prepare, self._finish, max_bytes=max_bytes, caches=False)
 
     async def run(self, work: Callable[[Connection, StatementGuard], T], time_limit_s: float) -> T:
         """Do the work.
@@ -161,6 +191,9 @@ class GuardedDatabase:
                     with self._guard.trusting():
                         connection.execute("ROLLBACK")
                 self._guard.reset(connection)
+                if self._archive is not None:
+                    with self._guard.trusting():
+                        self._archive.committed(connection)
 
         return await self._database.run(guarded_work, time_limit_s)
 
@@ -168,7 +201,14 @@ class GuardedDatabase:
         await self._database.close()
 
     def _prepare(self, connection: Connection) -> None:
+        if self._archive is not None:
+            self._archive.attach(connection)
         self._guard = StatementGuard(connection, "batch()")
+
+    def _finish(self, connection: Connection) -> None:
+        if self._archive is not None and self._guard is not None:
+            with self._guard.trusting():
+                self._archive.close(connection)
 
 
 def _one_on_each_line(sql: str) -> list[str]:

@@ -162,7 +162,7 @@ class R2Bucket(Binding):
 
     @method
     async def put(self, request: R2Put, body: Body | None) -> Any:
-        """Return the object; None where a condition fails."""
+        """Return the object; None if a condition fails."""
         key = _checked("put", request.key)
         details = _checked_details("put", request.details)
         content = _content("put", request.value, body)

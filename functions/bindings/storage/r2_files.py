@@ -71,7 +71,7 @@ class FileStore:
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
     ) -> "tuple[ObjectHead, ByteRange, FileContent | None] | None":
-        """Return the object and its bytes; no bytes where a condition fails."""
+        """Return the object and its bytes; no bytes if a condition fails."""
         while True:
             head = await self.head(key)
             if head is None:

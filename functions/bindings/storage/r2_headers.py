@@ -15,7 +15,7 @@ from pilotlight.functions.bindings.storage.r2_objects import Details, HttpMetada
 from pilotlight.functions.bindings.storage.s3 import S3Answer, text_of
 
 OURS = "x-amz-meta-pilotlight"  # details without an S3 header: JSON in base64
-MAX_META_BYTES = 2048  # of all a PUT says of its object, by S3's rule
+MAX_META_BYTES = 2048  # limit of all metadata in a PUT, by S3's rule
 UNSAID = ("binary/octet-stream", "application/octet-stream")  # types that S3 returns for an object without one
 HEADERS = {
     "content_type": "content-type", "content_language": "content-language", "content_disposition": "content-disposition",
@@ -95,7 +95,7 @@ def listed(element: ElementTree.Element) -> ObjectHead:
 
 
 def _further(value: str | None) -> dict[str, Any]:
-    """Decode our own header; empty where it is not ours after all."""
+    """Decode our own header; empty if it is not ours after all."""
     try:
         found = json.loads(base64.b64decode(value or "", validate=True) or b"{}")
     except ValueError:

@@ -150,7 +150,7 @@ class Digests:
             each.update(data)
 
     def checked(self) -> dict[str, bytes]:
-        """Return all digests. Raises R2Error where the expected one is another."""
+        """Return all digests. Raises R2Error if the expected one is another."""
         found = {name: each.digest() for name, each in self._hashes.items()}
         if self._expected is not None and found[self._expected[0]] != self._expected[1]:
             name, expected = self._expected

@@ -1,7 +1,7 @@
 """BucketQuota: the bytes of one bucket on the disk, including files that are still being written.
 
 Without the second, 40 open puts of 4 MiB held 160 MiB in a bucket of 4. The event loop adds bytes as they come, and the index's thread moves them to
-the index at a commit: hence the lock. Knows numbers; refuses to know files.
+the index at a commit: hence the lock. Knows numbers; independent of files.
 """
 
 from collections.abc import Hashable
@@ -62,13 +62,16 @@ class OpenWrite:
     """A file that is being written; use as `with`."""
 
     def __init__(self, quota: BucketQuota, place: Hashable | None) -> None:
-        """`place` is what the write replaces; None if an earlier open write replaces the same."""
+        """Reserve a write.
+
+        `place` is the object that it replaces; None if an earlier open write replaces the same object.
+        """
         self.size = 0
         self.place = place
         self._quota = quota
 
     def add(self, size: int) -> None:
-        """Reserve bytes. Raises R2Error where the bucket has no room for them."""
+        """Reserve bytes. Raises R2Error if the bucket has no room for them."""
         self._quota.add(self, size)
 
     def __enter__(self) -> "OpenWrite":

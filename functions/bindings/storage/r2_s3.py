@@ -68,7 +68,7 @@ class S3Store:
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
     ) -> "tuple[ObjectHead, ByteRange, S3Content | None] | None":
-        """Return the object and its bytes; no bytes where a condition fails."""
+        """Return the object and its bytes; no bytes if a condition fails."""
         for _ in _races(key):
             head = await self.head(key)
             if head is None:

@@ -55,7 +55,7 @@ class S3Unreachable(Exception):
 
 
 class S3CredentialsError(Exception):
-    """The credentials are missing where the site file points."""
+    """The site file's place for credentials has none."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class S3Place:
-    """One bucket of one endpoint, and where the credentials for it are found."""
+    """One bucket of one endpoint, and the source of its credentials."""
 
     endpoint: str
     bucket: str
@@ -174,7 +174,10 @@ class S3Answer:
         return b"".join([chunk async for chunk in self])
 
     async def xml(self) -> ElementTree.Element:
-        """Parse the body. Raises S3Error where it says after all that it went wrong, as long operations do."""
+        """Parse the body.
+
+        Raises S3Error if it contains an error in spite of its status, as long operations do.
+        """
         try:
             root = ElementTree.fromstring(await self.read())
         except ElementTree.ParseError as error:
@@ -194,7 +197,7 @@ class S3Answer:
             self._response.close()
 
     def close(self) -> None:
-        """Release the connection, which may be used again where the body was read."""
+        """Release the connection; it can be reused if the body was read."""
         self._response.release()
 
 

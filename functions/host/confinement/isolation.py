@@ -39,8 +39,7 @@ class IsolationTrial:
         self._stack = stack
 
     async def best(self, min_tier: int, max_tier: int) -> tuple[Isolation, ZygoteFactory]:
-        """The strongest tier that works, and where its zygotes come from.
-        Raises IsolationError below `min_tier`."""
+        """The strongest tier that works, with its source of zygotes. Raises IsolationError below `min_tier`."""
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
         scratch.chmod(0o755)  # whatever the site's own umask is

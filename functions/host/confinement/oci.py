@@ -36,7 +36,7 @@ LOOK_S = 0.004  # for the file in which the OCI runtime writes the process's num
 START_S = 30.0
 DELETE_S = 10.0
 CLOSE_S = 5.0  # for the OCI runtime to take its containers away
-INSIDE = "/opt/pilotlight"  # where the container has the project's files
+INSIDE = "/opt/pilotlight"  # path of the project's files in the container
 ZYGOTE_MIB = 96  # besides the isolates: the interpreter with the common imports
 LAST_LINES = 3
 # Calls among DENIED that the OCI runtime needs to start the process; the process denies them to itself.

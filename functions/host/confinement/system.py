@@ -149,7 +149,9 @@ def landlock_abi() -> int:
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
     """Leave only these paths of the file system.
-    Where the kernel can (ABI 4, 6), no TCP, no abstract Unix socket and no signal leaves either."""
+
+    If the kernel can (ABI 4, 6), also forbid TCP, abstract Unix sockets and signals to outside processes.
+    """
     abi = landlock_abi()
     if not abi:
         raise OSError(f"landlock: {os.strerror(38)}")

@@ -26,11 +26,11 @@ DENIED = (
     "syslog", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "iopl", "ioperm", "personality",
     "setsockopt", "vmsplice", "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
 )  # fmt: skip
-EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries are no memory of the function's
+EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries do not count as the function's memory
 SIGNALS = 1024  # pending signals and timers: kernel memory without another limit
 AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # trusted by `ssl`
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
-NEW_ROOT = "/tmp"  # where the new root is put together; any directory serves
+NEW_ROOT = "/tmp"  # where the new root is assembled; any directory will do
 
 
 class Confinement(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ def namespaces(limits: Confinement) -> int:
 def confine(limits: Confinement) -> int:
     """Confine this process.
     Returns the descriptor for requesting forks, which its code must not keep; -1 at tier 1. Raises OSError if the machine does not allow it."""
-    os.umask(0o022)  # directories that are made below are the function's way to its files
+    os.umask(0o022)  # the directories made below must be readable for the function
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
         return _confine_contained(limits, readable)
@@ -103,7 +103,7 @@ def _confine_contained(limits: Confinement, readable: list[str]) -> int:
 
 
 def confine_copy(limits: Confinement) -> None:
-    """Confine a fork of the confined process further: no process comes from it."""
+    """Confine a fork of the confined process further: it cannot start processes."""
     if limits.tier >= 2:
         system.seccomp((), asks=False)
 

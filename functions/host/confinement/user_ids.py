@@ -32,7 +32,7 @@ class UserIds:
 
     def take(self) -> int | None:
         """Return an id that nothing runs under; None without root.
-        Raises ConfigError where none can be reserved."""
+        Raises ConfigError if none can be reserved."""
         if not self._is_root:
             return None
         if not self._fresh and len(self._freed) < BLOCK_IDS // 2:
@@ -73,7 +73,7 @@ class FunctionUser:
 
     @property
     def id(self) -> int | None:
-        """The user id; None where functions run as the site's own user."""
+        """The user id; None if functions run as the site's own user."""
         if self._id is None:
             self._id = self._ids.take()
         return self._id
@@ -86,7 +86,7 @@ class FunctionUser:
 
 
 def _locked(path: Path) -> int | None:
-    """Return a descriptor with the file's lock; None where another site holds it."""
+    """Return a descriptor with the file's lock; None if another site holds it."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -73,7 +73,7 @@ class InterpreterZygote:
                     libraries = await self._layers.get(NEEDED, self._wanted)
                     self._zygote = SiteZygote(self._wanted.path, libraries)
                     self._zygote.start()
-                except Exception as error:  # whatever another Python's installer says
+                except Exception as error:  # the installer of another Python may raise anything
                     self._has_failed = True
                     log.warning(
                         "Python %s cannot be used: %s; the site's own runs instead", self._wanted.version, error

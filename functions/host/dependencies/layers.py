@@ -49,7 +49,7 @@ _REQUIREMENT = re.compile(
 
 
 class LayerError(Exception):
-    """The packages cannot be had; the message says why, in the installer's words."""
+    """The packages cannot be had; the message has the reason, in the installer's words."""
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Layers:
         self.directory = directory
 
     def use(self, user: object, requirements: tuple[str, ...], python: Interpreter = OWN) -> None:
-        """Note that a pool's functions import from the layer of these requirements, until they are released."""
+        """Record that a pool's functions import from the layer of these requirements, until they are released."""
         self._used[user] = digest_of(requirements, python)
 
     def is_used_by(self, user: object) -> bool:
@@ -231,7 +231,7 @@ def _installer(python: Interpreter) -> list[str]:
 
 
 def _of_project(path: Path) -> list[str] | None:
-    """Read a pyproject.toml; None where it says nothing of dependencies."""
+    """Read a pyproject.toml; None if it has no dependencies."""
     try:
         project = read_toml(path).get("project", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

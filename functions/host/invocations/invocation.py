@@ -34,7 +34,7 @@ class Invocation:
         self._on_end = on_end
 
     def answered(self, value: Any) -> None:
-        """Note the HTTP status of a response."""
+        """Record the HTTP status of a response."""
         status = value.get("status") if isinstance(value, dict) and self.trigger == "fetch" else None
         self.status = status if isinstance(status, int) else None
 

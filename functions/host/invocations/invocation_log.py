@@ -41,7 +41,7 @@ class InvocationLog:
         self._num_dropped = 0
 
     def of(self, manifest: Manifest, version: str) -> "FunctionJournal":
-        """Return where one version of a function is recorded."""
+        """Return the recorder of one version of a function."""
         return FunctionJournal(self, manifest, version)
 
     def new_id(self) -> int:
@@ -130,7 +130,7 @@ class FunctionJournal:
         self._open: dict[int, Invocation] = {}  # open invocations whose output tail consumers get
 
     def begin(self, event: frames.FunctionEvent) -> Invocation:
-        """Return the record of an invocation, which is kept once it has ended, if it is one of those that are."""
+        """Return the record of an invocation, which is stored at its end if it was sampled."""
         consumers = (
             () if isinstance(event, frames.TailEvent) else self._consumers
         )  # a tail event's own invocation has no consumers, so that there is no loop
@@ -142,7 +142,7 @@ class FunctionJournal:
         return invocation
 
     def printed(self, id: int, level: str, text: str) -> None:
-        """Note a line. `id`: of the invocation; 0: it belongs to none."""
+        """Record a line. `id`: of the invocation; 0: it belongs to none."""
         if id > 0 or (id == 0 and self._sampling):
             self._log.keep_line(self._function, self._version, id, level, text)
         if (invocation := self._open.get(id)) is not None and len(invocation.printed) <= MAX_LINES:

@@ -158,7 +158,7 @@ class IsolateHandle:
 
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
-            self.watcher.last_look()  # the import is no request's
+            self.watcher.last_look()  # the import is not charged to a request
             self.watcher.charge()  # requests that waited for it have started
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
@@ -190,7 +190,7 @@ class IsolateHandle:
     # -- the end ----------------------------------------------------------------------------------------------------------------
 
     def end(self, why: str, code: str) -> None:
-        """Find out where it is, then kill it. Everything under way fails with the reason."""
+        """Ask the isolate where its code is, then kill it. Everything in progress fails with the reason."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end(why, code))
 

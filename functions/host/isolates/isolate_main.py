@@ -28,9 +28,9 @@ from workers.durable.objects import Objects
 from workers.entrypoint import Context, WorkerEntrypoint
 from workers.events import MessageBatch, ScheduledController
 from workers.face import Record, as_record
-from workers.http import outbound
+from workers.http.content_encoding import coded
 from workers.http.request import Request, received
-from workers.http.response import Response
+from workers.http.response import Response, pieces
 from workers.remote.rpc_session import SESSION, RpcSession
 from workers.sockets.joints import bridged
 
@@ -296,14 +296,14 @@ def _with_wanted(function: Any, *arguments: Any) -> Any:
 
 
 def _answer_of(response: Response, method: str) -> StreamingReply:
-    whole, stream = response.taken()
-    value = {"status": response.status, "headers": response.headers.multi_items()}
+    whole, stream, headers = coded(response)
+    value = {"status": response.status, "headers": headers}
     if stream is not None and method != "HEAD":
         return StreamingReply(value, stream)
     if stream is not None:
         Context().wait_until(stream.aclose())  # it is not read
     if whole and len(whole) > ANSWER_IN_ONE:
-        return StreamingReply(value, outbound.pieces(whole))
+        return StreamingReply(value, pieces(whole))
     return StreamingReply({**value, "body": whole or b""})
 
 

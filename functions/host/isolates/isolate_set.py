@@ -126,7 +126,7 @@ class IsolateSet:
             self._taint(isolate)  # a part of its interrupted work may be missing
 
     def spent_cpu_s(self) -> float:
-        """Return the isolates' processor time since this was asked last."""
+        """Return the isolates' processor time since the last call."""
         total_s = self._gone_cpu_s + sum(isolate.watcher.total_s for isolate in self.living)
         spent_s, self._told_cpu_s = total_s - self._told_cpu_s, total_s
         return spent_s
@@ -145,7 +145,7 @@ class IsolateSet:
 
     async def _pause(self, pause_s: float) -> None:
         """Wait until the next isolate may start.
-        Raises Fault and Failure where that would take too long or be in vain."""
+        Raises Fault and Failure if that would take too long or be without success."""
         if (last := self._not_imported) is not None:  # the author has the error already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:
@@ -178,7 +178,7 @@ class IsolateSet:
         self.living.remove(isolate)
 
     async def _attend(self, isolate: IsolateHandle) -> None:
-        """Wait until the isolate is gone by itself, and clean up."""
+        """Wait for an isolate's own end, and clean up."""
         await isolate.until_gone()
         if isolate in self.living:
             if not isolate.is_tainted:  # a tainted one has been counted

@@ -13,7 +13,7 @@ from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWor
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
 from pilotlight.functions.host.limits import FunctionLimits, IsolateUsage, first_exceeded
 
-IDLE_LOOK_S = 0.2  # between two looks at one that has nothing to do: there may be thousands
+IDLE_LOOK_S = 0.2  # between two measurements of an idle isolate: there may be thousands
 
 Exceeded = tuple[str, str]
 """The sentence for the author, and the limit's code."""

@@ -49,7 +49,7 @@ class IsolateWork:
         self.idle_since = _now()
 
     def set_background(self, count: int) -> None:
-        """Note how many pieces of background work the isolate says are left."""
+        """Record the number of pieces of background work that the isolate reports."""
         if self.background == 0:
             self._background_since = _now()
         self.background = max(0, count)
@@ -57,7 +57,7 @@ class IsolateWork:
             self.idle_since = _now()
 
     def set_object_background(self, object: tuple[str, str], count: int) -> None:
-        """Note how much of its background work the isolate says is a Durable Object's."""
+        """Record how much of its background work belongs to a Durable Object, as the isolate reports."""
         if count > 0 and (object in self.objects or len(self.objects) < MAX_OBJECTS):
             self.objects[object] = count
         elif count <= 0:

@@ -15,7 +15,7 @@ class LoopProbe:
         return 0.0 if self._owed_since is None else asyncio.get_running_loop().time() - self._owed_since
 
     def begin(self, channel: Channel) -> None:
-        """Send a ping, unless one is under way."""
+        """Send a ping, unless one is in progress."""
         if self._ping is None:
             self._owed_since = asyncio.get_running_loop().time()
             self._ping = asyncio.ensure_future(self._pinged(channel))

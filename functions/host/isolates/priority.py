@@ -22,7 +22,7 @@ from pilotlight.functions.host.confinement import system
 PROMPT_SLICE_NS = 700_000
 MAY_RETURN = os.geteuid() == 0  # to normal priority, for isolates that have proven themselves
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # as the site was started
-PROMPT_NICE = -5  # where the site may: a computing one that was cheated of some time of late comes first otherwise
+PROMPT_NICE = -5  # if the site may: otherwise a computing process that got too little time recently comes first
 YIELD_NICE = 10
 HALF_S = 1.0  # half-life of observations
 PROVEN = 5  # answers after which an isolate leaves probation
@@ -103,7 +103,7 @@ def apply_priority(pid: int, priority_class: PriorityClass) -> None:
 
 def cpu_s(pid: int) -> float:
     """CPU seconds that a process with all its threads has used, to the nanosecond.
-    Raises OSError where it is gone."""
+    Raises OSError if it is gone."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 

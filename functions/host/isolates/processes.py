@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def memory_mib(pid: int) -> int:
-    """Private memory of a process; 0 where it is gone."""
+    """Private memory of a process; 0 if it is gone."""
     try:
         status = _read_at_once(f"/proc/{pid}/status")
     except OSError:
@@ -25,11 +25,11 @@ def has_ended(pidfd: int) -> bool:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the living processes that come from this one."""
+    """Return the living descendants of a process."""
     found: set[int] = set()
     left = [pid]
     while left:
-        with suppress(OSError):  # gone by now
+        with suppress(OSError):  # it has ended
             folder = f"/proc/{left.pop()}/task"
             for thread in os.listdir(folder):
                 with suppress(OSError):
@@ -66,7 +66,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return a process's parent; None for one that has ended by now."""
+    """Return a process's parent; None if it has ended."""
     if pid <= 0:
         return None if pid == -1 else 0
     try:

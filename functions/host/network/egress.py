@@ -171,7 +171,7 @@ class Egress:
             raise _refusal(why)
 
     def why_denied(self, host: str, address: str, port: int) -> str:
-        """Return why an address may not be reached; empty where it may."""
+        """Return why an address may not be reached; empty if it may."""
         for pattern in self._allowed:
             name, _, number = pattern.rpartition(":") if pattern.rpartition(":")[2].isdigit() else (pattern, "", "")
             if fnmatch.fnmatch(host.lower(), name.lower()) and number in ("", str(port)):
@@ -263,7 +263,7 @@ def _failed(url: str, error: Exception) -> Failure:
 
 
 def _target(url: str, location: str) -> str:
-    """Return where a redirect leads. Raises Failure."""
+    """Return the target of a redirect. Raises Failure."""
     try:
         return urljoin(url, location)
     except ValueError:

@@ -66,7 +66,7 @@ class SocketBroker:
     def _begin(self, data: bytes, fd: int) -> None:
         try:
             reply = socket.socket(fileno=fd)
-        except OSError:  # it is no socket
+        except OSError:  # not a socket
             os.close(fd)
             return
         reply.setblocking(False)

@@ -28,7 +28,7 @@ STALL_S = 60.0  # time for a client to read
 CLOSE_S = 5.0  # for the other side's close, and for a function's handlers of it
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
-SITES_OWN = ("closing",)  # ends of an isolate that are no fault of the function's
+SITES_OWN = ("closing",)  # faults of an isolate that are not the function's
 
 ResultT = TypeVar("ResultT")
 

@@ -14,7 +14,10 @@ MAX_OPEN = 64 << 10  # characters of lines without an end, beyond which they are
 
 class LabelledOutput(io.TextIOWrapper):
     def __init__(self, stream: io.TextIOWrapper, letter: str) -> None:
-        """`letter` says which stream it is. Takes over the bytes of `stream`, which is of no further use."""
+        """Replace `stream`, whose bytes then come labelled with `letter`.
+
+        The old object must not be used any more.
+        """
         super().__init__(stream.detach(), "utf-8", "backslashreplace", line_buffering=True)
         self._letter = letter
         self._started: dict[int, str] = {}  # lines without an end, by request

@@ -43,12 +43,12 @@ BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two checks of a zygote
 SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
 MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
-READ_AT_ONCE = 64  # messages, while others wait
+READ_AT_ONCE = 64  # messages read before other work continues
 FORGED = "its packages forged reports of its zygote"
 
 
 class ZygoteError(Exception):
-    """A process cannot be made; the message says why."""
+    """A process cannot be made; the message has the reason."""
 
 
 class ProtocolViolation(Exception):
@@ -73,7 +73,7 @@ class ChildProcess:
         self.signal(signal.SIGKILL)
 
     def set_priority(self, priority_class: PriorityClass) -> None:
-        if self.pid > 0:  # 0, one that was never started, would be this process
+        if self.pid > 0:  # 0 means not started; a signal to 0 would reach this process
             apply_priority(self.pid, priority_class)
 
     def cpu_s(self) -> float:
@@ -223,7 +223,7 @@ class ZygoteConnection:
             child.ended(report)
 
     def _on_started(self, id: int, pidfd: int) -> None:
-        """Note the existence of a child. Raises ProtocolViolation."""
+        """Record the existence of a child. Raises ProtocolViolation."""
         self._unverified.discard(id)
         if self.closed or (child := self._children.get(id)) is None:  # dead by now
             os.close(pidfd)
@@ -357,7 +357,7 @@ class ZygoteFactory(Protocol):
 
 
 async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
-    """Try a tier. Returns why the machine does not offer it; empty where it does."""
+    """Try a tier. Returns why the machine does not offer it; empty if it does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         made = factory.create_zygote(limits, [], [], nowhere)

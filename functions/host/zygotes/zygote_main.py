@@ -164,7 +164,7 @@ class ForkServer:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Kill the processes that a dead child left behind, which are this one's children now."""
+        """Kill the processes that a dead child left, which are now children of this process."""
         known = {pid for pid, _ in self._children.values()}
         with suppress(ChildProcessError, OSError):
             for pid in _children_of_this():

@@ -50,7 +50,7 @@ class FetchedResponse:
 
 
 async def pyfetch(url: str, **options: Any) -> FetchedResponse:
-    """Fetch with the options of JavaScript's fetch by name. Raises OSError where nothing answers."""
+    """Fetch with the options of JavaScript's fetch by name. Raises OSError if nothing answers."""
     try:
         return FetchedResponse(url, await fetch(url, **options))
     except Failure as failure:

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from workers.entrypoint import Context
+from workers.gateway import BaseOptions
 from workers.http.request import Request
 from workers.http.response import Response
 from workers.sockets.asgi_socket import Socket
@@ -23,7 +24,13 @@ App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Call
 _lifespans: dict[int, "_Lifespan"] = {}
 
 
-async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) -> Response:
+class Options(BaseOptions):
+    """Options of `fetch`."""
+
+
+async def fetch(
+    app: App, request: Request, env: Any = None, ctx: Any = None, options: BaseOptions | None = None
+) -> Response:
     """Call an application.
     Raises its exceptions before the response has started; later ones end the stream."""
     lifespan = _lifespans.get(id(app))
@@ -107,8 +114,8 @@ class _Exchange:
         if self._whole is not None:
             self._run_on()
             bodiless = status in (101, 204, 205, 304)
-            return Response(None if bodiless else self._whole, status, headers=headers)
-        return Response(self, status, headers=headers)
+            return Response(None if bodiless else self._whole, status, headers=headers, encode_body="manual")
+        return Response(self, status, headers=headers, encode_body="manual")
 
     def __aiter__(self) -> "_Exchange":
         return self

@@ -11,7 +11,7 @@ from workers.host import Env
 T = TypeVar("T")
 _background: set["asyncio.Future[Any]"] = set()
 _of_objects: Counter[tuple[str, str]] = Counter()  # how much of it is a Durable Object's, by class and id
-on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - the isolate says here what it hears
+on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - set by the isolate, which reports the count
 on_object_background: Callable[[tuple[str, str], int], None] = lambda object, count: None  # noqa: E731 - the same
 
 
@@ -75,7 +75,7 @@ class WorkflowEntrypoint:
 
 
 def wait_until(awaitable: Awaitable[Any]) -> None:
-    """Do as `ctx.waitUntil` does, without a context."""
+    """Call `ctx.waitUntil` of the current request, without a context object."""
     Context().wait_until(awaitable)
 
 

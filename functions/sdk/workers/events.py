@@ -56,7 +56,9 @@ class MessageBatch(Named):
 
     def outcome(self, *, has_failed: bool = False) -> dict[str, Any]:
         """Return the decisions.
-        Messages without one are acknowledged when the handler returns, and come again if it has failed."""
+
+        Messages without one are acknowledged when the handler returns, and delivered again if it fails.
+        """
         retried = []
         for message in self.messages:
             if (message.decision or self._all or ("retry" if has_failed else "ack")) == "retry":

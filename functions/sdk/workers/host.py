@@ -49,7 +49,7 @@ before_leaving: set[Callable[[], None]] = set()
 EventRunner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 event_runner: ContextVar[EventRunner | None] = ContextVar("event_runner", default=None)
 """Inside a Durable Object: how a handler that is called later becomes an event of the object."""
-max_message_bytes = 1 << 20  # of a WebSocket's message; the site says how many
+max_message_bytes = 1 << 20  # limit of a WebSocket's message; set by the site
 _channel: Channel | None = None
 
 
@@ -63,7 +63,7 @@ def connect(channel: Channel | None) -> None:
 
 
 def leave() -> None:
-    """Note that a message is about to leave the process."""
+    """Record that a message is about to leave the process."""
     while before_leaving:
         before_leaving.pop()()
 

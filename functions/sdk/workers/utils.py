@@ -8,8 +8,7 @@ from workers.remote.stubs import RpcStub, RpcTarget
 
 
 def import_from_javascript(name: str) -> Any:
-    """Return `cloudflare:workers`, as far as Python has it.
-    Raises ImportError: there is no JavaScript to import from."""
+    """Return the Python form of `cloudflare:workers`. Raises ImportError for other modules."""
     if name != "cloudflare:workers":
         raise ImportError(
             f"{name!r} cannot be imported: functions run in CPython, without JavaScript; "

@@ -85,7 +85,7 @@ class WorkflowObject(DurableObject):
     # -- running ---------------------------------------------------------------------------------------------------------------------
 
     async def alarm(self, info: Any = None) -> None:
-        """Continue where it stopped, until it ends or waits for long."""
+        """Continue after the finished steps, until the run ends or waits for long."""
         state = self._state
         if state is None or state["status"] in (*OVER, "paused") or self._running is not None:
             return

@@ -9,13 +9,20 @@ from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from workers.entrypoint import wait_until
+from workers.gateway import BaseOptions
 from workers.http.request import Request
 from workers.http.response import Response
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) -> Response:
+class Options(BaseOptions):
+    """Options of `fetch`."""
+
+
+async def fetch(
+    app: App, request: Request, env: Any = None, ctx: Any = None, options: BaseOptions | None = None
+) -> Response:
     environ = build_environ(request, await request.bytes(), env)
     head: list[tuple[int, list[tuple[str, str]]]] = []
 
@@ -36,7 +43,7 @@ async def fetch(app: App, request: Request, env: Any = None, ctx: Any = None) ->
     if first is None or status in (204, 205, 304) or request.method == "HEAD":
         await asyncio.to_thread(_close, pieces)
         return Response(None, status, headers=headers)
-    return Response(_Rest(pieces, iterator, first), status, headers=headers)
+    return Response(_Rest(pieces, iterator, first), status, headers=headers, encode_body="manual")
 
 
 class _Rest:

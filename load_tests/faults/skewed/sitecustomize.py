@@ -1,4 +1,7 @@
-"""Moves the wall clock of a Python process by PILOTLIGHT_FAULTS_CLOCK_S seconds, as a machine whose clock is wrong has it."""
+"""Move the wall clock of a Python process by PILOTLIGHT_FAULTS_CLOCK_S seconds.
+
+So it behaves as on a machine whose clock is wrong.
+"""
 
 import os
 import time

@@ -1,1 +1,1 @@
-"""Policies that other routers use, one a file, as the simulation compares them with the router's own (edge_router/routing/cost.py)."""
+"""Policies of other routers, one per file, for comparison with our own (edge_router/routing/cost.py)."""

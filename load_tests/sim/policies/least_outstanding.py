@@ -1,4 +1,4 @@
-"""Baseline: the site with the fewest of this router's own requests under way; the nearer one among equals."""
+"""Baseline: the site with the fewest of this router's own open requests; the nearest among equals."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,7 @@
 // Models that could run: what is at the sites or a download away, what fits where, downloads, and the dialog that runs one.
 
 import { card, h, show, table } from "../dom.js";
+import { hub } from "./hub.js";
 import { act, call, choice, dialog, field, operate } from "../manage.js";
 import { bytes, number, percent } from "../words.js";
 
@@ -10,6 +11,7 @@ export function catalogue(filter, told) {
   const list = h("div", { class: "stack" }), downloads = h("div");
   const other = h("input", { class: "grow", placeholder: "a directory or GGUF file of a site, org/name, or https://…", "aria-label": "Another source" });
   const others = [["Run…", () => run(named())], ["Pull…", () => pull(named())]].map(([text, work]) => h("button", { type: "button", disabled: true, onclick: () => other.value.trim() && work() }, text));
+  const price = h("input", { type: "number", min: 0, step: 0.01, placeholder: "none", "aria-label": "Price of a device an hour", oninput: () => draw() });
   let found = { sites: {}, unread: {} }, looks = 0, isOpen = true;
 
   async function read() {
@@ -52,7 +54,13 @@ export function catalogue(filter, told) {
     if (!at.is_here) return h("span", { class: "soft" }, `${site}: ${at.how}`);
     if (!at.fit.fits) return h("span", { class: "bad" }, `${site}: ${at.fit.reason}`);
     return h("span", { title: `predicted for ${at.fit.devices}, ${at.fit.dtype}, ${at.fit.batch} sequences at once` },
-      h("span", { class: "good" }, `${site}: fits`), `, ${number(at.fit.kv_tokens)} tokens of cache, ${number(Math.round(at.fit.tokens_per_s))} tokens/s`);
+      h("span", { class: "good" }, `${site}: fits`), `, ${number(at.fit.kv_tokens)} tokens of cache, ${number(Math.round(at.fit.tokens_per_s))} tokens/s${costs(at.fit)}`);
+  }
+
+  function costs(fit) {
+    // As `pilotlight plan --price` computes it; devices are "2xh100".
+    const perToken = (Number(price.value) * parseInt(fit.devices, 10)) / 3600 / fit.tokens_per_s;
+    return perToken > 0 && isFinite(perToken) ? `, ${(1e6 * perToken).toPrecision(3)} per million tokens` : "";
   }
 
   function drawDownloads() {
@@ -103,8 +111,7 @@ export function catalogue(filter, told) {
   const named = () => ({ source: other.value.trim(), name: other.value.trim().split("#")[0].replace(/\/+$/, "").split("/").at(-1).replace(/\.(packed|gguf)$/, ""), at: {} });
   read();
   return {
-    node: card("Catalogue", list, downloads, h("div", { class: "row" }, other,
-      others)),
+    node: card("Catalogue", list, downloads, hub(() => Object.keys(found.sites), run, pull), h("div", { class: "row" }, other, others), h("p", null, h("label", null, h("span", { class: "soft" }, "Price of a device an hour, in your currency: "), price))),
     draw, leave: () => { isOpen = false; clearInterval(timer); },
   };
 }

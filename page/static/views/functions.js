@@ -3,6 +3,7 @@
 import { card, h, show, table } from "../dom.js";
 import { network } from "../network.js";
 import { call, choice } from "../manage.js";
+import { stores } from "./stores.js";
 import { clock, ms } from "../words.js";
 
 const MAX_LINES = 500;
@@ -54,7 +55,7 @@ export function functions(session) {
     const found = answer.ok ? await answer.json() : [];
     show(deployed, found.length > 0 && card("Deployed versions", table([
       ["function", (one) => h("b", null, one.name)], ["revision", (one) => one.revision, true],
-      ["traffic", (one) => one.shares.map((share) => `${share.percent} % to version ${share.number}`).join(", ") || "off the network"], ["secrets", (one) => (one.secret_names ?? []).join(", ") || "–"],
+      ["traffic", (one) => one.shares.map((share) => `${share.percent} % to version ${share.number}`).join(", ") || "off the network"], ...(session.is_admin ? [["account", (one) => one.account || "–"], ["secrets", (one) => one.secret_names.join(", ") || "–"]] : []),
       ["versions", (one) => h("ol", { class: "plain" }, [...one.versions].reverse().slice(0, 5).map((version) =>
         h("li", null, `${version.number}: ${new Date(1000 * version.created_s).toLocaleString()} `, h("span", { class: "mono soft" }, version.digest.slice(0, 12)), ` ${version.message}`)))],
     ], found, "")));
@@ -78,7 +79,7 @@ export function functions(session) {
   read();
   const timer = setInterval(read, 10_000);
   return {
-    node: h("div", null, running, deployed, session.is_admin && card("Logs", form, kept), session.is_admin && card("What a function prints", h("div", { class: "row" }, title, h("span", { class: "grow" }), stop), log)),
+    node: h("div", null, running, deployed, session.is_admin && stores(), session.is_admin && card("Logs", form, kept), session.is_admin && card("What a function prints", h("div", { class: "row" }, title, h("span", { class: "grow" }), stop), log)),
     update, leave: () => { follow(null); clearInterval(timer); },
   };
 }

@@ -1,11 +1,11 @@
 // Keys and accounts: made here, shown once, refused at once.
 
 import { card, h, show, table } from "../dom.js";
-import { act, call, choice, confirmed, dialog, field } from "../manage.js";
+import { act, call, choice, confirmed, copy, dialog, field } from "../manage.js";
 
 const SCOPES = [["models", "use models"], ["metrics", "look at this page"], ["deploy", "deploy functions"], ["admin", "everything"]];
 
-export function keys() {
+export function keys(hasLedger) {
   const list = h("div"), told = h("p", { class: "soft", role: "status" });
   const say = (text) => show(told, text);
 
@@ -30,23 +30,24 @@ export function keys() {
     const scopes = SCOPES.map(([value, text]) => [h("input", { type: "checkbox", value, checked: value === "models" }), `${value}: ${text}`]);
     const account = h("input", { placeholder: "one of the key's own name", autocomplete: "off" });
     const days = choice([["", "never"], ["1", "after a day"], ["30", "after 30 days"], ["365", "after a year"]]);
-    const perMinute = h("input", { type: "number", min: 1, placeholder: "no limit" }), tokens = h("input", { type: "number", min: 1, placeholder: "no limit" });
+    // The daily ones need a ledger.
+    const limits = [["requests_per_min", "Requests per minute"], ["tokens_per_min", "Tokens per minute"], ...(hasLedger ? [["tokens_per_day", "Tokens per day"], ["cost_per_day", "Cost per day"]] : [])]
+      .map(([name, text]) => [name, text, h("input", { type: "number", min: 1, placeholder: "no limit" })]);
     const trouble = h("p", { class: "bad", role: "alert" });
     const form = h("form", null, field("Name", name), h("fieldset", null, h("legend", null, "It opens"), scopes.map(([box, text]) => h("p", null, h("label", null, box, ` ${text}`)))),
-      h("div", { class: "grid" }, field("Account", account), field("Expires", days), field("Requests per minute", perMinute), field("Tokens per minute", tokens)), trouble,
+      h("div", { class: "grid" }, field("Account", account), field("Expires", days), limits.map(([, text, box]) => field(text, box))), trouble,
       h("div", { class: "row end" }, h("button", { type: "button", onclick: () => box.close() }, "Cancel"), h("button", { class: "main" }, "Create")));
     const box = dialog("New key", form);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const fields = { name: name.value, scopes: scopes.filter(([one]) => one.checked).map(([one]) => one.value), ...(account.value && { account: account.value }), ...(days.value && { expires_days: Number(days.value) }),
-        ...(perMinute.value && { requests_per_min: Number(perMinute.value) }), ...(tokens.value && { tokens_per_min: Number(tokens.value) }) };
+        ...Object.fromEntries(limits.filter(([, , one]) => one.value).map(([name, , one]) => [name, Number(one.value)])) };
       try { shown(await call("POST", "manage/keys", fields), form, box); } catch (error) { show(trouble, error.message); }
     });
   }
 
   function shown(made, form, box) {
     const line = `curl ${new URL("./", location.href).href}v1/models -H "authorization: Bearer ${made.key}"`;
-    const copy = (text, what) => h("button", { type: "button", onclick: ({ target }) => navigator.clipboard?.writeText(text).then(() => { target.textContent = "copied"; }) }, what);
     form.replaceWith(h("div", null, h("p", null, `The key ${made.name} is valid from now on. It is shown only now: `), h("pre", { class: "key mono", tabindex: 0 }, made.key),
       h("p", { class: "soft" }, "Try it:"), h("pre", { class: "mono", tabindex: 0 }, line), h("div", { class: "row end" }, copy(made.key, "Copy the key"), copy(line, "Copy the command"), h("button", { type: "button", class: "main", onclick: () => box.close() }, "Done"))));
     read();

@@ -2,9 +2,11 @@
 
 import { announce, card, h, show } from "../dom.js";
 import { models, network } from "../network.js";
-import { chat, copies } from "../stream.js";
+import { clients, copies } from "../copies.js";
+import { chat } from "../stream.js";
 import { ms, number } from "../words.js";
 import { ask } from "./routing.js";
+import { TASKS, task } from "./tasks.js";
 
 const KEPT = "conversation";
 
@@ -27,11 +29,14 @@ export function playground(session) {
   const stop = h("button", { type: "button", disabled: true, onclick: () => going?.abort() }, "Stop");
   const again = h("button", { type: "button", onclick: () => { while (turns.at(-1)?.role === "assistant") turns.pop(); run(); } }, "Again");
   const clear = h("button", { type: "button", onclick: () => { going?.abort(); turns = []; keep(); drawTalk(); } }, "Clear");
-  const copy = h("select", { "aria-label": "Copy the request as", onchange: () => {
-    if (!copy.value) return;
-    navigator.clipboard?.writeText(copies(tryBody() ?? {}, base())[copy.value]).then(() => announce(`copied as ${copy.value}`));
-    copy.value = "";
-  } }, [["", "Copy as"], ["curl", "curl"], ["Python", "Python"], ["JavaScript", "JavaScript"]].map(([value, text]) => h("option", { value }, text)));
+  const copyAs = (path, made) => {
+    const box = h("select", { "aria-label": "Copy the request as", onchange: () => {
+      const as = box.value, asked = as && made();
+      box.value = "";
+      if (asked) navigator.clipboard?.writeText(copies(path, asked, base())[as]).then(() => announce(`copied as ${as}`));
+    } }, h("option", { value: "" }, "Copy as"), clients(path).map((as) => h("option", { value: as }, as)));
+    return box;
+  };
   const trouble = h("p", { class: "bad", role: "alert" });
   const why = h("button", { type: "button", onclick: () => { const body = tryBody(); if (body) { ask(body); location.hash = "routing"; } } }, "Why this site?");
 
@@ -105,7 +110,8 @@ export function playground(session) {
   }
 
   function update() {
-    why.hidden = where.hidden = network.name !== "router";
+    where.hidden = network.name !== "router";
+    why.hidden = where.hidden || !session.is_admin;
     choices(site, ["", ...network.sites.map((one) => one.name)], "whichever answers first");
     choices(model, models().map((one) => one.name), "");
   }
@@ -118,12 +124,17 @@ export function playground(session) {
   }
 
   function keep() { try { sessionStorage.setItem(KEPT, JSON.stringify(turns)); } catch { /* too long, or not allowed: it is not kept */ } }
+  const chatting = card("", talk, trouble, said, h("div", { class: "row" }, send, stop, again, clear, images, h("span", { class: "grow" }), why, copyAs("chat/completions", tryBody)));
+  const talking = h("div", null, where, system.node, temperature.node, topP.node, most.node, seed.node, tools.node, schema.node, h("p", { class: "row" }, h("label", null, logprobs, "log-probabilities (hover over a token)")));
+  const left = h("div", null, chatting);
+  const kind = h("select", { onchange: () => {
+    talking.hidden = kind.value !== "chat";
+    show(left, kind.value === "chat" ? chatting : task(kind.value, model, key, copyAs));
+  } }, [["chat", "Chat"], ...Object.entries(TASKS).map(([name, [title]]) => [name, title])].map(([value, text]) => h("option", { value }, text)));
   drawTalk();
   return {
-    node: h("div", { class: "split" },
-      h("div", null, card("", talk, trouble, said, h("div", { class: "row" }, send, stop, again, clear, images, h("span", { class: "grow" }), why, copy))),
-      card("Settings", h("p", null, h("label", null, "Model ", model)), where, system.node, temperature.node, topP.node, most.node, seed.node, tools.node, schema.node,
-        h("p", { class: "row" }, h("label", null, logprobs, "log-probabilities (hover over a token)")), session.name !== "this machine" && h("label", null, "Key ", key))),
+    node: h("div", { class: "split" }, left,
+      card("Settings", h("p", null, h("label", null, "Task ", kind)), h("p", null, h("label", null, "Model ", model)), talking, session.name !== "this machine" && h("label", null, "Key ", key))),
     update, leave: () => { going?.abort(); removeEventListener("keydown", onEscape); },
   };
 }

@@ -8,7 +8,7 @@ import { ms } from "../words.js";
 let asked = null; // a request's body that the playground wants explained
 export const ask = (body) => { asked = body; };
 
-export function routing() {
+export function routing(visitor) {
   const model = h("select", { "aria-label": "Model" });
   const prompt = h("textarea", { rows: 3, "aria-label": "Prompt", placeholder: "A prompt (may be empty)" });
   const address = h("input", { "aria-label": "Client's address", placeholder: "client's address (yours if empty)" });
@@ -51,7 +51,7 @@ export function routing() {
     ], list, "No stream has been answered yet: the playground makes one.")));
   }
 
-  if (asked) explain().finally(() => { asked = null; });
-  return { node: h("div", null, card("", h("p", { class: "soft" }, "A request that is not sent: where would it go?"), prompt,
+  if (asked && visitor.is_admin) explain().finally(() => { asked = null; });
+  return { node: h("div", null, visitor.is_admin && card("", h("p", { class: "soft" }, "A request that is not sent: where would it go?"), prompt,
     h("div", { class: "row" }, h("label", null, "Model ", model), address, session, h("button", { class: "main", type: "button", onclick: explain }, "Explain"))), result, recent), update };
 }

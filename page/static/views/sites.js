@@ -2,7 +2,7 @@
 
 import { card, h, show, table } from "../dom.js";
 import { network } from "../network.js";
-import { button, call } from "../manage.js";
+import { act, button, call, copy, dialog } from "../manage.js";
 import { bytes, clock, ms, seconds } from "../words.js";
 
 const SHOWN = 50, SHOWN_FAULTS = 50;
@@ -45,7 +45,13 @@ export function sites(session) {
 
   readFaults();
   const timer = setInterval(readFaults, 5000);
-  const joining = session.is_admin && network.name === "router" && card("One more machine", h("p", null, "On this machine, print a token that is valid once: ", h("code", null, "pilotlight network token FOLDER"),
-    ". It prints the line to paste on the other machine. A network that machines may join is made by ", h("code", null, "pilotlight network init FOLDER --host NAME"), "."));
+  const join = () => act(say, "a line for one more machine", async () => {
+    const { line } = await call("POST", "manage/join", {});
+    const box = dialog("One more machine", h("p", null, "Paste this on the other machine within an hour. It is good once."), h("pre", { class: "mono", tabindex: 0 }, line),
+      h("div", { class: "row end" }, copy(line, "Copy the line"), h("button", { type: "button", class: "main", onclick: () => box.close() }, "Done")));
+    return "a line for one more machine was made";
+  });
+  const joining = session.is_admin && network.name === "router" && card("One more machine", session.adds_machines ? h("button", { type: "button", class: "main", onclick: join }, "Add a machine")
+    : h("p", null, "No machine can join this network. One that machines may join is made by ", h("code", null, "pilotlight network init FOLDER --host NAME"), "."));
   return { node: h("div", null, h("div", { class: "row" }, filter, told), list, wrong, joining), update, leave: () => clearInterval(timer) };
 }

@@ -28,7 +28,7 @@ export function usage(session) {
   }
   const timer = setInterval(() => { if (document.activeElement !== days) read(); }, 5000);
   read();
-  return { node: h("div", null, session.issues_keys && keys(), node), leave: () => clearInterval(timer) };
+  return { node: h("div", null, session.issues_keys && keys(session.sees_usage), node), leave: () => clearInterval(timer) };
 }
 
 const since = (days) => new Date(Date.now() - 864e5 * (Number(days) - 1)).toISOString().slice(0, 10);

@@ -44,7 +44,7 @@ class BlockBuilder:
         return self._writer.finish_whole(generation.usage, delta.finish_reason, generation.stop_string)
 
     def _written(self, delta: Delta) -> bytes:
-        """Return a delta's events, with the logprobs of its texts where they were asked for."""
+        """Return a delta's events, with the logprobs of its texts if requested."""
         logprobs = iter(self._text_logprobs(delta)) if self._request.sampling.num_logprobs is not None else None
         return b"".join(
             self._writer.add("text", part.text, next(logprobs).content)

@@ -71,7 +71,7 @@ class OpenAIBuilder(Generic[RequestT]):
         return tokenizer
 
     def _usage_so_far(self, generation: Generation) -> Usage | UnsetType | None:
-        """Return what a chunk before the last one says of usage."""
+        """Return the usage field of a chunk before the last one."""
         if not self._request.include_usage:
             return UNSET
         return generation.usage if self._request.usage_in_every_chunk else None

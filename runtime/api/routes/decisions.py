@@ -20,7 +20,7 @@ from pilotlight.runtime.generation.generator import Generator
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
 
-# The request, the probabilities of each question's options, tokens of input, and those of them that were cached.
+# The request, the probabilities of each question's options, input tokens, and how many of these were cached.
 Render = Callable[[ValidDecision, Sequence[Sequence[float]], int, int], bytes]
 
 

@@ -65,7 +65,10 @@ class Endpoint(Generic[RequestT]):
         build: Callable[[RequestT, Generator], ResponseBuilder],
         limits: LimitsConfig,
     ) -> None:
-        """`parse` is given the body, what resolves a model's name, and the model where the path names it."""
+        """Register a parser.
+
+        `parse` gets the body, a function that resolves a model's name, and the model if the path names it.
+        """
         self._generator = generator
         self._registry = generator.models.registry
         self._dialect = dialect

@@ -35,7 +35,7 @@ from pilotlight.wire.workers_ai import Envelope, FinetuneAsset, ResultInfo
 AT = "/client/v4/accounts/{account_id}/ai/finetunes"
 _JOB_PATHS = ("", "/{job}", "/{job}/{part}")
 MOST_LISTED = 1000
-LISTED = 50  # where the client does not say how many
+LISTED = 50  # default if the client sends none
 BODY_BYTES = 64 << 10  # bytes of a body that is not a file
 FORM_BYTES = 16 << 10  # round a file
 CONFIG_BYTES = 1 << 20
@@ -175,7 +175,7 @@ class FinetuneRoutes:
         return model
 
     async def _base(self, model: str) -> Shapes:
-        """Return what a model's adapters may change. Raises ApiError."""
+        """Return the matrices of a model that its adapters may change. Raises ApiError."""
         config = next(config for config in self._models.configs if config.name == model)
         try:
             directory = await asyncio.to_thread(local_directory, config.source)

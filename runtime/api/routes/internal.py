@@ -1,8 +1,8 @@
 """Routes for the network's own parts.
 
-POST /internal/wake (a request for this model will follow), GET /internal/catalogue and POST /internal/operation (for operators), GET /timeline
-(duration of each step). A hint changes the site's state, so it must be signed like any hop if the network has a secret. It is never refused for lack
-of capacity; the response reports where the model's weights are.
+POST /internal/wake (a request for this model will follow), GET /internal/catalogue, POST /internal/operation and POST /internal/hub (for operators),
+GET /timeline (duration of each step). A hint changes the site's state, so it must be signed like any hop if the network has a secret. It is never
+refused for lack of capacity; the response reports where the model's weights are.
 """
 
 import msgspec
@@ -19,9 +19,11 @@ from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.management import (
     CATALOGUE_PATH,
+    HUB_PATH,
     OPERATION_PATH,
     REQUESTS_PATH,
     WAKE_PATH,
+    HubQuery,
     SiteOperation,
     WakeAnswer,
     WakeHint,
@@ -50,6 +52,7 @@ class Internal:
             Route(WAKE_PATH, self.wake, methods=["POST"]),
             Route(CATALOGUE_PATH, self.catalogue),
             Route(OPERATION_PATH, self.operation, methods=["POST"]),
+            Route(HUB_PATH, self.search_hub, methods=["POST"]),
             Route(REQUESTS_PATH, self.requests),
             Route("/timeline", self.timeline),
         ]
@@ -70,6 +73,11 @@ class Internal:
         _require_router(request)
         await self._operator.perform(await read_json(request, SiteOperation, MAX_BODY, "the body must be an operation"))
         return json_response(b"{}", 202)
+
+    async def search_hub(self, request: Request) -> Response:
+        _require_router(request)
+        query = await read_json(request, HubQuery, MAX_BODY, 'the body must be {"words": TEXT}')
+        return json_response(msgspec.json.encode(await self._operator.search_hub(query)))
 
     async def requests(self, request: Request) -> Response:
         _require_router(request)

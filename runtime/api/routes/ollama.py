@@ -148,9 +148,7 @@ class OllamaBuilder:
                 yield OllamaMessage(tool_calls=(self._call(*next(calls)),))
 
     def _call(self, call: CallPart, arguments: str) -> OllamaCall:
-        """Return a call.
-
-        Arguments that are no JSON object, which clients of this API cannot read, are left out."""
+        """Return a call, without arguments that are not a JSON object, which clients of this API cannot read."""
         try:
             _objects.decode(arguments)
         except (ValueError, RecursionError):
@@ -261,7 +259,7 @@ class OllamaModels:
         return {
             "name": name, "model": name, "modified_at": timestamp(self._models.created),
             "size": 0 if info is None else info.weights_bytes,
-            # Of its name and source: what the files hold is not read for a list.
+            # A digest of its name and source: files are not read for a list.
             "digest": hashlib.sha256(f"{name}\0{source}".encode()).hexdigest(),
             "details": self._details(name),
         }  # fmt: skip

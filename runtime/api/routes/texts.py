@@ -37,7 +37,10 @@ class TextsEndpoint(Generic[RequestT]):
         render: Render[RequestT],
         limits: LimitsConfig,
     ) -> None:
-        """`parse` is given the body, what resolves a model's name, and the model where the path names it."""
+        """Register a parser.
+
+        `parse` gets the body, a function that resolves a model's name, and the model if the path names it.
+        """
         self._resolve = generator.models.registry.resolve
         self._parse: Callable[..., RequestT] = partial(parse, strict=limits.strict_fields)
         self._compute: Compute[RequestT] = compute

@@ -26,7 +26,7 @@ class TokenCount:
     def __init__(
         self, generator: Generator, parse: Callable[..., ValidGeneration], limits: LimitsConfig, **fields: Any
     ) -> None:
-        """`fields`: what the answer says besides."""
+        """Count tokens; `fields` are further fields of the answer."""
         self._generator = generator
         self._parse = partial(parse, strict=limits.strict_fields)
         self._max_body_bytes = int(limits.max_body_mib * MIB)

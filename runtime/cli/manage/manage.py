@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -39,6 +39,21 @@ class Manager:
         Console().print(table)
         for site, reason in found["unread"].items():
             print(f"{site}: {reason}", file=sys.stderr)
+
+    def search(self, words: str, site: str | None, as_json: bool) -> None:
+        """Print the hub's models that fit these words."""
+        query = urlencode({"site": self._site(site), "words": words})
+        found = self._api.get_json(f"/manage/hub?{query}")["models"]
+        if as_json:
+            print(json.dumps(found, indent=2))
+            return
+        table = Table("source", "architecture", "parameters", "licence", "downloads a month", "", box=None)
+        for one in found:
+            size = f"{one['parameters'] / 1e9:.2f} G" if one["parameters"] else ""
+            terms = "its terms must be accepted first" if one["is_gated"] else ""
+            architecture = one["architecture"] or "not supported"
+            table.add_row(Text(one["source"]), architecture, size, Text(one["license"]), f"{one['downloads']:,}", terms)
+        Console().print(table)
 
     def pull(self, source: str, site: str | None) -> None:
         site = self._site(site)
@@ -84,6 +99,37 @@ class Manager:
     def revoke_key(self, name: str) -> None:
         self._api.send("DELETE", f"/manage/keys/{quote(name, safe='')}", None, "")
         print(f"{name} is refused from now on")
+
+    def print_join_line(self, minutes: float) -> None:
+        print(f"On the next machine, once, within {minutes:g} minutes:", file=sys.stderr)
+        print(self._api.send("POST", "/manage/join", json.dumps({"minutes": minutes}).encode(), "")["line"])
+
+    def print_stores(self) -> None:
+        found, table = self._api.get_json("/manage/stores"), Table("site", "kind", "name", "of", "size", box=None)
+        for site, stores in found["sites"].items():
+            for one in stores:
+                size = f"{one['bytes'] / 2**20:,.2f} MiB"
+                table.add_row(site, one["kind"], Text(one["name"]), Text(one["owner"]), size)
+        Console().print(table)
+        for site, reason in found["unread"].items():
+            print(f"{site}: {reason}", file=sys.stderr)
+
+    def print_page(self, site: str | None, query: dict[str, Any], as_json: bool) -> None:
+        """Print a page of a database's table, or of a namespace's keys."""
+        page = self._api.get_json(f"/manage/stores/{quote(self._site(site), safe='')}?{urlencode(query)}")
+        if as_json:
+            print(json.dumps(page, indent=2))
+            return
+        table = Table(box=None)
+        for column in page["columns"]:
+            table.add_column(Text(column))
+        for row in page["rows"]:
+            table.add_row(*(Text("NULL", "dim") if cell is None else Text(cell) for cell in row))
+        Console().print(table)
+        if page["tables"]:
+            print(f"table {page['table']}, of: {', '.join(page['tables'])}", file=sys.stderr)
+        if page["next"]:
+            print(f"More: --after {page['next']}", file=sys.stderr)
 
     def _operate(self, site: str, fields: dict[str, Any]) -> None:
         self._api.send("POST", f"/manage/sites/{quote(site, safe='')}", json.dumps(fields).encode(), "")

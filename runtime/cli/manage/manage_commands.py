@@ -15,6 +15,7 @@ manage = typer.Typer(
 )
 UrlOption = Annotated[str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="URL of a router or site.")]
 SiteOption = Annotated[str | None, typer.Option("--site", help="Name of the site; not needed where there is only one.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ModelArgument = Annotated[str, typer.Argument(help="Name of a model that the site serves.")]
 SourceArgument = Annotated[str, typer.Argument(help="A source of the catalogue, or as `serve` takes it, at the site.")]
 SiteArgument = Annotated[str, typer.Argument(help="Name of the site.")]
@@ -27,11 +28,20 @@ def _manager(url: str) -> "Manager":
 
 
 @manage.command("catalogue")
-def catalogue(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False, url: UrlOption = DEFAULT_URL
-) -> None:
+def catalogue(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """List the models that each site serves or could serve, and what fits there."""
     _manager(url).print_catalogue(as_json)
+
+
+@manage.command("search")
+def search(
+    words: Annotated[str, typer.Argument(help="Words of a model's name, such as an organisation or a family.")],
+    site: SiteOption = None,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Search the Hugging Face hub from a site's machine."""
+    _manager(url).search(words, site, as_json)
 
 
 @manage.command("pull")
@@ -100,12 +110,13 @@ def create_key(
     requests_per_min: Annotated[float | None, typer.Option(help="Limit of a new account.")] = None,
     tokens_per_min: Annotated[float | None, typer.Option(help="Limit of a new account.")] = None,
     tokens_per_day: Annotated[int | None, typer.Option(help="Limit of a new account.")] = None,
+    cost_per_day: Annotated[float | None, typer.Option(help="Limit of a new account.")] = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Make a key that is valid at once, and print it, once."""
     fields = {
         "account": account, "expires_days": expires_days, "requests_per_min": requests_per_min,
-        "tokens_per_min": tokens_per_min, "tokens_per_day": tokens_per_day,
+        "tokens_per_min": tokens_per_min, "tokens_per_day": tokens_per_day, "cost_per_day": cost_per_day,
     }  # fmt: skip
     given = {key: value for key, value in fields.items() if value is not None}
     _manager(url).create_key({"name": name, "scopes": scope or ["models"], **given})
@@ -115,3 +126,35 @@ def create_key(
 def revoke_key(name: Annotated[str, typer.Argument(help="Name of the key.")], url: UrlOption = DEFAULT_URL) -> None:
     """Refuse a key that `create-key` or the page has made, at once."""
     _manager(url).revoke_key(name)
+
+
+@manage.command("join-line")
+def join_line(
+    minutes: Annotated[float, typer.Option(min=1, max=1440, help="For which it is good, once.")] = 60.0,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Print a line by which one more machine joins the network."""
+    _manager(url).print_join_line(minutes)
+
+
+@manage.command("stores")
+def stores(url: UrlOption = DEFAULT_URL) -> None:
+    """List the D1 databases and KV namespaces of functions."""
+    _manager(url).print_stores()
+
+
+@manage.command("read")
+def read(
+    kind: Annotated[str, typer.Argument(help="d1 or kv.")],
+    name: Annotated[str, typer.Argument(help="Name of the store, as `stores` prints it.")],
+    site: SiteOption = None,
+    table: Annotated[str, typer.Option(help="A table of the database; by default its first.")] = "",
+    prefix: Annotated[str, typer.Option(help="Beginning of the keys of a namespace.")] = "",
+    after: Annotated[str, typer.Option(help="Where the page before ended, as it printed it.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=200, help="Rows.")] = 50,
+    as_json: JsonOption = False,
+    url: UrlOption = DEFAULT_URL,
+) -> None:
+    """Read a page of a database's table or a namespace's keys. Nothing is changed."""
+    query = {"kind": kind, "name": name, "table": table, "prefix": prefix, "after": after, "limit": limit}
+    _manager(url).print_page(site, query, as_json)

@@ -80,7 +80,7 @@ def plan(question: PlanRequest, as_json: bool = False) -> None:
 def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
     """Return the model with its matrices in 12 bits.
 
-    Raises CliError where a site would leave them as they are."""
+    Raises CliError if a site would leave them as they are."""
     if not devices.device.is_cpu or model.dtype != "bfloat16" or model.quantization is not None:
         format = model.quantization.method if model.quantization else model.dtype
         raise CliError(

@@ -53,7 +53,7 @@ def ray_head(address: str | None = None, port: int = PORT) -> Iterator[str]:
 
 
 def own_address() -> str:
-    """Return this machine's address on the way to others; its own loopback where there is no such way."""
+    """Return this machine's address towards other machines; its loopback address without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an unassigned address; nothing is sent

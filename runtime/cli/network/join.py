@@ -118,9 +118,7 @@ class _Router:
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE  # until `face` has returned
 
     def face(self, fingerprint: str) -> NetworkFace:
-        """Return what the network shows of itself.
-
-        Raises CliError where that is another network than the token's."""
+        """Return the network's public data. Raises CliError if it is not the token's network."""
         face = self._ask("GET", AUTHORITY_PATH, None, NetworkFace)
         try:
             found = fingerprint_of(face.authority.encode())

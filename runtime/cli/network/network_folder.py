@@ -16,7 +16,7 @@ from rich.table import Table
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.sites.joining.authority import Authority, AuthorityError, new_pair
 from pilotlight.sites.joining.network_file import remove_site
-from pilotlight.sites.joining.tokens import Tokens
+from pilotlight.sites.joining.tokens import Tokens, join_line
 from pilotlight.sites.key_files import new_key
 from pilotlight.sites.network import load_network
 from pilotlight.support import atomic_files
@@ -51,7 +51,7 @@ scopes = ["admin"]
 
 
 def init(folder: Path, host: str, port: int, place: tuple[str, float, float], minutes: float) -> None:
-    """Make a network's folder. Raises CliError where there is one."""
+    """Make a network's folder. Raises CliError if there is one."""
     folder = folder.expanduser().absolute()
     if (folder / "network.toml").exists() or (folder / "authority.pem").exists():
         raise CliError(f"{folder} holds a network already: `pilotlight network token {folder}` lets a machine join it.")
@@ -75,15 +75,14 @@ def init(folder: Path, host: str, port: int, place: tuple[str, float, float], mi
     print(f"Made a network in {folder}. Its key, for you, is shown only now:", file=sys.stderr)
     print(key)
     print(f"\nStart its router:\n  pilotlight router {folder}/network.toml", file=sys.stderr)
-    _print_line(folder, host, port, minutes, authority)
+    _print_line(folder, port, minutes, authority)
 
 
 def token(folder: Path, minutes: float) -> None:
     folder = folder.expanduser().absolute()
-    host = (folder / "host").read_text() if (folder / "host").exists() else ""
-    if not host:
+    if not (folder / "host").exists():
         raise CliError(f"{folder} holds no network: `pilotlight network init` makes one.")
-    _print_line(folder, host, load_network(folder / "network.toml").listen.port, minutes, _authority(folder))
+    _print_line(folder, load_network(folder / "network.toml").listen.port, minutes, _authority(folder))
 
 
 def revoke(folder: Path, id: str) -> None:
@@ -157,11 +156,9 @@ def _authority(folder: Path) -> Authority:
         raise CliError(f"{error}.") from None
 
 
-def _print_line(folder: Path, host: str, port: int, minutes: float, authority: Authority) -> None:
-    made = Tokens(folder).create(minutes, authority.fingerprint)
-    shown = f"[{host}]" if _is_ipv6(host) else host
+def _print_line(folder: Path, port: int, minutes: float, authority: Authority) -> None:
     print(f"\nOn the next machine, once, within {minutes:g} minutes:", file=sys.stderr)
-    print(f"pilotlight join https://{shown}:{port} {made}")
+    print(join_line(folder, port, minutes, authority.fingerprint))
 
 
 def _is_ipv6(host: str) -> bool:

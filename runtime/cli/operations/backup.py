@@ -64,7 +64,8 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
 def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
     """Put a snapshot's files in place; return a sentence.
 
-    Raises CliError, before anything is written, for a root that is in use or not empty, and for one that the snapshot does not have."""
+    Raises CliError, before anything is written, for a root that is in use, is not empty, or is missing in the snapshot.
+    """
     backups = BackupFolder(folder)
     snapshot = backups.read(name)
     wanted = [root for root in roots if root.name in snapshot.roots]
@@ -115,7 +116,10 @@ def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
 
 
 def _save_plain(backups: BackupFolder, root: StateRoot, saved: dict[Path, SavedFile]) -> None:
-    """Store what is no database and is not stored yet. A file that goes meanwhile was not to be kept."""
+    """Store files that are not databases and not stored yet.
+
+    A file that disappears meanwhile is skipped.
+    """
     for path in _files(root):
         if path in saved or _is_database(path):
             continue

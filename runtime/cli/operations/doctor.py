@@ -27,7 +27,7 @@ LEAST_DISK = 5 * GIB
 CLONE_NEWUSER = 0x10000000  # sched.h
 NTP_WITHIN_S = 2.0
 NTP_EPOCH_S = 2_208_988_800  # seconds from 1900 to 1970 (RFC 5905)
-CLOCK_MAY_DIFFER_S = 20.0  # hops are believed for 60 s
+CLOCK_MAY_DIFFER_S = 20.0  # signatures are valid for 60 s
 
 State = Literal["ok", "note", "wrong"]
 
@@ -41,9 +41,12 @@ class Finding(NamedTuple):
 def doctor(
     listens: Sequence[ListenConfig], roots: Sequence[StateRoot], time_server: str | None, console: Console | None = None
 ) -> bool:
-    """Print what is found; return whether nothing is wrong.
+    """Print findings; return whether there are none.
 
-    `time_server`: what the clock is compared with, if anything."""
+    `time_server` is the reference for the clock, if any.
+
+    `time_server`: what the clock is compared with, if anything.
+    """
     console = console or Console()
     signs = {"ok": "[green]ok[/]   ", "note": "[yellow]note[/] ", "wrong": "[red]wrong[/]"}
     found = list(findings(listens, roots, time_server))
@@ -55,7 +58,7 @@ def doctor(
 
 
 def findings(listens: Sequence[ListenConfig], roots: Sequence[StateRoot], time_server: str | None) -> Iterator[Finding]:
-    """Yield what was looked at, in the order of a start."""
+    """Yield each check, in the order of a start."""
     yield _python()
     yield _torch()
     yield _kernels()
@@ -204,9 +207,10 @@ def _clock_ahead_s(server: str) -> float | None:
 
 
 def listens_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[ListenConfig]:
-    """Return where the processes of these files listen; without any, those that `pilotlight up` starts.
+    """Return the addresses on which the processes of these files listen.
 
-    Raises ConfigError."""
+    Without files, those of `pilotlight up`. Raises ConfigError.
+    """
     from pilotlight.sites.network import NETWORK_FILE, load_network
     from pilotlight.sites.site import LOCAL, load_site
 

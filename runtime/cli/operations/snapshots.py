@@ -102,7 +102,7 @@ class BackupFolder:
         return size, tuple(chunks)
 
     def content(self, file: SavedFile) -> Iterator[bytes]:
-        """Yield a file's chunks. Raises CliError where one is missing or is not what was stored."""
+        """Yield a file's chunks. Raises CliError if one is missing or damaged."""
         for digest in file.chunks:
             try:
                 data = self._decompressor.decompress(self._path(digest).read_bytes(), CHUNK_BYTES)

@@ -13,7 +13,7 @@ from pilotlight.sites.config import router_state_directory
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_site
 
-# Of a site's state: what the next start makes again.
+# Parts of a site's state that the next start makes again.
 TRANSIENT = ("scratch", "layers", "oci")
 
 

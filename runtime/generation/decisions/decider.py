@@ -211,7 +211,7 @@ async def _all(compute: Callable[[Leaf], Awaitable[None]], leaves: Sequence[Leaf
         async with asyncio.TaskGroup() as group:
             for _ in range(min(WINDOW, len(leaves))):
                 group.create_task(work(rest))
-    except BaseExceptionGroup as failed:  # the first says enough
+    except BaseExceptionGroup as failed:  # the first error is enough
         raise failed.exceptions[0] from None
 
 

@@ -1,6 +1,6 @@
 """Embeddings of a request's texts.
 
-Knows prompts, and what `dimensions` does to a vector; refuses to know HTTP and dialects.
+Knows prompts, and what `dimensions` does to a vector; independent of HTTP and dialects.
 """
 
 import asyncio

@@ -54,9 +54,10 @@ _QWEN3_PIECES: Final = PairPieces(
 
 
 class PairTemplate:
-    """One model's.
+    """The pair templates of one model.
 
-    Each of its two forms, with an instruction and without, is found out once, when it is asked for."""
+    Each of its two forms, with an instruction and without, is determined once, at its first use.
+    """
 
     def __init__(
         self,

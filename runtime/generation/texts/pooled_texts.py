@@ -99,7 +99,7 @@ class TextPooler:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(WINDOW, len(submits))):
                     group.create_task(work(numbers))
-        except BaseExceptionGroup as failed:  # the first says enough
+        except BaseExceptionGroup as failed:  # the first error is enough
             raise failed.exceptions[0] from None
         return vectors
 
@@ -122,9 +122,10 @@ def refuse_adapter(pooler: TextPooler, request: TextRequest) -> None:
 
 
 def check_tokens(model: AwakeModel, token_ids: tuple[int, ...], where: str, remedy: str) -> None:
-    """Raise ApiError for tokens that the model does not take.
+    """Raise ApiError if the model does not take these tokens.
 
-    `where`: a client's name for the text; `remedy`: what to do about one that is too long."""
+    `where` is the client's name for the text; `remedy` is the advice for a text that is too long.
+    """
     if not token_ids:
         raise ApiError("invalid_request", f"{where} has no tokens; send at least one", param=where)
     limit, vocab = model.info.context_length, model.info.vocab_size

@@ -1,6 +1,6 @@
 """Scores of documents by a query, of pairs of texts, and of the classes of texts.
 
-Knows how two texts become one to a model, and what its logits are turned into; refuses to know HTTP and dialects.
+Knows how two texts become one to a model, and what its logits are turned into; independent of HTTP and dialects.
 """
 
 import asyncio
@@ -69,7 +69,10 @@ class _Encoder:
     """The texts of one request as one model takes them."""
 
     def __init__(self, request: ValidScoring, model: AwakeModel, pieces: PairPieces | None) -> None:
-        """`pieces` come from a model's template for pairs; None if its tokenizer joins them."""
+        """Score pairs.
+
+        `pieces` come from a model's template for pairs; None if its tokenizer joins them.
+        """
         self._request = request
         self._model = model
         self._tokenizer: Tokenizer = model.text.tokenizer
@@ -80,7 +83,7 @@ class _Encoder:
         return [self._fitting(text) for text in self._request.texts]
 
     def _fitting(self, text: ScoredText) -> EncodedText:
-        """Encode a text, cut where the request allows it. Raises ApiError for one that does not fit."""
+        """Encode a text, truncated if the request allows it. Raises ApiError if it does not fit."""
         most, limit = self._request.most_second_tokens, self._model.info.context_length
         if text.second is not None and most is not None:
             text = ScoredText(text.first, self._tokenizer.cut(text.second, most), text.where)

@@ -758,7 +758,7 @@ def test_bytes_have_the_outcome_of_the_table(expected: str, raw: bytes) -> None:
 def test_a_body_has_the_outcome_of_the_table(endpoint: str, expected: str, change: str) -> None:
     raw = over(BASES[endpoint], change)
     assert outcome(endpoint, raw) == expected
-    if "unknown_parameter" not in expected:  # all else is judged alike where unknown fields are left out
+    if "unknown_parameter" not in expected:  # all else is judged alike if unknown fields are ignored
         assert outcome(endpoint, raw, strict=False) == expected
 
 
@@ -770,7 +770,7 @@ def test_an_unknown_field_is_left_out_and_named_unless_fields_are_strict(
 ) -> None:
     raw = over(BASES[endpoint], change)
     found = outcome(endpoint, raw, strict=False)
-    if found != "ok":  # for what else is wrong
+    if found != "ok":  # for the other errors
         assert "unknown_parameter" not in found
         return
     names = [name[:100] for name in parse(endpoint, raw, strict=False).ignored]
@@ -841,7 +841,7 @@ def test_tools_come_out_as_templates_expect_them() -> None:
             endpoint,
             over(BASES["chat"] if endpoint == "chat" else '{"prompt": "Hi"}', orjson.dumps({"tools": sent}).decode()),
         )
-        assert orjson.dumps(parsed.prompt.tools) == orjson.dumps(expected)  # in this order: templates print it
+        assert orjson.dumps(parsed.prompt.tools) == orjson.dumps(expected)  # in this order, because templates print it
     chosen_none = over(BASES["chat"], orjson.dumps({"tools": tools, "tool_choice": "none"}).decode())
     assert parse("chat", chosen_none).prompt.tools == ()
 

@@ -1,4 +1,4 @@
-"""A number of a request is the number that its client wrote, or refused."""
+"""A number in a request keeps its exact value, or is refused."""
 
 import json
 

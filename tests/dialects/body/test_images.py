@@ -1,4 +1,4 @@
-"""Images as a router knows them: by what they hold, and not by their bytes."""
+"""Images as a router identifies them: by their content, not by their bytes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Decisions' arithmetic, by the worked examples of TypeSafe's documentation, and a question's place behind its state."""
+"""Decisions' arithmetic, by the worked examples of TypeSafe's documentation, and a question's place after its state."""
 
 import pytest
 

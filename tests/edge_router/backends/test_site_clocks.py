@@ -1,4 +1,4 @@
-"""A signature's time is its site's own, so that a wrong clock costs no request."""
+"""A signature uses its site's own clock, so that a wrong clock fails no request."""
 
 import pytest
 
@@ -49,7 +49,7 @@ async def test_a_site_with_another_clock_serves_and_the_log_says_by_how_much(
             await client.until_states(ams1="healthy")
             async with client.chat() as answer:
                 assert answer.status == 200
-            site.clock_ahead_s = 0.0  # somebody has set it
+            site.clock_ahead_s = 0.0  # the clock was corrected
             await client.until(lambda: len(_said(caplog)) == 2)
             async with client.chat() as answer:
                 assert answer.status == 200

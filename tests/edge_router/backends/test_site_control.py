@@ -1,4 +1,4 @@
-"""Orders to sites: signed for one site and its clock, with an answer that is bounded and says why there is none."""
+"""Commands to sites: signed for one site and its clock; the answer is bounded, or the reason why there is none."""
 
 from contextlib import AsyncExitStack
 from typing import Any

@@ -1,4 +1,4 @@
-"""A site where the wanted model sleeps is told so: rarely, signed, and without anybody waiting for it."""
+"""A site where the wanted model sleeps gets a hint: rarely, signed, and without delaying a request."""
 
 import asyncio
 import hashlib
@@ -22,7 +22,7 @@ from tests.edge_router.fakes import FakeSite, Router, hang, reset_before_first_b
 pytestmark = pytest.mark.process
 
 ASLEEP = {"models": (model_status(residency="host", wake_ms=200.0),)}
-BUSY = {"models": (model_status(queued_tokens=1000, prefill_tokens_per_s=10_000.0),)}  # 100 ms behind
+BUSY = {"models": (model_status(queued_tokens=1000, prefill_tokens_per_s=10_000.0),)}  # a queue of 100 ms
 
 
 def preference(name: str, cost_ms: float, wake_ms: float = 0.0, **model: Any) -> Preference:
@@ -57,7 +57,7 @@ def test_an_alias_is_told_as_the_models_own_name() -> None:
 
 
 class Hinted:
-    """Two sites beside each other: the model is awake and busy at the first, and sleeps at the second."""
+    """Two sites: the model is awake and busy at the first, and sleeps at the second."""
 
     def __init__(self, running: Router, awake: FakeSite, asleep: FakeSite) -> None:
         self.running = running

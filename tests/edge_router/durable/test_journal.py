@@ -1,4 +1,4 @@
-"""Durable streams that outlive their router: whoever has the folder of journals goes on, one router at a time, and each token is counted once."""
+"""Durable streams that survive their router: another with the folder of journals continues, one at a time, and each token counts once."""
 
 import asyncio
 import errno
@@ -91,7 +91,7 @@ async def test_a_journal_is_one_routers_until_that_one_ends(tmp_path: Path) -> N
     await mine.keep(AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100)))
     assert await theirs.read() == [ASKED, AnswerStarted(200, (("a", "b"),), None), JournalEvents(event(0), points(100))]
     assert not theirs.is_ours
-    await theirs.keep(StreamEnded())  # says nothing where it is not ours to write
+    await theirs.keep(StreamEnded())  # a no-op, as the journal is another router's
     await mine.keep(JournalEvents(event(1), points(101)))
     mine.release()
     found = []
@@ -209,7 +209,7 @@ def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, mo
     again = whole_file(tmp_path / "j")
     assert again.read() == [ASKED, StreamEnded()]
     again.resume()
-    assert again.read() == [], "what was written here is known here"
+    assert again.read() == [], "its own records are not read again"
     again.remove()
     assert not (tmp_path / "j").exists()
 
@@ -374,7 +374,7 @@ async def test_a_disk_that_is_full_costs_the_journal_and_not_the_stream(
         assert data(body) == WHOLE
         assert os.strerror(errno.EFBIG) in caplog.text
         assert (await read_again(one, name))[1] == body
-        while os.listdir(tmp_path):  # its file goes in a thread
+        while os.listdir(tmp_path):  # a thread removes its file
             await asyncio.sleep(0.01)
         assert (await read_again(other, name))[0] == 404
 
@@ -480,7 +480,7 @@ async def test_a_stream_that_could_not_be_taken_over_is_left_to_the_next_that_as
     assert found is not None
     await asyncio.get_running_loop().run_in_executor(cast("Journals", streams.journals)._thread, lambda: None)
     await found.read()
-    assert found.is_ours, "nobody else has it locked"
+    assert found.is_ours, "it has the lock"
     found.release()
     other.close()
     await streams.close()
@@ -533,7 +533,7 @@ async def test_a_killed_router_is_billed_for_what_it_told_and_no_more(tmp_path: 
 
     assert streams.corrected_usage(left_by(f"{NAME}.1")).use == ResourceUse(7, 3, 2, 0)
     assert streams.corrected_usage(left_by(f"{NAME}.2")).use == ResourceUse(0, 0, 1, 0)
-    for part in ("", f"{'0' * 32}.1"):  # of another request, and of a stream that is long over
+    for part in ("", f"{'0' * 32}.1"):  # of another request, and of a stream that ended long ago
         assert streams.corrected_usage(left_by(part)).use == ResourceUse(7, 3, 9, 0)
     await streams.close()
 
@@ -563,7 +563,7 @@ async def test_kill_9_of_a_router_costs_its_durable_streams_nothing(tmp_path: Pa
                 elsewhere = Router(other, None, http, None, None)  # type: ignore[arg-type]
                 one.send_signal(signal.SIGSTOP)
                 reading = asyncio.create_task(read_again(elsewhere, name, ids[-1]))
-                await asyncio.sleep(0.3)  # three looks at the journal of a router that may yet go on
+                await asyncio.sleep(0.3)  # three looks at the journal of a router that may still continue
                 assert (len(fakes[0].seen), reading.done()) == (1, False)
                 one.kill()
                 await one.wait()

@@ -1,5 +1,4 @@
-"""Durable streams: read again from any event, by their tenant alone, whether the client that asked stayed, left or never waited, and across a site's
-death."""
+"""Durable streams: read again from any event, only by their tenant, also when the client left or never waited, and after a site's death."""
 
 import asyncio
 import hashlib
@@ -50,7 +49,7 @@ def events(body: bytes) -> list[Event]:
 
 
 def data(body: bytes) -> bytes:
-    """The events without the ids that a recording adds."""
+    """Return the events without the ids that a recording adds."""
     return b"".join(encode_event(event.data or b"") for event in events(body))
 
 
@@ -68,7 +67,7 @@ async def test_a_durable_stream_can_be_read_again_from_each_of_its_events() -> N
         async with running.chat(headers=ALICE, **DURABLE) as response:
             name = response.headers["x-pilotlight-stream"]
             body = await response.read()
-        assert json.loads(fakes[0].bodies[-1])["stream_options"] == {"include_usage": True}  # the rest is the router's
+        assert json.loads(fakes[0].bodies[-1])["stream_options"] == {"include_usage": True}  # the router adds the rest
         assert data(body) == b"".join(event(i) for i in range(4)) + DONE
         whole = events(body)
         assert len({event.event_id for event in whole}) == len(whole)
@@ -262,7 +261,7 @@ def test_a_body_that_only_speaks_of_it_is_left_as_it_is(body: bytes) -> None:
 
 
 class Reader:
-    """A client that is told of a stream."""
+    """A client that follows a stream."""
 
     def __init__(self) -> None:
         self.status, self.headers, self.body, self.is_over = 0, dict[str, str](), b"", False
@@ -389,7 +388,7 @@ async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
 
 
 class AskedStreams:
-    """The routes of streams, asked without a server."""
+    """The routes of streams, called without a server."""
 
     def __init__(self, *, is_required: bool = False, **default: float) -> None:
         self.clock = Clock()
@@ -494,7 +493,7 @@ async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -
     assert isinstance(kept.entries[-1], JournalEvents)
     kept.is_ours = False
     num_entries = len(kept.entries)
-    await recording.refuse(ApiError("aborted", "it may go on elsewhere"))
+    await recording.refuse(ApiError("aborted", "it may continue elsewhere"))
     assert len(kept.entries) == num_entries
     assert recording.events.last is not None
     assert recording.events.last.event_id is None

@@ -1,4 +1,4 @@
-"""What a site answers reaches the client as it is, while it comes, and connections are used again."""
+"""A site's response reaches the client unchanged, as it arrives, and connections are reused."""
 
 import asyncio
 import io
@@ -163,7 +163,7 @@ async def test_many_streams_at_once_each_get_their_own_bytes() -> None:
 
 
 async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """The last chunk of the body follows the last event in a packet of its own."""
+    """Send the last chunk of the body in a packet after that of the last event."""
     response = await begin(request)
     await response.write(DONE)
     await asyncio.sleep(0.03)

@@ -1,4 +1,4 @@
-"""What reaches the client of a stream that is lost at any byte, and of a site that sends what no site should."""
+"""The bytes for a client of a stream that is lost at any byte, and of a site that sends invalid events."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ from pilotlight.wire.sse import DONE, HEARTBEAT, Event, EventDecoder, encode_eve
 
 @dataclass(frozen=True)
 class Piece:
-    """What a site writes at once: some tokens of one choice, as some events."""
+    """One write of a site: some tokens of one choice, as some events."""
 
     choice: int
     num_tokens: int
@@ -45,7 +45,10 @@ PIECES = st.lists(st.builds(Piece, st.integers(0, 2), st.integers(1, 3), st.inte
 
 
 def tell(pieces: list[Piece], delivered: tuple[Delivered, ...] = ()) -> bytes:
-    """A site's stream: each event says how many tokens of its choice came before the piece, so that a repetition or a gap shows."""
+    """Return a site's stream.
+
+    Each event contains how many tokens of its choice came before the piece, so that repetitions and gaps show.
+    """
     skipped = {choice: len(has.token_ids) for choice, has in enumerate(delivered)}
     position = dict.fromkeys(range(3), 0)
     stream = HEARTBEAT
@@ -66,7 +69,7 @@ def said(events: list[Event]) -> list[bytes]:
 
 
 def relayed(log: DeliveryLog, stream: bytes, chunk: int | None = None) -> tuple[bytes, list[RelayEvent]]:
-    """What the client is told of a site's stream, fed in pieces of that size, and what else follows from it."""
+    """Return the bytes for the client of a site's stream, fed in pieces of `chunk` bytes, and all other events."""
     relay, client, others = StreamRelay(log, is_resumable=True), b"", list[RelayEvent]()
     step = chunk or max(1, len(stream))
     for start in range(0, len(stream), step):

@@ -1,4 +1,4 @@
-"""What one request has been through: how often it may be tried, cut and moved, and what its next site is asked and held to."""
+"""The history of one request: how often it may be tried, cut and moved, and what its next site receives and must keep to."""
 
 import pytest
 from msgspec.structs import replace
@@ -82,7 +82,7 @@ def test_a_site_that_declined_and_then_failed_is_not_asked_again() -> None:
     assert (tries.excluded, tries.failures, tries.is_paid) == ({"a"}, {}, True)
     assert tries.readmit_declined()
     assert not tries.excluded
-    tries.failed("a", failed("declined"))  # though it was not free to
+    tries.failed("a", failed("declined"))  # though it was not allowed to decline
     assert list(tries.failures) == ["a"]
     assert not tries.readmit_declined()
     assert tries.excluded == {"a"}
@@ -119,7 +119,9 @@ def test_a_new_request_has_tries_and_a_stream_has_time() -> None:
     assert not one.is_out_of_tries(129.9)
     assert one.is_out_of_tries(130.0)
     limits = one.attempt_limits(7.0, 110.0)
-    assert (limits[0], limits.is_continuation) == (10.0, True), "half of what is left: another site must have time"
+    assert (limits[0], limits.is_continuation) == (10.0, True), (
+        "half of the remaining time: another site must have some, too"
+    )
     assert one.attempt_limits(7.0, 999.0)[0] == 0.0
 
 
@@ -170,7 +172,7 @@ def test_what_a_client_has_had_is_counted_once_whoever_has_counted_it_before() -
     assert (one.recovery.lost_site, one.recovery.is_cut, one.recovery.delivered_at) == ("", True, 40.0)
     assert (one.request.delivered_tokens, one.request.delivery) == (3, log.delivery())
     log.add(ResumePoint(0, (4,)))
-    assert one.delivered_tokens - 4 == 1, "of what another router had told nothing"
+    assert one.delivered_tokens - 4 == 1, "without the tokens that another router delivered"
     fresh = proxied()
     fresh.continue_answer(StartedAnswer(started.name, DeliveryLog(), ""), 40.0)
     assert (fresh.recovery.lost, fresh.request.answer_name) == (None, started.name)

@@ -1,4 +1,4 @@
-"""Which responses a site is at fault for, and what is read from them."""
+"""Responses that count as a site's failure, and the facts read from them."""
 
 from typing import cast
 

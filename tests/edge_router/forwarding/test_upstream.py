@@ -1,4 +1,4 @@
-"""One attempt at one site over a connection whose bytes come from the test: what is an answer, what is a failure, and what is kept of either."""
+"""One attempt at one site over a connection whose bytes come from the test: answers, failures, and the state kept of either."""
 
 import asyncio
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def whole(body: bytes, status: bytes = b"200 OK", *headers: bytes) -> bytes:
 
 
 class Transport:
-    """What a connection writes to."""
+    """A connection's transport."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -60,7 +60,7 @@ class Transport:
 
 
 class Pool:
-    """Connections that nobody listens to. The first `num_kept` that are asked for were used before."""
+    """Connections that lead nowhere. The first `num_kept` that are requested were used before."""
 
     def __init__(self, num_kept: int = 0) -> None:
         self.num_kept = num_kept
@@ -129,7 +129,7 @@ class Attempt:
         return self.pool.made[-1]
 
     async def hears(self, *pieces: bytes | None) -> None:
-        """None: the site closes the connection."""
+        """Feed pieces of an answer; None closes the connection from the site's side."""
         for piece in pieces:
             await self.settle()
             if piece is None:
@@ -240,7 +240,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_says_nothing_of_its_s
     assert (await attempt.response(whole(b"{}"))).body == b"{}"
     assert attempt.pool.back == attempt.pool.made[:1]
     assert (await Attempt(num_kept=1).failure(b"HTTP/1.1 2", None)).kind == "lost"
-    assert (await Attempt(asked("/fn/f"), num_kept=1).failure(None)).kind == "lost", "it may have been begun"
+    assert (await Attempt(asked("/fn/f"), num_kept=1).failure(None)).kind == "lost", "it may have been started"
     repeated = Attempt(asked("/fn/f", "GET"), num_kept=1)
     await repeated.hears(None)
     assert (await repeated.response(whole(b"x"))).body == b"x"
@@ -339,7 +339,7 @@ def streaming(attempt: Attempt) -> tuple[bytes, ...]:
     [
         (30.5, 30.5, {}, "silent"),
         (29.5, 29.5, {}, None),
-        (30.5, 0.1, {}, "silent"),  # a limit holds whatever this process did
+        (30.5, 0.1, {}, "silent"),  # a limit applies also after a pause of this process
         (LOOK_AGAIN_S + 0.1, 0.1, {"is_dead": True}, "frozen"),
         (LOOK_AGAIN_S - 0.1, 0.1, {"is_dead": True}, None),
         (3.0, 2.0, {"is_slow": True}, "stalled"),
@@ -353,7 +353,7 @@ async def test_a_stream_is_given_up_when_it_is_silent_for_too_long(
     attempt.pace.__dict__.update(pace)
     with response:
         await anext(response)
-        response.look(asyncio.get_running_loop().time() + 999, NEVER)  # nobody waits for it now
+        response.look(asyncio.get_running_loop().time() + 999, NEVER)  # no task waits for it now
         waiting = asyncio.ensure_future(anext(response))
         await attempt.settle()
         began = asyncio.get_running_loop().time()
@@ -509,7 +509,7 @@ async def test_events_are_forwarded_as_they_come_until_one_needs_the_task() -> N
             assert forwarded[-1] == b"data: %d\n\n" % number
         await attempt.settle()
         assert not waiting.done()
-        attempt.connection.data_received(chunk(b":pl [0,[2]]\ndata: 2\n\n"))  # the client has no room
+        attempt.connection.data_received(chunk(b":pl [0,[2]]\ndata: 2\n\n"))  # the client's buffer is full
         attempt.connection.data_received(chunk(b":pl [0,[3]]\ndata: 3\n\n"))
         assert await waiting == [Forward(b"data: 2\n\n")]
         room = 9

@@ -234,7 +234,7 @@ async def test_a_close_of_the_sites_own_is_the_last_that_a_client_hears() -> Non
 
 
 async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that were closed at once would be reset by what the client sends, whatever it had not read yet."""
+    """A connection closed at once would be reset by the client's further bytes, even with unread data in its buffer."""
     monkeypatch.setattr("pilotlight.wire.http.websocket.CLOSE_S", 30.0)
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = echo
@@ -252,7 +252,7 @@ async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monke
 
 
 class Site:
-    """A site's WebSocket that gives `says`, then waits; `full`: it takes nothing."""
+    """A site's WebSocket that sends `says`, then waits; with `full` it accepts nothing."""
 
     def __init__(self, *says: Any, full: bool = False) -> None:
         self.says = list(says)
@@ -277,7 +277,7 @@ class Site:
 
 
 async def ended(site: Site, *said: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Return why a tunnel between a site and a client that says this has ended, and what the client was told."""
+    """Return why a tunnel between a site and a client that sends these messages has ended, and the messages to the client."""
     messages, told = list(said), list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What requests were promised and what came of them: which count, against whom, over which time, and beyond a router's end."""
+"""Objectives of requests and their outcomes: which requests count, for which account, over which time, also across a router's restart."""
 
 import asyncio
 import sqlite3
@@ -96,7 +96,7 @@ async def test_a_request_is_judged_by_what_its_client_had(
     async with objectives(Clock()) as counts:
         ended, error, took_s = make()
         counts.count(ended, "ember", error, took_s)
-        counts.count(ended, "another", error, took_s)  # no objective is for it
+        counts.count(ended, "another", error, took_s)  # no objective applies to it
         states = await counts.states()
         answered, first = at(states, "answered"), at(states, "first_token")
         assert (answered.requests, answered.bad, first.requests, first.bad) == judged

@@ -1,4 +1,4 @@
-"""What a router's ledger has of requests: each token once, whatever became of sites and clients; and who may read it."""
+"""A router's ledger: each token once, whatever happens to sites and clients; and access to it."""
 
 import asyncio
 import csv

@@ -1,4 +1,4 @@
-"""Where clients stand: whose word is taken, what a database says, and what becomes of one that is damaged or replaced."""
+"""Clients' places: trusted sources, answers of a database, and databases that are damaged or replaced."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ WASHINGTON = {"location": {"latitude": 38.94, "longitude": -77.46}}
 
 
 def write(file: Path, records: dict[str, object], kind: str = "GeoLite2-City") -> Path:
-    """As geoipupdate does it: beside, then renamed."""
+    """Write a database as geoipupdate does: beside the old one, then renamed."""
     writer = MMDBWriter(6, kind, languages=["en"], description={"en": "made by a test"}, ipv4_compatible=True)
     for prefix, record in records.items():
         writer.insert_network(IPSet([prefix]), record)
@@ -60,7 +60,7 @@ def test_the_header_is_believed_from_front_ends_and_routers(address: str, is_hop
         with pytest.raises(ApiError, match=r"x-client-geo"):
             places.place(address, "nowhere", is_hop)
     else:
-        assert places.place(address, "nowhere", is_hop) is None, "what is not believed is not read either"
+        assert places.place(address, "nowhere", is_hop) is None, "an untrusted place is not even parsed"
 
 
 def test_a_front_ends_word_comes_before_the_database(file: Path) -> None:
@@ -148,7 +148,7 @@ async def test_a_request_goes_to_the_site_nearest_to_where_its_address_stands(tm
     file = write(tmp_path / "city.mmdb", {"127.0.0.0/8": WASHINGTON, "192.0.2.0/24": AMSTERDAM})
     tables = {"clients": {"front_ends": [], "geo_database": str(file)}}
     async with sites("ams1", "iad1") as fakes, router(fakes, tables=tables) as running:
-        headers = {"x-client-geo": "52.3,4.8"}  # nobody's front end: not believed
+        headers = {"x-client-geo": "52.3,4.8"}  # no front end of ours: not trusted
         async with running.http.post(
             running.url + "/v1/chat/completions", json={"model": "ember", "messages": []}, headers=headers
         ) as answer:

@@ -1,4 +1,4 @@
-"""Host names of functions: which function a request is for, and how it looks to the router and to the site."""
+"""Host names of functions: the function of a request, and the request's form for router and site."""
 
 from typing import Any
 

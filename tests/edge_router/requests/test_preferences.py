@@ -1,4 +1,4 @@
-"""Prefer headers as RFC 7240 writes them, and as nobody should."""
+"""Prefer headers as RFC 7240 defines them, and malformed ones."""
 
 import orjson
 import pytest

@@ -1,4 +1,4 @@
-"""The door: what the router reads of a request, refuses of it, and adds to it."""
+"""Parsing requests at the router: the fields it reads, its refusals, and the fields it adds."""
 
 import hashlib
 import time
@@ -108,7 +108,7 @@ TEXT = "word " * 200
     ],
 )
 def test_whatever_a_request_asks_its_prompt_has_tokens(path: str, fields: dict[str, object]) -> None:
-    """Of which an account has so many a minute."""
+    """The tokens count against an account's limit per minute."""
     assert look(orjson.dumps({"model": "m", **fields}), head(path)).conversation.tokens == pytest.approx(250, rel=0.2)
 
 
@@ -129,7 +129,7 @@ def test_a_run_in_the_form_of_responses_is_a_conversation_and_texts_to_embed_are
     [
         ({}, 0),
         ({"max_tokens": 5, "n": 2}, 10),
-        ({"max_tokens": 5.0, "n": 2.0}, 10),  # some languages have one kind of number
+        ({"max_tokens": 5.0, "n": 2.0}, 10),  # some languages have only one type of number
         ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
         ({"max_output_tokens": 5, "max_tokens": None}, 5),
         ({"max_tokens": True, "n": -1}, 0),

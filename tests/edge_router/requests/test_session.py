@@ -1,4 +1,4 @@
-"""Conversations find their home: by name, by fingerprint, after a branch; and never across tenants (I4)."""
+"""Conversations return to their home: by name, by fingerprint, after a branch; and never across tenants (I4)."""
 
 from collections import OrderedDict
 
@@ -163,7 +163,7 @@ def test_a_conversation_that_moved_is_found_at_its_new_home() -> None:
 
 
 class PlainTable:
-    """What a table should know, as lists: of each digest the sites that were told, the newest first, each with its time and the newest count."""
+    """A table's expected content, as lists: the sites of each digest, the newest first, each with its time, and the newest count."""
 
     def __init__(self, ttl_s: float) -> None:
         self.told: OrderedDict[bytes, tuple[dict[str, float], int]] = OrderedDict()

@@ -1,4 +1,4 @@
-"""Where data may go: no site beyond is asked, not even for a failover, and a refusal says why."""
+"""Places where data may go: no other site is tried, not even for a failover, and a refusal names the reason."""
 
 import hashlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""Choosing sites without any: what failures and answers say of a site, when a stream had better leave one, and what a client is told in the end."""
+"""Choosing sites without real ones: the effect of failures and answers, when to leave a stream's site, and the final error for a client."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ INFINITE = float("inf")
 
 
 class Site:
-    """A site as the selector knows it, which notes what it is told."""
+    """A site as the selector sees it, which records its calls."""
 
     def __init__(self, name: str, **fields: Any) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Site:
         self.told.append(("first token", expected_ms, actual_ms))
 
     def refused(self) -> None:
-        """As a ticket is told."""
+        """Record a refusal, as a ticket does."""
         self.told.append(("ticket",))
 
     sent_at = 7.0
@@ -73,7 +73,7 @@ class Metrics:
 
 
 class InOrder:
-    """All that are healthy, as they come."""
+    """A policy that keeps the order of all healthy sites."""
 
     def rank(self, request: RouteRequest, backends: list[BackendView]) -> list[Preference]:
         return [
@@ -211,7 +211,7 @@ def pace(
     retries: int = 9,
     relay: RelayConfig = RELAY,
 ) -> AttemptPace:
-    """Of a request at ams1, beside which there are others."""
+    """Return the pace of a request at ams1, with alternatives to that site."""
     own_site = Site("ams1", **(own or {}))
 
     class Budget:
@@ -269,7 +269,7 @@ def test_a_request_leaves_a_site_before_its_first_token_while_it_has_tries_and_o
     assert not pace(RequestState(asked("/fn/hello"), RELAY, 0.0), Site("iad1")).may_leave(), "a function may be at work"
     cut = streaming()
     cut.cut("iad1", StreamLost("closed", "why"), 0.0)
-    assert pace(cut, retries=0).may_leave(), "a stream that has begun is tried to its end"
+    assert pace(cut, retries=0).may_leave(), "a stream that has started is tried to its end"
 
 
 def test_only_a_stream_of_a_model_that_is_awake_and_measured_is_held_to_a_first_token() -> None:
@@ -361,7 +361,7 @@ async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_t
     failed(proxied, "ams1", kind="refused")
     assert await next_name(choosing, proxied) == "iad1"
     failed(proxied, "iad1")
-    assert await next_name(choosing, proxied) == "iad1", "who has refused is not asked again"
+    assert await next_name(choosing, proxied) == "iad1", "a site that refused is not tried again"
     clock.advance(RELAY.continue_within_s)
     assert await next_name(choosing, proxied) is None
 

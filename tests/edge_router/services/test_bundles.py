@@ -1,4 +1,4 @@
-"""The router's bundles: whole or not at all, by names that are digests."""
+"""The router's bundles: stored whole or not at all, named by their digests."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

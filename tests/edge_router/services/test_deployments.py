@@ -1,4 +1,4 @@
-"""Deployments at the router: versions, shares, and changes that are whole or do not happen."""
+"""Deployments at the router: versions, shares, and changes that happen whole or not at all."""
 
 import asyncio
 import hashlib
@@ -57,7 +57,7 @@ def shares(deployment: Deployment) -> list[tuple[int, float]]:
 
 def test_shares_follow_rollouts_and_rollbacks() -> None:
     first = with_version(Deployment("f", 0), version(1), 10)
-    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # there is nobody else to have the rest
+    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # there is no other version to have the rest
     second = with_version(first, version(2), 10)
     assert shares(second) == [(2, 10), (1, 90)]
     more = with_version(second, version(2), 60)
@@ -95,7 +95,7 @@ def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:
         deployment = Deployment("f", 1, (version(1), version(2)), (Share(2, percent), Share(1, 100 - percent)))
         new = {key for key in keys if (chosen := deployment.chosen(key)) is not None and chosen.number == 2}
         assert abs(len(new) / 40 - percent) < 2.5
-        assert before <= new  # nobody goes back while the share grows
+        assert before <= new  # no client goes back while the share grows
         before = new
 
 
@@ -106,13 +106,13 @@ def test_who_is_early_for_one_function_is_not_early_for_all() -> None:
 
 
 class FakeSite:
-    """A site that says what it is told to about versions it should try."""
+    """A site that answers as scripted about versions it should try."""
 
     def __init__(self) -> None:
         self.tried: list[dict[str, Any]] = []
         self.heads: list[Mapping[str, str]] = []
         self.answer: dict[str, Any] = {"healthy": True}
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # what it is to serve
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # deployments that it serves
         self.serves = asyncio.Event()
         self.serves.set()
         self.serving: dict[str, Any] = {"healthy": True}
@@ -174,13 +174,18 @@ def router_app(
     allowed: frozenset[str] | None = None,
     **tables: Any,
 ) -> Starlette:
-    """`allowed`: where accounts' data may lie; `tables`: of the router's file."""
+    """Return a router.
+
+    `allowed`: places for accounts' data; `tables`: further tables of the router's file.
+    """
     guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
     where: Any = SimpleNamespace(of=lambda *names: None if allowed is None else AllowedSites(allowed, "of the account"))
     hosts = FunctionHosts(network({"ams1": "http://127.0.0.1:1"}, **tables))
     api = DeploymentApi(sites, guard, where, hosts, tmp_path / "router")
-    return Starlette(routes=api.routes(), exception_handlers=FAILURES)
+    app = Starlette(routes=api.routes(), exception_handlers=FAILURES)
+    app.state.api = api
+    return app
 
 
 @pytest.fixture
@@ -222,6 +227,21 @@ async def test_a_version_is_tried_and_then_has_its_traffic(app: Starlette, fake:
     assert fetched.body == data
 
 
+async def test_accounts_and_names_of_secrets_are_shown_to_admins_only(app: Starlette, tmp_path: Path) -> None:
+    data = bundle(tmp_path)
+    await put(app, data)
+    await deployed(app, data, 0)
+    put_secret = await call(app, f"{PATH}/f/secrets/TOKEN", method="PUT", body=b"a value", **TOKEN)
+    assert put_secret.status == 200, put_secret.body
+    api: DeploymentApi = app.state.api
+    ((looked,), (managed,)) = (json.loads(api.versions(is_admin=is_admin)) for is_admin in (False, True))
+    assert managed["secret_names"] == ["TOKEN"]
+    assert "account" in managed
+    assert managed["versions"] == looked["versions"]
+    assert looked.keys() == {"name", "revision", "versions", "shares", "home"}
+    assert b"a value" not in api.versions(is_admin=True)
+
+
 async def rolled_back_by(app: Starlette, revision: int) -> Any:
     body = json.dumps({"expected_revision": revision, "number": 1}).encode()
     return await call(app, f"{PATH}/f/rollback", method="POST", body=body, **TOKEN)
@@ -235,7 +255,7 @@ async def test_a_deploy_and_a_rollback_are_answered_when_the_sites_serve_them(
     for revision, change in enumerate((deployed(app, data, 0), rolled_back_by(app, 1)), 1):
         answering = asyncio.ensure_future(change)
         assert await fake.told.get() == {"name": "f", "revision": revision}
-        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # what the site finds when it asks
+        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # the site's next poll finds it
         assert known["f"].revision == revision
         assert not answering.done()
         fake.serves.set()
@@ -255,7 +275,7 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
     assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})
-    fake.state = "unhealthy"  # it will ask when it is back
+    fake.state = "unhealthy"  # it will poll when it is back
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
 
@@ -291,7 +311,7 @@ async def test_a_rollback_never_leads_to_a_version_that_was_rolled_back(app: Sta
     assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]
     await put(app, data := bundle(tmp_path, "3"))
     assert (await deployed(app, data, 3)).status == 201
-    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]  # whom version 3 replaced, and not 2
+    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]  # version 3 replaced it, not 2
     assert "has no version before this one" in await rolled_back_to()
 
 
@@ -311,7 +331,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
     fake: FakeSite, tmp_path: Path
 ) -> None:
     async with site_of("iad1") as second, site_of("sin1") as plain:
-        plain.status.functions = FunctionsStatus(2)  # which asks no router
+        plain.status.functions = FunctionsStatus(2)  # it asks no router
         app = router_app(fake, tmp_path, further=(second, plain))
         await put(app, data := bundle(tmp_path))
 
@@ -336,7 +356,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("notes", keeps_data=True, home="iad1") == ("iad1", ["iad1"])
         assert await homes() == {"front": "iad1", "outer": "iad1", "notes": "iad1"}
         told = [[site.told.get_nowait()["name"] for _ in range(3)] for site in (fake, second)]
-        assert told == 2 * [["front", "outer", "notes"]], "who does not serve it sends on who asks"
+        assert told == 2 * [["front", "outer", "notes"]], "a site that does not serve it redirects callers"
         assert (fake.published.functions, second.published.functions) == (
             {"front", "outer"},
             {"front", "outer", "notes"},
@@ -432,7 +452,7 @@ async def test_a_site_whose_clock_is_wrong_takes_deployments(fake: FakeSite, tmp
     path, its_time_s = f"{PATH}/bundles/{digest_of(data := bundle(tmp_path))}", time.time() + ahead_s
     signed = {REQUEST_ID: "id", HOP: sign_hop("secret", its_time_s, Hop("GET", path, "id", FOR_ROUTERS))}
     await put(app, data)
-    assert (await call(app, path, **signed)).status == 403, "a clock that no site has told"
+    assert (await call(app, path, **signed)).status == 403, "a clock that no site has sent"
     clocks.record("ams1", its_time_s)
     assert (await deployed(app, data, 0)).status == 201
     hop = Hop("POST", TRY_PATH, fake.heads[0][REQUEST_ID], "ams1")

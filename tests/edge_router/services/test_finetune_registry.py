@@ -1,4 +1,4 @@
-"""Fine-tunes behind a router: real sites with engines that are fakes, and adapters that come from one to the other."""
+"""Fine-tunes at a router: real sites with fake engines, and adapters that are copied from one to the other."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ ANN, BOB = {"authorization": "Bearer key-of-ann"}, {"authorization": "Bearer key
 
 
 class ServedSite(FakeSite):
-    """A real site, where a FakeSite has behaviours; what is on its disk outlives a stop."""
+    """A real site instead of a FakeSite; its disk persists over a stop."""
 
     def __init__(self, name: str, folder: Path, *, keeps: bool = True) -> None:
         super().__init__(name)
@@ -64,7 +64,7 @@ class ServedSite(FakeSite):
 
     @property
     def ids(self) -> set[str]:
-        """Of those that it has whole."""
+        """Return the ids of the adapters that it has completely."""
         return {path.parent.name for path in self.kept.glob("*/*/adapter_model.safetensors")}
 
 
@@ -163,7 +163,7 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
         await sites["iad1"].start()
         await has_come(sites["iad1"], second)
         assert sites["ams1"].ids == {second}
-        await sites["iad1"].stop()  # the router counts the tasks that it leaves
+        await sites["iad1"].stop()  # the router counts tasks that remain
 
 
 async def test_requests_go_where_their_adapter_is(tmp_path: Path) -> None:

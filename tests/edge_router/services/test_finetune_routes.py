@@ -1,4 +1,4 @@
-"""What an account is told of its fine-tunes by a router whose sites answer, refuse or are lost, one by one."""
+"""Answers of a router about an account's fine-tunes while its sites answer, refuse or fail, one by one."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ def kept(*, is_whole: bool, id: str = "7", name: str = "tone") -> Finetune:
 
 
 class Sites:
-    """ams1 and, further away, iad1. What they have is in `lists`; what they answer to a POST, in `answers`."""
+    """ams1 and, further away, iad1. `lists` has their adapters, `answers` their answers to a POST."""
 
     def __init__(self, *has: str, is_whole: bool = False) -> None:
         self.has = {name: [kept(is_whole=is_whole)] if name in has else [] for name in ("ams1", "iad1")}

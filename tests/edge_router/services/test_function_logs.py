@@ -1,4 +1,4 @@
-"""What routers ask sites of their logs: how a client's question is read, and what becomes of sites that do not answer."""
+"""Routers' requests for sites' logs: parsing a client's question, and sites that do not answer."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Keys that are made while a router runs."""
+"""Keys that are issued while a router runs."""
 
 import logging
 import stat

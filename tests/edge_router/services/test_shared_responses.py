@@ -1,4 +1,4 @@
-"""Routers that share kept responses, in a real PostgreSQL: what one keeps or makes all know, and what one that is gone was making has failed."""
+"""Routers that share stored responses in a real PostgreSQL: each sees the others', and fails those of a router that is gone."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def response(name: str, *, tenant: str = "t", size: int = 10, status: str = "com
 
 
 async def started(store: ResponseStore, name: str) -> KeptResponse:
-    """Begin one that is made until somebody ends it."""
+    """Start a response that runs until it is ended."""
     made = response(name, status="in_progress")
     await store.begin(made)
 
@@ -116,7 +116,10 @@ def ask_number(server: Postgres, name: str) -> int:
 
 
 def time_passes(server: Postgres, lost: ResponseStore, watching: ResponseStore) -> None:
-    """Be past the time after which a router that is gone is missed by another one, which has been there all the while."""
+    """Advance past the time after which another router misses a lost one.
+
+    The watching one has been there all the time.
+    """
     ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost._maker}'")
     ask(server, f"UPDATE response_makers SET since_s = since_s - {EXPIRES_S + 1} WHERE maker = '{watching._maker}'")
 
@@ -220,7 +223,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
         assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "it can be asked again"
 
-        a._confirming = None  # it is back, and says first how one of them has ended
+        a._confirming = None  # it is back, and first reports how one of them has ended
         await a.end(ending, response("2").fields, b"data: end\n\n")
         assert ending.fields["status"] == "failed"
         assert ending.is_settled
@@ -266,7 +269,7 @@ async def test_after_its_days_a_response_is_gone(server: Postgres) -> None:
 
 
 async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: Postgres) -> None:
-    """Deletions of what others go on from meanwhile, and all of it under a limit that makes room."""
+    """They delete responses that others continue meanwhile, all under a limit that evicts."""
     async with opened(server) as a, opened(server) as b:
         for i in range(20):
             assert await a.keep(response(f"first{i}"))
@@ -298,7 +301,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
                 with pytest.raises(ApiError) as refused:
                     await a.begin(response("refused", status="queued"))
                 assert (refused.value.word, refused.value.retry_after_s) == ("overloaded", 5)
-                assert "pilotlight-pg" not in refused.value.message, "clients are told of no host"
+                assert "pilotlight-pg" not in refused.value.message, "clients see no host name"
                 assert "cannot be read or written right now: their database" in refused.value.message
                 with pytest.raises(ApiError):
                     await b.after(response("made", status="in_progress"), 0)
@@ -308,7 +311,7 @@ async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_wait
             assert len(errors) == 2, "once for each router, not for each that fails"
             ending = asyncio.create_task(a.end(made, response("made").fields, b"data: 0\n\n"))
             await asyncio.wait({ending})
-            assert made.fields["status"] == "completed", "who reads it here is told"
+            assert made.fields["status"] == "completed", "a reader here gets it"
         finally:
             await asyncio.to_thread(mend)
         for store in (a, b):
@@ -372,7 +375,7 @@ async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgre
 
 
 async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Postgres) -> None:
-    """As where the answer to its beginning was lost: nobody knows its name."""
+    """This happens if the answer to its start was lost: its name is unknown."""
     async with opened(server) as a:
         refused, made = response("refused", status="queued"), await started(a, "made")
         assert await a.keep(refused)
@@ -638,7 +641,7 @@ async def test_what_was_told_to_be_kept_is_kept_whichever_is_killed_under_load(
 
 
 async def forever(asking: Callable[..., Any], client: Client, number: int) -> None:
-    """Ask again where what it goes on from cannot be read."""
+    """Repeat a request whose previous response cannot be read."""
     while True:
         with suppress(AssertionError):
             await asking(client, number)

@@ -1,4 +1,4 @@
-"""What an operator does with the sites of a network through its router."""
+"""An operator's actions on the sites of a network through its router."""
 
 import json
 from collections.abc import Awaitable
@@ -11,7 +11,19 @@ import pytest
 from pilotlight.edge_router.backends.site_control import SiteAnswer
 from pilotlight.edge_router.services.site_operations import SiteOperations
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, SiteOperation
+from pilotlight.wire.hop.management import (
+    CATALOGUE_PATH,
+    HUB_PATH,
+    OPERATION_PATH,
+    STORES_PATH,
+    Catalogue,
+    HubModel,
+    HubQuery,
+    SiteOperation,
+    Store,
+    StorePage,
+    StoreQuery,
+)
 from tests.edge_router.fakes import Router, answer, router, sites
 from tests.edge_router.telemetry.test_activity import whole
 
@@ -58,6 +70,56 @@ async def test_catalogues_of_sites_are_returned_beside_why_one_is_missing() -> N
         assert found["sites"] == {"ams1": {"models": [], "downloads": [], "devices": []}}
         assert found["unread"] == {"iad1": "not signed"}
         assert CATALOGUE_PATH in [request.path for request in fakes[0].seen]
+
+
+async def test_the_hub_is_searched_from_the_site_that_was_named() -> None:
+    async with sites("ams1", "iad1") as fakes, router(fakes) as running:
+        fakes[1].behave = answer(200, json.loads(msgspec.json.encode([HubModel("org/tiny", "LlamaForCausalLM")])))
+        async with running.http.get(f"{running.url}/manage/hub?site=iad1&words=tiny") as told:
+            assert [one["source"] for one in (await told.json())["models"]] == ["org/tiny"]
+        assert fakes[1].seen[-1].path == HUB_PATH
+        assert msgspec.json.decode(fakes[1].bodies[-1], type=HubQuery) == HubQuery("tiny")
+        fakes[1].behave = answer(503, {"error": {"message": "the hub cannot be searched: no route"}})
+        async with running.http.get(f"{running.url}/manage/hub?site=iad1&words=tiny") as told:
+            error = (await told.json())["error"]
+        assert (error["code"], error["message"]) == ("overloaded", "iad1: the hub cannot be searched: no route")
+        async with running.http.get(f"{running.url}/manage/hub?site=nowhere&words=tiny") as told:
+            assert told.status == 404
+
+
+async def test_a_store_is_read_at_its_site() -> None:
+    async with sites("ams1") as fakes, router(fakes) as running:
+        async with running.http.get(f"{running.url}/manage/stores") as told:
+            assert await told.json() == {"sites": {}, "unread": {}}, "it serves no functions"
+        page = StorePage(("t",), "t", ("a",), (("1",), (None,)), "50")
+        fakes[0].behave = answer(200, json.loads(msgspec.json.encode(page)))
+        async with running.http.get(f"{running.url}/manage/stores/ams1?kind=d1&name=shop&table=t") as told:
+            assert (await told.json())["rows"] == [["1"], [None]]
+        assert fakes[0].seen[-1].path == STORES_PATH
+        assert msgspec.json.decode(fakes[0].bodies[-1], type=StoreQuery) == StoreQuery("d1", "shop", "t")
+        fakes[0].behave = answer(404, {"error": {"message": "no d1 store"}})
+        async with running.http.get(f"{running.url}/manage/stores/ams1?kind=d1&name=other") as told:
+            assert (told.status, (await told.json())["error"]["message"]) == (404, "ams1: no d1 store")
+        fakes[0].behave = answer(200, {"strange": True})
+        async with running.http.get(f"{running.url}/manage/stores/ams1?kind=d1&name=shop") as told:
+            assert "cannot be read" in (await told.json())["error"]["message"]
+
+
+async def test_stores_are_listed_of_healthy_sites_that_serve_functions() -> None:
+    stores = msgspec.json.encode([Store("kv", "notes", "f", 10)])
+
+    class Orders:
+        async def exchange(self, method: str, site: str, path: str, **_: object) -> SiteAnswer:
+            assert (method, path) == ("GET", STORES_PATH)
+            return SiteAnswer(200, stores) if site == "ams1" else SiteAnswer(0, b"no answer")
+
+    def backend(state: str, functions: object) -> Any:
+        return SimpleNamespace(state=state, status=SimpleNamespace(functions=functions))
+
+    backends = {"ams1": backend("healthy", 1), "iad1": backend("healthy", 1), "sin1": backend("healthy", None)}
+    backends |= {"gru1": backend("unhealthy", 1), "new1": SimpleNamespace(state="healthy", status=None)}
+    found = await SiteOperations(backends, cast("Any", Orders())).stores()
+    assert found == {"ams1": (Store("kv", "notes", "f", 10),), "iad1": "no answer"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the router's page is told."""
+"""The router's figures for its page."""
 
 import json
 from types import SimpleNamespace

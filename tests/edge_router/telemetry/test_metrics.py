@@ -1,4 +1,4 @@
-"""What operators see of the policy's knowledge: whether it rests on news or on guesses, and which term decided."""
+"""Metrics of the policy's knowledge: whether it is fresh or estimated, and which term decided."""
 
 import pytest
 

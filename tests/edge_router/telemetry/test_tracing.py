@@ -1,4 +1,4 @@
-"""Traces: what a collector gets of a request and of each site that was asked, what sites get as their parent, and what no collector gets."""
+"""Traces: a collector's spans of a request and of each tried site, the sites' parent spans, and data that no collector gets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -69,7 +69,7 @@ async def test_a_collector_gets_a_span_of_the_request_and_one_of_each_site(monke
                 assert (await response.read()).endswith(b"data: [DONE]\n\n")
             assert (await running.http.post(running.url + "/v1/chat/completions", data=b"{")).status == 400
         request, *tries = sorted(receiver.spans, key=lambda span: span.start_time_unix_nano)
-        names = ["chat ember", "try ams1", "try iad1", "try ams1", "try sin1"]  # a stream that was cut asks all others
+        names = ["chat ember", "try ams1", "try iad1", "try ams1", "try sin1"]  # a cut stream tries all others
         assert [span.name for span in (request, *tries)] == names
         assert (request.trace_id.hex(), request.parent_span_id.hex()) == (TRACE, PARENT)
         assert {span.parent_span_id for span in tries} == {request.span_id}

@@ -1,4 +1,4 @@
-"""A worker's role, and the configurations that several workers can keep to together."""
+"""A worker's role, and the configurations that several workers can enforce together."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The metrics of several workers in one text."""
+"""The metrics of several workers, merged into one text."""
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families

@@ -36,7 +36,7 @@ async def answered(session: aiohttp.ClientSession, url: str, status: int) -> Non
 
 
 class Routed:
-    """A router of several workers, and clients that know which worker they have."""
+    """A router of several workers, and clients that know their worker."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, site: FakeSite) -> None:
         self.process, self.url, self.site = process, url, site
@@ -51,7 +51,7 @@ class Routed:
                 try:
                     async with session.get(self.url + "/status") as response:
                         pid = (await response.json())["process"]["pid"]
-                except aiohttp.ClientError:  # of a worker that is gone
+                except aiohttp.ClientError:  # of a worker that has ended
                     continue
                 if is_wanted(pid):
                     return session, pid

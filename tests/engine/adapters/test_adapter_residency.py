@@ -1,4 +1,7 @@
-"""Who holds a slot, who waits for one, and what is kept in host memory: nobody waits for ever, nobody's adapter is taken away."""
+"""Adapter slots: holders, waiting requests, and copies in host memory.
+
+No request waits for ever, and no adapter in use is evicted.
+"""
 
 import threading
 import time
@@ -16,7 +19,7 @@ from pilotlight.engine.scheduling.awaited import AwaitedTogether
 
 
 class FakeStore:
-    """Slots that hold digests. An adapter called `slow` is read when `go` is set."""
+    """Slots that hold digests. An adapter called `slow` is read once `go` is set."""
 
     def __init__(self, num_slots: int, host_bytes: int = 1000) -> None:
         self.num_slots, self.host_bytes = num_slots, host_bytes
@@ -124,7 +127,7 @@ def test_nobody_waits_for_ever_behind_newcomers_of_a_popular_adapter() -> None:
     awaited = read(asked(residency, "b")[1])
     assert not awaited.is_done
     late, late_awaited = asked(residency, "a")
-    assert late_awaited is not None, "who comes later waits behind"
+    assert late_awaited is not None, "a later request waits longer"
     assert not late_awaited.is_done
     residency.release(held.pop())
     assert awaited.is_done
@@ -167,7 +170,7 @@ def test_an_adapter_that_cannot_be_read_says_so_and_is_read_again(digest: str) -
 
 def test_all_who_wait_for_an_adapter_hear_why_it_cannot_be_read() -> None:
     residency = AdapterResidency("m", FakeStore(1))
-    got(asked(residency, "a")[1])  # which holds the only slot
+    got(asked(residency, "a")[1])  # it holds the only slot
     waiting = [asked(residency, "bad")[1] for _ in range(2)]
     assert [got(one).why_unadapted for one in waiting] == ["adapter 'bad' cannot be used: it is of another model"] * 2
 

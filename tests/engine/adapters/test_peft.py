@@ -1,4 +1,4 @@
-"""What an adapter's files say is read as PEFT reads it, and whatever is no plain low-rank adapter is refused by name."""
+"""An adapter's files are read as PEFT reads them; any that is not a plain low-rank adapter is refused by name."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def stored(directory: Path, change: Callable[[dict[str, torch.Tensor]], object])
 
 
 def projections(shard: Shard = Shard()) -> list[MatrixPart]:  # noqa: B008 - it is frozen
-    """The tests' llama, of which a rank has its heads and channels."""
+    """Return the projections of the tests' llama, of which a rank has its heads and channels."""
     sizes = {
         "self_attn.q_proj": (HEADS, HIDDEN, 10), "self_attn.k_proj": (KV, HIDDEN, 10), "self_attn.v_proj": (KV, HIDDEN, 10),
         "mlp.gate_proj": (INTERMEDIATE, HIDDEN, 1), "mlp.up_proj": (INTERMEDIATE, HIDDEN, 1),
@@ -178,7 +178,7 @@ def test_the_door_knows_the_base_the_largest_rank_and_what_would_change_nothing(
     configured(adapter, lora_alpha=0)
     with pytest.raises(AdapterError, match="lora_alpha is 0, so that it changes nothing"):
         check(adapter)
-    configured(adapter, alpha_pattern={"q_proj": 1}, model_type="llama")  # as Workers AI wants its files to say
+    configured(adapter, alpha_pattern={"q_proj": 1}, model_type="llama")  # as Workers AI requires of its files
     assert check(adapter).rank == 4
 
 

@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU at work, by a driver that is no more than these tests' own."""
+"""A GPU's state from NVML, with a driver that consists of these tests."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ from pilotlight.engine.api.gpu_state import states_of
 
 
 class FakeNvml:
-    """`broken`: the GPU has fallen off the bus."""
+    """A fake of NVML. With `broken`, the GPU has fallen off the bus."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0

@@ -1,4 +1,4 @@
-"""A file of keys is one's own, and says what is wrong with it."""
+"""A file of keys must belong to its user alone; errors in it are named."""
 
 import subprocess
 import sys

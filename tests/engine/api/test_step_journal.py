@@ -1,4 +1,4 @@
-"""What a host notes of its steps is read after its death, whole or not at all."""
+"""A host's records of its steps are read after its death, whole or not at all."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def test_a_crash_leaves_what_was_noted(tmp_path: Path) -> None:
 def test_what_was_being_written_is_nothing(tmp_path: Path) -> None:
     StepJournal(tmp_path / "steps").note("tiny", HeldSequences(("a",)))
     with (tmp_path / "steps").open("r+b") as file:
-        file.write(bytes(8))  # the length, as in the middle of a note
+        file.write(bytes(8))  # the length, as in the middle of a write
     assert read_journal(tmp_path / "steps") == NOTHING_HELD
     assert read_journal(tmp_path / "missing") == NOTHING_HELD
 

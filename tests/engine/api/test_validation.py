@@ -1,4 +1,4 @@
-"""The edges of what may be configured and asked: the last value that is taken on each side, and the first that is not."""
+"""The bounds of configuration and requests: the last accepted value on each side, and the first refused one."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A step that fails is tried again by halves: the sequence that cannot be computed ends alone, and nobody else loses a token."""
+"""A failed step is tried again by halves: only the sequence that cannot be computed ends, and no other loses a token."""
 
 import random
 
@@ -23,7 +23,10 @@ def prompt_of(number: int) -> list[int]:
 
 
 def run(engine: Engine, most_failures: int = 5) -> dict[str, Heard]:
-    """Step as a host does. Fails where so many steps fail in a row that a host would give its device up."""
+    """Step as a host does.
+
+    Fail if so many steps fail in a row that a host would replace its device's process.
+    """
     heard: dict[str, Heard] = {}
     failed_in_a_row = 0
     for _ in range(2000):
@@ -125,7 +128,7 @@ def test_penalties_count_each_token_once_after_a_failure() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_fails_and_whenever_the_others_have_the_tokens_that_they_have_alone(seed: int) -> None:
-    """Drawn schedules with steps that fail once in a while, before or behind others under way, and sequences that no step computes."""
+    """Random schedules with steps that fail from time to time, before or after others in flight, and sequences that no step computes."""
     draw = random.Random(seed)
     depth, windows = draw.choice([1, 2]), draw.choice([(None,), (None, 5)])
     drafter = FakeDrafter(seed) if draw.random() < 0.5 else None
@@ -160,7 +163,7 @@ def test_whatever_fails_and_whenever_the_others_have_the_tokens_that_they_have_a
         one = heard[name]
         if tokens and one.error is None:
             assert one.token_ids == tokens
-        else:  # a sequence that a step failed with twice, by chance, is blamed as well
+        else:  # a sequence that happened to be in two failed steps is blamed as well
             assert "it fails with this request alone" in (one.error or "")
     assert sum(one.error is not None for one in heard.values()) <= 2 + sum(not tokens for tokens in expected.values())
     engine.scheduler.pool.assert_consistent()
@@ -204,7 +207,7 @@ def test_the_results_of_one_sequence_that_cannot_be_published_end_it_alone(monke
 
     def fail_one(chunk: object, *rest: object) -> None:
         if chunk.sequence.sequence_id == "1":  # type: ignore[attr-defined]
-            raise KeyError("a token nobody thought of")
+            raise KeyError("a token that is not in the table")
         publish(chunk, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(engine._publisher, "_publish", fail_one)

@@ -1,4 +1,4 @@
-"""What an engine promises about ends, refusals, failures and blocks, over a runner without a model."""
+"""An engine's guarantees about ends, refusals, failures and blocks, with a runner without a model."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_an_abort_returns_the_blocks_at_once() -> None:
     assert engine.load().free_blocks == 32
     assert [o.finish_reason for o in engine.sequences.take_outputs()[-2:]] == ["abort", "abort"]
     assert not engine.has_work
-    engine.sequences.abort("a")  # a second time, and after its end, means nothing
+    engine.sequences.abort("a")  # a second abort, or one after its end, has no effect
     assert engine.sequences.take_outputs() == []
 
 

@@ -1,4 +1,4 @@
-"""Steps under way over a runner that only notes what it is asked: which rows choose, whose tokens they become, and what is fed to the next step."""
+"""Steps in flight with a runner that only records its calls: which rows sample, whose tokens they become, and the next step's input."""
 
 import time
 from array import array
@@ -18,7 +18,7 @@ SIZE = 4
 
 
 class Launched:
-    """Chooses, in each row, the row's number and a hundred for each step before."""
+    """A launched step that chooses, in each row, the row's number plus a hundred for each step before."""
 
     def __init__(self, runner: "Runner", rows: SequenceOf[ChoiceRow]) -> None:
         self.runner, self.rows, self.is_collected = runner, rows, False

@@ -1,4 +1,4 @@
-"""How many prompt tokens make a step longer by so much, learnt from steps of all kinds."""
+"""The number of prompt tokens that lengthen a step by a given time, learnt from steps of all kinds."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_slow_decodes_before_make_no_prompt_look_free() -> None:
 
 
 def test_every_token_that_a_step_gives_a_sequence_counts() -> None:
-    """Drafts that were right make a step worth several; the step takes no less time beside a prompt for that."""
+    """Correct drafts make a step worth several; the step takes no less time beside a prompt for that."""
     rates = Rates()
     rates.count(0, 4, 12, 0.1)
     assert rates.decode_tokens_per_s == pytest.approx(30)
@@ -50,14 +50,14 @@ def test_every_token_that_a_step_gives_a_sequence_counts() -> None:
 def test_a_transfer_takes_what_its_way_has_taken_and_a_moment_whatever_its_size() -> None:
     rate = TransferRate()
     assert rate.predict_s(0) == 0.0
-    assert 0.0 < (moment := rate.predict_s(1 << 40)) < 0.1, "a way that nobody has measured is taken to be fast"
+    assert 0.0 < (moment := rate.predict_s(1 << 40)) < 0.1, "a link that has not been measured is assumed to be fast"
     rate.add(1000, 1.0)
     assert rate.bytes_per_s == 1000.0
     assert rate.predict_s(500) == pytest.approx(0.5 + moment)
     assert rate.predict_s(0) == 0.0, "nothing has to be moved"
     for _ in range(200):
         rate.add(4000, 1.0)
-    assert rate.bytes_per_s == pytest.approx(4000.0, rel=0.01), "what was long ago counts no more"
+    assert rate.bytes_per_s == pytest.approx(4000.0, rel=0.01), "old measurements no longer count"
     rate.add(40_000, 1.0)
     assert rate.bytes_per_s < 8000.0, "one transfer is not all of them"
 

@@ -27,7 +27,7 @@ class SlowEncoder(FakeEncoder):
 IMAGE = PromptImage(10, 1, bytes(32), b"the file")
 NEEDS: dict[str, dict[str, Any]] = {
     "an image that is read": {"images": (IMAGE,)},
-    "a grammar that nobody compiles": {"constraint": Constraint("regex", "a+")},
+    "a grammar that is never compiled": {"constraint": Constraint("regex", "a+")},
     "an adapter of a model without slots": {"adapter": AdapterSource("a", "/nowhere", "digest")},
 }
 
@@ -56,7 +56,7 @@ def test_the_first_step_is_all_of_those_that_can_be_computed(need: str, depth: i
     assert heard["other"] == expected_tokens(OTHERS, 2)
     assert engine.scheduler.pool.num_held == 0
     if "image" in need:
-        assert all(len(heard[f"needing {i}"]) == 2 for i in range(3)), "they went on when theirs was there"
+        assert all(len(heard[f"needing {i}"]) == 2 for i in range(3)), "they continued when their image was there"
     engine.close()
 
 
@@ -70,7 +70,7 @@ def test_a_running_prompt_whose_next_chunk_has_an_image_leaves_its_share_to_the_
     engine.submit(submit("other", OTHERS, salt=b"other", max_tokens=2))
     for _ in range(3):
         engine.step()
-    assert runner.batch_tokens[0] == 16, "what comes before the image is computed"
+    assert runner.batch_tokens[0] == 16, "tokens before the image are computed"
     assert sum(runner.batch_tokens[1:]) == len(OTHERS[: 3 * 16]), "then the step is the others'"
     assert [sequence.sequence_id for sequence in engine.scheduler.running] == ["other"]
     encoder.may_read.set()

@@ -1,4 +1,4 @@
-"""A step that is cut by ranks: each has its chunks in its own blocks, and together the shares are the step."""
+"""A step that is divided among ranks: each has its chunks in its own blocks, and together the shares are the step."""
 
 from array import array
 from collections.abc import Iterator

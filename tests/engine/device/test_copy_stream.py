@@ -1,4 +1,4 @@
-"""Copies beside the computation: by a GPU's own copy engines where there is one, else by a stand-in that copies late."""
+"""Copies beside the computation: by a GPU's own copy engines if there is one, else by a stand-in that copies late."""
 
 from types import SimpleNamespace
 
@@ -81,7 +81,7 @@ class FakeEvent:
 
 
 def test_a_device_without_a_number_is_the_one_that_its_stream_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As "auto" and "cuda" name it: torch refuses to make it a thread's own."""
+    """ "auto" and "cuda" name it without a number, with which torch refuses to select a thread's device."""
     chosen: list[int] = []
     side = SimpleNamespace(device=torch.device("cuda", 0), events=[], waits_for=[])
     side.wait_event = side.waits_for.append

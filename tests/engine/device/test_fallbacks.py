@@ -1,4 +1,4 @@
-"""A host says what it computes more slowly than its machine could, and nothing where that is what was asked for."""
+"""A host logs what it computes more slowly than its machine could, unless that was configured."""
 
 from pathlib import Path
 

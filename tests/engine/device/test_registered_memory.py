@@ -1,4 +1,4 @@
-"""How memory of the host is registered with a device, on a registrar that keeps a list of what it was told: order, refusal, release, and the end."""
+"""Registering host memory with a device, with a registrar that records its calls: order, refusal, release, and the end."""
 
 import logging
 import mmap
@@ -99,7 +99,7 @@ def test_a_refusal_is_said_once_and_what_was_registered_before_stays(caplog: pyt
     assert not registered.covers(2 * PIECE, 2 * PIECE + 1)
     registered.register(5 * PIECE, 6 * PIECE)
     assert not registered.wait(0.01)
-    assert len(fake.calls) == 3, "nothing is tried behind it"
+    assert len(fake.calls) == 3, "nothing is tried after it"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "4.0 MiB" in caplog.text
     assert REFUSAL in caplog.text
@@ -145,7 +145,7 @@ def test_a_piece_that_is_released_while_it_is_registered_is_never_covered() -> N
     fake.may_go_on.clear()
     registered.start()
     assert fake.started.acquire(timeout=60)
-    registered.release(0, 2 * PIECE)  # the other one has not been begun, and is not
+    registered.release(0, 2 * PIECE)  # the other one has not been started, and will not be
     fake.may_go_on.set()
     until(lambda: len(fake.calls) == 2)
     assert (fake.calls, fake.registered) == (["register register-memory", "unregister"], {})

@@ -1,4 +1,4 @@
-"""How often drafts are right: what is expected first, then what was seen."""
+"""The acceptance rate of drafts: first the expected one, then the observed one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How many drafts are worth their rows, against trying every number."""
+"""The number of drafts that is worth its rows, compared with trying every number."""
 
 import math
 
@@ -69,7 +69,7 @@ def test_a_sequence_that_loses_its_next_turn_needs_more_than_a_likely_draft() ->
 
 
 def test_turns_that_are_lost_are_taken_off_what_drafts_bring() -> None:
-    likely = [[0.7, 0.7]] * 8  # 1.19 tokens of each, for the one that its next turn would have brought
+    likely = [[0.7, 0.7]] * 8  # 1.19 tokens for each, for the one that its next turn would have brought
     assert sum(allot(likely, READS, 8, 8)) > 0
     assert allot(likely, READS, 8, 8, turn_lost=1.0) == [0] * 8
 

@@ -1,4 +1,4 @@
-"""What steps take by their rows: believed after some, and never less for more rows."""
+"""The cost of steps by their rows: used after some measurements, and never less for more rows."""
 
 from random import Random
 

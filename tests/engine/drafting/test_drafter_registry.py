@@ -1,4 +1,4 @@
-"""Drafters by their words."""
+"""Drafters by their names in a configuration."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Drafts stop where they are measured to lose, and what they may lose is bounded."""
+"""Drafting stops if it is measured to lose, and the loss is bounded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a grammar leaves no choice about, with a real model's vocabulary."""
+"""Tokens that a grammar forces, with a real model's vocabulary."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Finding a text's last tokens earlier in it, against looking everywhere."""
+"""Finding a text's last tokens earlier in it, compared with a full search."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Drafters in turn: what one proposes the next goes on with, what pays is checked, and one that misbehaves is not asked again."""
+"""Drafters in turn: each continues the proposal of the previous one, drafts that pay are verified, and a faulty drafter is disabled."""
 
 import logging
 from collections.abc import Callable
@@ -214,7 +214,7 @@ def test_looking_becomes_rare_where_it_takes_long_and_finds_nothing() -> None:
 
 
 def test_a_sequence_whose_drafts_come_now_and_then_is_looked_at_in_every_step() -> None:
-    """As a document by a schema: six tokens of a value, then a name that is forced."""
+    """A document by a schema has such drafts: six tokens of a value, then a name that is forced."""
     clock, num_steps, num_drafting = Clock(), 0, 0
 
     def looks(ahead: list[int], most: int) -> list[int] | None:
@@ -277,7 +277,7 @@ def test_nothing_is_kept_of_a_sequence_that_has_ended() -> None:
 
 
 class FakeModel:
-    """Guesses 100, 101 and so on, and what each takes is told."""
+    """A model that guesses 100, 101 and so on, and reports the given times."""
 
     name, prior = "fake model", 0.8
 
@@ -305,7 +305,7 @@ def test_a_model_is_asked_at_once_of_all_that_the_others_have_nothing_for() -> N
     assert asked == [free, pending]
     assert found[copied] == (7, 8)
     assert found[free] == tuple(range(100, 100 + length - 1))
-    assert found[pending] == tuple(range(101, 100 + length)), "the first guess stands for the token that is not known"
+    assert found[pending] == tuple(range(101, 100 + length)), "the first guess replaces the token that is not known"
 
 
 def test_a_model_guesses_no_more_than_pays() -> None:

@@ -1,4 +1,4 @@
-"""What followed the same tokens before: in the sequence itself, and in what its tenant has been answered."""
+"""The continuations of the same tokens earlier: in the sequence itself, and in its tenant's answers."""
 
 import pytest
 

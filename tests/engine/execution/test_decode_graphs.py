@@ -1,4 +1,7 @@
-"""Decode steps through recorded graphs: padded to a few sizes, and the same tokens. A stand-in records on a CPU; on a GPU the real recorder does."""
+"""Decode steps through recorded graphs: padded to a few sizes, with the same tokens.
+
+A stand-in records on a CPU; on a GPU the real recorder does.
+"""
 
 import logging
 from collections.abc import Callable
@@ -95,7 +98,7 @@ def test_padded_and_replayed_steps_choose_the_same_tokens(checkpoint: Path, dept
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path, depth: int) -> None:
-    """Three sequences become four; those of which some have other numbers of drafts are rows, each by itself."""
+    """Three sequences become four; sequences with other numbers of drafts are rows, each by itself."""
     skip_where_lengths_are_read_on_the_host()
     requests = [submit(f"{i}", random_prompt(7 + 9 * i, seed=i), max_tokens=40) for i in range(3)]
     alone = drain(load_engine(checkpoint), requests)
@@ -111,7 +114,7 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
 
 
 class Uneven(Remembering):
-    """Proposes another number of drafts for each sequence: as many as its prompt's length says."""
+    """A drafter that proposes a different number of drafts for each sequence, by its prompt's length."""
 
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         return super().propose(sequence, most)[: sequence.num_prompt_tokens % 4]
@@ -227,7 +230,7 @@ def test_sizes_that_push_each_other_out_are_recorded_ever_more_rarely() -> None:
 
 
 class Counting(StandIn):
-    """Fails so many times of a size of `rows`, as for want of memory."""
+    """A recorder that fails so many times for a size of `rows`, as for lack of memory."""
 
     def __init__(self, rows: int = 0, failures: int = 0) -> None:
         self.rows, self.failures, self.times = rows, failures, 0

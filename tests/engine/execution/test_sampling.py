@@ -1,4 +1,4 @@
-"""Tokens that a grammar, penalties and chance choose together."""
+"""Tokens chosen with a grammar, penalties and random numbers together."""
 
 from array import array
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from pilotlight.engine.execution.token_counts import TokenCounts
 def test_log_probabilities_are_the_models_whatever_a_grammar_allows() -> None:
     logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
     expected = logits.log_softmax(-1)
-    sampling, mask = SamplingParams(1, temperature=0.0, num_logprobs=2), array("i", [1 << 5, 0])  # the token 5 alone
+    sampling, mask = SamplingParams(1, temperature=0.0, num_logprobs=2), array("i", [1 << 5, 0])  # only the token 5
     rows = [ChoiceRow(i, 0, sampling, mask=mask if i == 1 else None) for i in range(3)]
     chosen = choose_tokens(logits.clone(), rows).read()
     best = expected.argmax(-1).tolist()
@@ -73,7 +73,7 @@ def test_a_row_chooses_in_company_what_it_chooses_alone(asked: list[tuple[Sampli
     rows = [row(number, sampling, is_masked) for number, (sampling, is_masked) in enumerate(asked)]
     together = logits.clone()
     chosen = choose_tokens(together, rows).read()
-    assert torch.equal(together, logits), "what is reported beside a token is the model's own"
+    assert torch.equal(together, logits), "the reported distribution is the model's own"
     for i, (each, given_row) in enumerate(zip(chosen, rows, strict=True)):
         (alone,) = choose_tokens(logits[i : i + 1].clone(), [given_row]).read()
         assert (each.token_id, each.is_finite) == (alone.token_id, True)

@@ -1,4 +1,4 @@
-"""What penalties need of a sequence, kept up to date token by token, against counting all of them anew."""
+"""A sequence's token counts for penalties, updated token by token, compared with counting anew."""
 
 from collections import Counter
 
@@ -45,7 +45,7 @@ def test_counts_are_those_of_all_tokens_however_they_came(
     tokens = [*prompt, *delivered]
     for more, drafts in [([], []), *steps]:
         tokens += more
-        counts.catch_up([*tokens, -1], len(tokens))  # what is not known yet counts for nothing
+        counts.catch_up([*tokens, -1], len(tokens))  # a token that is not known yet does not count
         outputs = tokens[len(prompt) :]
         before = counted(sampling, prompt, outputs)
         assert as_told(counts.entries) == before

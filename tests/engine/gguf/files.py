@@ -1,6 +1,6 @@
-"""Writes GGUF files with llama.cpp's own `gguf` package, beside checkpoints of the same numbers.
+"""A writer of GGUF files with llama.cpp's own `gguf` package, beside checkpoints of the same numbers.
 
-Names come from that package; what its converter does to values is done here as conversion/llama.py and gemma.py do it.
+Names come from that package; the changes that its converter makes to values are made here as in conversion/llama.py and gemma.py.
 """
 
 import json

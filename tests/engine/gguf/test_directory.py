@@ -1,4 +1,4 @@
-"""A GGUF file answers as the checkpoint of the same numbers, whatever its family and the type of its codes."""
+"""A GGUF file answers as the checkpoint of the same numbers, for any family and type of codes."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
 ) -> None:
     monkeypatch.setattr(
         "pilotlight.engine.weights.formats.gguf.library.takes_codes", lambda: False
-    )  # products of codes round what they multiply
+    )  # products of codes round their input
     family, changes = FAMILIES[name]
     checkpoint, file = write_both(tmp_path, family, kind, **changes)
     expected = one(load_engine(checkpoint), REQUEST)

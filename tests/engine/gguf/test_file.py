@@ -1,4 +1,4 @@
-"""Damaged, hostile and foreign GGUF files are refused with what is wrong, before anything is allocated for them."""
+"""Damaged, hostile and foreign GGUF files are refused with the reason, before memory is allocated for them."""
 
 import struct
 from contextlib import suppress
@@ -49,17 +49,17 @@ DAMAGED = {
         f"claims {(1 << 22) + 1} items of k",
     ),
     "lists in lists": (header([text("k") + struct.pack("<IIQ", 9, 9, 1)]), "k is a list of the unknown type 9"),
-    "a type that is none": (header([text("k") + struct.pack("<I", 99)]), "k has a value of the unknown type 99"),
+    "a type that does not exist": (header([text("k") + struct.pack("<I", 99)]), "k has a value of the unknown type 99"),
     "no UTF-8": (header([struct.pack("<Q", 2) + b"\xff\xfe"]), "is not UTF-8"),
     "no dimensions": (header(tensors=[tensor(dims=())]), "tensor x has 0 dimensions"),
     "an empty tensor": (header(tensors=[tensor(dims=(0,))]), r"has shape \[0\]"),
     "an endless tensor": (header(tensors=[tensor(dims=(ENDLESS,))]), "which F32, in blocks of 1, cannot have"),
     "half a block": (header(tensors=[tensor(dims=(33,), kind=8)]), r"has shape \[33\], which Q8_0, in blocks of 32"),
     "a type that is not read": (header(tensors=[tensor(kind=16)]), "has type IQ2_XXS; supported are F32, F16"),
-    "a type that nobody knows": (header(tensors=[tensor(kind=77)]), "has type 77; supported are"),
+    "an unknown type": (header(tensors=[tensor(kind=77)]), "has type 77; supported are"),
     "an offset between": (header(tensors=[tensor(offset=3)]) + bytes(99), "is not aligned to 32 bytes"),
     "a tensor twice": (header(tensors=[tensor(), tensor()]) + bytes(99), "lists tensor x twice"),
-    "a tensor behind the end": (header(tensors=[tensor(dims=(1 << 20,))]), "is truncated: tensor x ends at byte"),
+    "a tensor beyond the end": (header(tensors=[tensor(dims=(1 << 20,))]), "is truncated: tensor x ends at byte"),
     "no alignment": (header([text("general.alignment") + struct.pack("<II", 4, 0)]), "general.alignment = 0"),
 }
 

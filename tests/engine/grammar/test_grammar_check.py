@@ -1,4 +1,4 @@
-"""A client's grammar is tried in a child first: what ends that child, or fails in the middle of an answer, is named."""
+"""A client's grammar is tried in a child process first: a grammar that ends the child, or fails in the middle of an answer, is named."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What becomes of a sequence whose grammar is late, cannot be enforced, or leaves it no way on."""
+"""Sequences whose grammar is late, cannot be enforced, or permits no further token."""
 
 from concurrent.futures import Future
 
@@ -20,7 +20,7 @@ def sequence(*, is_optional: bool) -> Sequence:
 
 
 def after(taken: Sequence) -> tuple[list[Chunk], list[TokenOutput]]:
-    """Return the chunks that go on, and what the others' clients get."""
+    """Return the chunks that continue, and the outputs of the others."""
     sequences = OpenSequences(lambda sequence: None)
     sequences.add(taken)
     chunks = TokenMasks(INFO, None, sequences).enforceable([Chunk(taken, 0, 2, samples=True)])

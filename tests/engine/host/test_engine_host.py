@@ -1,4 +1,4 @@
-"""An engine host and its client: in the same process, and over a real socket in a process of its own."""
+"""An engine host and its client: in the same process, and over a real socket in a separate process."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,10 @@ async def in_process() -> AsyncIterator[InProcessEngineClient]:
 
 @pytest.fixture
 async def client(in_process: InProcessEngineClient) -> EngineClient:
-    """In process: what asks for it is asked of a process of its own too, by one test, since such a one takes seconds to start."""
+    """Return a client in process.
+
+    One test sends the same requests to a separate process, which takes seconds to start.
+    """
     return in_process
 
 
@@ -72,7 +75,7 @@ async def load(client: EngineClient, checkpoint: Path, name: str = "tiny") -> No
 async def collect(
     client: EngineClient, message: Submit, then: Callable[[], Awaitable[None]] | None = None
 ) -> list[TokenOutput]:
-    """Every output of a sequence; `then` happens after the first of them."""
+    """Collect every output of a sequence; `then` runs after the first of them."""
     collected = []
     async with client.generate(message) as outputs:
         async for output in outputs:
@@ -90,7 +93,7 @@ def at_once(act: Callable[..., None], *arguments: str) -> Callable[[], Awaitable
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """A test that never sees its condition fails here rather than by timeout."""
+    """Wait for a condition, so that a test that never sees it fails here rather than by timeout."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
@@ -248,11 +251,11 @@ async def test_a_host_in_a_process_of_its_own_does_the_same(checkpoint: Path, tm
 
 
 async def test_numbers_gone_bad_end_the_request_but_not_the_model(in_process: EngineClient, tmp_path: Path) -> None:
-    """Finite weights whose product overflows for one token: its request fails with a reason, and leaves nothing behind."""
+    """Finite weights whose product overflows for one token: its request fails with a reason, and nothing remains."""
     write_llama(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     layer = "model.layers.0"
-    tensors["model.embed_tokens.weight"][:, 0] = 0.0  # the first dimension is token 300's alone
+    tensors["model.embed_tokens.weight"][:, 0] = 0.0  # the first dimension is only token 300's
     tensors["model.embed_tokens.weight"][300, 0] = 10.0
     tensors[f"{layer}.self_attn.o_proj.weight"][0] = 0.0
     for part in ("gate", "up"):
@@ -279,7 +282,7 @@ async def test_a_step_that_fails_once_ends_no_request(
 
     def fail_third(self: ModelRunner, step: StepInput) -> object:
         if next(calls) == 3:
-            raise RuntimeError("an operation that nobody thought of")
+            raise RuntimeError("an operation that is unknown")
         return forward(self, step)
 
     monkeypatch.setattr(ModelRunner, "forward", fail_third)
@@ -291,8 +294,8 @@ async def test_a_step_that_fails_once_ends_no_request(
 
 
 @pytest.mark.parametrize(
-    ("error", "failures"),  # requests that end before the host does; each fails once more alone
-    [("an operation that nobody thought of", 2), ("CUDA error: an illegal memory access was encountered", 0)],
+    ("error", "failures"),  # requests that end before the host does; each fails once more by itself
+    [("an operation that is unknown", 2), ("CUDA error: an illegal memory access was encountered", 0)],
 )
 async def test_a_device_whose_every_step_fails_ends_its_host(
     error: str, failures: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,7 +313,7 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
         raise RuntimeError(error)
 
     def touch(*_: object) -> None:
-        if touched > 2 * failures:  # whatever is asked of the device
+        if touched > 2 * failures:  # any operation of the device
             raise RuntimeError(error)
 
     monkeypatch.setattr(Engine, "on_idle", touch)
@@ -349,7 +352,7 @@ async def test_what_a_dead_host_never_read_keeps_nobody_waiting(tmp_path: Path, 
         client = SocketEngineClient(address)
         await load(client, checkpoint)
         process.send_signal(signal.SIGSTOP)
-        # More of them than the operating system's buffers take.
+        # More of them than fit in the operating system's buffers.
         unread = [client.load_model(ModelSpec(str(i), "x" * (3 << 20))) for i in range(20)]
         waiting = asyncio.gather(*unread, return_exceptions=True)
         await asyncio.sleep(0.5)
@@ -388,7 +391,7 @@ async def test_sigterm_is_a_death_with_a_reason_and_the_process_ends_cleanly(tmp
         await load(client, checkpoint)
         with pytest.raises(EngineError, match=r"shut down|went away"):
             await collect(client, submit("a", PROMPT, max_tokens=200), then=at_once(process.terminate))
-        assert client.death is not None, "whoever continues sequences of dead hosts continues this one, too"
+        assert client.death is not None, "the recovery of dead hosts' sequences continues this one, too"
         assert await asyncio.to_thread(process.wait, 10) == 0
         await client.close()
 
@@ -430,7 +433,7 @@ def test_a_host_whose_parent_died_before_it_looked_ends_at_once(tmp_path: Path) 
 
 @pytest.mark.process
 def test_a_host_that_ends_while_a_thread_is_inside_torch_is_not_aborted(tmp_path: Path) -> None:
-    """As its import is on a busy machine, long after a host that is not needed has been told to end."""
+    """Its import takes long on a busy machine, even after a host that is not needed has been asked to end."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     script = (

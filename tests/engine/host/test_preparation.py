@@ -1,4 +1,4 @@
-"""What a host says of itself before it knows a model."""
+"""A host's facts before it knows a model."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from pilotlight.engine.planning.memory_plan import beside_kv
 
 
 def test_a_host_that_waits_beside_a_serving_one_tells_the_whole_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes over when the other has died: what was free while that one held weights and cache would leave no room for any model."""
+    """It takes over when the other has died: the memory that was free while that one held weights and cache would have no room for any model."""
     zeros = torch.zeros
     monkeypatch.setattr(pilotlight.engine.device.device, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None: zeros(*size))

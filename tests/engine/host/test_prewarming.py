@@ -1,4 +1,4 @@
-"""Hosts that make ready for models that they may have to load."""
+"""Hosts that prepare for models that they may have to load."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""A Mooncake Store in this process: the package's methods over a dict, which can be told to fail or to hang."""
+"""A Mooncake Store in this process: the package's methods over a dict, which can be made to fail or to hang."""
 
 import ctypes
 import threading
@@ -8,7 +8,7 @@ MISSING, TOO_LARGE, NO_MASTER, FULL = -704, -600, -900, -200
 
 
 class FakeStore:
-    """What all members share, and each member's door to it."""
+    """The state that all members share, and each member's access to it."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}

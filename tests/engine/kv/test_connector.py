@@ -1,4 +1,4 @@
-"""Blocks that come from a tier late, in part or never: the sequence goes on with what it has, and nothing of a transfer is left behind."""
+"""Blocks that come from a tier late, in part or never: the sequence continues with those that came, and no transfer remains."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ PROMPT = list(range(100, 100 + 4 * BLOCKS))
 
 
 class NeverDone(Random):
-    """Draws by which no transfer ends; `brings`: blocks that arrive of it."""
+    """Random numbers with which no transfer ends; `brings`: blocks that arrive of it."""
 
     brings = 0
 
@@ -81,7 +81,7 @@ def test_those_behind_a_late_transfer_do_not_wait_for_one_each() -> None:
         engine.submit(submit(name, prompt, max_tokens=2))
     assert not engine.step()
     assert len(tiers.open) == 1
-    assert engine.load().waiting_tokens == 1 + 3, "the fetcher's last token, and one of each behind it"
+    assert engine.load().waiting_tokens == 1 + 3, "the fetcher's last token, and one of each later one"
     clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "abcd")
     assert {name: heard[name].token_ids for name in heard} == {n: expected_tokens(p, 2) for n, p in prompts.items()}
@@ -164,7 +164,7 @@ def test_a_twin_of_a_cached_block_is_not_kept_for_another_host() -> None:
     engine.step()
     fetch.polls = 1
     assert fetch.is_done
-    tiers.host.clear()  # whose blocks have given way since they were copied
+    tiers.host.clear()  # its blocks have been evicted since they were copied
     engine.step()
     assert {output.sequence_id for output in engine.sequences.take_outputs() if output.finish_reason} == {"hands over"}
     assert not any(map(engine.scheduler.pool.num_holders, range(BLOCKS))), "its twins went without a word to the tiers"

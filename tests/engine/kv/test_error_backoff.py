@@ -1,4 +1,4 @@
-"""Pauses between tries of what fails, with a clock moved by hand."""
+"""Pauses between retries, with a fake clock."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""A sequence's blocks over a real pool: what it needs, what others find of it, and what becomes of a fetch of which a part arrives."""
+"""A sequence's blocks over a real pool: those it needs, those that others find, and fetches of which a part arrives."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
@@ -15,11 +15,11 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tier, Tiers
 
 SIZE = 4
-BOTH: Windows = (None, 5)  # of the second group a token sees the block before its own, and no more
+BOTH: Windows = (None, 5)  # in the second group a token sees only the block before its own
 
 
 class JournalEvents(Tiers):
-    """Tiers that note what they are told, and have all blocks of `host`."""
+    """Tiers that record their calls, and have all blocks of `host`."""
 
     def __init__(self) -> None:
         self.stored: list[tuple[int, bytes]] = []
@@ -68,7 +68,7 @@ class Made:
         return sequence
 
     def found(self, num_blocks: int) -> list[list[bool]]:
-        """Tell of each group which of the first blocks are found."""
+        """Return, for each group, which of the first blocks are found."""
         return [
             [self.pool.has(name) for name in self.names(num_blocks, group)] for group in range(len(self.groups.windows))
         ]
@@ -85,7 +85,7 @@ def test_what_is_full_is_found_and_stored_once_and_what_a_window_has_left_is_giv
         made.manager.complete(sequence, end)
         assert (full.num_held, window.num_held) == held
         assert made.pool.num_held == sum(held)
-    assert made.found(7) == [[True] * 4 + [False] * 3] * 2, "what was given back is still there"
+    assert made.found(7) == [[True] * 4 + [False] * 3] * 2, "blocks that were given back are still there"
     assert len(made.tiers.stored) == 8
     twin = made.computed(made.sequence(30, "twin"))
     assert list(twin.tables[0].held) == list(full.blocks)[:4]
@@ -102,7 +102,7 @@ def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
     assert made.manager.grow(sequence, 9)
     made.manager.complete(sequence, 7)
     assert len(sequence.block_hashes) == 1
-    sequence.token_ids += [PENDING] * 3  # a step launches ahead of the results
+    sequence.token_ids += [PENDING] * 3  # a step is launched before the results of the last
     made.manager.complete(sequence, 8)
     assert sequence.block_hashes == made.names(2)
     sequence.token_ids[8:] = [8, 9, 10, 11]
@@ -114,7 +114,7 @@ def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
 
 def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     made = Made()
-    sequence = made.sequence(30)  # eight blocks, and of the window's one behind it, a chunk of two and one
+    sequence = made.sequence(30)  # eight blocks, and of the window's one before it, a chunk of two and one
     assert made.manager.num_needed(sequence, made.lookup.find_cached(sequence)) == 8 + 4
     made.computed(sequence, 8, 16)
     assert sequence.num_blocks == 4 + 2
@@ -128,7 +128,7 @@ def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     assert made.manager.num_needed(short, made.lookup.find_cached(short)) == 2
     made.computed(short, 2)
     assert (made.manager.num_missing(short), made.manager.num_spare(short)) == (0, 2), (
-        "a block of each table to go on with"
+        "a block of each table to continue with"
     )
     assert made.manager.num_spare(sequence) == 6
 
@@ -144,7 +144,7 @@ def test_a_pool_that_is_empty_leaves_what_was_taken() -> None:
 def fetched(
     windows: Windows, num_arrived: int, on_device: int = 0, *, is_spoilt: bool = False
 ) -> tuple[Made, Sequence, CachedPrefix]:
-    """Of a prompt of six blocks the first ones are on the device and the rest in a tier, from which some come."""
+    """Fetch a prompt of six blocks: the first ones are on the device and the rest in a tier, from which some come."""
     made = Made(windows)
     if on_device:
         first = made.computed(made.sequence(on_device * SIZE, "first"), on_device * SIZE)
@@ -156,7 +156,7 @@ def fetched(
     assert sequence.num_registered_blocks == 0
     assert [sequence.tables[group].blocks[place] for place, group in prefix.missing] == fresh
     if is_spoilt:
-        made.pool.generations[fresh[1]] += 1  # a block is another's, by a mistake
+        made.pool.generations[fresh[1]] += 1  # another sequence's, by mistake
     made.manager.end_fetch(sequence, prefix, num_arrived)
     return made, sequence, prefix
 
@@ -169,7 +169,7 @@ def test_a_sequence_goes_on_behind_what_has_come(num_arrived: int, on_device: in
     assert (prefix.num_blocks, len(prefix.missing)) == (6, 6 - on_device)
     assert sequence.num_registered_blocks == whole
     assert made.found(6) == [[True] * whole + [False] * (6 - whole)]
-    assert len(sequence.tables[0]) == 6, "what has not come is computed in its place"
+    assert len(sequence.tables[0]) == 6, "blocks that have not come are computed in their place"
 
 
 @pytest.mark.parametrize(("num_arrived", "is_whole"), [(7, True), (6, False), (3, False), (0, False)])
@@ -199,7 +199,7 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
     assert names == [*made.names(4)[:3], made.names(4)[3], made.names(4, 1)[3]]
     assert blocks == [*sequence.tables[0].blocks[:4], sequence.tables[1].blocks[3]]
     assert num_tokens == 16
-    made.pool.generations[blocks[1]] += 1  # another's, by a mistake
+    made.pool.generations[blocks[1]] += 1  # another's, by mistake
     made.manager.swap_out(sequence)
     assert names[1] not in made.tiers.swapped[0]
     assert len(made.tiers.swapped[0]) == 4
@@ -210,7 +210,7 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
 
 
 def test_of_twins_the_one_that_others_find_is_swapped_out() -> None:
-    """A twin that is used again tells nobody, and a copy that a thread makes later would be another's content under this name."""
+    """A twin that is used again notifies no thread, and a later copy would have another's content under this name."""
     made = Made((None,))
     first, twin = made.sequence(12), made.sequence(12, "twin")
     made.manager.take(twin, made.lookup.find_cached(twin))

@@ -1,4 +1,4 @@
-"""Where a model's KV blocks lie: what it was promised is its own, to the last slab; what it was not, it borrows."""
+"""The place of a model's KV blocks: its promised slabs belong to it, to the last one; further ones are borrowed."""
 
 import pytest
 import torch

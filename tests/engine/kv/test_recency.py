@@ -1,4 +1,4 @@
-"""Segmented LRU against a plain model; tests/engine/test_eviction.py has the scan that it is there to resist."""
+"""Segmented LRU compared with a plain model; tests/engine/test_eviction.py has the scan that it is meant to resist."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""The tiers of one host by its configuration: what is asked for is opened, what cannot be had is said and done without."""
+"""The tiers of one host by its configuration: the configured ones are opened; one that cannot be had is logged and left out."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One model's way to the tiers: copies that are overtaken, called off or broken, and the decision whether to copy at all."""
+"""One model's access to the tiers: copies that are overtaken, cancelled or broken, and the decision whether to copy at all."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ BLOCK_SIZE = 4
 
 
 class SlowCopier(CpuBlockCopier):
-    """Copies only while it is let; says when it has begun."""
+    """A copier that waits for permission, and reports that it has started."""
 
     def __init__(self, cache: torch.Tensor) -> None:
         super().__init__(cache)
@@ -80,7 +80,7 @@ class Rig:
             assert self.tiers.wait_until_idle(10)
 
     def lookup(self, chain: list[bytes], with_disk: bool) -> tuple[int, int]:
-        """How far a chain is worth fetching, and how much of that is on the disk."""
+        """Return how far a chain is worth fetching, and how much of that is on the disk."""
         sequence = EngineSequence("s", [0] * (len(chain) * BLOCK_SIZE + 1), SamplingParams(1), b"", block_hashes=chain)
         sequence.num_disk_blocks = None if with_disk else 0
         prefixes = PrefixLookup(BlockPool(0), self.tiers, CacheGroups(BLOCK_SIZE, 1), shares_prefixes=True)
@@ -359,7 +359,7 @@ def test_a_damaged_block_of_the_host_tier_ends_the_fetch_before_it(tmp_path: Pat
     rig = Rig(tmp_path)
     rig.store(range(5))
     rig.close()
-    rig = Rig(tmp_path)  # what was found is checked when it is read
+    rig = Rig(tmp_path)  # found blocks are checked when they are read
     slot = rig.host.pin(name(2), is_hit=False)
     assert slot is not None
     slot.memory[7] ^= 1
@@ -406,7 +406,7 @@ def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_a
     rig.tiers.mover.store_batch = 4
     assert rig.tiers.swap_out(owner, chain, range(20), 20 * BLOCK_SIZE)
     assert rig.copier.started.wait(60), "a thread copies"
-    assert not any(block in rig.host for block in chain), "and the engine's goes on meanwhile"
+    assert not any(block in rig.host for block in chain), "and the engine's thread continues meanwhile"
     used_again = [18, 19]
     for block in used_again:
         rig.tiers.drop(block)
@@ -488,7 +488,7 @@ def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest
 
 
 class Store:
-    """The thread of a store that may be asked, or not."""
+    """The thread of a store that may or may not take requests."""
 
     kind = identity = "store"
     num_corrupt = 0
@@ -532,7 +532,7 @@ def test_a_store_that_fails_between_the_search_and_the_read_is_no_failed_step(ri
 
 
 class Noted:
-    """A part of the tiers that notes what it is told."""
+    """A part of the tiers that records its calls."""
 
     def __init__(self, told: list[tuple[str, object]], name: str) -> None:
         self._told, self._name = told, name
@@ -602,7 +602,7 @@ def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_bloc
     monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: registrar)
     monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", 4 * size)
     cache = torch.randint(0, 256, (32, size), dtype=torch.uint8)
-    for life in range(2):  # the second finds what the first has left
+    for life in range(2):  # the second finds the first one's files
         host = HostTier.open(tmp_path / "host", 8 * size, device=torch.device("cuda"))
         memory, stream = host.add_size(size), FakeCopyStream()
         tiers = TieredCache(host, None, CudaBlockCopier(cache, memory, stream), size)

@@ -1,4 +1,4 @@
-"""Compiling beside the loading: never in its way."""
+"""Compiling beside the loading, without delaying it."""
 
 import logging
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ def test_what_has_failed_is_made_ready_by_the_next_load(monkeypatch: pytest.Monk
     ("device", "proved", "awaited", "both"), [("cpu", False, False, False), ("cuda", True, True, False)]
 )
 def test_who_is_waited_for_waits_for_no_proof_twice(device: str, proved: bool, awaited: bool, both: bool) -> None:
-    """On a CPU either spares the warm-up; on a GPU, where it loads kernels too, both do."""
+    """A CPU needs either of the two to skip the warm-up; a GPU, which also loads kernels, needs both."""
 
     def needs(is_proved: bool, is_awaited: bool) -> bool:
         loading: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Every rank takes part in every look at the loads, whatever it has counted itself; and nothing moves while a rank's weights are a file's."""
+"""Every rank takes part in every look at the loads, with any counts; and nothing moves while a rank's weights are a file's."""
 
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ LOADS = [90, 80, 1, 1]
 
 
 class OtherRank:
-    """The second of two ranks: what the first one has counted and sends, it is told."""
+    """The second of two ranks, which gets the first one's counts and messages."""
 
     is_first = False
     rank, size, copies = 1, 2, 1

@@ -1,4 +1,4 @@
-"""What ranks exchange, through Gloo itself, in threads of one process; and what they find each other by is nobody else's."""
+"""Exchanges of ranks through Gloo itself, in threads of one process; and the private names by which they find each other."""
 
 import socket
 from collections.abc import Callable
@@ -27,13 +27,13 @@ def test_the_ranks_store_listens_on_this_machine_alone() -> None:
     store = new_store()
     TCPStore(LOCALHOST, store.port, is_master=False).set("a", "b")
     assert store.get("a") == b"b", "another rank reaches it"
-    # Free on another loopback address: a listener on all addresses would have it there as well.
+    # Free on another loopback address: a listener on all addresses would occupy it there as well.
     with socket.create_server(("127.0.0.2", store.port)):
         pass
 
 
 def linked(degrees: Parallelism, work: Callable[[RankLinks], Any]) -> list[Any]:
-    """Do the work on every rank, each in a thread of its own, and return what came of it, in their order."""
+    """Do the work on every rank, each in a separate thread, and return the results in the ranks' order."""
     store = HashStore()
 
     def run(rank: int) -> Any:
@@ -122,8 +122,10 @@ def test_stages_are_a_ring_in_which_each_sends_to_the_next() -> None:
 
 
 class Meeting:
-    """Sends and receives of two ranks as NCCL has them: a queue for each rank of a group, in which each waits for those before it, and for its
-    counterpart in the other rank's queue."""
+    """Sends and receives of two ranks, as NCCL orders them.
+
+    A queue for each rank of a group, in which each operation waits for earlier ones, and for its counterpart in the other rank's queue.
+    """
 
     def __init__(self, queues: "dict[str, list[list[str]]]", name: str, rank: int) -> None:
         self._queue = queues.setdefault(name, [[], []])[rank]
@@ -144,7 +146,7 @@ class Meeting:
 
 
 def test_two_stages_never_wait_for_each_other_in_a_circle() -> None:
-    """The first has begun the next step before it receives what the last one has made of this one."""
+    """The first has started the next step before it receives the last one's result of this one."""
     queues: dict[str, list[list[str]]] = {}
     first, last = (StagePipe(Meeting(queues, "forth", i), Meeting(queues, "back", i), i, 1, 2) for i in range(2))
     x = torch.empty(1)

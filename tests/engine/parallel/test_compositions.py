@@ -1,5 +1,4 @@
-"""Every family, in every composition of ranks: their tokens are those of one rank, and their log-probabilities close, or the composition is refused
-by name."""
+"""Every family in every composition of ranks: tokens are those of one rank, and log-probabilities close, or it is refused by name."""
 
 import random
 from collections.abc import Iterator
@@ -46,7 +45,7 @@ from tests.engine.parallel.test_ranks import Ranks, assert_same, group_memory, g
 from tests.engine.quantizers import apart
 
 HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
-# Sizes by which every composition of up to four ranks divides a model: heads, experts, layers.
+# Sizes that every composition of up to four ranks can divide: heads, experts, layers.
 SHARED: dict[str, Any] = {
     "hidden_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 60
 }  # fmt: skip
@@ -88,7 +87,7 @@ MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-# The further families that have a part which none of those has. The last one has several, and is taken in every quick composition.
+# Further families with a part that none of those has. The last one has several, and is taken in every quick composition.
 FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"hidden_size": 48, "head_dim": None, "sliding_window": None}),
     "ministral3": (Ministral3Config, {"sliding_window": None, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}),
@@ -123,7 +122,7 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 }  # fmt: skip
 FAMILIES = (*MODELS, EACH, *FURTHER)
 QUICK = (*MODELS, EACH, "minimax-m2")
-STACKED = ("gpt-oss", "llama 4")  # all experts of a layer in one tensor, of which ranks have a part each
+STACKED = ("gpt-oss", "llama 4")  # all experts of a layer in one tensor, of which each rank has a part
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
           "deepseek-v2", "minimax-m2")  # fmt: skip
 
@@ -168,7 +167,7 @@ def write(directory: Path, family: str, **changes: Any) -> None:
 
 
 def refused_with(family: str, host: HostConfig) -> str | None:
-    """Return the refusal of a family that cannot be divided so; None: it can."""
+    """Return the refusal of a family that cannot be divided so; None if it can."""
     if not host.expert_parallel:
         return None
     if family not in SPARSE:
@@ -187,7 +186,7 @@ def test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does(
         with pytest.raises(CheckpointError, match=refusal), ranks.loaded(tmp_path):
             pass
         return
-    asked = several(prompt_logprobs=True)  # greedy ones beside one whose tokens are drawn
+    asked = several(prompt_logprobs=True)  # greedy sequences beside one whose tokens are sampled
     asked.append(submit("drawn", random_prompt(31, seed=9), max_tokens=12, temperature=0.9, seed=5, num_logprobs=3))
     expected = drain(load_engine(tmp_path), asked)
     with ranks.loaded(tmp_path) as model:

@@ -1,4 +1,4 @@
-"""Blocks of all ranks on their way to host memory: each thread gets those that it has asked for."""
+"""Blocks of all ranks copied to host memory: each thread gets those that it has requested."""
 
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Ranks that have sequences of their own, and some of each layer's experts, compute what one rank does, whatever sequences ask for."""
+"""Ranks with separate sequences and some of each layer's experts compute the same as one rank, for all requests."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ HOSTS = [
 
 @pytest.fixture(scope="module", params=HOSTS)
 def pair(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Two copies of the attention."""
+    """Start two copies of the attention."""
     with group_memory(request.param) as memory:
         yield Ranks(request.param, memory)
 
@@ -291,7 +291,7 @@ def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_sam
     with group_memory(host) as memory, Ranks(host, memory).loaded(tmp_path) as model:
         runner = model.engine.runner.own
         began = [layer.placement for layer in experts_of(runner.model)]
-        until = time.monotonic() + 60  # weights that are a file's own pages move to memory of their own first
+        until = time.monotonic() + 60  # weights that are a file's own pages are first copied to allocated memory
         while not runner.balancer.moved and time.monotonic() < until:
             assert_same(drain(model.engine, asked), expected)
         assert runner.balancer.moved > 0
@@ -305,7 +305,7 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(
     write_family(tmp_path, LATENT)
     assert pair.memory.links is not None
     assert pair.memory.links.serving is not None
-    routed: list[int] = []  # tokens of each layer that have an expert on another rank, once for each of these
+    routed: list[int] = []  # for each layer, tokens with an expert on another rank, once for each of these
     back: list[int] = []  # and tokens of the ranks that share matrices with this one, with an expert here
     degrees = Parallelism.of_host(pair.host)
     with pair.loaded(tmp_path) as model:

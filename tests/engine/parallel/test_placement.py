@@ -1,4 +1,4 @@
-"""Experts are placed as evenly as their loads allow, with copies of the busiest, and none is ever without a rank."""
+"""Experts are placed as evenly as their loads allow, with copies of the busiest; each always has a rank."""
 
 import random
 

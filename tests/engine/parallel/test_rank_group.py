@@ -1,4 +1,4 @@
-"""A group whose rank is killed, crashes, or is stopped says so by name, and soon."""
+"""A group whose rank is killed, crashes, or is stopped reports it by name, and soon."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Ranks that share a model compute what one does: logits, tokens, and everything that sequences may ask for."""
+"""Ranks that share a model compute the same as one: logits, tokens, and all options of sequences."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ def group_memory(config: HostConfig) -> Iterator[KvMemory]:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one stage", "two stages"])
 def pair(process_tier: None, request: pytest.FixtureRequest) -> Iterator[KvMemory]:
-    """Two ranks: that share every matrix, or with half of the layers each."""
+    """Start two ranks that share every matrix, or with half of the layers each."""
     with group_memory(group_of(2, stages=request.param)) as memory:
         yield memory
 
@@ -92,7 +92,7 @@ class Ranks(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Ranks of another group, which costs seconds to start: what `group_of` takes."""
+    """Start ranks of another group, which takes seconds: the arguments of `group_of`."""
     host = group_of(request.param["size"], **{name: of for name, of in request.param.items() if name != "size"})
     with group_memory(host) as memory:
         yield Ranks(host, memory)
@@ -446,7 +446,7 @@ def test_a_sequence_whose_cache_is_damaged_ends_alone_and_its_blocks_are_scrubbe
         engine.runner.own.kv_cache.view(engine.runner.own.layout.dtype).fill_(float("nan"))
         heard = drain(engine, [])["a"]
         assert heard.finish_reason == "error"
-        engine.fail_all("engine_error", "the cache is in doubt")  # zeroes all ranks' blocks
+        engine.fail_all("engine_error", "the cache is in doubt")  # this zeroes all ranks' blocks
         expected = drain(load_engine(tmp_path), several())
         assert_same(drain(engine, several()), expected)
 

@@ -1,4 +1,4 @@
-"""What a plan says of a model's memory is what a load takes: weights, rotary tables and blocks, of every family; and the published headrooms."""
+"""A plan's memory of a model equals that of a load: weights, rotary tables and blocks, of every family; and the published headrooms."""
 
 import subprocess
 import sys
@@ -73,7 +73,7 @@ def test_the_planned_bytes_are_those_of_a_load(tmp_path: Path, name: str, monkey
 
 @pytest.mark.process
 def test_a_plan_needs_no_torch() -> None:
-    pytest.importorskip("orjson")  # the command line's
+    pytest.importorskip("orjson")  # the command line needs it
     names = (
         "pilotlight.engine.planning.planner, pilotlight.engine.planning.model_plan, pilotlight.runtime.cli.models.plan"
     )

@@ -1,4 +1,4 @@
-"""Degrees of parallelism that a model can have, and what is said of others."""
+"""Degrees of parallelism that a model supports, and the refusals of others."""
 
 from itertools import combinations, pairwise
 from random import Random

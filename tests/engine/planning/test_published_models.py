@@ -1,4 +1,4 @@
-"""Published models are planned for by their class, or refused with the nearest one that is not; docs/models.md says of each which."""
+"""Published models are planned by their class, or refused with the nearest supported one; docs/models.md lists both."""
 
 from pathlib import Path
 

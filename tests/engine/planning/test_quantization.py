@@ -1,4 +1,4 @@
-"""Which matrices a config.json says are in its format: names, parts of names, and patterns that cannot take long."""
+"""Matrices in a config.json's format: by names, parts of names, and patterns with bounded time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A sequence that waits for something stops nobody else, and goes on with it, without it, or not at all."""
+"""A sequence that waits for a requirement stops no other, and continues with it, without it, or not at all."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ PROMPT = [3, 4, 5]
 
 
 class CompiledGrammar:
-    """Something new to wait for, compiled in a thread."""
+    """A new kind of requirement, compiled in a thread."""
 
     is_admitted = False
 
@@ -47,7 +47,7 @@ class CompiledGrammar:
 
 
 class Compiler:
-    """A thread that compiles when it is told to."""
+    """A thread that compiles on demand."""
 
     def __init__(self) -> None:
         self.go = Event()

@@ -1,4 +1,4 @@
-"""Admission: the bounds that engine/scheduling/fairness.py states, against tenants that flood, dribble, and come and go."""
+"""Admission: the bounds stated in engine/scheduling/fairness.py, with tenants that flood, send little, and come and go."""
 
 from collections import Counter, deque
 from itertools import count, pairwise
@@ -20,7 +20,7 @@ sizes = st.lists(prompt_lengths, min_size=1, max_size=12)
 
 
 class Line:
-    """A queue whose prompts are never cached, and what each tenant has been served."""
+    """A queue whose prompts are never cached, and each tenant's service so far."""
 
     def __init__(self) -> None:
         self.queue = FairQueue(QUANTUM)
@@ -54,7 +54,7 @@ def test_a_newcomer_waits_for_a_quantum_and_a_prompt_of_each_other_tenant(
     lengths = {tenant: deque(flood) for tenant, flood in zip(tenants, floods, strict=True)}
 
     def admit() -> bytes:
-        """Whoever floods has the next one in the queue before the last is admitted."""
+        """A flooding tenant has its next request in the queue before the last is admitted."""
         tenant = line.admit().tenant
         if tenant in lengths:
             line.add(tenant, lengths[tenant][0])
@@ -93,7 +93,7 @@ def test_tenants_that_always_wait_are_served_alike(floods: list[list[int]], admi
 @given(sizes, prompt_lengths, st.integers(1, 200))
 @settings(max_examples=200, deadline=None)
 def test_one_giant_at_a_time_gains_nothing_over_a_queue(flood: list[int], giant: int, admissions: int) -> None:
-    """A tenant whose queue is empty whenever it has just been admitted must not leave its debt behind."""
+    """A tenant whose queue is empty after each admission must not lose its debt."""
     line = Line()
     small = deque(flood)
     line.add(b"one at a time", giant)
@@ -201,7 +201,7 @@ def test_a_flood_delays_another_tenants_request_by_its_share_alone() -> None:
     while engine.has_work:
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
-    # four were at work, and of the flood at most a quantum and a prompt (three sequences) are admitted before it
+    # four were running, and at most a quantum and a prompt (three sequences) of the flood are admitted before it
     assert ended.index("guest") <= 4 + 3
     assert len(started) < 50
     assert len(ended) >= 50
@@ -253,7 +253,7 @@ def test_a_long_prompt_holds_up_nobody_elses_short_one(salt: bytes, priority: in
     engine.step()
     engine.submit(Submit("short", "tiny", (1, 2, 3), SamplingParams(1), salt, priority=priority))
     ended: list[str] = []
-    for _ in range(2 + depth):  # one turn of the other tenant's may have begun
+    for _ in range(2 + depth):  # one turn of the other tenant's may have started
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.token_ids]
     assert ended == ["short"]

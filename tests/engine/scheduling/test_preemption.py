@@ -1,4 +1,4 @@
-"""Who gives way: the youngest, nobody for a younger one, and whoever holds what must leave."""
+"""The order of preemption: the youngest sequence first, none for a younger one, and those whose blocks must leave."""
 
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.kv.tier_protocol import TRANSFER_TIMEOUT_S
@@ -91,7 +91,7 @@ def test_one_whose_blocks_are_being_filled_has_blocks_and_its_transfer_ends_with
     assert not tiers.open
     assert engine.scheduler.pool.num_held == 0
     engine.step()
-    assert len(tiers.open) == 1, "who is next fetches it again, and the other waits for that"
+    assert len(tiers.open) == 1, "the next one fetches it again, and the other waits for that"
     assert [len(engine.scheduler.waiting.admitted), len(engine.scheduler.waiting)] == [1, 2]
     clock.now += TRANSFER_TIMEOUT_S
     engine.step()

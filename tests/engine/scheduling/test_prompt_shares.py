@@ -1,4 +1,4 @@
-"""How a step's prompt tokens are divided: by priority, alike among tenants, over several steps, and to the last token."""
+"""The division of a step's prompt tokens: by priority, equal among tenants, over several steps, and to the last token."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def test_nobody_gets_more_than_it_wants_and_nothing_is_left_that_somebody_wants(
 
 
 def divided(steps: int, budget: int, *wanting: Owner, shares: PromptShares | None = None) -> Counter[Owner]:
-    """What each owner has after so many steps in which all want more than there is."""
+    """Return each owner's tokens after `steps` steps in which all want more than there is."""
     shares = shares or PromptShares(BLOCK)
     total: Counter[Owner] = Counter()
     for _ in range(steps):

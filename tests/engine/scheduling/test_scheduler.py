@@ -1,4 +1,4 @@
-"""What a step consists of: how long prompts make others wait, by count of steps and by a clock that tokens turn."""
+"""The content of a step: how long prompts delay others, by count of steps and by a clock that tokens advance."""
 
 from itertools import pairwise
 
@@ -218,7 +218,7 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
     ranks = Scheduler(pool, SchedulerLimits(4, 64, 8, 100, copies=2))
 
     def running(share: int, length: int, num_blocks: int) -> None:
-        """A sequence of a rank whose results are under way, so that it has nothing to compute now."""
+        """Add a sequence of a rank whose results are in flight, so that it has nothing to compute now."""
         blocks = [pool.allocate(share) for _ in range(num_blocks)]
         sequence = Sequence(f"of {share}", list(range(length)), SamplingParams(9), b"", share=share, length_limit=99)
         sequence.tables = [BlockTable([block for block in blocks if block is not None], [1] * num_blocks)]
@@ -226,7 +226,7 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
         sequence.awaits_tokens = True
         ranks.running.append(sequence)
 
-    running(0, 64, 4)  # which lacks twelve blocks of its sixteen
+    running(0, 64, 4)  # it lacks twelve of its sixteen blocks
     running(1, 24, 6)
     newcomer = Sequence("new", [7] * 20, SamplingParams(9), b"", length_limit=99)
     ranks.add(newcomer)

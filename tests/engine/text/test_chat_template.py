@@ -120,7 +120,7 @@ def test_operators_compute_what_they_do_elsewhere() -> None:
 
 
 def test_no_constant_is_computed_while_a_template_is_compiled() -> None:
-    """Python's compiler computed the first for minutes, in one call that nothing can end."""
+    """Python's compiler computed the first one for minutes, in one call that cannot be interrupted."""
     template = ChatTemplate(
         {"default": "{% if false %}{{ (7 ** 60000000) % 3 }}{{ 'a' * 10 ** 12 }}{% endif %}fine"}, {}
     )

@@ -1,4 +1,4 @@
-"""Templates that read content as a list of parts, as those of guard and vision models do, get it so; all others get texts."""
+"""Templates that read content as a list of parts, as those of guard and vision models, get lists; all others get texts."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_every_text_of_a_conversation_is_rendered(content: str) -> None:
     messages = [dict(message) for message in CONVERSATION]
     rendered = ChatTemplate({"default": LOOP.replace("CONTENT", content)}, {}).render(messages)
     assert rendered == "<system>Be brief.<user>Weather?<assistant><tool>sunny<assistant>It is sunny."
-    assert messages == CONVERSATION, "what is rendered is changed in no caller's hands"
+    assert messages == CONVERSATION, "rendering does not change the caller's messages"
 
 
 def test_each_named_template_is_probed_for_itself() -> None:

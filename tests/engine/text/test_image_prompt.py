@@ -1,11 +1,14 @@
-"""Prompts with images are laid out as the checkpoints' own processors lay them out, without an image being read."""
+"""Prompts with images are laid out as by the checkpoints' own processors, without reading an image."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
 from pilotlight.engine.api.errors import CheckpointError
+from pilotlight.engine.description.image_sizes import ScaledImages, read_image_sizes
 from pilotlight.engine.text.image_prompt import ImagePlaceholders, ImagePromptError, SizedImage
 
 LLAMA4 = {
@@ -49,6 +52,45 @@ def test_kimi_writes_a_placeholder_for_each_merged_patch(tmp_path: Path) -> None
     token_ids, (image,) = found.expand([1, 9, 2], [SizedImage(57, 28, b"a", b"")])
     assert token_ids == (1, 9, 9, 9, 2)
     assert (image.position, image.num_tokens) == (1, 3)
+
+
+QWEN = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 9,
+    "vision_config": {"patch_size": 14, "spatial_merge_size": 2},
+}
+
+
+def test_qwen_writes_a_placeholder_for_each_square_and_says_how_many_are_in_a_row(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, QWEN)
+    assert found is not None
+    token_ids, (image,) = found.expand([1, 9, 2], [SizedImage(90, 60, b"a", b"")])
+    assert token_ids == (1, *[9] * 6, 2)
+    assert (image.position, image.num_tokens, image.columns) == (1, 6, 3)
+
+
+def test_sizes_are_those_of_qwens_own_processor(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"min_pixels": 4 * 784, "max_pixels": 90 * 784}))
+    sizes = read_image_sizes(tmp_path)
+    assert isinstance(sizes, ScaledImages)
+    generator = random.Random(3)
+    for _ in range(300):
+        height = int(10 ** generator.uniform(0, 3.5))
+        width = min(200 * height, max(1, int(10 ** generator.uniform(0, 3.5))), 5000)
+        height = min(height, 200 * width)
+        rows, columns = smart_resize(height, width, 28, 4 * 784, 90 * 784)
+        grid = sizes.grid(width, height)
+        assert (grid.height, grid.width) == (rows, columns), (height, width)
+        assert (grid.rows, grid.columns) == (rows // 14, columns // 14)
+
+
+def test_an_image_that_is_too_narrow_for_qwen_is_refused(tmp_path: Path) -> None:
+    found = placeholders(tmp_path, QWEN)
+    assert found is not None
+    with pytest.raises(ImagePromptError, match=r"2001 x 10 pixels; .* at most 200 times"):
+        found.num_tokens(2001, 10)
+    assert found.num_tokens(2000, 10)
 
 
 def test_images_and_placeholders_that_do_not_match_are_refused(tmp_path: Path) -> None:

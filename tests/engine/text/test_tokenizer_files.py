@@ -1,4 +1,4 @@
-"""Mistral's tekken.json and Kimi's tiktoken.model, written here in their published layouts: ids and texts are those of tiktoken, which reads both."""
+"""Mistral's tekken.json and Kimi's tiktoken.model, written here in their published layouts: results equal those of tiktoken, which reads both."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ from pilotlight.engine.grammar.constraints import Grammars
 from pilotlight.engine.text.tokenizer import Tokenizer
 from pilotlight.engine.text.tokenizer_files import KIMI_PATTERN, TEKKEN_SPECIAL
 
-tiktoken: Any = pytest.importorskip("tiktoken")  # which a GPU machine need not have
+tiktoken: Any = pytest.importorskip("tiktoken")  # a GPU machine may lack it
 TEKKEN_PATTERN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -34,7 +34,7 @@ NUM_SPECIAL = 30
 
 
 def trained() -> dict[bytes, int]:
-    """Ranks as byte-pair encoding is trained: the most frequent pair is the next token, until each word is one."""
+    """Return ranks as byte-pair encoding trains them: the most frequent pair is the next token, until each word is one."""
     ranks = {bytes([byte]): rank for rank, byte in enumerate(random.Random(0).sample(range(256), 256))}
     words = [[bytes([byte]) for byte in word.encode()] for word in re.findall(r"\s*\S+|\s+", CORPUS)]
     while counts := Counter(left + right for word in words for left, right in pairwise(word)):
@@ -100,7 +100,7 @@ def tekken(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 KIMI = tiktoken.Encoding("kimi", pat_str=KIMI_PATTERN, mergeable_ranks=RANKS, special_tokens={})
-CUT = {token: rank for token, rank in RANKS.items() if rank < len(RANKS) - 20}  # the file says how many are used
+CUT = {token: rank for token, rank in RANKS.items() if rank < len(RANKS) - 20}  # the file contains how many are used
 TEKKEN = tiktoken.Encoding("tekken", pat_str=TEKKEN_PATTERN, mergeable_ranks=CUT, special_tokens={})
 
 

@@ -1,4 +1,4 @@
-"""Packing: the packed model answers as the checkpoint, is named by its content, and survives what befalls files."""
+"""Packing: the packed model answers as the checkpoint, is named by its content, and survives faults of files."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def directory(checkpoint: Path, tmp_path: Path) -> Path:
-    """Each test's own copy."""
+    """Return each test's own copy."""
     return Path(shutil.copytree(checkpoint, tmp_path / "model"))
 
 
@@ -73,7 +73,7 @@ def out(tmp_path: Path) -> Path:
 def test_a_packed_model_answers_as_its_checkpoint(
     name: str, dtype: str, tmp_path: Path, out: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unpacked, as a bundle has it: a product with codes is the more exact one."""
+    """The weights are unpacked, as in a bundle: a product with codes is the more exact one."""
     monkeypatch.setattr("pilotlight.kernels.cpu.library.takes_codes", lambda: False)
     assert name in MODELS
     write_family(tmp_path / "model", name)
@@ -83,7 +83,7 @@ def test_a_packed_model_answers_as_its_checkpoint(
     assert heard.logprobs == expected.logprobs
     assert found.mapped, "it is used where it lies"
     assert (found.dtype, found.weights_bytes) == (info.dtype, info.weights_bytes)
-    for mapped in (False, True):  # through a file in memory it goes the same way as any other
+    for mapped in (False, True):  # through a file in memory it is loaded like any other
         again, heard = answer(out, tmp_path / "kept", memory)
         assert (again.mapped, heard.logprobs) == (mapped, expected.logprobs)
 
@@ -187,7 +187,7 @@ pack_directory(Path(sys.argv[1]), Path(sys.argv[2]), "auto", Killed())
 
 @pytest.fixture(scope="module")
 def half_packed(process_tier: None, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a process leaves that is killed when half of the checkpoint is packed."""
+    """Return the folder of a process that was killed when half of the checkpoint was packed."""
     out = tmp_path_factory.mktemp("half")
     done = subprocess.run([sys.executable, "-c", KILLED, str(checkpoint), str(out)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""A checkpoint that is quantized here is what compressed-tensors describes, as close to the original as its bits allow, and is served."""
+"""A checkpoint quantized here conforms to compressed-tensors, is as close to the original as its bits allow, and is served."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ INT4, INT8 = Rounding(4, 32), Rounding(8, None)
 
 
 def read(stored: dict[str, torch.Tensor], stem: str, bits: int) -> torch.Tensor:
-    """Unpack number by number, as compressed-tensors describes it."""
+    """Unpack number by number, by the description of compressed-tensors."""
     words, scales = stored[f"{stem}.weight_packed"], stored[f"{stem}.weight_scale"].double()
     columns = int(stored[f"{stem}.weight_shape"][1])
     unsigned, per_word = words.long() & 0xFFFFFFFF, 32 // bits
@@ -138,7 +138,7 @@ def test_inputs_that_say_nothing_of_each_other_give_the_nearest_codes() -> None:
 def test_a_text_calibrates_what_is_rounded(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
     write_tokenizer(tmp_path / "model")
-    text = "the pilot light of a gas stove burns small and blue until somebody wants a hot meal " * 40
+    text = "the pilot light of a gas stove burns small and blue until somebody wants a hot meal " * 40  # data
     seen: list[tuple[int, int]] = []
     names = {f"model.layers.{i}.{part}_proj" for i in range(3) for part in PROJECTIONS}
     sums = observe(tmp_path / "model", text, names, lambda done, total: seen.append((done, total)))
@@ -186,7 +186,7 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 
 def test_a_plan_counts_the_bytes_that_a_cpu_keeps(tmp_path: Path) -> None:
-    """Eight-bit integers have no product on a GPU, which unpacks them."""
+    """A GPU has no product with eight-bit integers, and unpacks them."""
     write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
     for rounding in (INT4, INT8):
         out = quantize_directory(tmp_path / "model", tmp_path / str(rounding.bits), rounding, Report())

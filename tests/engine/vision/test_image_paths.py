@@ -1,4 +1,4 @@
-"""Images in prompts where blocks come from elsewhere: tiers, other ranks, another host; and what sleeps and wakes."""
+"""Images in prompts whose blocks come from elsewhere: tiers, other ranks, another host; also with sleeping models."""
 
 from collections.abc import Iterator
 from pathlib import Path

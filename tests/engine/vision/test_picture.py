@@ -1,4 +1,4 @@
-"""Images are prepared as the processors of `transformers` prepare them, bit by bit."""
+"""Images are prepared as by the processors of `transformers`, bit by bit."""
 
 import hashlib
 import io
@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 
 from pilotlight.engine.api.errors import ImageError
-from pilotlight.engine.description.image_sizes import PatchedImages, TiledImages
+from pilotlight.engine.description.image_sizes import PatchedImages, ScaledImages, TiledImages
 from pilotlight.engine.vision.picture import PreparedImage, prepare_image, read_picture
 from tests.engine.pictures import picture
 
-# Width, height and mode of an image of tests.engine.pictures, and what transformers 5.23 with torchvision 0.28 makes of it: hashes of the pixel
-# values of Llama4ImageProcessor and Kimi_K25ImageProcessor, as they are configured by default, in fp32, with the number of tiles and of patches.
+# Width, height and mode of an image of tests.engine.pictures, and the result of transformers 5.23 with torchvision 0.28: hashes of the pixel values
+# of Llama4ImageProcessor and Kimi_K25ImageProcessor with their default configuration, in fp32, with the number of tiles and of patches.
 RECORDED = {
     (1, 10000, "L"): ("a78df42e3ae2c49e", 17, "b617ec3cc5fdeb8c", 1024),
     (336, 336, "RGB"): ("1cfad5508ed98490", 1, "02ab38bca3ac3b8d", 576),
@@ -39,6 +39,27 @@ def test_an_image_is_prepared_as_the_reference_does(seed: int) -> None:
     assert name_of(patches.reshape(-1, 3, 14, 14)) == patches_name
 
 
+# The same of Qwen2VLImageProcessor, as it is configured by default; it refuses the first size.
+SCALED = {
+    (336, 336): ("bb460c3a53d8278f", 576),
+    (337, 335): ("821488c630c630de", 576),
+    (29, 1501): ("f4ac974a289c5541", 216),
+    (811, 603): ("55604b4cc73ddef2", 2552),
+    (7, 3): ("d928148235c6b52a", 32),
+}
+QWEN = ScaledImages(patch_size=14, merge=2, least_pixels=56 * 56, most_pixels=28 * 28 * 1280, placeholder=9)
+
+
+@pytest.mark.parametrize("seed", range(1, len(RECORDED)))
+def test_an_image_is_scaled_as_the_reference_does(seed: int) -> None:
+    width, height, mode = list(RECORDED)[seed]
+    name, num_patches = SCALED[width, height]
+    prepared = prepare_image(picture(width, height, seed, mode=mode), QWEN)
+    [patches] = prepared.pieces
+    assert (patches.shape[0] * patches.shape[1], prepared.num_tokens) == (num_patches, num_patches // 4)
+    assert name_of(patches.reshape(-1, 3, 14, 14)) == name
+
+
 @pytest.mark.long
 def test_as_many_tokens_are_laid_out_as_embeddings_are_made() -> None:
     generator = torch.Generator().manual_seed(3)
@@ -46,6 +67,7 @@ def test_as_many_tokens_are_laid_out_as_embeddings_are_made() -> None:
         file = picture(width, height)
         assert prepare_image(file, SCOUT).num_tokens == SCOUT.grid(width, height).num_tiles * 144
         assert prepare_image(file, KIMI).num_tokens == KIMI.num_tokens(width, height)
+        assert prepare_image(file, QWEN).num_tokens == QWEN.num_tokens(width, height)
 
 
 def test_of_an_animation_the_first_picture_counts() -> None:

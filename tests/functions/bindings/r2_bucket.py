@@ -1,4 +1,4 @@
-"""The bucket that tests of R2 declare, and what lies of it in a folder."""
+"""The bucket that tests of R2 declare, and its files in a folder."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""AI against a running site with a fake engine: shapes, streams, errors, waiting, batches, and who leaves."""
+"""AI with a running site and a fake engine: shapes, streams, errors, waiting, batches, and callers that leave."""
 
 import asyncio
 import json
@@ -224,7 +224,7 @@ async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: Site
 
 
 class FakeInference:
-    """Answers everything with one result, and keeps the headers that came along."""
+    """An inference that answers everything with one result, and records the headers."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -400,7 +400,7 @@ async def test_what_is_not_offered_beside_run_says_so(ai: AI) -> None:
 
 
 class Counting:
-    """What counts a function's calls, and what it was told."""
+    """A counter of a function's calls, which records its arguments."""
 
     def __init__(self) -> None:
         self.started: list[Any] = []
@@ -418,7 +418,7 @@ class Counting:
 
 
 class Named(FakeInference):
-    """Models with an adapter each, one of which breaks."""
+    """Models with an adapter each, one of which fails."""
 
     def own_names(self, model: str) -> tuple[str, str]:
         return model.removeprefix("@x/"), "french"
@@ -447,3 +447,64 @@ async def test_a_call_is_counted_under_its_models_own_name_and_the_adapter_that_
     with pytest.raises(BindingError, match="ask again later") as refused:
         await ai._counted("@x/ember", inputs, {}, False)
     assert refused.value.status == 429
+
+
+class Answering:
+    """Models that answer by a list of statuses, then with 200, each with the number of its call."""
+
+    def __init__(self, *statuses: int, stands_still: bool = False) -> None:
+        self._statuses, self._stands_still = list(statuses), stands_still
+        self.num_calls = 0
+
+    def is_busy(self, model: str) -> bool:
+        return False
+
+    serves = is_busy
+
+    async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
+        self.num_calls += 1
+        if self._stands_still:
+            await asyncio.Event().wait()
+        status = self._statuses.pop(0) if self._statuses else 200
+        envelope = {"errors": [{"code": 3043, "message": "broken"}], "response": str(self.num_calls)}
+        return InferenceResponse(status, [("content-type", "application/json")], json.dumps(envelope).encode())
+
+
+async def test_a_gateways_cache_answers_the_same_call_again(wire: Wire) -> None:
+    models = Answering()
+    ai = (await wire(("ai", "AI", {}), inference=models)).env["AI"]
+    cached = {"gateway": {"id": "mine", "cacheTtl": 60}}
+    for options, expected in (
+        (cached, "1"), (cached, "1"), ({}, "2"), ({"gateway": {"id": "mine", "cacheTtl": 60, "skipCache": True}}, "3"),
+        ({"gateway": {"id": "other", "cacheTtl": 60}}, "4"), ({"gateway": {"id": "mine"}}, "5"),
+    ):  # fmt: skip
+        assert (await ai.run(MODEL, {"prompt": "Hi"}, options)).response == expected
+    assert (await ai.run(MODEL, {"prompt": "Ho"}, cached)).response == "6"
+    by_key = {"gateway": {"id": "mine", "cache_ttl": 60, "cache_key": "k", "metadata": {"user": 7}}}
+    assert [(await ai.run(MODEL, {"prompt": text}, by_key)).response for text in ("a", "b")] == ["7", "7"]
+    raw = await ai.run(MODEL, {"prompt": "Hi"}, {**cached, "returnRawResponse": True})
+    assert raw.headers["cf-aig-cache-status"] == "HIT"
+
+
+async def test_a_gateways_retries_and_its_time_limit_are_kept(wire: Wire, tmp_path: Path) -> None:
+    async def run(models: Answering, **gateway: Any) -> Any:
+        return (
+            await (await wire(("ai", "AI", {}), inference=models))
+            .env["AI"]
+            .run(MODEL, {"prompt": "Hi"}, gateway=gateway)
+        )
+
+    broken = Answering(500, 503)
+    assert (await run(broken, retries={"maxAttempts": 3, "backoff": "exponential"})).response == "3"
+    with pytest.raises(Exception, match="3043: broken"):
+        await run(Answering(500, 500), retries={"maxAttempts": 2})
+    refused = Answering(400)
+    with pytest.raises(Exception, match="3043: broken"):
+        await run(refused, retries={"maxAttempts": 5})
+    assert refused.num_calls == 1, "what is wrong with the call stays wrong"
+    slow = Answering(stands_still=True)
+    with pytest.raises(Exception, match="3007: the model has not answered within 20 ms"):
+        await run(slow, requestTimeoutMs=20, retries={"maxAttempts": 2})
+    assert slow.num_calls == 2
+    with pytest.raises(TypeError, match="did you mean 'retry_delay_ms'"):
+        await run(slow, retries={"retryDelay": 5})

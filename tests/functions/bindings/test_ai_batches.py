@@ -1,4 +1,4 @@
-"""Batches of model calls against their file: what is taken, in which order it is answered, and how long it is kept."""
+"""Batches of model calls and their file: accepted calls, the order of answers, and their time to live."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.asgi import eventually
 
 
 class Made:
-    """Batches by a clock of their own, answered in turn by the number of each prompt; an odd one fails."""
+    """Batches with a fake clock, answered in turn by the number of each prompt; an odd one fails."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""Analytics Engine: data points as rows, written behind the function's back."""
+"""Analytics Engine: data points as rows, written in the background."""
 
 import sqlite3
 from contextlib import suppress
@@ -18,7 +18,7 @@ def rows(tmp_path: Path) -> list[tuple[object, ...]]:
     path = analytics.dataset_file(tmp_path, "visits")
     if not path.exists():
         return []
-    with sqlite3.connect(path) as connection, suppress(sqlite3.OperationalError):  # it is being made
+    with sqlite3.connect(path) as connection, suppress(sqlite3.OperationalError):  # the file is being created
         return connection.execute("SELECT index1, blob1, blob2, double1, double2 FROM points").fetchall()
     return []
 

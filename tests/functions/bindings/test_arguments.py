@@ -1,4 +1,4 @@
-"""What bindings take as the platform's take it, and what they refuse by a sentence about it."""
+"""Arguments that bindings accept as the platform's do, and those they refuse by a sentence."""
 
 from datetime import date
 from typing import Any
@@ -109,7 +109,7 @@ async def test_a_queue_takes_moments_as_json_writes_them_and_names_what_it_does_
 
 async def test_options_of_an_object_come_by_name_too(wire: Wire) -> None:
     class Nobody:
-        """Functions that are never asked."""
+        """Functions that are never called."""
 
     declared = ("durable_object", "O", {"class_name": "C"})
     objects = (await wire(declared, functions=Nobody())).env["O"]

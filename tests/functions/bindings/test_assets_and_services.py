@@ -1,4 +1,4 @@
-"""Assets against a folder of files, and service bindings against functions: responses, addresses, and paths that want out."""
+"""Assets from a folder of files, and service bindings to functions: responses, addresses, and paths that try to leave the folder."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -212,7 +212,7 @@ async def test_redirects_lead_away_and_lines_that_make_no_sense_are_named(
         "/about": (200, "<about.html>"),
         "/_redirects": (404, ""),
     }
-    expected["/at/[/a"] = (404, "")  # a host that is none
+    expected["/at/[/a"] = (404, "")  # a host that does not exist
     for path, wanted in expected.items():
         assert await answered(assets, path, redirect="manual") == wanted, path
     assert [line.split(" is left out")[0] for line in caplog.messages] == [

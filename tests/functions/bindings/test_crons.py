@@ -1,4 +1,4 @@
-"""Cron triggers against their file: each minute once, across restarts, reloads and clocks that jump."""
+"""Cron triggers and their file: each minute once, across restarts, reloads and clocks that jump."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,7 +39,7 @@ QUICK = crons.Timings(look_s=0.005, pause_after_error_s=0.005)
 
 
 async def looked(clock: Clock, times: int = 6) -> None:
-    """Wait until the triggers have read the clock so many times more: what is due by it has been claimed."""
+    """Wait until the triggers have read the clock so many times more: due runs have been claimed."""
     before = clock.num_reads
     await eventually(lambda: clock.num_reads >= before + times)
 
@@ -50,7 +50,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]
     databases: list[Database] = []
 
     async def begin(site: Site, clock: Clock, *expressions: str) -> Crons:
-        """Follows them from this time on."""
+        """Start triggers from this time on."""
         database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
         databases.append(database)
         made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock, QUICK))

@@ -1,4 +1,4 @@
-"""What a function may name that is another's: nothing, unless the site file shares it."""
+"""Another function's resources that a function may name: none, unless the site file shares them."""
 
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def test_the_functions_of_the_site_file_share_what_is_the_sites(tmp_path: Path, 
     text = {**NAMES, **OF_A_FUNCTION}[thing]
     for name in ("victim", "other"):
         Owners(tmp_path, ("victim", "other"), {}).claim(manifest(tmp_path, name, text))
-    Owners(tmp_path, ("other",), {}).claim(manifest(tmp_path, "other", text))  # when the first has left the file
+    Owners(tmp_path, ("other",), {}).claim(manifest(tmp_path, "other", text))  # the first one has left the file
 
 
 def test_what_a_deployed_function_has_filled_is_not_mixed_with_what_the_sites_functions_have(tmp_path: Path) -> None:

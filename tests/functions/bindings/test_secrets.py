@@ -1,4 +1,4 @@
-"""Vars and secrets: what a function sees, and what lies on the disk."""
+"""Vars and secrets: their values for a function, and their form on the disk."""
 
 import shutil
 import subprocess

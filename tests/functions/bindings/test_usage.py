@@ -1,4 +1,4 @@
-"""What functions use is kept until a ledger has it: each record at one ledger, through kills, and none where nobody keeps a ledger."""
+"""Functions' usage is kept until a ledger has it: each record at one ledger, through kills, and none without a ledger."""
 
 import os
 import signal
@@ -109,7 +109,7 @@ def test_models_refuse_functions_while_nothing_can_be_written_down(
     with pytest.raises(ApiError, match="cannot be recorded") as refused:
         kept.begin("hello", "m")
     assert refused.value.word == "overloaded"
-    kept.computed("hello", 1.0)  # is not counted, and stops nothing
+    kept.computed("hello", 1.0)  # it is not counted, and stops nothing
     told(kept, "one", *(record.request.id for record in told(kept, "one")))
     assert kept.begin("hello", "m") is not None
     kept.close()
@@ -159,7 +159,7 @@ def test_what_was_used_when_the_site_is_killed_is_told_by_the_next_one(tmp_path:
         (42, 0, "recovered"),
     ]
     assert kept._meters is not None
-    assert kept._meters.num_used == 2, "of what came to nothing nothing is kept"
+    assert kept._meters.num_used == 2, "a call without effect leaves no record"
     told(kept, "one", *(record.request.id for record in records))
     assert kept._meters.num_used == 0
     kept.close()

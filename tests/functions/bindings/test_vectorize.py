@@ -1,4 +1,4 @@
-"""Vectorize: what is found against every distance computed, filters, limits, and what a restart finds."""
+"""Vectorize: results compared with every distance computed, filters, limits, and restarts."""
 
 import tracemalloc
 from collections.abc import Callable

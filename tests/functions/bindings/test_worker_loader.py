@@ -1,4 +1,4 @@
-"""Dynamic workers through real isolates: a function of its own for code that a function gives."""
+"""Dynamic workers in real isolates: a separate function for code that a function provides."""
 
 import json
 import os

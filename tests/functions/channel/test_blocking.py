@@ -1,4 +1,4 @@
-"""Calls from code that cannot await: the other side is in a thread of its own, and this one's event loop stands still."""
+"""Calls from code that cannot await: the other side is in a separate thread, and this one's event loop stands still."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from pilotlight.functions.channel.frames import BindingCall
 
 
 class Runtime:
-    """The other side."""
+    """The other side of the channel, in a thread."""
 
     def __init__(self) -> None:
         self.channel: Channel | None = None
@@ -40,7 +40,7 @@ class Runtime:
         """Ask the function something before answering it."""
         assert self.channel is not None
         asked = asyncio.ensure_future(self.channel.call("FUNCTION", "greet"))
-        await self.channel.ping()  # which the standing side answers, so that what was asked before has arrived, too
+        await self.channel.ping()  # the blocked side answers it, so all earlier requests have arrived, too
         return "asked" if not asked.done() else "answered"
 
     async def leave(self) -> None:
@@ -80,13 +80,13 @@ async def closed(channel: Channel) -> None:
     await channel.closed.wait()
 
 
-@pytest.mark.parametrize("size", [0, 1, 3 << 20])  # the last is larger than what a socket or the channel holds
+@pytest.mark.parametrize("size", [0, 1, 3 << 20])  # the last one is larger than a socket's or the channel's buffers
 async def test_a_call_brings_its_value_back_however_large_it_is(size: int) -> None:
     with other_side() as ours:
         channel = await opened(ours, [])
         for _ in range(2):
             assert channel.call_now("STORE", "echo", value=b"x" * size) == b"x" * size
-        assert await channel.call("STORE", "echo", value=7) == 7, "and the loop goes on as before"
+        assert await channel.call("STORE", "echo", value=7) == 7, "and the loop continues as before"
         await closed(channel)
 
 

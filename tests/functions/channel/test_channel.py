@@ -36,7 +36,7 @@ from tests.asgi import eventually
 
 
 class Other:
-    """A binding as the runtime's end would have it."""
+    """A binding at the runtime's end."""
 
     def __init__(self) -> None:
         self.cancelled = asyncio.Event()
@@ -122,7 +122,7 @@ async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_o
         async with pair(Other()) as (isolate, _):
             asked = asyncio.ensure_future(isolate.begin("X", "hang"))
             await asyncio.sleep(0.01)
-            asked.cancel()  # seen by the task in the loop's next turn, and these come in this one
+            asked.cancel()  # the task sees it in the loop's next turn, and these come in this one
             for frame in (Reply(1, None, streamed), StreamChunk(1, b"piece"), frames.StreamEnd(1))[
                 : 3 if streamed else 1
             ]:
@@ -138,7 +138,7 @@ async def test_what_is_left_before_its_first_step_counts_as_open_no_longer() -> 
         for _ in range(20):
             asked = asyncio.ensure_future(isolate.begin("X", "hang"))
             await asyncio.sleep(0)
-            asked.cancel()  # both messages arrive as one piece
+            asked.cancel()  # both messages arrive in one piece
             await asyncio.wait({asked})
             await eventually(lambda: runtime.num_open == 0)
         assert await isolate.call("X", "add", 1, 2) == 3
@@ -245,7 +245,7 @@ def test_a_frame_too_large_is_refused_before_it_is_held() -> None:
 
 
 def test_subclasses_of_plain_types_cross_as_those() -> None:
-    """Libraries have them: a template's text that is safe, a numeric library's float, a member of an enumeration."""
+    """Libraries have them: safe template texts, a numeric library's float, members of enumerations."""
 
     class Text(str):
         def __str__(self) -> str:
@@ -284,7 +284,7 @@ def test_what_no_channel_carries_is_refused_with_its_place() -> None:
 
 
 async def test_many_frames_that_come_at_once_give_others_their_turns() -> None:
-    """A transport reads two megabytes before it comes back to the loop, and so many small frames take a quarter of a second."""
+    """A transport reads two megabytes before it returns to the loop, and so many small frames take a quarter of a second."""
 
     class Transport(asyncio.Transport):
         told: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What either side may say within an exchange, and what an exchange leaves behind when it is over: one end is a channel, the other the test."""
+"""The permitted messages of an exchange, and its state when it is over: one end is a channel, the other the test."""
 
 import asyncio
 import socket
@@ -30,7 +30,7 @@ MOST = 1 << 22
 
 
 class Peer:
-    """The other side of a channel: it sends any frame, and keeps what it hears."""
+    """The other side of a channel, which sends any frame and records received ones."""
 
     def __init__(self, channel: Channel, sock: socket.socket) -> None:
         self.channel = channel
@@ -39,7 +39,7 @@ class Peer:
         self._decoder = FrameDecoder(MOST)
 
     def say(self, *said: AnyFrame) -> None:
-        """As if all of it had arrived at once."""
+        """Send frames as if all of them had arrived at once."""
         self.channel.data_received(b"".join(frames.encode(frame, MOST) for frame in said))
 
     async def hear(self, number: int) -> list[AnyFrame]:
@@ -315,7 +315,7 @@ async def test_notes_are_handed_on_and_a_ping_is_answered_only_where_there_is_ro
         peer.channel.resume_writing()
         peer.say(Ping(6))
         assert (await peer.hear(2))[1] == Pong(6)
-        peer.say(Pong(99))  # to what was never asked
+        peer.say(Pong(99))  # to a ping that was never sent
         assert not peer.channel.closed.is_set()
 
 

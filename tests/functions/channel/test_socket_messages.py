@@ -1,4 +1,4 @@
-"""A WebSocket's messages on the channel: what is encoded comes out again, wherever the bytes are cut, and nonsense is refused."""
+"""A WebSocket's messages on the channel: they are decoded as encoded, wherever the bytes are cut, and nonsense is refused."""
 
 import pytest
 from hypothesis import given

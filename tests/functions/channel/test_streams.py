@@ -1,4 +1,4 @@
-"""One stream's two ends without a socket: what may be on its way, what credit is given for, and what its end leaves behind."""
+"""One stream's two ends without a socket: bytes in flight, credit, and the state after its end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -12,7 +12,7 @@ from pilotlight.functions.channel.streams import CHUNK_BYTES, Credit, feed
 
 
 class Written:
-    """A channel that keeps what is written to it."""
+    """A channel that records writes."""
 
     def __init__(self, *, is_closed: bool = False) -> None:
         self.frames: list[AnyFrame] = []
@@ -77,7 +77,7 @@ async def test_credit_is_given_for_what_was_taken_half_a_window_at_a_time_and_no
     assert written.frames == []
     await anext(stream)
     assert written.frames == [More(7, half)]
-    stream.push(bytes(half))  # for which there is room again
+    stream.push(bytes(half))  # it has room again
     with pytest.raises(FrameError):
         stream.push(b"x")
     await anext(stream)
@@ -102,7 +102,7 @@ async def test_what_had_come_is_read_before_the_error_that_has_ended_the_stream_
         with pytest.raises(Failure, match="the disk is gone"):
             await anext(stream)
     stream.cancel()
-    assert left == [], "there is nobody to tell"
+    assert left == [], "there is no one to notify"
 
 
 async def test_a_reader_that_waits_is_woken_by_a_piece_by_the_end_and_by_leaving() -> None:

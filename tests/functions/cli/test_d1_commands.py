@@ -1,5 +1,6 @@
 """`pilotlight d1` as a shell calls it: wrangler's words, and migrations that are applied once, whole or not at all."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,33 @@ def test_a_migration_may_say_the_pragma_of_foreign_keys_and_hears_that_it_has_no
     assert run("d1", "execute", "shop", "--json", "--command", "PRAGMA foreign_keys", *here).strip() == (
         '[{"foreign_keys": 1}]'
     )
+
+
+def test_a_database_is_restored_to_a_bookmark_or_a_time_and_the_restoration_is_undone(here: tuple[str, str]) -> None:
+    def count() -> str:
+        return run("d1", "execute", "shop", "--json", "--command", "SELECT count(*) AS n FROM t", *here).strip()
+
+    run("d1", "execute", "shop", "--command", "CREATE TABLE t (a)", *here)
+    run("d1", "execute", "shop", "--command", "INSERT INTO t VALUES (1)", *here)
+    before = json.loads(run("d1", "time-travel", "info", "DB", "--json", *here))
+    run("d1", "execute", "shop", "--command", "DROP TABLE t", *here)
+    said = run("d1", "time-travel", "restore", "shop", "--bookmark", before["bookmark"], *here)
+    assert count() == '[{"n": 1}]'
+    run("d1", "time-travel", "restore", "shop", "--bookmark", said.split()[-1], *here)
+    with pytest.raises(CliError, match="no such table: t"):
+        count()
+    run("d1", "time-travel", "restore", "shop", "--timestamp", "2100-01-01T00:00:00Z", *here)
+    with pytest.raises(CliError, match="no such table: t"):
+        count()
+
+
+def test_a_moment_without_a_history_and_a_misspelt_one_are_named(here: tuple[str, str]) -> None:
+    with pytest.raises(CliError, match="has no data here"):
+        run("d1", "time-travel", "info", "shop", *here)
+    run("d1", "execute", "shop", "--command", "CREATE TABLE t (a)", *here)
+    with pytest.raises(CliError, match="shop: the history does not reach back to 2020-01-01T00:00:00Z: it begins at"):
+        run("d1", "time-travel", "info", "shop", "--timestamp", "2020-01-01T00:00:00Z", *here)
+    with pytest.raises(CliError, match="'noon' is no time"):
+        run("d1", "time-travel", "restore", "shop", "--timestamp", "noon", *here)
+    with pytest.raises(CliError, match="either --timestamp or --bookmark"):
+        run("d1", "time-travel", "restore", "shop", *here)

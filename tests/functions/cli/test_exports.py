@@ -1,4 +1,4 @@
-"""Stores as files and back: what was in them comes out and in again, byte for byte, while another process may go on."""
+"""Stores as files and back: their content is exported and imported byte for byte, while another process may continue."""
 
 import json
 import shutil

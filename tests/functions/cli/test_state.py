@@ -1,4 +1,4 @@
-"""`pilotlight secret`, `kv`, `d1` and `queues`, as a shell calls them, on the state that `pilotlight dev` and a site keep."""
+"""`pilotlight secret`, `kv`, `d1` and `queues` from a shell, on the state of `pilotlight dev` and of a site."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`pilotlight types`: what it prints can be imported where functions run."""
+"""`pilotlight types`: its output can be imported where functions run."""
 
 from pathlib import Path
 

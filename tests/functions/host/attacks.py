@@ -1,5 +1,7 @@
-"""A hostile function: what it may try, one method for each attempt, called by the request's path. test_isolation.py runs all of them at each tier and
-makes docs/isolation.md of what happens. An attempt that comes to its end was not stopped."""
+"""A hostile function: one method for each attempt, called by the request's path.
+
+test_isolation.py runs all of them at each tier and makes docs/isolation.md of the results. An attempt that comes to its end was not stopped.
+"""
 
 import _socket
 import asyncio
@@ -42,7 +44,10 @@ class Default(WorkerEntrypoint):
 
 
 class Attempts:
-    """`query` names what the test has put there: a neighbour's file and process, a secret file, a port of this machine."""
+    """Attempts of attacks.
+
+    `query` names the test's targets: a neighbour's file and process, a secret file, a port of this machine.
+    """
 
     async def loops_for_ever(query):
         while True:
@@ -68,7 +73,7 @@ class Attempts:
         while True:
             hoard.append(
                 bytes(16 * MIB)
-            )  # nothing touches it: it must meet the limit of memory, and not that of processor time
+            )  # untouched: it must reach the limit of memory, and not that of processor time
 
     async def allocates_shared_memory_without_end(query):
         hoard = []
@@ -140,9 +145,7 @@ class Attempts:
         os.kill(int(query["pid"]), 9)
 
     async def connects_to_a_port_of_this_machine(query):
-        _socket.socket().connect(
-            ("127.0.0.1", int(query["port"]))
-        )  # the system's, and not what the SDK has put in its place
+        _socket.socket().connect(("127.0.0.1", int(query["port"])))  # the system's, not the SDK's replacement
 
     async def listens_on_a_port(query):
         _socket.socket().listen()
@@ -221,7 +224,7 @@ async def _spin() -> None:
 
 
 def _is_foreign(number: int) -> bool:
-    """A descriptor that is neither the channel, the log, the trace, nor the loop's own."""
+    """Tell whether a descriptor is neither the channel, the log, the trace, nor the loop's own."""
     try:
         what = os.readlink(f"/proc/self/fd/{number}") if os.path.exists("/proc/self/fd") else "anon"
         os.fstat(number)

@@ -1,4 +1,4 @@
-"""What a hostile function says in its answer's head, past the SDK's checks, and what of it leaves the site."""
+"""Headers that a hostile function sends past the SDK's checks, and those that leave the site."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What one isolate may ask of its broker at a time."""
+"""Limits of one isolate's concurrent requests to its broker."""
 
 import asyncio
 import errno

@@ -1,4 +1,4 @@
-"""Tier 3: functions in containers that a real OCI runtime makes, where this machine has one that works."""
+"""Tier 3: functions in containers of a real OCI runtime, if this machine has one that works."""
 
 import asyncio
 import os
@@ -160,7 +160,7 @@ async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_nex
 
 
 def _container_of(served: Served, name: str = "f") -> int:
-    """Its first process."""
+    """Return the container's first process."""
     zygote = served.functions.pools[name].factory.zygote.current
     assert zygote is not None
     return zygote._child.pid

@@ -1,4 +1,4 @@
-"""What a site makes of a router's deployments, with a router and isolates that are what the test says: which version answers whom, and which none."""
+"""A site's handling of a router's deployments, with a router and isolates whose state the test sets: the version for each caller."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ class Router:
 
 
 class Functions:
-    """What is served, how health calls end, and what is another's."""
+    """Functions whose served versions, health calls and owners a test sets."""
 
     def __init__(self) -> None:
         self.pools: dict[str, Manifest] = {}
@@ -225,7 +225,7 @@ async def test_what_is_known_is_served_on_while_the_router_is_away(site: Site) -
         await asyncio.sleep(0.02)
         assert await again.pool_of("f", "key") == pool_name("f", version)
         told = await again.served("f", 1)
-        assert (told.healthy, "cannot be reached: nobody there" in told.detail) == (False, True)
+        assert (told.healthy, "cannot be reached: no server there" in told.detail) == (False, True)
 
 
 async def test_a_bundle_that_is_not_what_was_deployed_is_not_served_and_is_asked_for_again_later(site: Site) -> None:
@@ -271,7 +271,7 @@ async def test_a_version_whose_health_call_fails_takes_no_traffic_here(
     if not is_served:
         assert told.detail == ("where" if failure else "its health call GET / answered 500")
         site.functions.status, site.functions.failure = 200, None
-        assert (await site.deployed.tried("f", version)).healthy, "whoever tries it again does not wait"
+        assert (await site.deployed.tried("f", version)).healthy, "trying it again does not wait"
     assert not (await site.deployed.tried("taken", version)).healthy
 
 

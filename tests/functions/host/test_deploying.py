@@ -1,4 +1,4 @@
-"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches from them, real isolates."""
+"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches them, real isolates."""
 
 import asyncio
 import json
@@ -48,7 +48,10 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 
 async def started(site: Site) -> None:
-    """The tests go past the socket, which would not be served before."""
+    """Start the functions.
+
+    The tests bypass the socket, which would not be served earlier.
+    """
     served = site.app.functions.served
     await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 
@@ -77,7 +80,7 @@ class Network:
 @pytest.fixture
 async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it polls only on demand
     table = {"state_dir": str(tmp_path / "state"), "show_errors": True}
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -168,12 +171,12 @@ async def test_a_name_that_was_never_deployed_is_told_so_by_every_command(
     network: Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command, further in ((rollback, None), (versions, False)):
-        with pytest.raises(CliError, match="No function named nobody has been deployed"):
-            await asyncio.to_thread(command, network.api, "nobody", further)
+        with pytest.raises(CliError, match="No function named missing has been deployed"):
+            await asyncio.to_thread(command, network.api, "missing", further)
     monkeypatch.setattr(network.api, "follow", lambda path, token: iter([{"site": "ams1", "line": "said"}]))
-    await asyncio.to_thread(tail, network.api, "nobody", False)
+    await asyncio.to_thread(tail, network.api, "missing", False)
     told = capsys.readouterr()
-    assert told.err.startswith("No function named nobody has been deployed; ")
+    assert told.err.startswith("No function named missing has been deployed; ")
     assert told.out == "ams1  said\n"
 
 
@@ -326,7 +329,7 @@ async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it asks when it is told to
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it polls only on demand
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     table = {"state_dir": str(tmp_path / "state"), "deployments": url}
@@ -392,7 +395,7 @@ async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: 
         assert (event["site"], event["line"]) == ("ams1", "version one answers")
         async with session.get(f"{network.site.url}/internal/functions/tail/greeter") as refused:
             assert refused.status == 403
-    await eventually(lambda: "greeter" not in tails._followers)  # who leaves is forgotten
+    await eventually(lambda: "greeter" not in tails._followers)  # a follower that leaves is forgotten
 
 
 async def test_the_log_of_a_function_is_read_through_the_router(

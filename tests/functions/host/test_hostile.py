@@ -1,4 +1,4 @@
-"""Hostile functions beside a well-behaved one, at each tier: what is stopped, what the author is told, and that the neighbour notices nothing."""
+"""Hostile functions beside a well-behaved one, at each tier: attacks that are stopped, the author's log lines, an undisturbed neighbour."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def hostile(body: str) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sites]:
-    """One for each tier, with the neighbour: it lives through all the attempts, in one process."""
+    """Start one site for each tier, with the neighbour: it survives all the attempts, in one process."""
     folder = tmp_path_factory.mktemp("hostile")
     async with (
         SiteFunctions(limits=quick({}), min_tier=1, max_tier=1) as first,
@@ -50,7 +50,7 @@ async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @asynccontextmanager
 async def beside_a_good_one(served: Served, source: str, **limits: Any) -> AsyncIterator[Served]:
-    """Inside, the neighbour is asked all the time; none of its requests may fail."""
+    """Yield the site; meanwhile the neighbour gets constant requests, none of which may fail."""
     served.add(source, "bad", limits=limits)
     asked = 0
 
@@ -162,7 +162,7 @@ with open(os.environ['TMPDIR'] + '/big', 'wb') as f:
 async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(
     sites: Sites,
 ) -> None:
-    """Tier 1 bounds each file and not their sum."""
+    """Tier 1 limits each file and not their sum."""
     source = hostile(
         """
 for i in range(64):
@@ -348,7 +348,7 @@ return Response(str(made))
 async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(
     sites: Sites,
 ) -> None:
-    """With the kernel's usual buffers of 208 KiB; a socket takes one piece beyond."""
+    """The kernel's usual buffers have 208 KiB; a socket takes one more piece."""
     source = hostile(
         """
 import socket

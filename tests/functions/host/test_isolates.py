@@ -1,4 +1,4 @@
-"""Functions in real isolates: what goes in, what comes out."""
+"""Functions in real isolates: requests and responses."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_
     child = served.functions.pools["f"].isolates.living[0].process.child
     assert child is not None
     assert os.getsid(child.pid) == os.getsid(0)
-    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal is the site's alone
+    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal goes to the site only
 
 
 async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(served: Served) -> None:
@@ -68,7 +68,7 @@ async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(ser
     assert int(await served.get("/")) == own
     with pytest.raises(Fault):
         await served.get("/die")
-    await served.get("/")  # by whose answer the next one's birth is known
+    await served.get("/")  # its answer reports that the next isolate has started
     assert int(await served.get("/")) == min(19, own + YIELD_NICE)
     assert os.getpriority(os.PRIO_PROCESS, 0) <= own
 

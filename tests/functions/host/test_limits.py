@@ -1,4 +1,7 @@
-"""What is charged to whom of an isolate's processor time, and which measure has which limit. Nothing runs, and the time is given."""
+"""Charging an isolate's processor time to requests, and the limit of each measure.
+
+Nothing runs, and the time is given.
+"""
 
 from typing import Any, cast
 
@@ -58,7 +61,7 @@ def test_open_sockets_may_use_half_of_a_core_and_pay_for_more() -> None:
     meter.charge(0.8, 1.0)
     assert meter.sockets_s == pytest.approx(0.3)
     meter.charge(0.4, 2.0)
-    assert meter.sockets_s == pytest.approx(0.2), "half a second was theirs"
+    assert meter.sockets_s == pytest.approx(0.2), "half a second was the requests'"
     work.begin(1)
     meter.charge(0.5, 3.0)
     meter.charge(0.9, 4.0)

@@ -1,4 +1,4 @@
-"""Of a function's versions one has the function's queues, clocks and bindings at a time."""
+"""Only one of a function's versions has the function's queues, clocks and bindings at a time."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What a function's module is found with, and packages that cannot be installed."""
+"""The packages on a function's path, and those that cannot be installed."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who waits for one of a function's isolates, and how that ends."""
+"""Requests that wait for one of a function's isolates, and the end of their wait."""
 
 import asyncio
 import socket
@@ -19,12 +19,12 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         return Response(await request.text())
 """
-LIMIT_S = 20.0  # there only to end a failing test
+LIMIT_S = 20.0  # only to end a failing test
 
 
 @pytest.fixture
 async def served(make_served: ServedMaker) -> AsyncIterator[Served]:
-    """One isolate for one request at a time, and room for one that waits."""
+    """Serve one isolate with one request at a time, and space for one waiting request."""
     async with make_served(tier=1, limits={"concurrency": 1, "max_isolates": 1, "max_waiting": 1}) as made:
         made.add(ECHO)
         yield made
@@ -47,7 +47,7 @@ async def test_who_comes_when_as_many_wait_as_may_is_refused(served: Served) -> 
 
 
 async def starting(served: Served) -> list["asyncio.Task[bytes]"]:
-    """The first starts an isolate, the second will have it, the third waits."""
+    """Start three requests: the first starts an isolate, the second will get it, the third waits."""
     asking = [asyncio.create_task(served.get(method="POST", body=b"here")) for _ in range(3)]
     await eventually(lambda: served.functions.pools["f"].waiters.count == 1)
     return asking
@@ -70,7 +70,7 @@ async def test_who_waits_hears_that_an_isolate_could_not_be_started(
     assert [isinstance(answer, Fault) and answer.code for answer in answers] == ["no_isolate"] * 3
     zygote = served.functions.pools["f"].factory.zygote.current
     assert zygote is not None
-    await eventually(lambda: zygote._connection.is_settled and not zygote._connection.pids)  # nor is a process left
+    await eventually(lambda: zygote._connection.is_settled and not zygote._connection.pids)  # no process is left
 
 
 async def test_who_waits_hears_that_those_have_left_for_whom_an_isolate_was_started(

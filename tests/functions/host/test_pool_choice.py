@@ -1,4 +1,4 @@
-"""Which isolate a request is given, and when another one is started for it."""
+"""The isolate that a request is given, and when another one is started for it."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ def isolate(load: int = 0, sockets: int = 0, *, lags: bool = False, is_started: 
 
 
 class Pool:
-    """A pool of isolates that a test has made; another one that is started is `new`."""
+    """A pool of isolates that a test has made; a newly started one is `new`."""
 
     def __init__(self, *usable: Any, is_closed: bool = False) -> None:
         self.new = isolate()
@@ -40,7 +40,7 @@ class Pool:
         return self.new
 
     async def wait(self) -> None:
-        """Until somebody has ended."""
+        """Wait until a request has ended."""
         self.num_waits += 1
         for each in self.pool.isolates.usable:
             each.work.load -= 1
@@ -58,11 +58,11 @@ class Pool:
         ([], True, "new"),
         ([isolate(3)], False, 0),
         ([isolate(3), isolate(1)], False, 1),
-        ([isolate(4)], False, "new"),  # as many as one may have
+        ([isolate(4)], False, "new"),  # as many as one isolate may have
         ([isolate(1, lags=True)], False, "new"),
         ([isolate(1, lags=True), isolate(3)], False, 1),
         ([isolate(4), isolate(4), isolate(3, lags=True)], False, 2),  # no more may be started
-        ([isolate(1, 1), isolate(3, 0)], True, 1),  # sockets stay for long
+        ([isolate(1, 1), isolate(3, 0)], True, 1),  # sockets stay open for long
         ([isolate(2, 1), isolate(1, 1)], True, 1),
         ([isolate(1, 2)], True, "new"),
         ([isolate(1, 1, lags=True)], True, "new"),

@@ -1,4 +1,4 @@
-"""A version that is replaced, rolled back or deleted finishes what it has taken, with its own bindings and isolates."""
+"""A version that is replaced, rolled back or deleted finishes its accepted work, with its own bindings and isolates."""
 
 import asyncio
 import json
@@ -103,7 +103,7 @@ class Default(WorkerEntrypoint):
 
 
 class Site:
-    """A site, the versions of one function, and the store that these and the test share."""
+    """A site, the versions of one function, and the store that they share with the test."""
 
     def __init__(self, served: Served, state: Path, services: Services) -> None:
         self.served, self.state, self.services = served, state, services
@@ -111,11 +111,11 @@ class Site:
         self.kv = KVNamespace.open(declared, state, services)
 
     def reload(self, version: int) -> None:
-        """As the site file's functions and `pilotlight dev` are replaced: by the same name."""
+        """Replace a version under the same name, as the site file's functions and `pilotlight dev` do."""
         self.served.add(SOURCE.replace("VERSION = 0", f"VERSION = {version}"), manifest=MANIFEST)
 
     def deploy(self, version: int) -> None:
-        """As deployed versions are: each has a pool, one is live, and the one before goes."""
+        """Replace a version as a deployment does: each has a pool, one is live, and the previous one goes."""
         folder = self.state.parent / f"version {version}"
         folder.mkdir(exist_ok=True)
         (folder / "entry.py").write_text(SOURCE.replace("VERSION = 0", f"VERSION = {version}"))
@@ -229,9 +229,7 @@ async def test_a_call_of_an_object_finishes_and_its_storage_is_kept(site: Site, 
     answer = asyncio.create_task(site.served.get("/object-slow"))
     await site.began("object")
     replace(site, 2)
-    assert (
-        await site.served.get("/object-quick") == b"None by 1"
-    )  # of an object there is one instance, which is at work
+    assert await site.served.get("/object-quick") == b"None by 1"  # an object has one instance, which is busy
     await site.tell("object")
     assert await answer == b"1 by 1"
     assert await site.served.get("/object-quick") == b"1 by 2"
@@ -299,7 +297,7 @@ async def test_each_version_has_dynamic_workers_of_its_own(site: Site, replace: 
 
 
 async def test_a_version_that_is_held_answers_though_it_was_replaced(site: Site) -> None:
-    """A request chooses its version before its body, a file or a permit is waited for."""
+    """A request chooses its version before it waits for its body, a file or a permit."""
     site.deploy(1)
     version = site.served.functions.version("f")
     with version.held():

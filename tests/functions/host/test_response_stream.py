@@ -1,4 +1,4 @@
-"""The stream of an answer within its function's limits: what ends it, who hears of that, and that it is over once."""
+"""The stream of an answer within its function's limits: its end, notifications of it, and that it ends only once."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Body:
-    """What an isolate sends; None: it never ends."""
+    """An isolate's response body; with None it never ends."""
 
     def __init__(self, *pieces: bytes | BaseException | None) -> None:
         self.pieces = deque(pieces)
@@ -121,7 +121,7 @@ async def test_streams_share_a_rate_and_a_pause_saves_up_no_more_than_a_burst(mo
     monkeypatch.setattr(response_stream, "asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep))
     throttle = StreamThrottle(1024.0)
     await throttle.take(1024 * BURST_S * 0.99)
-    assert slept == [], "a burst waits for nobody"
+    assert slept == [], "a burst waits for no reader"
     await throttle.take(1024 * BURST_S)
     assert slept == [pytest.approx(1.49 * BURST_S)]
     now[0] += 60.0

@@ -1,4 +1,4 @@
-"""The watch over all functions of a site: an error about one of them leaves the others their limits."""
+"""The watch over all functions of a site: an error for one of them does not affect the others' limits."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Isolates whose process a signal has stopped: another one answers what may be asked twice."""
+"""Isolates whose process was stopped by a signal: another one answers requests that may be repeated."""
 
 import os
 import signal

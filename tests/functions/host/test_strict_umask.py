@@ -1,4 +1,4 @@
-"""A site whose umask closes what it makes to all others: functions, which run as users of their own, read their code all the same."""
+"""A site whose umask makes its new files private: functions, which run as separate users, still read their code."""
 
 import subprocess
 import sys

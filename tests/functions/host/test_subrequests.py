@@ -1,4 +1,4 @@
-"""What subrequests are counted against: the request that makes them, or, where none is open, a second's time."""
+"""The limit of subrequests: per request, or, if none is open, per second."""
 
 import asyncio
 from types import SimpleNamespace

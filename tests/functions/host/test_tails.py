@@ -1,4 +1,4 @@
-"""Who follows what a function prints: each from the moment that it came, until it leaves; who is too slow is told what it missed."""
+"""Followers of a function's output: each from its arrival, until it leaves; a slow one learns how much it missed."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -56,7 +56,7 @@ async def test_a_function_has_so_many_followers_and_who_leaves_makes_room() -> N
     assert not tails.is_full("f")
     followers.append(await started(tails))
     assert (tails.is_full("f"), tails.is_full("g")) == (True, False)
-    assert [*tails._followers] == ["f"], "who is only asked about is not kept"
+    assert [*tails._followers] == ["f"], "a function that is only asked about is not stored"
     for following, waiting in followers:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

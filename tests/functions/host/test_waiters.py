@@ -1,4 +1,4 @@
-"""Who waits for an isolate: how many may, what wakes them, and what is left of them."""
+"""Requests that wait for an isolate: their number, their wake-ups, and what remains of them."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ async def test_as_many_wait_as_may_and_all_are_woken() -> None:
     assert waiters.count == 0
     (again,) = await waiting(waiters, 1)
     await asyncio.sleep(0.01)
-    assert not again.done(), "what was told before it came is no news"
+    assert not again.done(), "an earlier notification does not wake it"
     again.cancel()
     await asyncio.wait({again})
     assert waiters.count == 0

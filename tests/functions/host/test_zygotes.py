@@ -1,4 +1,4 @@
-"""What code that a function's zygote has imported may do there, and what its reports are believed: packages of an author who means harm."""
+"""Limits of code that a function's zygote has imported, and checks of its reports: packages of a malicious author."""
 
 import asyncio
 import errno
@@ -206,10 +206,10 @@ def test_what_a_dead_isolate_has_left_behind_is_killed() -> None:
 
 def test_what_is_forked_by_a_site_that_was_started_in_a_terminal_cannot_speak_to_that_terminal() -> None:
     pid, terminal = pty.fork()
-    if pid == 0:  # leads a session with a terminal
+    if pid == 0:  # it leads a session with a terminal
         forked = os.fork()
         if forked == 0:
-            os.close(os.open("/dev/tty", os.O_RDONLY))  # as it was born
+            os.close(os.open("/dev/tty", os.O_RDONLY))  # as at its start
             system.give_up_terminal()
             try:
                 os.open("/dev/tty", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""/fn/NAME/ of a whole site behind a real server: streams, uploads, refusals, status, and the local development server."""
+"""/fn/NAME/ of a whole site with a real server: streams, uploads, refusals, status, and the local development server."""
 
 import asyncio
 import io
@@ -75,9 +75,9 @@ async def test_a_site_serves_its_functions_under_fn(make_server: SiteMaker, tmp_
         for path, length in (("/fn/f", str(len(whole))), ("/fn/f/events", None)):
             async with client.head(path) as answer:
                 assert (answer.status, answer.headers.get("content-length")) == (200, length)
-        async with client.get("/fn/nobody/") as answer:
+        async with client.get("/fn/missing/") as answer:
             assert answer.status == 404
-            assert (await answer.json())["error"]["message"] == "this site has no function named 'nobody'"
+            assert (await answer.json())["error"]["message"] == "this site has no function named 'missing'"
         async with client.get("/status") as answer:
             published = (await answer.json())["functions"]
             assert published["isolation_tier"] in (1, 2)
@@ -167,7 +167,7 @@ async def test_a_failure_is_shown_to_clients_only_where_the_site_says_so(
 async def test_a_dynamic_worker_is_its_loaders_and_a_version_has_its_share_of_the_traffic(
     make_site: SiteMaker, tmp_path: Path, pool: str
 ) -> None:
-    """A version that is being tried, or has no traffic any more, answers nobody who knows its digest."""
+    """A version that is being tried, or has no traffic any more, gives no answer to callers that know its digest."""
     async with make_site(functions=functions_table(tmp_path)) as site:
         functions = site.app.functions.served.functions
         functions.pools[pool] = functions.pools["f"]
@@ -215,7 +215,7 @@ async def test_a_stream_that_fails_after_it_has_begun_is_cut_and_its_author_told
         assert "ValueError: in the middle" in told[0].getMessage()
         assert "in pieces" in told[0].getMessage()
         assert "entry.py" in told[0].getMessage()
-        assert "Error in ASGI" not in capfd.readouterr().err  # the server's own words, with a traceback of ours
+        assert "Error in ASGI" not in capfd.readouterr().err  # the server's own message, with a traceback of ours
         await server.is_idle()
 
 

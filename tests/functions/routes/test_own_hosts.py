@@ -1,4 +1,4 @@
-"""A function at a host name of its own, through a real router to a real site: it has all paths, its cookies and redirects are its own."""
+"""A function with its own host name, through a real router to a real site: it has all paths, cookies and redirects."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

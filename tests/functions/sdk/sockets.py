@@ -1,4 +1,4 @@
-"""A client's end of a function's WebSocket, as a site has it before its door."""
+"""A client's end of a function's WebSocket, as a site sees it."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ UPGRADE = [("upgrade", "websocket"), ("connection", "Upgrade")]
 
 
 class Socket:
-    """What a site has of an open socket: messages in, messages out."""
+    """An open socket as the site sees it: messages in, messages out."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[bytes] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""The end of a response is not the end of its application: what ASGI and WSGI applications do behind it, in real isolates."""
+"""The end of a response is not the end of its application: the later work of ASGI and WSGI applications, in real isolates."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""Code written for the platform's conventions, in a real isolate: how handlers are called, and what can be imported from where."""
+"""Code with the platform's conventions, in a real isolate: calls of handlers, and imports."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ HEAD = "from workers import *\nimport asyncio, json\n\n"
 
 
 def default(body: str) -> str:
-    """A module whose Default.fetch has this body."""
+    """Return a module with this body in Default.fetch."""
     lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
     return f"{HEAD}class Default(WorkerEntrypoint):\n    async def fetch(self, request):\n{lines}\n"
 
@@ -90,7 +90,7 @@ return Response.json([plain(), await asyncio.to_thread(plain), fails()])
 
 
 async def test_many_requests_may_each_wait_in_run_sync(served: Served) -> None:
-    """Also beside callbacks that are ready in the same turn of the loop, which the waiting call runs in its place."""
+    """Callbacks that are ready in the same turn of the loop also run, in place of the waiting call."""
     source = """
 from pyodide.ffi import run_sync
 ran = []

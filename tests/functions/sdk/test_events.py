@@ -1,4 +1,4 @@
-"""Queue handlers in real isolates: what they decide about messages, and that a decision holds whatever becomes of the handler."""
+"""Queue handlers in real isolates: their decisions about messages, which hold even if the handler fails later."""
 
 from typing import Any
 

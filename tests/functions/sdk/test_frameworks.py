@@ -150,7 +150,7 @@ async def served(make_served: ServedMaker) -> AsyncIterator[Served]:
 
 
 def add(served: Served, source: str, name: str = "f") -> None:
-    """Its packages are those of the tests."""
+    """Add a function with the packages of the tests."""
     served.add(source, name, '[vars]\nNAME = "value"\n')
     served.functions.add(load_manifest(served.folder / name), layers=(HERE,))
 
@@ -239,4 +239,4 @@ async def test_a_busy_framework_gets_copies_and_goes_back_to_none(make_served: S
             assert answer.stream is not None
             await answer.stream.aclose()  # type: ignore[attr-defined]
         await eventually(lambda: not pool.isolates.living)
-        assert json.loads(await served.get("/what"))[0] == ["started"]  # a new one
+        assert json.loads(await served.get("/what"))[0] == ["started"]  # a new isolate

@@ -1,4 +1,4 @@
-"""What functions use of JavaScript's own library."""
+"""Functions' use of JavaScript's own library."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A function in a real isolate of a whole site, and every binding it has: the face in its process, the real thing behind its socket."""
+"""A function in a real isolate of a whole site, with every binding: the client side in its process, the real one at the other end of its socket."""
 
 import asyncio
 import json
@@ -156,7 +156,7 @@ class Default(WorkerEntrypoint):
 
 
 def two_functions(folder: Path, manifest: str = MANIFEST) -> dict[str, Any]:
-    """The [functions] table of a site file."""
+    """Return the [functions] table of a site file."""
     for name, text, source in (
         ("f", manifest, ENTRY),
         ("other", 'name = "other"\nmain = "src/entry.py"\n', OTHER),

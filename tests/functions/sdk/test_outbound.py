@@ -1,4 +1,4 @@
-"""fetch as functions call it: what ends it, and what it may be given."""
+"""fetch as functions call it: its ends, and its arguments."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ return Response.json(found)
 
 @asynccontextmanager
 async def slow() -> AsyncIterator[tuple[str, list[bytes], list[bytes]]]:
-    """A server that answers nobody, or begins and goes no further; the requests that came, and those whose client left."""
+    """Start a server that never answers, or starts an answer and stops; yield the received requests, and those whose client left."""
     came: list[bytes] = []
     left: list[bytes] = []
 
@@ -71,7 +71,7 @@ async def test_a_signal_ends_a_fetch_and_its_stream(make_served: ServedMaker) ->
             ["one"],
             "AbortError: the call was aborted: enough",
         ]
-        assert len(came) == 2, "whose signal was aborted before asks nobody"
+        assert len(came) == 2, "a request with an aborted signal is not sent"
         await eventually(lambda: left == came)
 
 

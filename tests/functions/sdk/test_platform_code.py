@@ -1,4 +1,4 @@
-"""What code brings along that ran on the platform: values as they are written there, and mistakes, each answered by a sentence about itself."""
+"""Code that ran on the platform: values as written there, and mistakes, each answered by a sentence about it."""
 
 import json
 from textwrap import dedent
@@ -119,23 +119,6 @@ async def test_json_is_written_as_javascript_writes_it(served: Served) -> None:
         '{\n "a": 1\n}',
         "TypeError: JSON.stringify has a value of the type set, which JSON does not have",
     ]
-
-
-async def test_the_cache_api_runs_and_keeps_nothing(served: Served) -> None:
-    body = """
-    cache, response = js.caches.default, Response("x")
-    found = [await cache.match(request), await cache.put("http://x/", response), response.body_used, await cache.match("http://x/")]
-    found += [await cache.delete("http://x/"), (await js.caches.open("own")) is not None]
-    for asked, given in ((Request("http://x/", method="POST"), Response("")), ("http://x/", "text"), ("http://x/", Response("", status=206))):
-        try:
-            await cache.put(asked, given)
-        except TypeError as error:
-            found.append(str(error)[:28])
-    return found
-    """
-    assert await go(served, body) == [
-        None, None, True, None, False, True, "caches: only responses to GE", "caches: put takes a Response", "caches: a response with the ",
-    ]  # fmt: skip
 
 
 async def test_names_for_annotations_can_be_imported(served: Served) -> None:

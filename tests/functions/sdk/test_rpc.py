@@ -1,4 +1,4 @@
-"""Methods of other functions and of Durable Objects: what may be given to them, what they may give back, and for how long it is there."""
+"""Methods of other functions and of Durable Objects: their arguments, their results, and the lifetime of both."""
 
 import asyncio
 import json
@@ -493,7 +493,7 @@ async def test_a_stub_whose_function_has_ended_says_so(served: Served) -> None:
 
 
 class Incoming:
-    """What the other side of a session says."""
+    """Messages from the other side of a session."""
 
     def __init__(self, *messages: Any) -> None:
         self.is_closed = False
@@ -512,7 +512,7 @@ class Incoming:
 
 
 def framed(message: Any) -> list[bytes]:
-    """A message byte by byte."""
+    """Return a message byte by byte."""
     data = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
     whole = len(data).to_bytes(4, "big") + data
     return [whole[place : place + 1] for place in range(len(whole))]

@@ -167,8 +167,8 @@ class Admin(WorkerEntrypoint):
     assert await served.get(entrypoint="Admin") == b"admin"
     with pytest.raises(Fault, match="no method '_secret' that can be called"):
         await served.functions.ask("f", RpcEvent(UNNUMBERED, "default", "_secret"))
-    with pytest.raises(Fault, match="no entrypoint 'Nobody'; its entrypoints: Default, Admin"):
-        await served.get(entrypoint="Nobody")
+    with pytest.raises(Fault, match="no entrypoint 'Missing'; its entrypoints: Default, Admin"):
+        await served.get(entrypoint="Missing")
 
 
 async def test_scheduled_and_queue_handlers_get_their_events(served: Served) -> None:

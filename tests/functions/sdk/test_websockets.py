@@ -1,4 +1,4 @@
-"""WebSockets inside real isolates: pairs and their handlers, ASGI applications, and what an open socket costs."""
+"""WebSockets inside real isolates: pairs and their handlers, ASGI applications, and the cost of an open socket."""
 
 import asyncio
 import sysconfig
@@ -178,7 +178,7 @@ async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
     async with make_served(tier=1, limits={"cpu_ms": 300, "wall_s": 0.4, "idle_s": 0.1}) as served:
         served.add(source)
         async with opened(served) as socket:
-            await asyncio.sleep(1.0)  # beyond both of the limits that hold for requests
+            await asyncio.sleep(1.0)  # longer than both limits for requests
             (isolate,) = served.functions.pools["f"].isolates.living
             assert (isolate.work.load, isolate.work.sockets) == (0, 1)
             socket.send("spin")

@@ -1,4 +1,4 @@
-"""Workflows in real isolates, with their instances' storage at the runtime: steps once, retries, waits, and a process that dies in between."""
+"""Workflows in real isolates, with their instances' storage at the runtime: each step once, retries, waits, and a process that dies in between."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ Make = Callable[[str], AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def site(make_served: ServedMaker, tmp_path: Path) -> Make:
-    """Each is a site of its own over the same state: what a restart finds."""
+    """Return a maker of sites over the same state, which shows the effect of a restart."""
 
     @asynccontextmanager
     async def make(source: str) -> AsyncIterator[Served]:
@@ -182,7 +182,7 @@ class Flow(WorkflowEntrypoint):
 """
     async with site(source) as served:
         await served.get("/create")
-        with suppress(Fault):  # of the process that dies, which may be asked just then
+        with suppress(Fault):  # of the process that dies, which may be called just then
             await until(served, "complete", "errored")
         assert (await until(served, "complete", "errored"))["output"] == 2
         assert await notes(served) == ["first", "dies"]

@@ -1,4 +1,4 @@
-"""What a function's author gets for tests: a function in isolates, its bindings from outside, its handlers, and a clock."""
+"""Tools for tests of a function's author: a function in isolates, its bindings from outside, its handlers, and a clock."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -117,6 +117,13 @@ def test_requests_and_bindings_meet_in_one_state(make: Callable[..., LocalWorker
     worker.run(worker.env.FILES.put("a/b", b"bytes"))
     found = worker.run(worker.env.FILES.get("a/b"))
     assert worker.run(found.text()) == "bytes"
+
+
+def test_without_a_folder_for_its_state_a_worker_leaves_nothing(folder: Path) -> None:
+    for _ in range(2):
+        with LocalWorker(folder) as worker:
+            assert worker.fetch("/x").json() == ["Hello", "GET", None]
+            worker.run(worker.env.KV.put("name", "Ada"))
 
 
 def test_models_answer_what_the_test_says(make: Callable[..., LocalWorker]) -> None:

@@ -1,4 +1,4 @@
-"""What `pilotlight init --template` writes: each is a function whose own tests pass by pytest alone."""
+"""Projects of `pilotlight init --template`: each is a function whose own tests pass by pytest alone."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An FP8 cache as it is written and read: what is stored is the nearest number that FP8 has, and what is read is exactly that."""
+"""An FP8 cache as written and read: the stored number is FP8's nearest, and is read exactly."""
 
 import pytest
 import torch

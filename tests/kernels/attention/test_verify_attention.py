@@ -1,4 +1,4 @@
-"""Drafts are checked as decoding would have computed each token, and what lies behind a token does not change it; on a CPU both hold to the bit."""
+"""Drafts are verified as decoding would have computed each token, and later tokens do not change it; on a CPU both are bit-exact."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ IN_C = [case for case in CASES if not any(word in case.id for word in ("fp8", "s
 
 
 def decoded_one_by_one(given: Arguments) -> torch.Tensor:
-    """Each query as the newest token of its context."""
+    """Compute each query as the newest token of its context."""
     batch, rows = given["batch"], []
     tables = batch.block_tables.repeat_interleave(torch.tensor(batch.host_q_lens), dim=0)
     for queries, context in zip(batch.host_q_lens, batch.host_context_lens, strict=True):
@@ -27,7 +27,7 @@ def decoded_one_by_one(given: Arguments) -> torch.Tensor:
 
 
 def shortened(given: Arguments) -> Arguments:
-    """Without the last token of each sequence that has more than one."""
+    """Remove the last token of each sequence that has more than one."""
     batch = given["batch"]
     less = [int(queries > 1) for queries in batch.host_q_lens]
     kept = [

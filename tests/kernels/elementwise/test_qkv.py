@@ -1,4 +1,4 @@
-"""The step between projection and attention, against its parts, with a norm wider than what it multiplies: the rest is in the catalogue."""
+"""The step between projection and attention, compared with its parts, with a norm wider than its input: the rest is in the catalogue."""
 
 import pytest
 import torch

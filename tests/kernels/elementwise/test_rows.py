@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, in both forms to the same bits."""
+"""Rows of a table by their numbers, bit-identical in both forms."""
 
 import pytest
 import torch

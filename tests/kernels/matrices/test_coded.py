@@ -1,4 +1,4 @@
-"""Products of the C library with weights in codes: exact but for the rounding of sums, a row the same in any company, and recorded like others."""
+"""Products of the C library with weights in codes: exact except for the rounding of sums, rows independent of others, and recordable."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,7 @@ def random_int8(rows: int, columns: int, group: int, scales: torch.dtype = torch
 
 
 def double(weight: CodedWeight) -> Tensor:
-    """[rows, columns], exactly."""
+    """Return the exact values, [rows, columns]."""
     if isinstance(weight, Int8Weight):
         scales = weight.scales.double().repeat_interleave(weight.group, -1)[:, : weight.columns]
         return weight.codes[:, : weight.columns].double() * scales
@@ -36,7 +36,7 @@ def double(weight: CodedWeight) -> Tensor:
     return plain_weight(weight).double()
 
 
-# By one block, several, four at a time; rows that end within a block and within a group; chunks of prompts; longer than one.
+# In one block, several, four at a time; rows that end within a block and within a group; chunks of prompts; longer than one.
 WEIGHTS: dict[str, Callable[[torch.dtype], CodedWeight]] = {
     "int4 by 32": lambda scales: random_int4((42, 320), 32, zeros=False, dtype=scales),
     "int4 by 64, zeros": lambda scales: random_int4((33, 431), 64, zeros=True, dtype=scales),
@@ -57,7 +57,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 33, 50, 131, 600)
 def test_a_product_is_that_of_the_exact_weight(
     name: str, scales: torch.dtype, dtype: torch.dtype, ratio: float, arithmetic: str
 ) -> None:
-    """In bf16 only its result is rounded: the weight unpacked to bf16, as torch has it here, is off by as much again."""
+    """Only its result in bf16 is rounded: the weight unpacked to bf16, as torch has it here, is off by as much again."""
     weight = WEIGHTS[name](scales)
     rows, columns = weight.shape
     bias = torch.randn(rows).to(dtype)
@@ -80,14 +80,14 @@ def test_a_row_is_the_same_in_any_company(name: str, dtype: torch.dtype, arithme
             parts = [weight.linear(part) for part in x.split(size)]
             full = (
                 sum(part.shape[0] == size for part in parts) * size
-            )  # the last one may be of fewer rows than go that way
+            )  # the last chunk may have too few rows for that path
             assert torch.equal(torch.cat(parts)[:full], expected[:full])
 
 
 @pytest.mark.parametrize("name", ["int4 by 64, zeros", "int8 by row", "mxfp4"])
 @pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 2e-6), (torch.bfloat16, 5e-3)])
 def test_blocks_of_any_size_keep_their_digits(name: str, dtype: torch.dtype, ratio: float) -> None:
-    """Each row is of numbers that lie near one power of two, but for a block of zeros."""
+    """Each row has numbers near one power of two, except for a block of zeros."""
     weight = WEIGHTS[name](torch.float32)
     for size in (1e-20, 1e-3, 1.0, 1e20):
         x = (torch.randn(3, weight.shape[1]) * size).to(dtype)

@@ -1,4 +1,4 @@
-"""The layout of four-bit weights, its inverse, and what products with it refuse."""
+"""The layout of four-bit weights, its inverse, and refusals of products with it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Products with weights of ordinary and of awkward sizes; one row's result is the same in any company."""
+"""Products with weights of ordinary and of awkward sizes; one row's result is independent of others."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.closeness import assert_close
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)]
 # Multiples of every vector and tile; of none; longer than a block of columns; a few columns, a single output.
 SIZES = [(64, 128), (42, 123), (33, 2148), (431, 6), (1, 1031)]
-ROWS = [1, 2, 3, 4, 5, 16, 33, 50, 131]  # from 33 on vectors run along them: one to four to a panel, and two panels
+ROWS = [1, 2, 3, 4, 5, 16, 33, 50, 131]  # from 33 on vectors run along rows: one to four to a panel, and two panels
 
 
 @pytest.mark.parametrize(("dtype", "ratio"), TYPES)
@@ -35,7 +35,7 @@ def test_a_gated_product_is_its_steps_one_by_one(
     outputs: int, inputs: int, activation: GatedActivation, dtype: torch.dtype, ratio: float
 ) -> None:
     weight, bias = (torch.randn(2 * outputs, inputs) / inputs**0.5).to(dtype), torch.randn(2 * outputs).to(dtype)
-    # With one output, errors of gate and up are those of sums that may cancel: they weigh more than where many outputs are averaged.
+    # With one output, errors of gate and up are those of sums that may cancel: they weigh more than an average over many outputs.
     tolerance = (4 if outputs > 1 else 40) * ratio
     for rows in (1, 3, 16, 93):
         x = torch.randn(rows, inputs).to(dtype)
@@ -73,7 +73,7 @@ def test_a_row_is_the_same_in_any_larger_company(dtype: torch.dtype, arithmetic:
     if library.loaded is None or library.loaded.most_rows[dtype] < 1320:
         pytest.skip("oneDNN computes it on this machine")
     x, weight = torch.randn(1320, 2148).to(dtype), torch.randn(50, 2148).to(dtype)
-    together = linear(x, weight)  # more rows than meet a block of the weight at once
+    together = linear(x, weight)  # more rows than are multiplied with a block of the weight at once
     for size in (33, 55, 110, 660):
         assert torch.equal(torch.cat([linear(part, weight) for part in x.split(size)]), together)
 

@@ -1,4 +1,4 @@
-"""Weights of 12 bits are bf16 to the bit: as they come back, and in what is computed with them."""
+"""Weights of 12 bits equal bf16 bit by bit: when unpacked, and in results."""
 
 from dataclasses import replace
 from functools import partial
@@ -31,7 +31,7 @@ ALL_VALUES = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch
 
 
 def trained(rows: int, columns: int, *, outliers: int = 0) -> torch.Tensor:
-    """Normally distributed weights, rows of different sizes, and a few values far off."""
+    """Return normally distributed weights, rows of different scale, and a few outliers."""
     plain = torch.randn(rows, columns) * torch.rand(rows, 1).exp() / columns**0.5
     for _ in range(outliers):
         plain[torch.randint(rows, ()), torch.randint(columns, ())] *= 2.0 ** int(torch.randint(-60, 60, ()))
@@ -39,7 +39,7 @@ def trained(rows: int, columns: int, *, outliers: int = 0) -> torch.Tensor:
 
 
 def bits(values: torch.Tensor) -> list[list[int]]:
-    return values.contiguous().view(torch.int16).tolist()  # NaN is not itself
+    return values.contiguous().view(torch.int16).tolist()  # NaN does not equal itself
 
 
 @pytest.mark.cpu_only
@@ -225,7 +225,7 @@ def test_a_number_that_the_table_lacks_spoils_no_other_row() -> None:
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_products_of_many_rows_are_the_plain_ones_wherever_tiles_and_chains_end(dtype: torch.dtype) -> None:
-    """Rows are decoded ahead of their products, into the next chain of columns too: of matrices of few rows into that of the same ones."""
+    """Rows are decoded ahead of their products, also into the next chain of columns: with few rows into that of the same ones."""
     with computing_with("C library"):
         for outputs in (1, 6, 8, 13, 50, 97):
             for columns in (20, 1024, 2177):

@@ -1,4 +1,4 @@
-"""Weights in 12 bits are used where they were measured to be faster, of one row and of no number of rows slower; what was measured is kept."""
+"""Weights in 12 bits are used if measured to be faster for one row and slower for no number of rows; the measurement is stored."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("gains", "is_faster"),
     [
         ({1: 1.3, 4: 1.2, 16: 1.1, 64: 1.0}, True),
-        ({1: 1.06, 4: 0.98, 16: 0.98, 64: 0.98}, True),  # within what two measurements of the same differ by
+        ({1: 1.06, 4: 0.98, 16: 0.98, 64: 0.98}, True),  # within the noise of two equal measurements
         ({1: 1.3, 4: 1.2, 16: 1.1, 64: 0.9}, False),
         ({1: 1.02, 4: 1.2, 16: 1.1, 64: 1.0}, False),
     ],

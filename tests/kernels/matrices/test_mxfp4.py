@@ -1,4 +1,4 @@
-"""MXFP4 against values worked out by hand from the format's tables."""
+"""MXFP4 compared with values computed by hand from the format's tables."""
 
 import pytest
 import torch

@@ -1,5 +1,4 @@
-"""The sampler against enumeration: which tokens survive, and with which probability, from a few lines of plain
-Python."""
+"""The sampler compared with enumeration: the surviving tokens, with their probabilities, from a few lines of plain Python."""
 
 import math
 from itertools import accumulate
@@ -20,7 +19,7 @@ from tests.kernels.conftest import on_device
 def reference_distribution(
     logits: list[float], temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> list[float]:
-    """Probabilities after temperature, then min-p, top-k and top-p, ties kept together."""
+    """Return probabilities after temperature, then min-p, top-k and top-p, ties kept together."""
     peak = max(logits)
     weights = [math.exp((x - peak) / temperature) for x in logits]
     floor = min_p
@@ -40,7 +39,7 @@ def reference_distribution(
 def drawn_with(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> torch.Tensor:
-    """One token for each of the numbers `u`."""
+    """Draw one token for each of the numbers `u`."""
     batch = SamplingBatch.of(
         [SamplingRow(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1], on_device
     )
@@ -74,7 +73,7 @@ def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
 ) -> None:
     monkeypatch.setattr(
         pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", candidates
-    )  # 4: the nucleus is looked for again and again
+    )  # 4: the search for the nucleus needs several rounds
     logits = on_device(torch.randn(42, generator=torch.Generator().manual_seed(6), device="cpu")) * 2
     shares = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
     ends = list(accumulate(shares))
@@ -92,12 +91,12 @@ def test_tied_tokens_stay_together() -> None:
 
 
 def in_bits(*distances: float) -> torch.Tensor:
-    """A row whose tokens weigh 2**-distance of the likeliest, exactly, once `sampled` has set the scale."""
+    """Return a row whose tokens weigh exactly 2**-distance of the likeliest, once `sampled` has set the scale."""
     return -torch.tensor(distances, dtype=torch.float32)
 
 
 def sampled(logits: torch.Tensor, numbers: torch.Tensor, row: SamplingRow, *, truncates: bool = False) -> set[int]:
-    """The tokens that the numbers draw from logits [vocab] in bits."""
+    """Return the tokens that the numbers draw from logits [vocab] in bits."""
     batch = SamplingBatch.of([row] * len(numbers), logits.shape[-1], on_device)
     batch.reals[0] = 2.0**24
     batch = batch._replace(truncates=batch.truncates or truncates)
@@ -113,7 +112,7 @@ LAST = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, {0}), (0.75, {0, 1}), (0.750001, {0, 1, 2, 3}), (0.49, {0})])
 def test_a_nucleus_ends_with_the_token_that_fills_it(top_p: float, kept: set[int]) -> None:
-    """Weights of 4, 2, 1 and 1: the shares are exact, so that a token more would be one too many."""
+    """Weights are 4, 2, 1 and 1: the shares are exact, so that one more token would be too many."""
     assert sampled(in_bits(0, 1, 2, 2), EIGHTHS, SamplingRow(1.0, None, top_p, 0.0, 0, 0)) == kept
 
 
@@ -134,7 +133,7 @@ def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(m
 
 
 def test_every_half_of_a_seed_counts() -> None:
-    """Of 2**16 equal tokens the one is drawn that the first bits of the number of (both halves, position) name."""
+    """The chosen one of 2**16 equal tokens is given by the first bits of the number of (both halves, position)."""
     seeds, vocab = [0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1], 1 << 16
     batch = SamplingBatch.of([SamplingRow(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab, on_device)
     low, high = (torch.tensor([seed >> shift & 0xFFFFFFFF for seed in seeds]) for shift in (0, 32))

@@ -1,100 +1,106 @@
-"""Layers' states, chunk by chunk and token by token, against their formulas in fp64."""
+"""What the catalogue does not say of recurrent layers' operations: a token's bits in any chunk and company, and where states lie."""
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels.state.delta_rule import gated_delta_rule, gated_delta_step
-from pilotlight.kernels.state.gated_norm import gate_then_norm, norm_then_gate
-from pilotlight.kernels.state.short_conv import short_conv, short_conv_step
-from pilotlight.kernels.state.ssd import ssd, ssd_step
+from load_tests.catalogue.operation import Arguments, copied
+from load_tests.catalogue.states import OPERATIONS, state_batch
+from pilotlight.kernels.state.short_conv import short_conv
 from tests.closeness import assert_close
 
-LENGTHS = (1, 5, 64, 131)
+KEEPING = [operation for operation in OPERATIONS if operation.changes]
+LENGTHS = (1, 2, 17, 40)
+TOKENS = sum(LENGTHS)
 
 
-def delta_arguments(tokens: int, heads: int = 3, key: int = 6, value: int = 5) -> tuple[torch.Tensor, ...]:
-    q, k = (F.normalize(torch.randn(tokens, heads, key), dim=-1) for _ in "qk")
-    v, g, b = torch.randn(tokens, heads, value), -torch.rand(tokens, heads), torch.rand(tokens, heads)
-    return q, k, v, g, b, torch.randn(heads, key, value)
+@pytest.fixture
+def in_c(arithmetic: str) -> None:
+    if arithmetic != "C library":
+        pytest.skip("torch computes decodes and chunks in different orders")
 
 
-def delta_formula(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v, g, b, state = (x.double() for x in arguments)
-    outputs = []
-    for t in range(len(q)):
-        state = g[t].exp()[:, None, None] * state
-        seen = torch.einsum("hkv,hk->hv", state, k[t])
-        state = state + torch.einsum("hk,hv->hkv", k[t], b[t][:, None] * (v[t] - seen))
-        outputs.append(torch.einsum("hkv,hk->hv", state, q[t]))
-    return torch.stack(outputs), state
+def arguments_of(operation: Any, dtype: torch.dtype) -> Arguments:
+    """One sequence of 60 tokens, in four runs, of sizes that fill vectors and of which some are left."""
+    (case,) = [case for case in operation.bench if case.name.startswith("2,048")]
+    made: Arguments = case.make(dtype)
+    batch, blocks = state_batch(((LENGTHS, False),))
+    for name, value in made.items():
+        if isinstance(value, torch.Tensor) and value.shape[:1] == (2048,):
+            made[name] = value[:TOKENS]
+    states = made["states"]
+    return made | {"batch": batch, "states": torch.randn(blocks, *states.shape[1:]).to(states.dtype)}
 
 
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_the_delta_rule_in_chunks_is_its_formula(tokens: int) -> None:
-    arguments = delta_arguments(tokens)
-    for name, expected, actual in zip("os", delta_formula(*arguments), gated_delta_rule(*arguments), strict=True):
-        assert_close(name, expected.float(), actual, 1e-5)
+def of_tokens(arguments: Arguments, tokens: slice) -> Arguments:
+    """The same call for some of its tokens."""
+    return {
+        name: value[tokens] if isinstance(value, torch.Tensor) and value.shape[:1] == (TOKENS,) else value
+        for name, value in arguments.items()
+    }
 
 
-def test_the_delta_rule_of_one_token_is_its_formula_for_each_sequence() -> None:
-    each = [delta_arguments(1) for _ in range(4)]
-    inputs = [torch.cat([one[i] for one in each]) for i in range(5)]
-    outputs, states = gated_delta_step(*inputs, torch.stack([one[5] for one in each]))
-    for i, arguments in enumerate(each):
-        expected, state = delta_formula(*arguments)
-        assert_close("o", expected.float()[0], outputs[i], 1e-5)
-        assert_close("s", state.float(), states[i], 1e-5)
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("operation", KEEPING, ids=lambda operation: operation.name)
+def test_a_token_has_the_same_bits_in_any_chunk_and_company(operation: Any, dtype: torch.dtype) -> None:
+    given = arguments_of(operation, dtype)
+    whole = copied(given)
+    outputs = operation.function(**whole)
+    one_by_one = copied(given)
+    states = one_by_one["states"]
+    start, block = 0, 0
+    for length, after in zip(LENGTHS, whole["batch"].after.tolist(), strict=True):
+        for token in range(start, start + length):  # a decode beside another sequence, which is the first token again
+            batch, _ = state_batch((((1,), token > 0), ((1,), False)))
+            batch = batch._replace(
+                before=torch.tensor([block if token else -1, -1]), after=torch.tensor([after, 0]),
+            )  # fmt: skip
+            both = of_tokens(one_by_one, slice(token, token + 1))
+            both = {
+                name: torch.cat((value, one_by_one[name][:1])) if value is not one_by_one[name] else value
+                for name, value in both.items()
+            }
+            output = operation.function(**both | {"batch": batch, "states": states})
+            assert torch.equal(output[0], outputs[token]), token
+            block = after
+        start += length
+    used = whole["batch"].after
+    assert torch.equal(states[used], whole["states"][used])
 
 
-def ssd_arguments(
-    tokens: int, heads: int = 6, groups: int = 2, size: int = 5, value: int = 4
-) -> tuple[torch.Tensor, ...]:
-    x, (b, c) = torch.randn(tokens, heads, value), torch.randn(2, tokens, groups, size)
-    return x, b, c, -torch.rand(tokens, heads), torch.randn(heads, size, value)
+@pytest.mark.parametrize("operation", KEEPING, ids=lambda operation: operation.name)
+def test_no_other_block_is_changed(operation: Any) -> None:
+    for case in operation.cases:
+        given = case.make(torch.float32)
+        before = given["states"].clone()
+        operation.function(**given)
+        others = [block for block in range(len(before)) if block not in given["batch"].after.tolist()]
+        assert torch.equal(given["states"][others], before[others])
 
 
-def ssd_formula(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    x, b, c, g, state = (one.double() for one in arguments)
-    of_group, outputs = x.shape[1] // b.shape[1], []
-    b, c = (one.repeat_interleave(of_group, 1) for one in (b, c))
-    for t in range(len(x)):
-        state = g[t].exp()[:, None, None] * state + torch.einsum("hs,hv->hsv", b[t], x[t])
-        outputs.append(torch.einsum("hsv,hs->hv", state, c[t]))
-    return torch.stack(outputs), state
-
-
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_the_state_space_in_chunks_is_its_formula(tokens: int) -> None:
-    arguments = ssd_arguments(tokens)
-    for name, expected, actual in zip("ys", ssd_formula(*arguments), ssd(*arguments), strict=True):
-        assert_close(name, expected.float(), actual, 1e-5)
-
-
-def test_the_state_space_of_one_token_is_its_formula_for_each_sequence() -> None:
-    each = [ssd_arguments(1) for _ in range(4)]
-    inputs = [torch.cat([one[i] for one in each]) for i in range(4)]
-    outputs, states = ssd_step(*inputs, torch.stack([one[4] for one in each]))
-    for i, arguments in enumerate(each):
-        expected, state = ssd_formula(*arguments)
-        assert_close("y", expected.float()[0], outputs[i], 1e-5)
-        assert_close("s", state.float(), states[i], 1e-5)
+@pytest.mark.parametrize("operation", KEEPING, ids=lambda operation: operation.name)
+def test_states_lie_apart_in_the_blocks_of_a_cache(operation: Any) -> None:
+    given = operation.cases[1].make(torch.float32)
+    apart = copied(given)
+    blocks = torch.randn(len(apart["states"]), apart["states"][0].numel() + 24)
+    whole = blocks.clone()
+    apart["states"] = blocks[:, 8:-16].unflatten(1, apart["states"].shape[1:])
+    apart["states"].copy_(given["states"])
+    assert torch.equal(operation.function(**apart), operation.function(**given))
+    assert torch.equal(apart["states"], given["states"])
+    assert torch.equal(blocks[:, :8], whole[:, :8])
+    assert torch.equal(blocks[:, -16:], whole[:, -16:])
 
 
 @pytest.mark.parametrize("bias", [None, torch.randn(7)])
-def test_a_short_convolution_is_torchs_and_has_the_same_bits_token_by_token(bias: torch.Tensor | None) -> None:
-    x, weight = torch.randn(3 + 11, 7), torch.randn(7, 4)
-    y = short_conv(x, weight, bias, F.silu)
-    expected = F.silu(F.conv1d(x.T[None], weight[:, None], bias, groups=7))[0].T
+def test_a_short_convolution_of_a_whole_prompt_is_torchs(bias: torch.Tensor | None) -> None:
+    x, weight = torch.randn(11, 7), torch.randn(7, 4)
+    batch, blocks = state_batch((((8, 3), False),))
+    states = torch.zeros(blocks, 3, 7)
+    y = short_conv(x, weight, bias, True, states, batch)
+    expected = F.silu(F.conv1d(F.pad(x.T[None], (3, 0)), weight[:, None], bias, groups=7))[0].T
     assert_close("y", expected, y, 1e-6)
-    windows = torch.stack([x[i : i + 4] for i in range(11)])
-    assert torch.equal(short_conv_step(windows, weight, bias, F.silu), y)
-
-
-def test_gated_norms_are_their_formulas() -> None:
-    x, gate, weight = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.randn(2, 8)
-    normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    assert_close("y", normed * weight[0] * F.silu(gate), norm_then_gate(x, gate, weight[0], 1e-5), 1e-6)
-    gated = x * F.silu(gate)
-    expected = gated / (gated.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    assert_close("y", expected, gate_then_norm(x, gate, weight, 1e-5), 1e-6)
+    assert torch.equal(states[batch.after[1]], x[-3:])

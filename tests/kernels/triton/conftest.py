@@ -1,4 +1,7 @@
-"""The C library has no part in these tests: one run of each is enough."""
+"""Fixtures of the Triton tests.
+
+The C library has no part in them: one run of each is enough.
+"""
 
 import os
 import subprocess
@@ -16,13 +19,15 @@ def arithmetic() -> str:
 
 
 def run_compiling(script: str, **environment: str) -> str:
-    """What the script prints in a process where Triton compiles. Compiled kernels are kept where the product keeps them, by their source:
-    in the user's cache, for every checkout."""
+    """Return the script's output from a process where Triton compiles.
+
+    Compiled kernels are stored like the product's, by their source: in the user's cache, for every checkout.
+    """
     return _run("-c", script, timeout_s=300, **environment)
 
 
 def run_module(module: str, *words: str, **environment: str) -> str:
-    """What the module prints, likewise."""
+    """Return the module's output, likewise."""
     return _run("-m", module, *words, timeout_s=850, **environment)
 
 

@@ -15,6 +15,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from pilotlight.kernels.triton.elementwise import activation, kv_write, norm, qkv, rotary
+from pilotlight.kernels.triton.launch import warps_for
+from pilotlight.kernels.triton.state import delta_rule, gated_norm, short_conv, ssd
 from pilotlight.kernels.triton.attention import decode_attention, hopper_mla, hopper_prefill, mla, prefill_attention, split_kv
 
 TENSORS = {
@@ -86,6 +88,16 @@ compile(mla._write, warps=2, LATENT=512, LATENT_DIM=512, HALF=32, PAIRS=32, BLOC
 compile(mla._attend, {"out": "*fp32"}, 8, 5, ROWS=16, IS_PREFILL=False, DIRECT=False, **LATENT)
 compile(mla._attend, {"lens": "*i32"}, 8, 3, ROWS=64, IS_PREFILL=True, DIRECT=True, **LATENT)
 compile(split_kv._join, COLUMNS=512, DIM=512, CHUNK=16, HAS_SINKS=True)
+PLACES = dict.fromkeys(("before", "first_runs", "ends", "after"), "*i64")
+STORED = dict.fromkeys(("x", "weight", "bias", "states", "y", "gate", "steps", "decays", "xbc"), "*bf16")
+WIDE = dict.fromkeys(("states", "decay_logs", "decay_bias", "step_bias", "skip"), "*fp32")
+for tokens in (1, 16):
+    compile(short_conv._convolve, STORED | PLACES, WIDTH=4, HAS_BIAS=True, ACTIVATES=True, TOKENS=tokens, BLOCK=256)
+compile(short_conv._keep, STORED | PLACES, BEFORE=3, BLOCK=256)
+compile(delta_rule._apply, STORED | PLACES | WIDE, KEY=128, VALUE=128, SHARED=2, ROWS=128, BLOCK=32)
+compile(ssd._scan, STORED | PLACES | WIDE, STATE=128, VALUE=64, SHARED=128, ROWS=128, BLOCK=32)
+for gates_first, block in ((False, 128), (True, 8192)):
+    compile(gated_norm._gated_norm, STORED, warps=warps_for(block), GATES_FIRST=gates_first, BLOCK=block)
 """
 
 

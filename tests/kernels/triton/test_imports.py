@@ -1,4 +1,4 @@
-"""Where Triton is used, a public module imports its Triton form, which imports types back: every module can come first."""
+"""A public module imports its Triton form, which imports types back: every module can be the first one."""
 
 import os
 import subprocess

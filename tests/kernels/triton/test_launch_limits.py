@@ -1,4 +1,4 @@
-"""What no grid can take is refused by name before it is launched."""
+"""Calls that no grid can take are refused by name before the launch."""
 
 from collections.abc import Callable
 

@@ -1,5 +1,6 @@
-"""Sampling by Triton against the plain form, token by token, with chunks so small that every way through the kernels is taken; and a row by itself
-against the same row in company."""
+"""Sampling by Triton compared with the plain form, token by token, with chunks so small that every path of the kernels is taken; and rows alone and
+in a batch.
+"""
 
 import random
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def some_row(chance: random.Random, vocab: int) -> SamplingRow:
 @pytest.mark.parametrize("vocab", [1, pytest.param(63, marks=pytest.mark.slow), 64, 431])
 @pytest.mark.parametrize("kind", LOGITS)
 def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk, tile = (64, 16) if vocab <= 64 else (128, 64)  # several of each: of smaller ones 431 entries take 20 s
+    chunk, tile = (64, 16) if vocab <= 64 else (128, 64)  # several of each: smaller ones take 20 s for 431 entries
     monkeypatch.setattr(triton_sample, "CHUNK", chunk)
     monkeypatch.setattr(triton_sample, "TILE", tile)
     chance = random.Random(f"{kind} {vocab}")
@@ -60,7 +61,7 @@ def test_a_row_is_the_same_in_any_company() -> None:
     ] == together
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by numpy, which interprets inf - inf
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # of numpy, which interprets inf - inf
 def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     logits = torch.zeros(4, 7)
     logits[0, 3], logits[1], logits[2, 5] = torch.nan, -torch.inf, torch.inf

@@ -1,4 +1,4 @@
-"""Arguments whose numbers do not lie side by side: what an operation's door lets through, its Triton form reads as it is, or refuses by name."""
+"""Arguments with strides: an argument that passes an operation's checks is read correctly by its Triton form, or refused by name."""
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ def test_numbers_that_lie_apart_are_refused_or_read(operation: Operation) -> Non
     for arguments in ordinary(operation):
         names = [place for place, x in places(arguments) if "spread out" in dict(spoils(x))]
         taken = [place for place in names if is_taken(operation, spread(arguments, [place]))]
-        # All at once; where the form asserts that its door leaves some of it to torch, one by one.
+        # All at once; if the form asserts that some of it is left to torch, one by one.
         if taken and not agrees(operation, arguments, taken):
             for place in taken:
                 agrees(operation, arguments, [place])
 
 
 def spread(arguments: Arguments, names: list[str]) -> Arguments:
-    made = copied(arguments)  # anew: a call may change what it is given
+    made = copied(arguments)  # copies, because a call may change its arguments
     for place, x in list(places(made)):
         if place in names:
             made = with_(made, place, dict(spoils(x))["spread out"])

@@ -1,4 +1,7 @@
-"""What the Triton forms promise beyond the catalogue, and the parts they share: numbers in FP8, tanh, splits, the numbering of tiles."""
+"""Guarantees of the Triton forms beyond the catalogue, and their shared parts:
+
+FP8, tanh, splits, the numbering of tiles.
+"""
 
 from collections.abc import Callable
 
@@ -99,12 +102,12 @@ ATTENTIONS = [
 
 
 def poisoned(given: Arguments) -> Arguments:
-    """The same call, with NaN for all that it must not read: behind its contexts, and in blocks that lie before its windows."""
+    """Return the same call, with NaN for all that it must not read: after its contexts, and in blocks before its windows."""
     made, rule, batch = copied(given), given.get("rule"), given.get("batch")
     if rule is not None and rule.kv_scales is not None:
         return made
     for name in ("k_cache", "v_cache", "cache"):
-        if name in made:  # the catalogue's tails hold loud numbers; NaN would survive a weight of zero
+        if name in made:  # the catalogue's tails hold large numbers; NaN would survive a weight of zero
             made[name][made[name] == 300.0] = torch.nan
     if rule is None or rule.window is None:
         return made
@@ -130,7 +133,7 @@ def has_poison_before_a_window(given: Arguments) -> bool:
     "operation", [catalogue.PREFILL_ATTENTION, catalogue.MLA_PREFILL], ids=lambda operation: operation.name
 )
 def test_a_prompt_reads_nothing_beyond_its_context_or_before_its_window(operation: Operation) -> None:
-    """Of decodes the same, in every case and split: below."""
+    """Decodes are tested below, in every case and split."""
     cases = [(case, case.make(torch.float32)) for case in operation.cases]
     windowed = [each for each in cases if "rule" in each[1] and has_poison_before_a_window(each[1])]
     assert windowed or operation is catalogue.MLA_PREFILL
@@ -139,7 +142,7 @@ def test_a_prompt_reads_nothing_beyond_its_context_or_before_its_window(operatio
         assert_close(case.name, expected, operation.triton_form()(**poisoned(given)), 10 * 2.0**-24)
 
 
-SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # how many, and the keys of one that is used
+SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # the number of splits, and the keys of a used one
 
 
 @pytest.mark.long
@@ -158,7 +161,7 @@ def test_a_split_context_gives_what_a_whole_one_gives(
         expected = operation.reference(**in_double(given))
         for number, least in (SPLITS[(i + turn) % len(SPLITS)] for turn in turns):
             monkeypatch.setattr(split_kv, "num_splits", lambda *_, number=number: number)
-            if DEVICE == "cpu":  # what is compiled keeps its constants
+            if DEVICE == "cpu":  # a compiled kernel keeps its constants
                 monkeypatch.setattr(split_kv, "_LEAST", tl.constexpr(least))
             name = f"{case.name}, {number} splits"
             assert_close(name, expected, operation.triton_form()(**poisoned(given)), 10 * 2.0**-24)

@@ -1,6 +1,6 @@
-"""What a model will launch is known without its weights, compiled without a GPU, and found again; and how many launches a layer makes.
+"""A model's launches are known without its weights, compiled without a GPU, and found again; a layer makes few.
 
-In a process of its own: here Triton interprets, there it compiles, for Hopper (sm_90), with a driver that has no device.
+Run in a separate process: here Triton interprets, there it compiles, for Hopper (sm_90), with a driver that has no device.
 """
 
 import json
@@ -135,7 +135,7 @@ found["files"], found["files more"] = len(files), len(os.listdir(cache)) - len(f
 print(json.dumps(found))
 """
 
-# What torch does without a launch: memory, and other looks at it.
+# Torch operations without a launch: memory, and views of it.
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "view", "_unsafe_view", "reshape", "slice", "select", "transpose", "t",
              "unsqueeze", "unflatten", "detach",
              "expand", "permute", "alias", "split", "unbind", "as_strided"}  # fmt: skip
@@ -157,7 +157,7 @@ def test_what_a_model_launches_is_compiled_before(found: dict[str, Any]) -> None
 
 def test_no_length_asks_for_another_variant(found: dict[str, Any]) -> None:
     assert found["new at other lengths"] == []
-    assert found["files more"] == 0, "what was compiled is found in the cache"
+    assert found["files more"] == 0, "compiled kernels are found in the cache"
 
 
 def test_a_dense_layer_makes_six_launches_beside_its_products(found: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def test_a_dry_run_keeps_packed_matrices_packed(found: dict[str, Any]) -> None:
 
 
 def test_every_triton_function_can_be_rehearsed() -> None:
-    """One under Triton's own decorator would run, in a rehearsal, with tensors that are not there."""
+    """A function with Triton's own decorator would run, in a dry run, with tensors that do not exist."""
     others = [
         path.name
         for path in (ROOT / "kernels/triton").glob("*.py")

@@ -1,4 +1,4 @@
-"""Trace files in Mooncake's format: what shares blocks shares prefixes, and nothing else does."""
+"""Trace files in Mooncake's format: requests that share blocks share prefixes, and no others do."""
 
 import lzma
 from pathlib import Path
@@ -14,8 +14,8 @@ from pilotlight.edge_router.routing.cost import CostPolicy
 
 LINES = [
     Line(0, 1300, 10, (0, 1, 2)),
-    Line(1000, 2000, 20, (0, 1, 2, 3)),  # goes on where the first one ended
-    Line(2000, 1100, 30, (0, 1, 9)),  # parts from them behind block 1
+    Line(1000, 2000, 20, (0, 1, 2, 3)),  # continues where the first one ended
+    Line(2000, 1100, 30, (0, 1, 9)),  # differs from them after block 1
     Line(3000, 700, 5, (0, 7)),
     Line(4000, 300, 5, (8,)),
 ]

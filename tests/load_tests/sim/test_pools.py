@@ -1,4 +1,4 @@
-"""Devices of a simulated site: queueing theory where prompts are alone, the runtime's own rule, and what each arrangement must and must not bring."""
+"""Devices of a simulated site: queueing theory for prompts alone, the runtime's own rule, and the effects of each arrangement."""
 
 import random
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def test_every_token_comes_once(arrangement: Arrangement) -> None:
     drawn = arrivals(BY_NAME["chat"], 0.5, 500, 3)
     pools = Pools(arrangement, BY_NAME["chat"])
     pools.run(drawn)
-    assert len(pools.ttft_s) == 400  # a fifth warms up
+    assert len(pools.ttft_s) == 400  # a fifth is warm-up
     assert sum(pools.gaps.values()) == sum(output - 1 for _, _, output in drawn)
     devices = [*pools.computing, *pools.answering]
     assert len(devices) == NUM_DEVICES

@@ -1,5 +1,8 @@
-"""What a simulation promises whatever the policy: no request is lost or counted twice, no site beats an infinite cache, equal seeds replay exactly,
-and a router knows nothing before the news can have reached it."""
+"""Guarantees of a simulation for any policy.
+
+No request is lost or counted twice, no site beats an infinite cache, equal seeds replay exactly, and a router knows nothing before the news can have
+reached it.
+"""
 
 from dataclasses import asdict, replace
 
@@ -34,7 +37,7 @@ def test_every_request_is_answered_once_or_shed_through_crashes_and_partitions(p
 def test_sites_and_routers_count_the_same_requests(trace: str) -> None:
     simulation = ran("Pilotlight", trace)
     for number, site in enumerate(simulation.sites):
-        assert site.running + site.waiting == len(simulation._live[number])  # whose site is at work on them
+        assert site.running + site.waiting == len(simulation._live[number])  # their site is processing them
         outstanding = sum(router.backends[number].outstanding for router in simulation.routers)
         assert outstanding >= site.running + site.waiting  # the others are on their way
     assert sum(b.outstanding for r in simulation.routers for b in r.backends) <= sum(map(len, simulation._live))
@@ -96,7 +99,7 @@ def test_seeds_of_published_figures_were_not_tuned_with() -> None:
 
 
 def test_the_day_of_the_measured_time_has_the_stated_load() -> None:
-    """Sessions are thinned by the hour; their mean over the day is what was asked for."""
+    """Sessions are thinned by the hour; their mean over the day is the requested one."""
     from load_tests.sim.cities import load_cities
     from load_tests.sim.traces import sessions
 

@@ -1,4 +1,4 @@
-"""A modelled site against what is known without it: queueing theory's closed forms, and a cache written down the slow way."""
+"""A modelled site compared with independent results: queueing theory's closed forms, and a simple cache."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def admit(site: SimSite, prefixes: tuple[Prefix, ...], prompt: int, output: int,
 
 
 def mean_wait_s(load: float, length: Callable[[random.Random], float], requests: int = 40_000) -> float:
-    """Poisson arrivals of prompts that share nothing and get one token: the prefill queue alone is looked at."""
+    """Return the mean wait with Poisson arrivals of prompts that share nothing and get one token: only the prefill queue counts."""
     rng, site, now, jobs = random.Random(5), SimSite(spec(kv_tokens=10**15)), 0.0, []
     for number in range(requests):
         now += rng.expovariate(load * SPEED / 1000)
@@ -49,7 +49,7 @@ def test_equal_prompts_wait_half_as_long_as_pollaczek_and_khinchine_say() -> Non
 
 
 class SlowCache:
-    """The same rules, nothing clever: segments in a list, the least recently used first."""
+    """A cache with the same rules in the simplest form: segments in a list, the least recently used first."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -68,7 +68,7 @@ class SlowCache:
         sizes = [
             prefix.tokens - before for prefix, before in zip(prefixes, (0, *(p.tokens for p in prefixes)), strict=False)
         ]
-        for prefix, size in reversed(list(zip(prefixes, sizes, strict=True))):  # the tail is the older
+        for prefix, size in reversed(list(zip(prefixes, sizes, strict=True))):  # the tail is older
             known = dict(self.segments)
             self.segments = [segment for segment in self.segments if segment[0] != prefix.digest]
             self.segments.append((prefix.digest, known.get(prefix.digest, size)))
@@ -89,9 +89,7 @@ def test_the_prefix_cache_evicts_as_a_slow_one_does(seed: int) -> None:
         expected = slow.match(prefixes)
         site.advance(1000.0 * step)
         answer = Prefix(prefixes[-1].digest, 0)
-        job = site.admit(
-            None, prefixes, chain.tokens + 1, 0, answer, 1000.0 * step
-        )  # no output: nothing but prompts is kept
+        job = site.admit(None, prefixes, chain.tokens + 1, 0, answer, 1000.0 * step)  # no output: only prompts are kept
         assert job is not None
         assert job.cached_tokens == expected
         hits += expected > 0
@@ -99,7 +97,7 @@ def test_the_prefix_cache_evicts_as_a_slow_one_does(seed: int) -> None:
         assert (site.running, site.waiting) == (0, 0)
         slow.use(prefixes)
         slow.use((Prefix(prefixes[-1].digest, 0),))
-    assert 50 < hits < 600  # both happen, else nothing was compared
+    assert 50 < hits < 600  # both happen, otherwise nothing was compared
 
 
 @pytest.mark.long

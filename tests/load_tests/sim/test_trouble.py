@@ -1,4 +1,4 @@
-"""Each trouble is in the simulation what its name says; and a site that misleads costs ours little more than its own share."""
+"""Each trouble has the effect of its name in the simulation; and a misleading site costs our policy little more than its own share."""
 
 import statistics
 from functools import cache
@@ -63,14 +63,17 @@ def test_small_caches_turn_over_where_whole_ones_never_fill() -> None:
     ],
 )
 def test_a_site_that_misleads_costs_little_more_than_its_own_share(name: str, most: float) -> None:
-    """It is the nearest of twelve to the most clients. Small runs, so the bounds are wider than what the record shows."""
+    """It is the nearest of twelve to the most clients.
+
+    Runs are small, so the bounds are wider than in the record.
+    """
     assert p95_ms(TROUBLES[name]) <= most * p95_ms(NONE)
 
 
 def test_without_what_routers_observe_a_site_that_says_it_is_idle_ruins_everybody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What the test above rests on: the fault is severe."""
+    """The test above depends on this: the fault is severe."""
     base_ms = p95_ms(NONE)
     monkeypatch.setattr("pilotlight.edge_router.backends.lateness.Lateness.mean_ms", lambda self, overdue_ms=0.0: 0.0)
     told = Trouble(fault="says idle")

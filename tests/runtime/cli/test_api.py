@@ -1,4 +1,4 @@
-"""What the command line takes for a server's URL."""
+"""Server URLs that the command line accepts."""
 
 import pytest
 

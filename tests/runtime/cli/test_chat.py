@@ -1,4 +1,4 @@
-"""What a conversation on the terminal takes besides what is said: commands, several lines, Ctrl-C."""
+"""Input of a conversation on the terminal besides messages: commands, several lines, Ctrl-C."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 
 
 class FakeApi(Api):
-    """Answers with the last word it was told, and remembers what it was asked; "stop me" is interrupted."""
+    """An API that answers with the last word of the message, and records requests; "stop me" is interrupted."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")
@@ -38,7 +38,7 @@ class FakeApi(Api):
 
 
 def conversation(monkeypatch: pytest.MonkeyPatch, *typed: str | BaseException, system: str | None = None) -> FakeApi:
-    """Type lines, at a terminal, and end with Ctrl-D."""
+    """Type lines at a terminal, and end with Ctrl-D."""
     lines = iter([*typed, EOFError()])
 
     def typing(*_: object) -> str:

@@ -1,4 +1,4 @@
-"""A server process that a command started: its log outlives it, and its end is told."""
+"""A server process that a command started: its log persists, and its end is reported."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The deploy token of `pilotlight up --functions`: made once for a port, and sent to this machine alone."""
+"""The deploy token of `pilotlight up --functions`: made once for a port, and sent only to this machine."""
 
 from pathlib import Path
 

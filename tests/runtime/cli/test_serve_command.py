@@ -1,4 +1,4 @@
-"""What `pilotlight serve` makes of its degrees: devices of one host, and how these share the model."""
+"""`pilotlight serve` with degrees of parallelism: devices of one host, and how these share the model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`pilotlight slo`: how objectives stand, for people and for programs."""
+"""`pilotlight slo`: the state of objectives, for people and for programs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What `pilotlight status` says of models: where they are, and why one is not."""
+"""`pilotlight status` about models: their places, and why one is unavailable."""
 
 from typing import Any
 

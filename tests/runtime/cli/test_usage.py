@@ -1,4 +1,4 @@
-"""`pilotlight usage`: what a router's ledger has, for people and for programs."""
+"""`pilotlight usage`: a router's ledger, for people and for programs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which account's grammars wait for which, and what is remembered of them."""
+"""Accounts whose grammars wait for each other, and cached results."""
 
 import asyncio
 from concurrent.futures import Future
@@ -19,7 +19,7 @@ EMBER = GrammarVocabulary(Path("/models/ember"), 2048, (0,))
 
 
 class FakePool:
-    """Children that end a job when a test says so."""
+    """Child processes that end a job when a test does it."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Future[Any]] = {}
@@ -133,7 +133,7 @@ async def test_who_waits_too_long_for_a_turn_can_try_again() -> None:
         assert (refused.value.word, refused.value.retry_after_s is not None) == ("overloaded", True)
     await site.end("large")
     assert await site.checks.refusal(EMBER, Constraint("regex", "large"), "a") is None
-    assert site.pool.order == ["large"], "nobody waits for the second any more"
+    assert site.pool.order == ["large"], "no request waits for the second any more"
 
 
 async def test_a_check_that_nobody_waits_for_is_not_begun_and_one_that_has_begun_keeps_its_turn() -> None:

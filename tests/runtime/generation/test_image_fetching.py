@@ -1,4 +1,4 @@
-"""Where images may be fetched from, and what happens to those that lead elsewhere."""
+"""Addresses from which images may be fetched, and those that redirect elsewhere."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,7 +10,7 @@ from pilotlight.runtime.generation.image_fetching import BadImageError, ImageFet
 
 
 class World:
-    """An egress whose answers are told by URL: (status, location or body)."""
+    """An egress with scripted answers by URL: (status, location or body)."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers

@@ -1,4 +1,4 @@
-"""Images in requests of every dialect, as far as the engine's door: what it is given for them, and what is refused with which words."""
+"""Images in requests of every dialect, up to the engine: its inputs, and refusals with their words."""
 
 import asyncio
 import hashlib
@@ -223,9 +223,9 @@ async def test_an_image_that_ends_its_decoder_is_refused_and_ends_nothing_else(
 ) -> None:
     assert (
         await call(site.app, CHAT, chat(part(RED), TEXT))
-    ).status == 200  # a child has its libraries before memory is short
+    ).status == 200  # a child process loads its libraries before memory is short
     with monkeypatch.context() as small:
-        small.setattr(images, "BYTES", 8 << 20)  # which a large picture needs more than
+        small.setattr(images, "BYTES", 8 << 20)  # less than a large picture needs
         answer = await call(site.app, CHAT, chat(part(picture(3000, 2000)), TEXT))
     assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
     assert "image 1 of 1 cannot be read: it needs more than 8 MiB of memory" in answer.json["error"]["message"]

@@ -1,4 +1,4 @@
-"""Conversations to texts, beside the event loop and beside the process where that may take long."""
+"""Conversations to texts, outside the event loop and outside the process if that may take long."""
 
 import asyncio
 import threading
@@ -38,13 +38,13 @@ def made(source: str, *, is_trusted: bool = False) -> Rendering:
 
 @pytest.fixture(autouse=True)
 def _without_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine must not end what a limit of CPU time is to end."""
+    """Keep a busy machine from ending work that only a limit of CPU time may end."""
     monkeypatch.setattr(guarded_pool, "SLACK", 1000.0)
 
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each conversation that is rendered in this process, whether it is in the event loop's thread."""
+    """Record for each conversation that is rendered in this process, whether it is in the event loop's thread."""
     here, seen, original = threading.get_ident(), [], ChatTemplate.render
 
     def noting(self: ChatTemplate, *arguments: Any, **named: Any) -> str:

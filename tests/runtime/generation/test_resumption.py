@@ -1,4 +1,4 @@
-"""A stream that another site began goes on here as if it had never been cut, wherever the cut was (I3, I8); only a router may ask for that."""
+"""A stream from another site continues here as if it had never been cut, at any place (I3, I8); only a router may request that."""
 
 import json
 import time
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         (THOUGHT + CALLS,),
     ),
 }
-# How calls are written in further formats.
+# Calls in further formats.
 CALLED = {
     "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=s>\n x\n</parameter>\n</function>\n</tool_call>",
     "kimi_k2": (
@@ -88,7 +88,7 @@ CALLED = {
 
 
 def sample(texts: tuple[str, ...]) -> Any:
-    """An engine whose choice i says text i: its outputs depend on position, seed and what was delivered alone."""
+    """An engine whose choice i generates text i: its outputs depend only on position, seed and delivered tokens."""
 
     def answer(submit: Submit) -> Iterable[Step]:
         choice = submit.sampling.seed - NAME.seed
@@ -124,7 +124,7 @@ def hop(path: str, body: dict[str, Any], delivery: bytes = b"", request_id: str 
 
 
 async def stream(site: Site, path: str, body: dict[str, Any], delivery: bytes = b"") -> list[Event]:
-    """What the site sends to a router."""
+    """Return the events that the site sends to a router."""
     raw = delivery + json.dumps(body).encode()
     exchange = await call(site.app, path, body=raw, **hop(path, body, delivery))
     assert exchange.status == 200, exchange.body
@@ -133,14 +133,14 @@ async def stream(site: Site, path: str, body: dict[str, Any], delivery: bytes = 
 
 
 def relayed(log: DeliveryLog, events: list[Event]) -> bytes:
-    """What a router's client is told of a site's stream."""
+    """Return the bytes for a router's client of a site's stream."""
     relay = StreamRelay(log, is_resumable=True)
     told = [each for event in events for each in relay.feed(event.raw)]
     return b"".join(each.data for each in told if isinstance(each, Forward))
 
 
 def told(client: bytes) -> dict[str, Any]:
-    """All that a client learns of an answer, however it is cut into events."""
+    """Return all that a client learns of an answer, however it is split into events."""
     names: set[Any] = set()
     answer: dict[str, Any] = {"usage": None, "choices": {}}
     events = EventDecoder().feed(client)
@@ -259,13 +259,13 @@ async def assert_goes_on(
     read: Callable[[bytes], Any] = told,
     **tables: Any,
 ) -> None:
-    """Cut a stream behind each of its events, and compare what a client learns with what it learns of the whole."""
+    """Cut a stream after each of its events, and compare the client's text with the whole one."""
     async with make_site(hop_secret=SECRET, **tables) as site:
         site.engine.answer = sample(texts)
         events = await stream(site, path, body)
         undisturbed = read(relayed(DeliveryLog(), events))
         cuts = 0
-        for length in range(len(events)):  # bytes that make no whole event change nothing
+        for length in range(len(events)):  # bytes without a whole event change nothing
             log = DeliveryLog()
             client = relayed(log, events[:length])
             client += relayed(log, await stream(site, path, body, log.delivery()))
@@ -319,7 +319,7 @@ async def test_the_answers_name_and_random_numbers_come_from_the_router_unless_t
 async def test_a_client_that_asks_the_site_itself_sees_no_marks(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         signed = {HOP: signature(SECRET, CHAT, json.dumps(ASKED).encode()), "x-request-id": "r1"}
-        for headers in ({}, signed):  # a router that does not ask for marks gets none either
+        for headers in ({}, signed):  # a router that does not request resume points gets none
             answer = await call(site.app, CHAT, ASKED, **headers)
             assert "x-pilotlight-marks" not in answer.headers
             assert b":pl" not in answer.body
@@ -407,7 +407,7 @@ async def test_an_engine_that_takes_another_way_is_noticed_where_tokens_come_aga
         site.engine.answer = sample(("ab  X",))
         body = {**ASKED, "tools": TOOLS, "logprobs": True}
         delivery = encode_delivery(Delivery((Delivered(ids("ab\tL")),)))
-        # what was held back there, white space, cannot be told from here any more: the L made it text
+        # white space that was held back there can no longer be known here: the L made it text
         answer = await call(site.app, CHAT, body=delivery + json.dumps(body).encode(), **hop(CHAT, body, delivery))
         assert answer.status == 200
         held = encode_delivery(Delivery((Delivered(ids("abz\t")),)))

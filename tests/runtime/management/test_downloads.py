@@ -13,7 +13,7 @@ from tests.asgi import eventually
 
 
 class Server:
-    """Sends three of ten bytes, and the rest or a failure when it is let."""
+    """A server that sends three of ten bytes, and the rest or a failure when permitted."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()

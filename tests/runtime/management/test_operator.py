@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from pilotlight.runtime.fetching.errors import FetchError
+from pilotlight.runtime.management import operator
 from pilotlight.runtime.models.sources import EMBEDDED
 from pilotlight.wire.hop.headers import Hop, sign_hop
-from pilotlight.wire.hop.management import CATALOGUE_PATH, OPERATION_PATH, Catalogue, CatalogueModel
+from pilotlight.wire.hop.management import CATALOGUE_PATH, HUB_PATH, OPERATION_PATH, Catalogue, CatalogueModel
 from tests.asgi import Exchange, call, eventually
 from tests.fakes import write_model_directory
 from tests.runtime.conftest import Site, SiteMaker
@@ -49,7 +51,7 @@ def ask(model: str) -> dict[str, Any]:
 @pytest.fixture
 def tables(tmp_path: Path) -> dict[str, Any]:
     offered = write_model_directory(tmp_path / "offered" / "second")
-    shutil.copy(EMBEDDED / "ember" / "config.json", offered)  # which can be planned
+    shutil.copy(EMBEDDED / "ember" / "config.json", offered)  # it can be planned
     folders = {"directories": [str(tmp_path / "offered")], "state_dir": str(tmp_path / "state")}
     return {"hop_secret": SECRET, "catalogue": folders}
 
@@ -125,7 +127,7 @@ async def test_operations_that_cannot_be_done_say_why(
 
 async def test_nobody_but_a_router_manages_a_site_of_a_network(make_site: SiteMaker, tables: dict[str, Any]) -> None:
     async with make_site(**tables) as site:
-        for path in (CATALOGUE_PATH, OPERATION_PATH):
+        for path in (CATALOGUE_PATH, OPERATION_PATH, HUB_PATH):
             method = "GET" if path == CATALOGUE_PATH else "POST"
             assert (await call(site.app, path, method=method, body=b'{"action": "sleep"}')).status == 403
 
@@ -143,3 +145,31 @@ async def test_a_router_puts_a_model_to_sleep_but_not_while_it_is_used(
         assert site.engine.loaded == []
         assert (await order(site, action="wake", model="@test/tiny")).status == 202
         await eventually(lambda: site.engine.loaded == ["tiny"])
+
+
+async def test_models_of_the_hub_come_with_what_the_engine_makes_of_them(
+    make_site: SiteMaker, tables: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def searched(words: str) -> list[dict[str, Any]]:
+        if words == "nothing":
+            raise FetchError("the hub cannot be searched: no route to host")
+        rest = {"parameters": 5, "license": "mit", "downloads": 3, "is_gated": True}
+        return [{"id": f"org/{name}", "architectures": [name], **rest} for name in ("Qwen3ForCausalLM", "NoSuchModel")]
+
+    async def search(site: Site, words: str) -> Exchange:
+        body = msgspec.json.encode({"words": words})
+        return await call(site.app, HUB_PATH, body=body, **signed("POST", HUB_PATH, body))
+
+    monkeypatch.setattr(operator, "searched", searched)
+    async with make_site(**tables) as site:
+        found = (await search(site, "qwen")).json
+        assert [each["architecture"] for each in found] == ["Qwen3ForCausalLM", ""]
+        assert found[0] | {"source": "", "architecture": ""} == {
+            "source": "", "architecture": "", "parameters": 5, "license": "mit", "downloads": 3, "is_gated": True,
+        }  # fmt: skip
+        refused = await search(site, "nothing")
+        assert (refused.status, refused.json["error"]["message"]) == (
+            503,
+            "the hub cannot be searched: no route to host",
+        )
+        assert (await search(site, "")).status == 400

@@ -1,4 +1,4 @@
-"""Adapters of a site's models: by which names requests ask for them, and what becomes of those that are gone, changed or none."""
+"""Adapters of a site's models: their names in requests, and adapters that are deleted, changed or invalid."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models(model_directory: Path, written: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """A model with an adapter that its file names, and a directory of others."""
+    """Make a model with an adapter from its file, and a directory of others."""
     (tmp_path / "more").mkdir()
     shutil.copytree(written / "fr", tmp_path / "more" / "fr")
     table = {"name": "tiny", "source": str(model_directory), "aliases": ["@test/tiny", "tiny:latest"]}

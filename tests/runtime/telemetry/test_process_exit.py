@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Descriptions of a process's exit."""
 
 import signal
 from pathlib import Path

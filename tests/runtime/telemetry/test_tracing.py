@@ -1,4 +1,4 @@
-"""A site's spans: in the router's trace, a generation with its phases, a function's invocation with the generations it asked for."""
+"""A site's spans: in the router's trace, a generation with its phases, a function's invocation with its generations."""
 
 import sys
 from itertools import pairwise
@@ -68,7 +68,7 @@ async def test_a_refusal_has_its_word_and_no_phases_beyond_admission(make_site: 
         async with make_site(telemetry={"otlp": receiver.url}) as site:
             refused = await call(site.app, "/v1/chat/completions", {**CHAT, "model": "nope"})
             assert refused.status == 404
-            assert (await call(site.app, "/readyz")).status == 200  # which is nobody's request
+            assert (await call(site.app, "/readyz")).status == 200  # it belongs to no client
         (span,) = receiver.spans
         assert attributes(span)["error.type"] == "model_not_found"
 

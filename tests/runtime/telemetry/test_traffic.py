@@ -1,4 +1,4 @@
-"""What a site publishes of its traffic: rates that follow it, and digests that follow the cache. And never across tenants (I4)."""
+"""A site's published traffic: rates that follow it, and digests that follow the cache, never across tenants (I4)."""
 
 import pytest
 from hypothesis import given
@@ -54,7 +54,7 @@ def test_what_the_engine_no_longer_finds_is_no_longer_published() -> None:
     held.note([(2, 200), (1, 100)], 200, 0, KV)
     held.note(
         [(3, 300), (2, 200), (1, 100)], 300, 0, KV
-    )  # nothing was found: it had been evicted, and is computed anew
+    )  # nothing was found: it had been evicted, and is computed again
     assert published(held) == {1, 2, 3}
     held._correct([(4, 400), (3, 300)], 400, int(BELIEVED_SHARE * 300) - 1)
     assert 3 not in {*held._segments}

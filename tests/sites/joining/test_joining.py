@@ -1,4 +1,4 @@
-"""Tokens, certificates and the router's file: what lets a machine into a network, once, and what does not."""
+"""Tokens, certificates and the router's file: conditions to join a network, once, and refusals."""
 
 import concurrent.futures
 import os

@@ -1,4 +1,4 @@
-"""Bundles: the same bytes for the same files, and nothing that leads out, in either direction."""
+"""Bundles: equal bytes for equal files, and no path that leads outside, in either direction."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""The side field between site and router: what is written is read again, whatever is not of that form is refused."""
+"""The side field between site and router: it is read as written, and any other form is refused."""
 
 import pytest
 from hypothesis import given

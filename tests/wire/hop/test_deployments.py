@@ -1,4 +1,4 @@
-"""Which version of a function a client gets, and what is no name of a function or of a bundle."""
+"""The version of a function that a client gets, and invalid names of functions and bundles."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ def numbers(of: Deployment) -> dict[str, int]:
 
 
 def test_a_client_has_one_place_for_good_whichever_router_is_asked_and_of_whichever_version() -> None:
-    """Of the SHA-256 of "hello", a zero and "client-1" the first 48 bits are 2.347 percent of the way."""
+    """The first 48 bits of the SHA-256 of "hello", a zero and "client-1" are 2.347 percent of the range."""
     for percent, number in ((2.3, 0), (2.4, 1)):
         chosen = deployment((1, percent), (0, 100 - percent), name="hello").chosen("client-1")
         assert chosen is not None
@@ -37,9 +37,11 @@ def test_clients_are_divided_as_the_shares_say_and_keep_the_newest_while_it_grow
     assert all(after[key] == 1 for key, number in before.items() if number == 1)
     assert set(numbers(deployment((2, 100.0))).values()) == {2}
     assert numbers(deployment()) == {}
-    assert set(numbers(deployment((0, 0.0), (1, 0.0))).values()) == {1}, "what is left by rounding is the last one's"
+    assert set(numbers(deployment((0, 0.0), (1, 0.0))).values()) == {1}, "the remainder of rounding is the last one's"
     other = numbers(deployment((1, 10.0), (0, 90.0), name="g"))
-    assert sum(number == before[key] == 1 for key, number in other.items()) < 40, "who is early for one is not for all"
+    assert sum(number == before[key] == 1 for key, number in other.items()) < 40, (
+        "an early client of one is not early for all"
+    )
 
 
 @pytest.mark.parametrize("name", ["f", "0", "a" * 63, "a_-b"])

@@ -1,4 +1,4 @@
-"""Which headers go on, and which hops are believed."""
+"""Headers that are forwarded, and hops that are trusted."""
 
 import hashlib
 import hmac
@@ -143,7 +143,7 @@ def test_a_signatures_age_is_what_its_stamp_says_and_what_has_none_is_no_signatu
 
 
 def test_while_one_secret_replaces_another_either_is_believed_and_the_first_signs() -> None:
-    """In the order in which processes are restarted: each believes the others at every moment."""
+    """Processes are restarted in this order: each trusts the others at every moment."""
     hop, old, new = Hop("GET", "/status", "r1", "ams1"), "o" * 16, "n" * 16
     both, back = f"{new},{old}", f"{old},{new}"
     for signer, believer in (

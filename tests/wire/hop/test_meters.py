@@ -1,4 +1,4 @@
-"""Meters: counts that are there when the process is killed, slots that are used again, and files that are none of ours."""
+"""Meters: counts that persist when the process is killed, slots that are reused, and foreign files."""
 
 import os
 import signal
@@ -141,14 +141,14 @@ def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: P
     written = bytearray(file.read_bytes())
     written[:SLOT_BYTES] = MAGIC_1
     assert b'"short"' in written[SLOT_BYTES : 2 * SLOT_BYTES]
-    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the end of a longer JSON that was there before
+    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the end of an earlier, longer JSON
     encoded = msgspec.json.encode({**msgspec.to_builtins(request("long", model="m" * 760)), "started_s": 7.5})
     assert SLOT_BYTES - 64 < REQUEST_AT + len(encoded) <= SLOT_BYTES
     start = 2 * SLOT_BYTES
     written[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
     written[start + 48 : start + 56] = len(encoded).to_bytes(8, sys.byteorder)
     file.write_bytes(written)
-    for _ in range(2):  # and is then one of this version
+    for _ in range(2):  # the second time it is of this version
         again = MeterFile(file, 3)
         found = {record.request.id: record for _, record in again.left_behind()}
         assert {name: (record.use, record.bytes_out) for name, record in found.items()} == {

@@ -1,4 +1,4 @@
-"""Digests of prefixes as bytes: equal sets are equal bytes, what has changed is all that travels, and the bound itself is taken."""
+"""Digests of prefixes as bytes: equal sets are equal bytes, only changes are sent, and the bound itself is accepted."""
 
 import base64
 import struct

@@ -1,4 +1,4 @@
-"""What sites tell of use: read as it was written, and by routers and sites of the version before."""
+"""Usage reports of sites: read as written, also by routers and sites of the previous version."""
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ def test_what_is_no_use_is_none(value: str) -> None:
 
 
 def test_resume_points_of_other_versions_are_understood() -> None:
-    """Older sites tell less; to older routers, as this one to newer sites, what is told beyond the known fields is nothing."""
+    """Older sites report fewer fields; older routers, as this one with newer sites, ignore fields that they do not know."""
     newer = b":pl [0,[7],null,1,2,3,4,5,6,7,8,9]\ndata: x\n\n"
     assert strip_resume_point(newer)[1] == ResumePoint(0, (7,), None, 1, 2, 3, 4, 5, 6, 7)
     older = b":pl [0,[7],null,1,2,3,4]\ndata: x\n\n"

@@ -1,4 +1,4 @@
-"""One connection to a site: an answer belongs to the request that it was given for."""
+"""One connection to a site: each answer belongs to its request."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
 
 @asynccontextmanager
 async def site(*answers: bytes) -> AsyncIterator[Origin]:
-    """Gives each request on a connection the next of the answers."""
+    """Start a site that gives each request on a connection the next of the answers."""
 
     ended = asyncio.Event()
 
@@ -183,7 +183,7 @@ def test_what_comes_before_the_answer_is_no_part_of_it() -> None:
 
 
 class Transport:
-    """Of a connection that leads nowhere."""
+    """A transport of a connection that leads nowhere."""
 
     def __init__(self) -> None:
         self.is_open, self.is_read = True, True

@@ -1,4 +1,4 @@
-"""A client's connection without a socket: the order of its requests, what is refused of them, and for how long it may do what."""
+"""A client's connection without a socket: the order of its requests, refusals, and time limits."""
 
 import asyncio
 import time
@@ -111,7 +111,7 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
 
 @pytest.mark.long
 async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
-    """A transport reads two megabytes before it comes back to the loop, and so many chunks of a byte take half a second."""
+    """A transport reads two megabytes before it returns to the loop, and so many chunks of a byte take half a second."""
     client = Client()
     head = b"POST /1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     client.connection.data_received(head + b"1\r\nx\r\n" * (EVENTS_AT_ONCE - 2))
@@ -123,7 +123,7 @@ async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
     many = HELD_BODY_BYTES + 1
     client.connection.data_received(b"1\r\nx\r\n" * many)
     await client.turn()
-    assert client.transport.told[2:] == ["pause_reading"], "what nobody takes is another reason, and stays"
+    assert client.transport.told[2:] == ["pause_reading"], "an unread body is another reason, and stays"
 
 
 async def test_a_connection_has_a_time_for_a_head_for_being_idle_and_none_while_it_is_answered() -> None:
@@ -208,7 +208,7 @@ async def test_a_refusal_is_no_answer_to_another_request() -> None:
     assert b"connection: close\r\n" in client.transport.written
     assert client.transport.told == ["write_eof"]
     await client.says(GET % 1)
-    assert client.seen == [], "what comes behind it is thrown away"
+    assert client.seen == [], "bytes after it are discarded"
     incoming = Client()
     await incoming.says(POST)
     incoming.connection.refuse(ApiError("request_timeout", "slow"))
@@ -272,7 +272,7 @@ async def test_who_leaves_is_told_to_all_that_he_asked_and_counts_no_longer() ->
         assert (len(client.server.connections), dict(client.server.by_client)) == (1, {"192.0.2.1": 1})
         leave(client.connection)
         await client.is_answered()
-        assert (client.left, client.seen, client.statuses) == (["/1"], ["/1"], []), "what waited is not begun"
+        assert (client.left, client.seen, client.statuses) == (["/1"], ["/1"], []), "waiting requests are not started"
         client.connection.connection_lost(None)
         client.connection.connection_lost(None)
         assert (len(client.server.connections), dict(client.server.by_client)) == (0, {})

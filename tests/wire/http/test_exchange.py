@@ -1,4 +1,4 @@
-"""One request and its response without a socket: what an application is given, what its client is sent, and what becomes of either's end."""
+"""One request and its response without a socket: the application's input, the client's bytes, and the end of either."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ DATE = b"date: today\r\n"
 
 
 class Connection:
-    """Notes what its exchange asks of it."""
+    """A connection that records the calls of its exchange."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -78,7 +78,7 @@ async def test_a_body_comes_as_it_is_received_and_what_is_held_of_it_is_bounded(
     assert await waiting == {"type": "http.request", "body": b"", "more_body": False}
     again = asyncio.ensure_future(made.receive())
     await turn()
-    assert not again.done(), "its end is told once, and then its client's leaving"
+    assert not again.done(), "its end is sent once, and then its client's disconnect"
     made.gone()
     assert await again == {"type": "http.disconnect"}
 
@@ -137,7 +137,7 @@ async def test_a_whole_answer_is_one_write_and_a_streams_head_does_not_wait_for_
     assert connection.written[1:] == [b"2\r\nab\r\n", b"1\r\nc\r\n0\r\n\r\n"]
     assert connection.told == ["finished"]
     await made.send(body(b"more"))
-    assert len(connection.written) == 3, "nothing is sent behind the end"
+    assert len(connection.written) == 3, "nothing is sent after the end"
 
 
 async def test_a_connection_goes_on_where_the_request_is_whole_and_the_server_does_not_stop() -> None:
@@ -208,7 +208,7 @@ async def test_an_answer_that_is_not_given_is_a_500_and_one_that_breaks_off_is_c
     made, connection = exchange()
     made.gone()
     await failing(made, connection, error=False)
-    assert (connection.told, connection.written) == ([], []), "nobody is there to be told"
+    assert (connection.told, connection.written) == ([], []), "there is no client to notify"
 
 
 async def test_a_task_that_is_ended_cuts_its_connection() -> None:

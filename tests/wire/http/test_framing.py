@@ -1,4 +1,4 @@
-"""How an answer's end is told, by what its head says, its request's method and the version that its client speaks."""
+"""The end of a response, by its head, its request's method and the client's HTTP version."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The listening socket: had at once and set for streams, or refused with one sentence."""
+"""The listening socket: bound at once and configured for streams, or refused with one sentence."""
 
 import os
 import socket
@@ -108,7 +108,7 @@ def test_a_process_that_nobody_watches_over_follows_none_and_its_children_hear_o
 
 
 class Limits:
-    """What `resource` says of open files."""
+    """A stand-in for `resource` with limits of open files."""
 
     RLIMIT_NOFILE, RLIM_INFINITY = 7, -1
 

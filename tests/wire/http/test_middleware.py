@@ -1,4 +1,4 @@
-"""What a browser may be made to send by somebody else's page, what it may read, and what bodies may hold of the memory."""
+"""Requests that other sites' pages can make a browser send, responses that they may read, and memory for bodies."""
 
 import asyncio
 import socket
@@ -46,7 +46,7 @@ def test_a_local_listener_answers_to_no_other_name(host: bytes) -> None:
      b"a\\b", b"caf\xe9"],
 )  # fmt: skip
 def test_no_listener_takes_a_host_that_is_none(host: bytes) -> None:
-    """A function's request.url is made of it."""
+    """A function's request.url is made from it."""
     assert refused(LOCAL, host=host) == refused(Origins(is_local=False), host=host) == 400
 
 
@@ -183,7 +183,7 @@ async def test_a_websocket_of_another_page_is_refused_with_a_sentence() -> None:
 
 
 class Bodies:
-    """An application behind a budget, which holds its requests' bodies until it is told to end."""
+    """An application with a budget, which holds its requests' bodies until `may_end` is set."""
 
     def __init__(self, max_bytes: int) -> None:
         self.budget = BodyBudget(self._app, max_bytes)
@@ -220,7 +220,7 @@ async def test_bodies_of_all_requests_together_may_hold_so_much_and_no_more() ->
     empty = asyncio.create_task(bodies.ask())
     socket = asyncio.create_task(bodies.ask(99, kind="websocket"))
     await asyncio.sleep(0)
-    assert bodies.budget.held_bytes == 10, "what holds nothing may pass"
+    assert bodies.budget.held_bytes == 10, "a request without a body may pass"
     bodies.may_end.set()
     await asyncio.gather(at_work, full, empty, socket)
     assert bodies.budget.held_bytes == 0

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server before applications that are told what to send: framing, leaving clients, wishes for other protocols."""
+"""The HTTP/1.1 server with scripted applications: framing, disconnecting clients, upgrades to other protocols."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def body(data: bytes, more: bool = False) -> dict[str, Any]:
 
 
 class App:
-    """Sends `messages`; a number among them is a pause, an event is waited for. Knows what it was asked."""
+    """An application that sends `messages` (a number is a pause, an event is waited for), and records its calls."""
 
     def __init__(self, *messages: Any) -> None:
         self.messages = messages or (start((b"content-length", b"2")), body(b"ok"))
@@ -160,7 +160,7 @@ async def test_what_all_clients_leave_unread_is_bounded_and_who_has_for_the_long
     monkeypatch.setattr("pilotlight.wire.http.server.give_back_memory", lambda: given_back.append(1))
     limits = HttpLimits(
         max_unread_bytes=4 * 200_000, sweep_s=0.005, given_back_bytes=1000
-    )  # of one address a quarter: two buffers
+    )  # a quarter for one address: two buffers
     async with served(App(start(), body(b"x" * (8 << 20))), limits) as server:
         async with contextlib.AsyncExitStack() as stack:
             for number in range(4):
@@ -181,7 +181,7 @@ def test_memory_is_given_back_where_the_library_can() -> None:
 async def test_a_small_answer_is_one_piece_with_its_head() -> None:
     async with client_of(App()) as client:
         await client.say(GET)
-        answer = await client.reader.read(1 << 16)  # what one write has brought
+        answer = await client.reader.read(1 << 16)  # the bytes of one write
         assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
         assert answer.endswith(b"\r\n\r\nok")
 
@@ -256,7 +256,7 @@ async def test_an_answer_that_has_begun_with_a_wrong_length_is_cut(parts: tuple[
 
 
 async def test_who_listens_while_a_full_client_is_written_to_hears_that_it_leaves() -> None:
-    """A site watches for its client's leaving while it streams to it."""
+    """A site watches for its client's disconnect while it streams to it."""
     told = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -299,7 +299,7 @@ async def test_a_client_that_does_not_read_holds_the_application_up() -> None:
         while before != sent:
             before = sent
             await asyncio.sleep(0.2)
-        assert 0 < sent < 200  # 20 MB: what two sockets hold
+        assert 0 < sent < 200  # 20 MB: the buffers of two sockets
 
 
 async def test_a_client_that_closes_its_sending_half_has_left_however_little_it_reads() -> None:
@@ -418,7 +418,7 @@ UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\nhttp2-settings
 @pytest.mark.parametrize("wish", [b"mqtt", b"h2c", b"websocket"])
 @pytest.mark.parametrize("is_whole", [True, False])
 async def test_a_wish_that_is_not_granted_is_passed_over_and_its_body_is_read(wish: bytes, is_whole: bool) -> None:
-    """Java's client asks every plain server for h2c, and sends its body behind."""
+    """Java's client asks every plain server for h2c, and sends its body right after."""
     app = App()
     head = b"POST /j HTTP/1.1\r\nhost: x\r\n" + UPGRADE % wish + b"content-length: 6\r\n\r\n"
     async with client_of(app) as client:

@@ -1,4 +1,4 @@
-"""The same application under each server that can be asked for."""
+"""The same application under each supported server."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.wire.http.test_websocket import App as SocketApp
 async def echo(scope: Any, receive: Any, send: Any) -> None:
     if scope["type"] == "websocket":
         return await SocketApp()(scope, receive, send)
-    assert scope["type"] == "http", "nobody starts the application a second time"
+    assert scope["type"] == "http", "the application is not started a second time"
     message = await receive()
     parts = [message["body"]]
     while message["more_body"]:

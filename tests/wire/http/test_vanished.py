@@ -41,7 +41,7 @@ def test_what_is_no_tcp_connection_has_not_vanished() -> None:
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
 def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.wire.http.server.SILENT_MS", -1)  # whoever has unacknowledged bytes
+    monkeypatch.setattr("pilotlight.wire.http.server.SILENT_MS", -1)  # any connection with unacknowledged bytes
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         server, _ = listener.accept()
         with server:
@@ -73,4 +73,4 @@ async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monke
         await asyncio.wait_for(ended.wait(), 60)
         await eventually(lambda: len(server.connections) == 1)
         assert server.cut["vanished"] == 1
-        assert not idle.reader.at_eof(), "who asks nothing may be silent"
+        assert not idle.reader.at_eof(), "a client without a request may be silent"

@@ -1,4 +1,4 @@
-"""What an open WebSocket does with what peers may send: hostile frames, cut anywhere, close codes, applications that stopped reading."""
+"""An open WebSocket and all that peers may send: hostile frames, cut anywhere, close codes, applications that stopped reading."""
 
 import asyncio
 import itertools
@@ -37,7 +37,7 @@ def frame(
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written to the peer."""
+    """A transport that records writes to the peer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Transport(asyncio.Transport):
 
 
 class Peer:
-    """An open WebSocket, and what a peer says to it."""
+    """An open WebSocket, and a peer's messages to it."""
 
     def __init__(self, max_bytes: int = 1000) -> None:
         self.transport = Transport()
@@ -88,7 +88,7 @@ class Peer:
             self.socket.data_received(data[start:end])
 
     async def messages(self) -> list[Any]:
-        """All that have come; a WebSocketClose is the last."""
+        """Return all messages so far; a WebSocketClose is the last."""
         found: list[Any] = []
         while self.socket.is_behind:
             await asyncio.sleep(0)
@@ -102,7 +102,7 @@ class Peer:
 
     @property
     def close_code(self) -> int | None:
-        """Of the close frame that was written last."""
+        """Return the code of the close frame that was written last."""
         at = self.transport.written.rfind(bytes([0x80 | CLOSE]))
         if at < 0:
             return None
@@ -121,14 +121,14 @@ class Peer:
     ("data", "code"),
     [
         pytest.param(frame(TEXT, b"x", mask=None), 1002, id="not masked"),
-        pytest.param(frame(3, b"x"), 1002, id="an opcode that is none"),
+        pytest.param(frame(3, b"x"), 1002, id="an invalid opcode"),
         pytest.param(frame(TEXT, b"x", rsv=4), 1002, id="compressed, which was not agreed on"),
         pytest.param(frame(PING, b"x" * 126), 1002, id="a ping that is too long"),
         pytest.param(frame(PING, b"x", fin=False), 1002, id="a ping in pieces"),
         pytest.param(frame(0, b"x"), 1002, id="a continuation of nothing"),
         pytest.param(frame(TEXT, b"x", fin=False) + frame(TEXT, b"y"), 1002, id="a text within a text"),
         pytest.param(frame(CLOSE, b"\x03"), 1002, id="half a close code"),
-        pytest.param(frame(CLOSE, struct.pack("!H", 999)), 1002, id="a close code that is none"),
+        pytest.param(frame(CLOSE, struct.pack("!H", 999)), 1002, id="an invalid close code"),
         pytest.param(frame(CLOSE, struct.pack("!H", 1005)), 1002, id="a close code that may not be sent"),
         pytest.param(frame(CLOSE, struct.pack("!H", 1000) + b"\xff"), 1007, id="a reason that is no UTF-8"),
         pytest.param(frame(TEXT, b"\xc3\x28"), 1007, id="a text that is no UTF-8"),
@@ -214,7 +214,7 @@ async def test_a_peer_is_not_read_while_nobody_receives_and_read_again_afterward
 async def test_many_frames_that_come_at_once_are_read_a_few_at_a_time_and_the_peer_meanwhile_is_not(
     opcode: int,
 ) -> None:
-    """A frame takes as long as a thousand bytes in one: other connections have their turns between."""
+    """A frame takes as long as a thousand bytes in one: other connections get turns in between."""
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"", fin=False) if opcode == 0 else b"")
         peer.feed(frame(opcode, b"", fin=opcode != 0) * 1000 + frame(0 if opcode == 0 else TEXT, b"end"))
@@ -334,7 +334,7 @@ HANDSHAKE = (
 
 
 class App:
-    """Says `answers`, then echoes until the client's end."""
+    """An application that sends `answers`, then echoes until the client's end."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = answers or ({"type": "websocket.accept", "subprotocol": "b", "headers": [(b"x", b"y")]},)

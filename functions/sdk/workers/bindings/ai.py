@@ -36,6 +36,7 @@ class AI(Face):
             raw=is_raw,
             queue=bool(given.get("queue_request")),
             reject_if_busy=bool(given.get("reject_if_busy")),
+            gateway=_gateway(given.get("gateway")),
             extra_headers={str(name): str(value) for name, value in dict(given.get("extra_headers", {})).items()},
         )
         signal = given.get("signal")
@@ -72,6 +73,30 @@ class AI(Face):
 
     def autorag(self, id: str) -> Any:
         raise NotImplementedError("AutoRAG is not offered here: bind Vectorize, and embed with an embedding model")
+
+
+_GATEWAY = (
+    "id",
+    "cache_key",
+    "cache_ttl",
+    "skip_cache",
+    "metadata",
+    "collect_log",
+    "event_id",
+    "request_timeout_ms",
+    "retries",
+)
+_RETRIES = ("max_attempts", "retry_delay_ms", "backoff")
+
+
+def _gateway(given: Any) -> dict[str, Any] | None:
+    """Return the options of a gateway by the names of the site."""
+    if given is None:
+        return None
+    options = options_of(given, {}, _GATEWAY, "AI run: gateway")
+    if "retries" in options:
+        options["retries"] = options_of(options["retries"], {}, _RETRIES, "AI run: gateway.retries")
+    return options
 
 
 def _plain(inputs: Any) -> dict[str, Any]:

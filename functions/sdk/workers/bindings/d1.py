@@ -27,7 +27,7 @@ class D1PreparedStatement(Face):
         return await self.all()
 
     async def first(self, column: str | None = None) -> Any:
-        """Return the first row, or one of its columns; None where there is no row."""
+        """Return the first row, or one of its columns; None if there is no row."""
         answer = await self._query()
         if not answer["rows"]:
             return None
@@ -82,8 +82,10 @@ class D1Session(D1Database):
         return super().prepare(query)
 
     def get_bookmark(self) -> str | None:
-        """Return a text that a later session may begin with; None before anything was asked.
-        Every session sees every write: it decides nothing."""
+        """Return a bookmark for a later session; None before the first statement.
+
+        It has no effect, because every session sees every write.
+        """
         return None if self._asked_ns is None else f"{self._asked_ns:016x}"
 
 

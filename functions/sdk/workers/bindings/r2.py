@@ -111,7 +111,7 @@ class R2Bucket(Face):
         return None if value is None else R2Object(value)
 
     async def get(self, key: str, options: Any = None, **named: Any) -> R2Object | None:
-        """Return an object with a body; without one where a condition fails; None where there is no object."""
+        """Return an object with its body; without a body if a condition fails; None if there is no object."""
         given = options_of(options, named, ("only_if", "range"), "R2 get")
         answer = await self._begin(
             "get", key=key_of(key, "R2 get"), only_if=_conditions(given), range=_range(given.get("range"))
@@ -123,7 +123,7 @@ class R2Bucket(Face):
         return R2ObjectBody(answer.value["object"], answer.value["range"], answer.body)
 
     async def put(self, key: str, value: Any, options: Any = None, **named: Any) -> R2Object | None:
-        """Put an object; None where a condition fails."""
+        """Put an object; None if a condition fails."""
         given = options_of(options, named, (*_DETAILS, *_DIGESTS, "only_if"), "R2 put")
         digests = [(name, _digest(name, given[name])) for name in _DIGESTS if name in given]
         if len(digests) > 1:

@@ -7,6 +7,7 @@ from pilotlight.functions.channel import Failure, frames
 from workers.face import Channel, Face
 from workers.http import outbound  # as modules: they import faces themselves
 from workers.http.request import Request
+from workers.http.response import response_of
 from workers.http.streams import ByteStream
 from workers.remote.rpc_session import SESSION, RpcSession
 from workers.sockets import joints
@@ -22,7 +23,7 @@ class Fetcher(Face):
 
 
 class Service(Fetcher):
-    """Every name that is no method here is one of the other function's entrypoint."""
+    """Return a method of the other function's entrypoint for a name that is not a method here."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -44,7 +45,7 @@ def remote_method(channel: Channel, binding: str, name: str, further: dict[str, 
             session.close(failure)
             raise remote_error(failure) from None
         if isinstance(value, dict) and value.keys() == {frames.RESPONSE}:
-            return outbound.response_of(value[frames.RESPONSE], answer.body)
+            return response_of(value[frames.RESPONSE], answer.body)
         return session.unpack(value).value if answer.body is None else ByteStream(answer.body)
 
     call.__name__ = call.__qualname__ = name

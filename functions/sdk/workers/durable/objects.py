@@ -47,7 +47,7 @@ class ObjectContext(Context):
     blockConcurrencyWhile = block_concurrency_while
 
     def accept_web_socket(self, socket: Any, tags: Any = ()) -> None:
-        """Accept a socket: its messages come to the object's `webSocketMessage`, its end to `webSocketClose`."""
+        """Accept a socket, whose messages call the object's `webSocketMessage`, its end `webSocketClose`."""
         self._instance.sockets.accept(socket, tags)
 
     def get_web_sockets(self, tag: Any = None) -> list[Any]:
@@ -142,7 +142,7 @@ class Instance:
         return await self.run(lambda target: act())
 
     async def _event(self, name: str, *arguments: Any) -> None:
-        """Call a method of the class, where it has one of that name."""
+        """Call a method of the class, if it has one of that name."""
 
         async def act(target: Any) -> None:
             method = getattr(target, name, None) or getattr(target, snake_case(name), None)

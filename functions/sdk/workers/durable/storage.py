@@ -252,7 +252,7 @@ class Storage(Named):
         return self._do(lambda: self._asker.write("delete_all"))
 
     def get_alarm(self, options: Any = None) -> Awaitable[int | None]:
-        """Return the alarm's time in milliseconds; None where none is set."""
+        """Return the alarm's time in milliseconds; None if none is set."""
         return self._do(lambda: self._asker.ask("get_alarm"))
 
     def set_alarm(self, scheduled_time: Any, options: Any = None) -> Awaitable[None]:

@@ -60,7 +60,7 @@ class Body:
 
     @property
     def body(self) -> Any:
-        """A stream, None where there is no body. Reading from it uses the body up."""
+        """The body as a stream, None without one. Reading from it uses the body."""
         if self._stream is not None:
             self.body_used = True
             return self._stream

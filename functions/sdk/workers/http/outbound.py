@@ -1,25 +1,40 @@
 """fetch: requests from a function to the world.
 The runtime makes them, by its egress policy; this process has no network."""
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from typing import Any
 
 from pilotlight.functions.channel import Failure, current_request, frames
 from workers import host
 from workers.http.abort_signal import AbortedStream, AbortSignal, until_aborted
+from workers.http.caches import Cache, kept_for_s
 from workers.http.request import Request
-from workers.http.response import Response
+from workers.http.response import Response, response_of
 from workers.sockets.joints import Joint, asks_for_socket
 from workers.sockets.websockets import ErrorEvent, Event, WebSocket
 
+OF_FETCH = Cache("cf of fetch")  # which the options `cf` of requests fill
+
 
 async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
-    """Send a request: `fetch(url_or_request, method=, headers=, body=, redirect=, signal=)`.
+    """Send a request: `fetch(url_or_request, method=, headers=, body=, redirect=, signal=, cf=)`.
 
     The options may also be in a dict.
     """
     is_whole = isinstance(resource, Request) and not options and not named
     request = resource if is_whole else Request(resource, options, **named)
+    if not request.cf or request.method != "GET" or asks_for_socket(request.headers):
+        return await _fetched(request)
+    key = str(request.cf.get("cacheKey") or request.url)
+    if kept_for_s(request.cf, 200) == 0 or (found := await OF_FETCH.match_url(key, request.headers)) is None:
+        response = await _fetched(request)
+        if (ttl_s := kept_for_s(request.cf, response.status)) != 0:
+            await OF_FETCH.keep(key, response, ttl_s)
+        return response
+    return found
+
+
+async def _fetched(request: Request) -> Response:
     whole, stream = request.taken()
     headers, within = request.headers.multi_items(), current_request.get()
     further: dict[str, Any] = {"redirect": request.redirect}
@@ -76,23 +91,3 @@ async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSig
         joint.refused()
     body = result.body if signal is None or result.body is None else AbortedStream(result.body, signal)
     return response_of(result.value, body)
-
-
-def response_of(value: Any, body: Any) -> Response:
-    """Return a response from its form on the channel, a map and a stream.
-
-    The map is {status, headers, body?, url?, redirected?}.
-    """
-    whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
-    return Response(
-        body if body is not None else whole,
-        value["status"],
-        headers=[tuple(pair) for pair in value["headers"]],
-        url=value.get("url", ""),
-        redirected=value.get("redirected", False),
-    )
-
-
-async def pieces(whole: bytes, size: int = 64 << 10) -> AsyncIterator[bytes]:
-    for start in range(0, len(whole), size):
-        yield whole[start : start + size]

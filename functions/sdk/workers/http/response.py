@@ -3,6 +3,7 @@
 import functools
 import json as json_module
 import math
+from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
@@ -51,6 +52,9 @@ class Response(Body):
         if isinstance(status, bool) or not isinstance(status, int) or not 101 <= status <= 599:
             hint = "; options come by name: status=404, headers={...}" if isinstance(status, dict) else ""
             raise TypeError(f"a response's status is a number from 101 to 599, and not {status!r}{hint}")
+        self.encode_body = encode_body if encodeBody == "automatic" else encodeBody
+        if self.encode_body not in ("automatic", "manual"):
+            raise TypeError(f"a response's encode_body is 'automatic' or 'manual', and not {self.encode_body!r}")
         self.status = int(status)
         if body is not None and self.status in NULL_BODY_STATUSES:
             raise TypeError(f"a response with the status {self.status} has no body; leave it out or change the status")
@@ -99,18 +103,26 @@ class Response(Body):
         return memoryview(await self.bytes())
 
     def raise_for_status(self) -> None:
-        """Raise OSError where the status is an error's, as Pyodide's responses do."""
+        """Raise OSError if the status is an error's, as Pyodide's responses do."""
         if self.status >= 400:
             raise OSError(f"{self.status} {self.status_text} for url: {self.url}")
 
     def clone(self) -> "Response":
         shared = self._shared_with_clone()
-        return Response(shared, self.status, self.status_text, self.headers, url=self.url, redirected=self.redirected)
+        return Response(
+            shared,
+            self.status,
+            self.status_text,
+            self.headers,
+            url=self.url,
+            redirected=self.redirected,
+            encode_body=self.encode_body,
+        )
 
     def replace_body(self, body: Any) -> "Response":
         """Return a response like this one with another body."""
         kept = [pair for pair in self.headers.multi_items() if pair[0] != "content-length"]
-        return Response(body, self.status, self.status_text, kept, url=self.url)
+        return Response(body, self.status, self.status_text, kept, url=self.url, encode_body=self.encode_body)
 
     def __repr__(self) -> str:
         told = [f"status={self.status}"]
@@ -144,3 +156,24 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return ""
+
+
+def response_of(value: Any, body: Any) -> Response:
+    """Return a response from its form on the channel, a map and a stream.
+
+    The map is {status, headers, body?, url?, redirected?}.
+    """
+    whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
+    return Response(
+        body if body is not None else whole,
+        value["status"],
+        headers=[tuple(pair) for pair in value["headers"]],
+        url=value.get("url", ""),
+        redirected=value.get("redirected", False),
+        encode_body="manual",  # it has the form that its headers name
+    )
+
+
+async def pieces(whole: bytes, size: int = 64 << 10) -> AsyncIterator[bytes]:
+    for start in range(0, len(whole), size):
+        yield whole[start : start + size]

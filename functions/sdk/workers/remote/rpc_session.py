@@ -3,7 +3,7 @@
 Each side can call the functions, targets and streams that the other side has sent.
 
 Begins with the call and lasts until nothing that came with it is held any more. The site relays bytes and reads none of them. A message is its length
-and a msgpack list. Knows stubs and values; refuses to know bindings.
+and a msgpack list. Knows stubs and values; independent of bindings.
 """
 
 import asyncio

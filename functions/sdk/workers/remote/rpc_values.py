@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pilotlight.functions.channel.frames import RESPONSE
-from workers.http import outbound
 from workers.http.forms import Blob, File, FormData
 from workers.http.headers import Headers
 from workers.http.request import Request, received
-from workers.http.response import Response
+from workers.http.response import Response, response_of
 from workers.http.streams import ByteStream
 from workers.values import KEPT, DataCloneError, Packer, Unpackers, pack, unpack
 
@@ -93,7 +92,7 @@ def _unpackers(session: Importer) -> Unpackers:
     table: dict[str, Callable[[Any], Any]] = {
         HEADERS: lambda pairs: Headers(_tuples(pairs)),
         REQUEST: request,
-        RESPONSE: lambda told: outbound.response_of(told, stream(told)),
+        RESPONSE: lambda told: response_of(told, stream(told)),
         BLOB: blob,
         FORM: lambda fields: FormData([(name, unpack_sent(field, session)) for name, field in fields]),
         STUB: session.stub,

@@ -21,7 +21,7 @@ class Remote(Protocol):
 
 
 class Handle:
-    """The common reference of several stubs to one object, given back with the last of them."""
+    """The shared reference of several stubs to one object, released with the last of them."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote

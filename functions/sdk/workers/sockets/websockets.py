@@ -245,7 +245,7 @@ class WebSocket(EventTarget):
     # -- called by the channel -------------------------------------------------------------------------------------------------------
 
     def _take(self, how: str) -> None:
-        """Give the end to the function. Raises TypeError where it is another's."""
+        """Give the end to the function. Raises TypeError if it is another's."""
         if self._is_joined or self._hibernation is not None:
             sentence = f"this end of the WebSocket is taken already: {how} the end that the response does not carry"
             raise TypeError(sentence)

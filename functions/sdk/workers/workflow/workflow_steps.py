@@ -409,7 +409,7 @@ def restored(error: dict[str, Any]) -> Exception:
         found: Exception = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
         vars(found).update({name: unpack(each) for name, each in error.get("attributes", {}).items()})
         str(found)
-    except Exception:  # whatever the author's class does there
+    except Exception:  # an author's class may raise anything
         return Exception(text)
     return remote_error(found) if isinstance(found, Failure) else found
 

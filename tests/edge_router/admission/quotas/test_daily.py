@@ -1,4 +1,4 @@
-"""Daily quotas: reserved, settled, and begun anew at midnight."""
+"""Daily quotas: reserved, settled, and reset at midnight."""
 
 from typing import cast
 
@@ -32,7 +32,7 @@ def test_what_is_reserved_counts_until_it_is_settled() -> None:
     with pytest.raises(ApiError):
         kept.reserve("acme", 1, 0)
     kept.settle(third, 0, 0)
-    kept.reserve("bob", 10**9, 10**18)  # nobody limits it
+    kept.reserve("bob", 10**9, 10**18)  # unlimited
 
 
 def test_a_quota_that_is_set_today_counts_what_was_used_today() -> None:
@@ -99,7 +99,7 @@ def test_a_clock_that_jumps_a_day_and_comes_back_gives_no_quota_anew() -> None:
     at_work = kept.reserve("acme", 60, 0)
     clock.advance(DAY_S)
     tomorrow = kept.reserve("acme", 100, 0)
-    kept.settle(at_work, 90, 0)  # counts on its own day
+    kept.settle(at_work, 90, 0)  # it counts on its own day
     for back in (-DAY_S, 0):
         clock.advance(back)
         with pytest.raises(ApiError, match="90 are used"):
@@ -118,12 +118,12 @@ def test_days_that_have_passed_are_forgotten() -> None:
     for _ in range(DAYS_KEPT):
         clock.advance(DAY_S)
         assert kept.reserve("acme", 100, 0)
-    kept.settle(first, 0, 0)  # of a day that nobody counts any more
+    kept.settle(first, 0, 0)  # of a day that is no longer counted
     assert len(kept._days) == DAYS_KEPT
 
 
 class Shared:
-    """Limits that routers share, as the day's quotas ask for them."""
+    """Limits that routers share, as the daily quotas use them."""
 
     def __init__(self) -> None:
         self.leases: dict[LeaseKey, QuotaLease] = {}
@@ -155,7 +155,7 @@ async def test_what_is_at_work_and_what_was_spent_is_told_to_other_routers() -> 
     kept.settle(reserved, 12, 5)
     assert [(lease.at_work, lease.spent) for lease in shared.leases.values()] == [(0, 12), (0, 5)]
     kept.recovered("acme", kept.day_began_s, 1, 2)
-    kept.recovered("acme", -1.0, 100, 100)  # of the day before
+    kept.recovered("acme", -1.0, 100, 100)  # for the previous day
     kept.count("acme", clock.now, 3, 4)
     assert [lease.spent for lease in shared.leases.values()] == [16, 11]
     for account in ("free", "nobody"):

@@ -1,4 +1,4 @@
-"""Limits of several routers in a database: the arithmetic that they share, what it forgets, and what it takes down whole or not at all."""
+"""Limits of several routers in a database: the shared arithmetic, expiry, and writes that happen whole or not at all."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ DAY, MINUTE = LeaseKey("acme", "tokens_per_day", 7), LeaseKey("acme", "tokens_pe
 
 
 def claim(key: LeaseKey = DAY, **more: float) -> LeaseClaim:
-    """A claim on a limit of 100 of which nothing is used."""
+    """Return a claim on a limit of 100, none of which is used."""
     values = {"capacity": 100.0, "per_s": 0.0, "before": 0.0, "spent": 0.0, "at_work": 0.0, "spare": 0.0, **more}
     return LeaseClaim(key, **values)
 
@@ -41,7 +41,7 @@ def leases(database: psycopg.Connection, postgres: Postgres) -> Iterator[Postgre
 def test_what_is_used_and_lent_at_all_routers_comes_to_the_limit(leases: PostgresLeases) -> None:
     assert leases.exchange("a", [claim(before=20, spent=5, spare=30)]) == [LeaseGrant(30, 45)]
     assert leases.exchange("b", [claim(before=20, spent=5, at_work=10, spare=50)]) == [LeaseGrant(40, 0)], "once: 20"
-    assert leases.exchange("a", [claim(spent=10, spare=30)]) == [LeaseGrant(20, 0)], "of its own part it is lent none"
+    assert leases.exchange("a", [claim(spent=10, spare=30)]) == [LeaseGrant(20, 0)], "nothing is lent from its own part"
     assert leases.exchange("b", [claim()]) == [LeaseGrant(0, 40)], "given back"
     assert leases.exchange("a", [claim(spare=60)]) == [LeaseGrant(60, 0)]
 

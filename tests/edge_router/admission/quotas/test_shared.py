@@ -1,4 +1,4 @@
-"""Limits that routers share: what several of them give together, what they do without their store, and what it knows when it is back."""
+"""Limits that routers share: their sum, operation without the store, and the store's state when it is back."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ KEY = LeaseKey("acme", "tokens_per_day", 1)
 
 
 class MemoryLeases:
-    """The store's arithmetic without a database; `fault` is what it answers instead."""
+    """The store's arithmetic without a database; `fault` is raised instead, if set."""
 
     def __init__(self, clock: Clock) -> None:
         self.used: dict[LeaseKey, tuple[float, float]] = {}
@@ -68,7 +68,7 @@ class MemoryLeases:
 
 
 class Network:
-    """Routers with one store and one clock, whose exchanges happen when a test says so."""
+    """Routers with one store and one clock, which exchange claims when a test calls them."""
 
     def __init__(self, num_routers: int = 3, *, serves_without: bool = True) -> None:
         self.clock = Clock()
@@ -112,7 +112,7 @@ def test_what_is_at_work_stays_held_though_more_is_used_than_there_is() -> None:
 
 
 def lease_of(held: float = 0.0, **more: float) -> QuotaLease:
-    """A lease of a limit of 160, whose part is 10, as the store confirmed it a moment ago, at 100."""
+    """Return a lease on a limit of 160, with a part of 10, that the store confirmed a moment ago, at 100."""
     lease = QuotaLease(KEY, 160, more.pop("per_s", 0.0), 0, now=100.0)
     lease.held, lease.seen_at = held, 100.0
     for name, value in more.items():
@@ -129,14 +129,14 @@ UNUSED = 100.0 - GIVEN_BACK_S
         (lease_of(10), 0.0, False),
         (lease_of(10, wanted=1), 0.0, True),
         (lease_of(20), 0.0, False),
-        (lease_of(20.1), 0.0, True),  # more than its part twice over
+        (lease_of(20.1), 0.0, True),  # more than twice its part
         (lease_of(23, at_work=2, spent=1), 0.0, False),
         (lease_of(5), 0.0, False),
         (lease_of(4.9), 0.0, True),  # less than half of it
-        (lease_of(4.9, empty_until=100.1), 0.0, False),  # there was no more a moment ago
+        (lease_of(4.9, empty_until=100.1), 0.0, False),  # the store was empty a moment ago
         (lease_of(4.9, empty_until=100.0), 0.0, True),
         (lease_of(3, at_work=3, used_at=UNUSED), 0.0, False),
-        (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # nobody uses it: back with it
+        (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # unused: returned
         (lease_of(30, used_at=UNUSED + 0.1, at_work=20), 0.0, False),
         (lease_of(10, spent=1), TOLD_EVERY_S - 0.01, False),
         (lease_of(10, spent=1), TOLD_EVERY_S, True),
@@ -167,7 +167,7 @@ def test_a_claim_says_what_was_spent_since_the_last_one_and_what_is_wanted_beyon
     lease = lease_of(10, spent=2, at_work=3)
     claim = lease.claim(100.0)
     assert claim == LeaseClaim(KEY, 160, 0, 0, 2, 3, spare=10)
-    lease.spend(5)  # while the store answers
+    lease.spend(5)  # while the store is answering
     lease.answered(claim, LeaseGrant(12, 0.5), 101.0)
     assert (lease.held, lease.free, lease.spent, lease.seen_at, lease.empty_until) == (12, 0.5, 5, 101.0, float("-inf"))
     lease.answered(lease.claim(102.0), LeaseGrant(12, 0.0), 102.0)
@@ -182,7 +182,7 @@ def test_a_lease_is_forgotten_when_nothing_is_left_of_it(still: dict[str, float]
 
 
 async def test_what_was_spent_while_the_store_was_away_is_told_however_long_it_was() -> None:
-    network = Network(1)  # whose router exchanges only when told to
+    network = Network(1)  # its router exchanges claims only on demand
     (router,) = network.routers
     lease = router.lease(KEY, 100)
     lease.spend(7)
@@ -195,7 +195,7 @@ async def test_what_was_spent_while_the_store_was_away_is_told_however_long_it_w
 
 
 async def test_a_router_that_stops_gives_its_part_back_at_once() -> None:
-    network = Network(1)  # whose router exchanges only when told to
+    network = Network(1)  # its router exchanges claims only on demand
     (router,) = network.routers
     router.lease(KEY, 100).spend(1)
     await network.pass_time(2 * TICK_S)
@@ -312,7 +312,7 @@ async def test_work_that_comes_back_counts_while_it_is_there_and_ends_with_its_r
         for _ in range(3):
             assert await one.short([(lease, 1.0)]) is None
             lease.begin(1)
-        await network.pass_time(EXPIRES_S * 2)  # at work as long as it likes
+        await network.pass_time(EXPIRES_S * 2)  # open for as long as it likes
         assert await take(other, 4) is None
         assert await take(other, 4) is not None
         lease.end(1)
@@ -333,7 +333,7 @@ CONFIRMED = 3.0  # more than the time between two confirmations
 async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configured(serves_without: bool) -> None:
     async with Network(2, serves_without=serves_without) as network:
         one = network.routers[0]
-        assert await take(one, 160) is None  # leases 10 more
+        assert await take(one, 160) is None  # 10 more stay in leases
         network.store.fault = "it is away"
         if serves_without:
             assert [await take(one, 160) for _ in range(100)] == [None] * 100
@@ -346,7 +346,7 @@ async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configur
         network.store.fault = ""
         await network.pass_time(TOLD_EVERY_S + TICK_S)
         assert one.fault is None
-        assert network.store.used[KEY][0] == (101 if serves_without else 11), "what was given meanwhile is told"
+        assert network.store.used[KEY][0] == (101 if serves_without else 11), "usage in the meantime is reported"
         left = 59 if serves_without else 149
         given = 0
         for turn in range(400):
@@ -359,7 +359,7 @@ async def test_a_lease_that_the_store_may_have_given_away_is_not_used() -> None:
         (one,) = network.routers
         assert await take(one, 16, 1) is None
         lease = one.lease(KEY, 16)
-        lease.held += 5  # as if it had been granted more
+        lease.held += 5  # as if more had been granted
         network.store.fault = "it is away"
         network.clock.advance(EXPIRES_S)
         with pytest.raises(ApiError, match="cannot be checked"):

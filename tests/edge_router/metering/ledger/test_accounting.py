@@ -1,4 +1,4 @@
-"""A request's place in the books: what is reserved of a quota, what is written down, and which models its client is told of."""
+"""A request's accounting: its reservation of a quota, its records, and the models that its client can list."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,7 +28,7 @@ def record(account: str, use: ResourceUse, *, started_s: float = NOW_S, model: s
 
 
 class Books:
-    """A ledger that notes what it is asked, and may have no meter."""
+    """A ledger that records its calls, and may have no free meter."""
 
     def __init__(self) -> None:
         self.used: list[dict[str, Any]] = []
@@ -52,7 +52,7 @@ class Books:
 
 
 class Quotas(DailyQuotas):
-    """That notes what it is told."""
+    """Quotas that record their calls."""
 
     def __init__(self) -> None:
         super().__init__(Clock())
@@ -147,7 +147,7 @@ async def test_what_is_counted_is_models_work_under_the_name_that_is_theirs() ->
     books = Books()
     kept, quotas = accounting(books)
     assert await kept.begin(asked(None, model="m:french"), own_names) is not None
-    assert (books.started, quotas.told) == ([("m:french", "", "french")], []), "who is not known has no quota"
+    assert (books.started, quotas.told) == ([("m:french", "", "french")], []), "an unknown account has no quota"
     for request in (asked(method="GET", path="/v1/models"), asked(path="/fn/f")):
         assert await kept.begin(request, own_names) is None
     assert len(books.started) == 1

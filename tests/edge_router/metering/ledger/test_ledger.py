@@ -96,20 +96,20 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
     used(kept)
     cut = kept.begin(asked(), "m")
     cut.count(ResourceUse(10, 0, 3, 0))
-    kept.begin(asked(), "m")  # nothing came of it yet
-    kept._add(tuple(kept._ended))  # written, and then it dies before the meter is free
+    kept.begin(asked(), "m")  # no result yet
+    kept._add(tuple(kept._ended))  # written; then the process dies before the meter is free
     kept._store.close()
     kept._meters.close()
     again = place.ledger()
     recovered = ("acme", "acme-ci", "m", "", "recovered", 10, 0, 3, 10 * 1000 + 3 * 2000)
     assert sorted(rows(place)) == sorted([ROW, recovered])
     told = [(one.outcome, one.use.output) for one in again.recovered]
-    assert told == [("recovered", 3), ("recovered", 0)], "what had ended was told to other routers before"
+    assert told == [("recovered", 3), ("recovered", 0)], "ended requests had been reported to other routers earlier"
     await again.close()
 
 
 class Failing(NamedTuple):
-    """A store that can be made to fail, really."""
+    """A store that can be made to fail for real."""
 
     place: Place
     fail: Callable[[], None]
@@ -117,7 +117,7 @@ class Failing(NamedTuple):
 
 
 def full_disk(directory: Path) -> Iterator[Failing]:
-    """A disk of its own where that may be made; elsewhere a file may grow no further."""
+    """Yield writers on a separate full disk if one can be mounted; otherwise with a limit of file size."""
     directory.mkdir()
     size = "size=2m"
     is_mounted = (
@@ -187,7 +187,7 @@ async def test_a_store_that_fails_under_load_loses_nothing(
     before = taken
     await until(lambda: refused > 20 or taken > before + 20)
     assert (refused > 0, taken > before) == ((True, False) if policy == "refuse" else (False, True))
-    under_way.count(TOKENS)  # what had begun goes on
+    under_way.count(TOKENS)  # open requests continue
     under_way.answered_by("ams1")
     kept.end(under_way, "complete", 0.5)
     failing.mend()
@@ -242,7 +242,7 @@ async def test_a_database_that_is_deleted_under_the_router_is_made_again(tmp_pat
     await kept.flush()
     for name in ("usage.sqlite", "usage.sqlite-wal", "usage.sqlite-shm"):
         os.unlink(tmp_path / name)
-    if is_replaced:  # a backup was put in its place
+    if is_replaced:  # a backup replaced it
         (tmp_path / "usage.sqlite").touch()
     used(kept)
     await kept.close()

@@ -1,4 +1,4 @@
-"""Stores of usage records, both kinds: sums, records that stay as they are, tables of the version before."""
+"""Stores of usage records, both kinds: sums, records that never change, tables of the previous version."""
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -58,7 +58,7 @@ def test_sums_by_any_group_are_those_of_the_records(place: Place) -> None:
     assert (one["day"], one["requests"], one["prompt_tokens"]) == ("1970-01-02", 2, 4 + 6)
     assert store.usage(UsageQuery(account="nobody")) == []
     days = [store.usage(UsageQuery(day * DAY_S, (day + 1) * DAY_S, ()))[0]["requests"] for day in range(4)]
-    assert days == [4, 4, 4, 0], "what begins at midnight is of one day"
+    assert days == [4, 4, 4, 0], "a request that starts at midnight belongs to one day"
     store.close()
 
 
@@ -123,7 +123,7 @@ def test_routers_that_start_at_once_make_one_table(tmp_path: Path, postgres: Pos
 def test_a_question_that_takes_too_long_is_interrupted_and_the_next_one_answered(tmp_path: Path) -> None:
     store = Place(tmp_path).store()
     assert isinstance(store, SqliteStore)
-    store.interrupt()  # nothing is open
+    store.interrupt()  # no request is open
     store.add([record(1)])
     assert store._connection is not None
     store._connection.set_progress_handler(store.interrupt, 1)  # while it computes

@@ -1,4 +1,4 @@
-"""Prices: which one counts, and sums to the last billionth."""
+"""Prices: the applicable one, and sums to the last billionth."""
 
 from datetime import UTC, datetime
 
@@ -25,7 +25,7 @@ def test_cached_tokens_are_discounted_and_the_newest_valid_price_counts() -> Non
     assert PRICES.cost("llama-8b", before, tokens) == round((0.12 + 0.02 + 0.4) * BILLIONTHS)
     assert PRICES.cost("llama-8b", after, tokens) == round((0.06 + 0.008 + 0.2) * BILLIONTHS)
     assert PRICES.cost("other", after, tokens) == 2 * BILLIONTHS, (
-        "without a price of their own, cached ones cost as others"
+        "without a separate price, cached tokens cost as much as others"
     )
     assert PriceList([], "EUR").cost("other", after, tokens) is None
 

@@ -1,4 +1,4 @@
-"""What functions have used comes from sites into the ledger once: asked again when the answer, the store or a process was lost in between."""
+"""Functions' usage gets from sites into the ledger once: requested again if the answer, the store or a process was lost in between."""
 
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,13 @@ class Status:
 
 
 class Site:
-    """A site that hands out what its functions have used, and whose answers get lost."""
+    """A site that hands out its functions' usage, and whose answers get lost."""
 
     name, state, status = "ams1", "healthy", Status()
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self.usage = FunctionUsage(directory, self.name, lambda function: "acme", clock)
-        self.num_lost = 0  # of the answers that come next
+        self.num_lost = 0  # how many of the next answers get lost
 
     async def exchange(self, method: str, site: str, path: str, body: bytes, **more: Any) -> SiteAnswer:
         told = self.usage.hand_out(msgspec.json.decode(body, type=UsageAsked))
@@ -74,7 +74,7 @@ async def test_what_functions_have_used_is_in_the_ledger_with_account_function_a
     place: Place, tmp_path: Path
 ) -> None:
     made = Made(place, tmp_path)
-    await made.collecting.collect()  # the first question, before which nothing is counted
+    await made.collecting.collect()  # the first request, until which nothing is counted
     made.site.use(30)
     made.site.usage.computed("hello", 0.25)
     made.clock.advance(10)
@@ -116,7 +116,7 @@ async def test_lost_answers_and_restarts_write_nothing_twice(place: Place, tmp_p
         made.site.num_lost = lost % 3
         for _ in range(3):
             if lost == 4:
-                made.collecting = made.collector()  # which knows nothing of what was written
+                made.collecting = made.collector()  # it knows nothing of the written records
             await made.collecting.collect()
     (row,) = await made.rows()
     assert (row["requests"], row["output_tokens"]) == (6, 60)
@@ -185,7 +185,7 @@ async def test_it_asks_on_after_whatever_went_wrong(
 
 
 class EndedError(BaseException):
-    """What ends the test's loop."""
+    """An exception that ends the test's loop."""
 
 
 async def test_a_site_whose_answer_cannot_be_read_keeps_no_other_from_being_asked(place: Place, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is kept of batches: bounds of each owner, times, and one answer for each request. The time is given."""
+"""Stored batches: bounds per owner, times, and one answer for each request. The time is given."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -117,7 +117,7 @@ def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batc
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_store, "PART_BYTES", 15_000)
-    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # a thousand million bytes as it comes
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # SQLite's default is a thousand million bytes
     asked(store, "a", "b", "c", "d")
     number = 0
     for status in (200, 200, 400, 200):
@@ -162,7 +162,7 @@ def test_a_cancelled_batch_ends_with_what_is_under_way(store: BatchStore) -> Non
     ended, counts = store.batch("batch_1", "acme")
     told = batch_fields(ended, counts)
     assert (told["status"], told["cancelling_at"], told["cancelled_at"]) == ("cancelled", 5, 7)
-    assert ended.error_file is None, "what nobody asked for any more is no error"
+    assert ended.error_file is None, "a request that is no longer wanted is no error"
 
 
 def test_a_cancelled_batch_of_which_nothing_is_under_way_has_ended(store: BatchStore) -> None:

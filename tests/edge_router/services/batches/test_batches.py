@@ -1,4 +1,7 @@
-"""Batches: each request answered and billed once, by what is idle, whatever becomes of the router; OpenAI's client and Workers AI's form."""
+"""Batches: each request is answered and billed once, by idle sites, across restarts of the router.
+
+OpenAI's client and Workers AI's form.
+"""
 
 import asyncio
 import json
@@ -25,7 +28,7 @@ CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 
 
 async def echo(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """Answer with what was asked, and say what that has cost."""
+    """Answer with the request's text, and report its usage."""
     said = json.loads(site.bodies[-1])
     told = {"choices": [{"message": {"role": "assistant", "content": said["messages"][0]["content"]}}]}
     return web.json_response(told, headers={USAGE: "7,3,5,0"})
@@ -144,7 +147,7 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
             await made.batches.create(input_file_id="x", endpoint="/v1/moderations", completion_window="24h")
         assert not fakes[0].seen
-        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # as many as there are
+        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # as many as exist
         with pytest.raises(openai.RateLimitError, match="already has 2 batches"):
             await started(made, lines("a"))
 
@@ -203,7 +206,7 @@ async def test_a_cancelled_batch_keeps_what_was_answered_and_begins_nothing_more
 async def test_a_router_that_goes_leaves_its_batches_to_the_next_and_each_is_billed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store forgets some answers that the ledger has, as a router does that is killed between the two."""
+    """The store forgets some answers that the ledger has, as happens if a router is killed between the two."""
     async with sites("ams1") as fakes:
         fakes[0].behave = echo
         async with metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:

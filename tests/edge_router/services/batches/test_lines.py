@@ -1,4 +1,4 @@
-"""Lines of batches: what each fault is called, how many are told, and how answers are written down."""
+"""Lines of batches: the name of each error, how many are reported, and how answers are written."""
 
 import json
 from typing import Any

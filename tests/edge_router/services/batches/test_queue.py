@@ -1,4 +1,4 @@
-"""The queue of batches by itself: whose key a request is asked with, and what becomes of one that cannot be answered or kept."""
+"""The queue of batches by itself: the key of each request, and requests that cannot be answered or stored."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
 from tests.edge_router.builders import Clock, model_status, site_status
 
-NOW_S = 1000  # as the clock of the builders says
+NOW_S = 1000  # the time of the builders' clock
 MINE = Key("mine", "0" * 64, account=Account("acme"))
 
 
@@ -30,7 +30,7 @@ class Made:
     """A queue whose requests are answered by `answers`, one after the other."""
 
     def __init__(self, folder: Path, *answers: tuple[int, float], keys: tuple[Key, ...] = (MINE,), door: bool = True):
-        self.answers = list(answers)  # statuses, and after how many seconds to ask again
+        self.answers = list(answers)  # statuses, each with the seconds until a retry
         self.asked: list[BatchAnswer] = []
         access = Access(keys, is_required=door, clock=Clock())
         self.queue = BatchQueue(folder / "batches.sqlite", cast("Any", self), access, Clock())
@@ -45,7 +45,7 @@ class Made:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """For how long a queue has waited, without any time passing."""
+    """Return the seconds that a queue waits, without any time passing."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -169,9 +169,9 @@ def backend(state: str = "healthy", *, serves: bool = True, outstanding: int = 0
         ((backend(),), queue.IDLE_BELOW - 1, True),
         ((backend(),), queue.IDLE_BELOW, False),
         ((backend(), backend()), queue.IDLE_BELOW, True),
-        ((backend(), backend(serves=False)), queue.IDLE_BELOW, False),  # which does not count
+        ((backend(), backend(serves=False)), queue.IDLE_BELOW, False),  # it does not count
         ((backend(outstanding=99), backend(serves=False)), 0, False),
-        ((backend(serves=False),), 0, True),  # which says by its refusal that there is no such model
+        ((backend(serves=False),), 0, True),  # its refusal means that there is no such model
     ],
 )
 async def test_there_is_room_where_a_site_that_serves_the_model_is_idle(

@@ -1,4 +1,4 @@
-"""A host's two ends towards other hosts: opened together or not at all, by what its configuration says."""
+"""A host's two ends towards other hosts: opened together or not at all, by its configuration."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_where_blocks_cannot_be_served_the_log_says_why_and_the_host_goes_on(
     assert f"{config['peer_address']} serves no blocks to other hosts: " in caplog.text
     assert why in caplog.text
     again = opened(host, tmp_path)
-    assert again is not None, "nothing of what was begun is left"
+    assert again is not None, "no unfinished connection is left"
     again.close()
 
 

@@ -69,7 +69,7 @@ class Hosts:
         return self.reader.read(source, identity, [name(n) for n in numbers], SIZE)
 
     def take(self, read: PeerRead) -> int:
-        """How many blocks came, and are right."""
+        """Return how many blocks came, after checking them."""
         until(lambda: read.is_done)
         slots = read.take()
         asked = dict(zip(read.hashes, range(len(read.hashes)), strict=True))
@@ -119,7 +119,7 @@ def test_blocks_come_as_they_are_computed(tmp_path: Path, transport: str) -> Non
         assert bytes(slot.memory) == content(n)
         hosts.here.unpin([slot])
     until(lambda: hosts.server.num_leased == 0)
-    assert hosts.server.num_expired == 0, "what has been copied is released at once"
+    assert hosts.server.num_expired == 0, "copied blocks are released at once"
     assert hosts.server.rate.bytes_per_s > 0
     assert (hosts.reader.num_lost, hosts.reader.num_open) == (0, 0)
     hosts.close()
@@ -189,7 +189,7 @@ def test_a_block_that_was_damaged_where_it_lies_is_offered_to_nobody(
     slot = hosts.there.pin(name(1), is_hit=False)
     assert slot is not None
     slot.memory[3] ^= 0xFF
-    slot.is_verified = False  # as what a process before has left
+    slot.is_verified = False  # as if left by an earlier process
     hosts.there.unpin([slot])
     assert hosts.take(hosts.read(0, 1, 2)) == 1
     assert hosts.there.num_corrupt == 1
@@ -270,7 +270,7 @@ def test_a_host_that_goes_away_ends_its_reads_at_once(hosts: Hosts) -> None:
     hosts.close_server()
     began = time.monotonic()
     assert hosts.take(read) == 2
-    assert time.monotonic() - began < 0.75 * peer_thread.SILENCE_S, "its socket tells, not its silence"
+    assert time.monotonic() - began < 0.75 * peer_thread.SILENCE_S, "its socket closed, before the limit of silence"
 
 
 def test_a_host_that_stands_still_is_given_up(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,7 +368,7 @@ def test_only_who_has_the_keys_is_heard(tmp_path: Path) -> None:
 
 
 class Impostor:
-    """A socket that says what it likes."""
+    """A socket that sends what a test wants."""
 
     def __init__(self, address: str, kind: int) -> None:
         self.context = zmq.Context()
@@ -391,7 +391,7 @@ class Impostor:
         self.socket.send(encode(message))
 
     def answer(self, messages: Sequence[FromServer], frames: Sequence[bytes] = (), greets_as: str = INLINE) -> None:
-        """Greet a reader, wait for its question, say something, and listen to the end."""
+        """Greet a reader, wait for its request, send messages, and read to the end."""
         while True:
             reader, frame = self.socket.recv_multipart()
             match decode_from_reader(frame):
@@ -465,7 +465,7 @@ def test_a_block_that_is_overwritten_while_it_is_announced_is_not_taken_for_anot
         assert isinstance(decode_from_reader(frame), PeerHello)
         peer.socket.send_multipart([sender, encode(PeerReady(PEER_VERSION, SHARED_MEMORY, str(there.directory)))])
         sender, frame = peer.socket.recv_multipart()
-        told = BlocksReady(0, (ReadyBlock(slot.index, slot.checksum),))  # where another block lies by now
+        told = BlocksReady(0, (ReadyBlock(slot.index, slot.checksum),))  # where another block is by now
         peer.socket.send_multipart([sender, encode(told)])
         until(lambda: read.is_done)
         assert read.take() == []

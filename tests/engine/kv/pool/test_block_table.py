@@ -1,4 +1,4 @@
-"""A sequence's blocks by position, against a plain list in which what was given back is missing."""
+"""A sequence's blocks by position, compared with a plain list without the positions that were given back."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,14 +7,19 @@ from pilotlight.engine.kv.pool.block_table import BlockTable
 
 
 def assert_same(table: BlockTable, plain: list[int | None]) -> None:
-    """`plain`: of each position its block, whose generation is ten times its number; None: it was given back."""
+    """Compare a table with plain lists.
+
+    `plain`: each position's block, whose generation is ten times its number; None if it was given back.
+    """
     first = plain.count(None)
     held = [block for block in plain if block is not None]
     assert (len(table), table.first, table.num_held) == (len(plain), first, len(held))
     assert list(table.held) == held
     assert list(table.held_generations) == [10 * block for block in held]
     assert list(table.pairs()) == [(block, 10 * block) for block in held]
-    assert list(table.blocks) == held[:1] * first + held, "what was given back points at a block of its own"
+    assert list(table.blocks) == held[:1] * first + held, (
+        "a position that was given back refers to a block of the table"
+    )
     assert list(table.generations) == [10 * block for block in table.blocks]
 
 

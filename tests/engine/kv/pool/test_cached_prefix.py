@@ -1,4 +1,4 @@
-"""The longest prefix that can be had, against looking at every length, with full attention and windows in any company."""
+"""The longest available prefix, compared with trying every length, with full attention and windows in any combination."""
 
 from collections.abc import Sequence as SequenceOf
 from functools import partial
@@ -14,13 +14,13 @@ from pilotlight.engine.kv.pool.groups import CacheGroups, Windows
 from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tier, Tiers
 
-SIZE, LENGTH = 4, 26  # six blocks may be another's, short of the last token
+SIZE, LENGTH = 4, 26  # six blocks may be another's, not the last token's
 PLACES = ("device", "host", "disk", "store", None)
 WINDOWS = st.lists(st.sampled_from([None, 1, 3, 4, 5, 9, 30]), min_size=1, max_size=3).map(tuple)
 
 
 class Places(Tiers):
-    """Tiers that have what they are told to have. `worth`: the tiers from which fetching pays."""
+    """Tiers with the given places of blocks. `worth`: the tiers from which fetching pays."""
 
     def __init__(self, place: dict[bytes, Tier], worth: frozenset[str]) -> None:
         self._place = place
@@ -36,7 +36,7 @@ class Places(Tiers):
 
 
 class World:
-    """A sequence, and where each of its blocks lies."""
+    """A sequence, and the place of each of its blocks."""
 
     def __init__(
         self, windows: Windows, draw: st.DataObject, share: int = 1, worth: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class World:
                 elif place is not None:
                     self.place[name] = place
             if draw.draw(st.booleans()):
-                self._cache(name, 1 - share)  # which does not help
+                self._cache(name, 1 - share)  # it does not help
         self.tiers = Places(self.place, worth)
         self.lookup = PrefixLookup(self.pool, self.tiers, self.groups, shares_prefixes=True)
 
@@ -74,7 +74,7 @@ class World:
         return self.is_here(name) or self.place.get(name) in places
 
     def longest(self, places: tuple[str, ...] = ()) -> int:
-        """Look at every length: all that the tokens behind it see must be had."""
+        """Try every length: all blocks that the following tokens see must be available."""
         fits = [
             n
             for n in range((LENGTH - 1) // SIZE + 1)
@@ -83,7 +83,7 @@ class World:
         return max(fits)
 
     def check(self, prefix: CachedPrefix, num_blocks: int, num_cached: int) -> None:
-        """Compare a prefix of so many blocks with what lies where."""
+        """Compare a prefix of `num_blocks` blocks with the places of the blocks."""
         seen = self.groups.seen(num_blocks)
         assert (prefix.num_blocks, prefix.num_cached) == (num_blocks, num_cached)
         here = [[self.names[g][i] for i, of in seen if of == g] for g in range(len(self.names))]
@@ -119,7 +119,7 @@ def test_a_longer_prefix_comes_from_as_far_as_that_pays(
     windows: Windows, worth: frozenset[str], was_read: bool, draw: st.DataObject
 ) -> None:
     world = World(windows, draw, worth=worth)
-    if was_read:  # what lay behind the host tier has been asked for, and is in it or is not had
+    if was_read:  # blocks below the host tier have been requested, and are in it or are not available
         world.sequence.num_disk_blocks = 0
     cached = world.lookup.find_cached(world.sequence)
     found = world.lookup.find_in_tiers(world.sequence, cached)

@@ -1,4 +1,4 @@
-"""Groups of layers: how they are cut, what they need of a context, and what a real arena holds of it."""
+"""Groups of layers: how they are formed, the blocks that a context needs, and the tokens that a real arena holds."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_layers_of_a_kind_are_cut_into_groups_that_fill_a_block() -> None:
     assert groups_of(5, 5) == [((0, 1), 5)]
     assert groups_of(7, None, 7, None) == [((1, 3), None), ((0, 2), 7)]
     assert groups_of(*[9] * 5, None) == [((5,), None), *[((i,), 9) for i in range(5)]]
-    assert groups_of(10_000, None) == [((0, 1), None)], "a window that no context exceeds is none"
+    assert groups_of(10_000, None) == [((0, 1), None)], "a window that no context exceeds is no window"
 
 
 def test_layers_of_other_sizes_share_blocks_of_one_size() -> None:
@@ -70,7 +70,7 @@ def test_what_a_window_sees_behind_so_many_blocks_is_what_its_next_token_sees(
 ) -> None:
     groups, position = CacheGroups(size, 8, (None, window)), num_blocks * size
     seen = [i for i in range(num_blocks) if (i + 1) * size > position - (window - 1)]
-    first = min([*seen, max(0, num_blocks - 1)])  # one at least: a table points somewhere
+    first = min([*seen, max(0, num_blocks - 1)])  # at least one: a table refers to a block
     assert (groups.first_seen(0, num_blocks), groups.first_seen(1, num_blocks)) == (0, first)
     places = [(i, group) for i in range(num_blocks) for group in (0, 1) if group == 0 or i >= first]
     assert groups.seen(num_blocks) == places
@@ -105,7 +105,7 @@ def test_a_hit_needs_the_last_blocks_of_a_window_and_all_of_the_others() -> None
     prompt = random_prompt(41, seed=1)
     one(engine, submit("a", prompt, max_tokens=1))
     hits = [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (41, 24, 7)]
-    assert hits == [40, 20, 4], "what was given back can be found until it is handed out anew"
+    assert hits == [40, 20, 4], "a block that was given back can be found until it is handed out anew"
     pool = engine.scheduler.pool
     names = {block: name for name, block in pool._shares[0].block_by_hash.items()}
     chain = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -152,7 +152,7 @@ def test_bad_numbers_reach_nobody_through_blocks_that_a_window_has_left() -> Non
     runner.bad_prompts.add(tuple(prompt))
     heard = drain(engine, [])["bad"]
     assert "not finite" in (heard.error or "")
-    assert len(set(runner.scrubbed)) == len(runner.scrubbed) == 2 * 11, "what was given back among them"
+    assert len(set(runner.scrubbed)) == len(runner.scrubbed) == 2 * 11, "blocks that were given back among them"
     runner.bad_prompts.clear()
     assert [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (40, 12)] == [0, 8]
 
@@ -167,6 +167,6 @@ def test_models_with_windows_lend_each_other_what_they_have_left() -> None:
     heard = drain(one_model, [submit("long", prompt, max_tokens=9)])
     assert len(heard["long"].token_ids) == 9
     load = other.load()
-    assert load.free_blocks == load.total_blocks == 128, "an idle model's cached blocks are anybody's"
+    assert load.free_blocks == load.total_blocks == 128, "an idle model's cached blocks are free for any model"
     assert len(drain(other, [submit("b", [7] * 400, max_tokens=9)])["b"].token_ids) == 9
     assert one(one_model, submit("again", prompt, max_tokens=9)).token_ids == heard["long"].token_ids

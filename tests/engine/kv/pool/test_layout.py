@@ -1,4 +1,4 @@
-"""What a block holds: segments of any shape and type, one behind another, and what tells two layouts apart."""
+"""A block's layout: segments of any shape and type, one after another, and the difference between two layouts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Mooncake Store itself, over loopback: what its members find of each other's blocks, and what is left when its master is killed."""
+"""Mooncake Store itself, over loopback: members find each other's blocks; the store's state when its master is killed."""
 
 import os
 import signal
@@ -77,7 +77,7 @@ def block(n: int) -> StoredBlock:
 
 
 def read(store: StoreTier, *numbers: int) -> list[bool]:
-    """Whether each block comes back as it was."""
+    """Return, for each block, whether it comes back unchanged."""
     into = [bytearray(SIZE) for _ in numbers]
     found = store.read([name(n) for n in numbers], [memoryview(each) for each in into])
     return [
@@ -144,7 +144,7 @@ def is_writable(store: StoreTier) -> bool:
 
 @pytest.mark.process
 def test_a_master_that_accepts_and_says_nothing_is_given_up_and_stops_no_other_thread() -> None:
-    """In a process of its own: becoming a member would hold Python's lock for minutes."""
+    """A separate process tries it: becoming a member would hold Python's lock for minutes."""
     script = """
 import socket, threading, time
 from pilotlight.engine.kv.store import store_tier

@@ -1,4 +1,4 @@
-"""What goes to the disk when more is computed than may be written: what was used again first, and reads before all."""
+"""The order of writes when more is computed than may be written: blocks that were used again first, and reads before all writes."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BLOCKS_PER_S = 100
 
 
 class Rig:
-    """Ten blocks in host memory, and a disk that takes one more whenever a hundredth of a second is let pass."""
+    """Ten blocks in host memory, and a disk that takes one more whenever a hundredth of a second passes."""
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0

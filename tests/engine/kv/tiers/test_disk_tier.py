@@ -1,4 +1,4 @@
-"""The disk tier: what it keeps, what gives way, and every way in which a disk can let one down."""
+"""The disk tier: its content, its evictions, and every failure of a disk."""
 
 import errno
 import itertools
@@ -211,7 +211,7 @@ def test_a_full_disk_first_costs_the_oldest_blocks_then_the_new_one(
 
 
 def full_times(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """The next writes stop in the middle, as they do on a full disk."""
+    """Make the next writes stop in the middle, as on a full disk."""
     left = iter(range(times))
 
     def write_half(fd: int, parts: list[bytes], offset: int) -> int:
@@ -238,7 +238,7 @@ def test_a_disk_that_keeps_refusing_is_let_be_and_that_is_said_once(
     assert not tier.is_writable
     assert not put(tier, 20)
     assert caplog.text.count("no longer written to") == 1
-    assert read(tier, 0) == content(0, SIZE), "what is there may still be read"
+    assert read(tier, 0) == content(0, SIZE), "blocks that are there may still be read"
 
 
 def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(

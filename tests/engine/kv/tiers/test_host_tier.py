@@ -1,4 +1,4 @@
-"""The host tier: what it holds, what gives way, what a kill -9 leaves, who may own it, and what of it a device reaches."""
+"""The host tier: its content, its evictions, its state after a kill -9, its owners, and a device's access to it."""
 
 import ctypes
 import errno
@@ -80,7 +80,7 @@ def test_a_block_is_found_only_once_it_is_committed(tier: HostTier) -> None:
     assert slot is not None
     assert name(1) not in tier
     assert tier.pin(name(1), is_hit=True) is None
-    assert tier.reserve(name(1), SIZE) is None, "somebody is at it already"
+    assert tier.reserve(name(1), SIZE) is None, "another thread is working on it already"
     tier.abandon(slot)
     assert put(tier, 1)
 
@@ -199,7 +199,7 @@ def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
 def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has_shrunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/dev/shm of a container has often 64 MiB, of whatever the tier was promised: a share of what there is may be protected."""
+    """A container's /dev/shm often has 64 MiB, whatever the tier was promised: a share of the actual size may be protected."""
     tier = HostTier.open(tmp_path / "tier", 1000 * STRIDE)
     provide = SlotFile.provide
 
@@ -237,7 +237,7 @@ def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
 def test_a_tier_that_is_closed_while_a_slot_is_being_filled_is_no_other_processs_before_this_one_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read from a disk that hangs may still write to the slot, which the next owner would give to another block."""
+    """A read from a hanging disk may still write to the slot, which the next owner would give to another block."""
     tier = HostTier.open(tmp_path, 10 * STRIDE)
     slots = [tier.reserve(name(n), SIZE) for n in range(3)]
     commit, abandon, forget = slots
@@ -376,7 +376,7 @@ def test_files_that_hold_no_blocks_of_ours_are_removed(tmp_path: Path) -> None:
 def test_of_a_block_that_was_left_in_two_sizes_the_one_used_first_stays_and_the_others_slot_is_free(
     tmp_path: Path,
 ) -> None:
-    for n, size in ((1, SIZE), (2, PAGE)):  # in folders of their own, which are then put together
+    for n, size in ((1, SIZE), (2, PAGE)):  # in separate folders, which are then merged
         tier = HostTier.open(tmp_path / str(n), 10 * STRIDE, clock=lambda n=n: float(n))
         put(tier, 7, size=size)
         tier.close()
@@ -432,7 +432,7 @@ def test_a_tier_that_cannot_be_looked_through_is_not_kept_from_others(
 
 
 def found_after_a_kill(tier: HostTier, tmp_path: Path) -> list[int]:
-    """What the next process would find if this one were killed now."""
+    """Return the blocks that the next process would find if this one were killed now."""
     left = tmp_path / "left"
     shutil.copytree(tmp_path / "tier", left)
     heir = HostTier.open(left, tier.space.limit_bytes)
@@ -620,12 +620,12 @@ def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(
     reader.close()
 
 
-GROUP = 3  # slots that are registered at once
+GROUP = 3  # slots that are registered together
 
 
 @pytest.fixture
 def registrar(monkeypatch: pytest.MonkeyPatch) -> FakeRegistrar:
-    """A device with which slots are registered in threes."""
+    """Return a device with which slots are registered in threes."""
     fake = FakeRegistrar()
     monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: fake)
     monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", GROUP * STRIDE + PAGE)
@@ -654,7 +654,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     assert all(reaches(tier, n) for n in range(10))
     for n in range(10, 20):
         put(tier, n)
-    assert len(registrar.calls) == 4, "who takes the slot of the oldest finds it registered"
+    assert len(registrar.calls) == 4, "a block in the oldest one's slot finds it registered"
     assert reaches(tier, 19)
     tier.close()
     assert registrar.registered == {}
@@ -683,7 +683,7 @@ def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go
     until(lambda: "unregister" in registrar.calls)
     assert len(registrar.registered) == 2
     tier.forget([name(100)])
-    assert put(tier, 101)  # and the pages are the first size's again
+    assert put(tier, 101)  # and the pages belong to the first size again
     until(lambda: len(registrar.registered) == 3)
     tier.close()
 

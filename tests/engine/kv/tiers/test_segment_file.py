@@ -1,4 +1,4 @@
-"""Segments: what was appended is found again, whatever of the file was cut off or damaged, and nothing else is."""
+"""Segments: an appended record is found again, and nothing else, whichever part of the file was cut off or damaged."""
 
 import errno
 import os
@@ -65,7 +65,7 @@ def test_what_was_appended_is_found_and_read(sizes: list[int]) -> None:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where files lie, for all examples of a property."""
+    """Set the folder for all examples of a property."""
     monkeypatch.setenv("SEGMENTS", str(tmp_path))
 
 

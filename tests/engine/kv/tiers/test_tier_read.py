@@ -1,4 +1,4 @@
-"""A chain on its way into the host tier: whoever is late or gone leaves nothing pinned, and nothing is unpinned twice."""
+"""A chain on its way into the host tier: a late or lost source leaves nothing pinned, and nothing is unpinned twice."""
 
 from typing import Any, cast
 
@@ -39,7 +39,7 @@ def test_what_has_come_is_its_takers(read: TierRead, host: Host) -> None:
 
 def test_what_comes_too_late_for_its_taker_is_unpinned_once(read: TierRead, host: Host) -> None:
     assert read.take() == []
-    assert host.unpinned == [], "its thread goes on with it"
+    assert host.unpinned == [], "its thread continues with it"
     read.finish()
     assert host.unpinned == ["first", "second"]
     read.cancel()

@@ -1,4 +1,4 @@
-"""Copies between a CUDA device and host memory, on a stand-in for the device: what goes straight, what through staging, in which order."""
+"""Copies between a CUDA device and host memory, with a stand-in for the device: direct ones, staged ones, and their order."""
 
 import mmap
 import os
@@ -45,7 +45,7 @@ class Rig:
         return [memoryview(self.map)[place * BLOCK : (place + 1) * BLOCK] for place in places]
 
     def straight(self) -> int:
-        """How many blocks were copied between cache and host memory themselves."""
+        """Return how many blocks were copied directly between cache and host memory."""
         cache, host = self.cache.data_ptr(), self.host.data_ptr()
         size = self.cache.nbytes
         return sum(
@@ -117,7 +117,7 @@ def test_a_buffer_is_emptied_while_the_device_fills_the_other_and_filled_once_it
 
 
 def test_memory_of_nobody_goes_through_staging(rig: Rig) -> None:
-    """As the parts of ranks, which are put together by the host."""
+    """The parts of ranks, which the host puts together, are such memory."""
     rig.register(4)
     places = [memoryview(bytearray(BLOCK)) for _ in BLOCKS]
     rig.copier.store(BLOCKS, places, "it")
@@ -163,7 +163,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     asked = []
     found = CpuBlockCopier(rig.cache).map(lambda n: asked.append(n) or n == 1, [1, 0, 1])
     assert not all(found)
-    assert asked == [1, 0], "what need not be looked at is not"
+    assert asked == [1, 0], "a transfer that need not be polled is not"
 
 
 @pytest.mark.long
@@ -171,7 +171,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
 def test_blocks_of_any_size_go_to_slots_and_back_before_and_behind_their_registration(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a GPU's own copies, where there is one."""
+    """A GPU's own copies do it, if there is one."""
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
         registrar = FakeRegistrar()
@@ -201,7 +201,7 @@ def test_blocks_of_any_size_go_to_slots_and_back_before_and_behind_their_registr
             tier = HostTier.open(Path(directory) / "tier", num_slots * stride, device=torch.device("cuda"))
             move(tier, 0)
             move(tier, num_slots)  # into the slots of the first
-            slot = tier.reserve(b"other", BLOCK)  # the oldest of them gives its pages away
+            slot = tier.reserve(b"other", BLOCK)  # the oldest of them gives up its pages
             assert slot is not None
             tier.abandon(slot)
             assert not tier.add_size(size).covers(0, num_slots * stride)

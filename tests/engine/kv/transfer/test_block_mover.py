@@ -12,7 +12,7 @@ from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, content, name, pu
 
 
 class Copier:
-    """Copies at its second try."""
+    """A copier that succeeds at its second try."""
 
     store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)
@@ -41,7 +41,7 @@ def test_a_copy_that_fails_leaves_no_room_taken(tmp_path: Path) -> None:
 
 
 class Filling:
-    """A device's memory, which is filled; something happens behind each batch."""
+    """A device's memory, which is filled; an action follows each batch."""
 
     store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)

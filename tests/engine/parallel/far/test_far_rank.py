@@ -1,4 +1,4 @@
-"""A rank on another machine begins only where it is of the first one's release and reads the first one's checkpoint; Ray is imported nowhere else."""
+"""A rank on another machine starts only with the first one's release and checkpoint; Ray is imported nowhere else."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Two ranks on two nodes of a Ray cluster compute what one does; a node that is lost ends their group, and the next one waits for room."""
+"""Two ranks on two nodes of a Ray cluster compute the same as one; a lost node ends their group, and the next one waits for a node."""
 
 import queue
 import threading
@@ -26,7 +26,7 @@ def far_group(cluster: Cluster) -> HostConfig:
     return replace(group_of(2), group=("cpu", "ray:cpu"), ray_address=cluster.address)
 
 
-@pytest.mark.slow  # on a busy machine Ray takes a node for dead that is late
+@pytest.mark.slow  # on a busy machine Ray considers a late node dead
 def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_for(
     tmp_path: Path, two_nodes: Cluster
 ) -> None:
@@ -36,7 +36,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
     memory = make_kv_memory(host, lost.put)
     check_answers(memory, host, tmp_path, expected)
     (node,) = two_nodes.worker_nodes
-    two_nodes.remove_node(node, allow_graceful=False)  # while nothing is asked
+    two_nodes.remove_node(node, allow_graceful=False)  # while there are no requests
     assert f"rank 1 on {THERE} has ended" in lost.get(timeout=LATEST_S)
     memory.close()
 
@@ -44,7 +44,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
 
     def make() -> None:
         made.put(make_kv_memory(host, lost.put, on_wait=waits.put))
-        is_over.wait(LATEST_S)  # to Linux a process's parent is the thread that started it
+        is_over.wait(LATEST_S)  # for Linux a process's parent is the thread that started it
 
     making = threading.Thread(target=make)
     making.start()
@@ -55,7 +55,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
     memory.close()
     is_over.set()
     making.join()
-    assert lost.empty(), "a group that is closed loses nobody"
+    assert lost.empty(), "a group that is closed reports no loss"
 
 
 def check_answers(memory: KvMemory, host: HostConfig, directory: Path, expected: dict[str, Heard]) -> None:

@@ -1,4 +1,4 @@
-"""Channels between machines: whoever has the group's key is heard, and nobody else."""
+"""Channels between machines: only messages with the group's key are accepted."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Answers cut into tokens in any way, and what a format reads in them."""
+"""Answers cut into tokens in any way, and the parts that a format reads."""
 
 import codecs
 import re
@@ -26,7 +26,7 @@ Read = tuple[str, ...]  # "text", "reasoning" or "call", and its texts
 
 
 class ChunkTokenizer:
-    """A vocabulary that grows with what is asked of it: a token for any run of bytes, and one for each tag, if tags are tokens."""
+    """A vocabulary that grows on demand: a token for any run of bytes, and one for each tag, if tags are tokens."""
 
     def __init__(self, tags: Sequence[str], special: Sequence[str] = ()) -> None:
         self._chunks: list[Chunk] = list(tags)
@@ -81,7 +81,7 @@ def format_of(
 
 
 def chunked(text: str, tags: Iterable[str], cuts: Iterable[int] | None) -> Iterator[Chunk]:
-    """Cut a text into tokens: where a tag that is a token begins and ends, and at these bytes; None: at every one."""
+    """Cut a text into tokens: at tags that are tokens, and at the bytes in `cuts`, or at every byte without it."""
     position = 0
     wanted = None if cuts is None else set(cuts)
     pattern = "|".join(map(re.escape, sorted(tags, key=len, reverse=True))) or "(?!)"

@@ -1,6 +1,6 @@
-"""Drawn tool calls in every format, cut anywhere: what is read does not depend on the cuts, and no markup is shown as text.
+"""Random tool calls in every format, cut anywhere: the result does not depend on the cuts, and no markup is shown as text.
 
-The suite draws a sample. `python -m tests.engine.text.formats.test_drawn_calls 100000` draws as many as it is told.
+The suite draws a sample. `python -m tests.engine.text.formats.test_drawn_calls 100000` draws that many.
 """
 
 import json
@@ -102,7 +102,7 @@ def _llama(calls: list[Call]) -> str:
 
 
 def _harmony(calls: list[Call]) -> str:
-    ((name, arguments), *_) = calls  # one a turn
+    ((name, arguments), *_) = calls  # one per turn
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
 
 
@@ -121,11 +121,11 @@ WRITERS: dict[str, Callable[[list[Call]], str]] = {
     "llama3_json": _llama,
     "pythonic": _pythonic,
 }
-SPOKEN = {"harmony", "llama3_json", "pythonic"}  # formats in which nothing is said before calls
+SPOKEN = {"harmony", "llama3_json", "pythonic"}  # formats without text before calls
 
 
 def drawn(name: str, drawing: random.Random) -> tuple[str, str, list[Call], bool]:
-    """Return what is said before calls, the whole answer, the calls, and whether an argument quotes the format's markup."""
+    """Return the text before calls, the whole answer, the calls, and whether an argument quotes the format's markup."""
     tags = next(each.tags for each in FORMATS if each.name == name)
     quotes = drawing.random() < 0.2
     words = (*WORDS, *tags) if quotes else WORDS
@@ -157,7 +157,7 @@ def read_calls(name: str, text: str, cuts: list[int] | None, *, tags: bool, is_c
     parser = answers.parser(Thinking.CLOSED, dict.fromkeys(NAMES, SCHEMA))
     known = answers.tools.tags if tags else ()
     token_ids = [tokenizer.id_of(chunk) for chunk in chunked(text, known, cuts)]
-    return [part[:3] for part in told(parts_of(parser, token_ids, is_cut=is_cut))]  # without ids, which may be drawn
+    return [part[:3] for part in told(parts_of(parser, token_ids, is_cut=is_cut))]  # without ids, which may be random
 
 
 def _ends(name: str, text: str, *, tags: bool) -> Iterator[int]:

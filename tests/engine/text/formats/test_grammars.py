@@ -1,4 +1,4 @@
-"""Answers that follow a format's grammar: whoever chooses, its parser finds exactly the calls that were allowed."""
+"""Answers that follow a format's grammar: for any choice of tokens, its parser finds exactly the allowed calls."""
 
 import json
 import random
@@ -43,7 +43,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 TOOLS = tuple(CallableTool(name, schema) for name, schema in SCHEMAS.items())
 EOS = 2
-MOST = 400  # tokens of an answer, which is left if it has no end by then
+MOST = 400  # tokens of an answer, which is cut there
 
 
 class Writer(NamedTuple):
@@ -82,7 +82,7 @@ class Writer(NamedTuple):
 
 
 def writer(directory: Path, name: str, *, tags: bool, think: int = 0) -> Writer:
-    """`tags`: whether the format's tags are tokens of the vocabulary."""
+    """Return a writer. `tags`: whether the format's tags are tokens of the vocabulary."""
     tools = next(each for each in FORMATS if each.name == name)
     fields = json.loads((HERE / "tokenizer.json").read_text())
     fields["added_tokens"] = [token for token in fields["added_tokens"] if token["special"]]
@@ -99,7 +99,7 @@ def writer(directory: Path, name: str, *, tags: bool, think: int = 0) -> Writer:
     return Writer(answers, tokenizer, Grammars(directory, tokenizer.vocab_size, [EOS]))
 
 
-# Tags of these formats are text in some vocabularies; of the others hardly ever.
+# Tags of these formats are text in some vocabularies; those of the others hardly ever.
 SPELLED = ("hermes", "qwen3_coder")
 WRITERS = [
     pytest.param(
@@ -160,7 +160,7 @@ def test_a_document_or_calls(made: Writer) -> None:
 def test_a_document_comes_behind_the_reasoning(made: Writer, thinking: Thinking) -> None:
     rules = AnswerRules(document=document(Constraint("choice", '["yes", "no"]')))
     found = list(made.answers_to(rules, thinking))
-    for ((kind, text),) in found:  # the reasoning is left out
+    for ((kind, text),) in found:  # without the reasoning
         assert (kind, text in ("yes", "no")) == ("text", True)
 
 

@@ -1,4 +1,4 @@
-"""Answers as each format's description has them, cut in every way; and what a long call costs."""
+"""Answers from each format's description, cut in every way; and the cost of a long call."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
     format: str
     text: str
     expected: list[Read]
-    special: bool = False  # its tags are special tokens, where they are tokens
+    special: bool = False  # its tags are special tokens, if they are tokens
     options: dict[str, Any] | None = None
 
 
@@ -121,7 +121,7 @@ SAMPLES = [
         True,
     ),
     Sample(
-        "harmony",  # the recipient beside the role, a preamble for the user, and a tool of its own that nobody offered
+        "harmony",  # the recipient beside the role, a preamble for the user, and a built-in tool that was not offered
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis to=browser.search code<|message|>{}<|end|>"
         f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{OF_PARIS}",
         [("text", "I look."), ("reasoning", "{}"), PARIS],

@@ -1,4 +1,4 @@
-"""What passes is enforced as it is written; what would be enforced as its neighbour is named."""
+"""Numbers in schemas: an accepted one is enforced as written; one that would be rounded is named."""
 
 import json
 from collections.abc import Iterator

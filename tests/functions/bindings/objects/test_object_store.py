@@ -1,4 +1,4 @@
-"""Storage of Durable Objects against its files: one instance, hostile requests, full disks, kill -9, and few open files."""
+"""Storage of Durable Objects and its files: one instance, hostile requests, full disks, kill -9, and few open files."""
 
 import asyncio
 import os
@@ -28,16 +28,16 @@ def num_files(folder: Path) -> int:
 
 
 def kinds(folder: Path) -> set[str]:
-    """The endings of all files."""
+    """Return the endings of all files' names."""
     return {path.suffix for path in folder.rglob("*") if path.is_file()}
 
 
 class Functions:
-    """Nobody rings here."""
+    """Functions without alarms."""
 
 
 class Storage:
-    """One object's storage, as its instance asks for it."""
+    """One object's storage, as its instance uses it."""
 
     def __init__(self, binding: ObjectStorage, id: str = ID) -> None:
         self._binding = binding
@@ -77,7 +77,7 @@ async def test_a_second_instance_makes_the_first_stale_and_undoes_what_it_had_no
         with pytest.raises(BindingError, match="was replaced") as caught:
             await first(method, **further)
         assert caught.value.code == "object_reset"
-    await first("abandon")  # which harms nobody
+    await first("abandon")  # which does no harm
     assert await second("get", keys=["kept"]) == {"kept": 1}
 
 
@@ -158,7 +158,7 @@ async def test_a_burst_of_which_a_part_fails_for_want_of_room_is_undone_whole(bi
     with pytest.raises(BindingError, match="full"):
         await fill()
     with pytest.raises(BindingError, match="was replaced, or its storage failed"):
-        await storage("commit")  # SQLite has rolled all of it back, and must not be said to have kept it
+        await storage("commit")  # SQLite has rolled all of it back, and must not report it as kept
     assert await (await Storage(binding).start())("get", keys=["first", "k0"]) == {}
 
 
@@ -259,7 +259,7 @@ async def test_work_goes_on_when_who_asked_has_left(tmp_path: Path) -> None:
     leaving = asyncio.ensure_future(store.run(KEY, slow, number))
     await asyncio.sleep(0.02)
     leaving.cancel()
-    assert await store.run(KEY, lambda file: file.get(["x"]), number) == {"x": 1}  # behind it, and not beside it
+    assert await store.run(KEY, lambda file: file.get(["x"]), number) == {"x": 1}  # after it, and not beside it
     with pytest.raises(Stale):
         await store.run(KEY, lambda file: file.get(["x"]), number + 1)
     await store.close()
@@ -285,7 +285,7 @@ asyncio.run(main())
 
 
 def killed(path: Path) -> list[int]:
-    """What a process had committed, number by number, when it was killed."""
+    """Return the numbers that a process had committed when it was killed."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None

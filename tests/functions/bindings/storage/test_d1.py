@@ -1,4 +1,4 @@
-"""D1 against SQLite: statements, results, transactions, errors in the platform's shape, and SQL that wants out."""
+"""D1 on SQLite: statements, results, transactions, errors in the platform's shape, and SQL that tries to leave the database."""
 
 import asyncio
 import os
@@ -229,7 +229,7 @@ async def test_exec_says_which_statement_failed_and_keeps_those_before(db: Face)
 async def test_a_script_may_have_a_statement_on_each_line(db: Face) -> None:
     script = "CREATE TABLE lines (i)\n\nINSERT INTO lines VALUES (1)\nINSERT INTO lines VALUES (2)"
     assert (await db.exec(script)).count == 3
-    assert (await db.exec("INSERT INTO lines\nSELECT i + 2\nFROM lines")).count == 1  # one statement on three
+    assert (await db.exec("INSERT INTO lines\nSELECT i + 2\nFROM lines")).count == 1  # one statement on three lines
     with pytest.raises(Failure, match="syntax error"):
         await db.exec("DELETE FROM lines\nWHRE i = 1")
     assert await db.prepare("SELECT count(*) AS n FROM lines").first("n") == 4
@@ -276,7 +276,7 @@ async def test_who_leaves_a_statement_stops_it(db: Face) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await db.prepare("SELECT count(*) AS n FROM t").first("n") == 0
-    assert time.monotonic() - started_s < 20  # it would have had 30 s
+    assert time.monotonic() - started_s < 20  # its limit would have been 30 s
 
 
 async def test_many_writers_lose_no_update(wire: Wire) -> None:
@@ -360,7 +360,7 @@ asyncio.run(main())
 
 
 def killed_writer(path: Path) -> int:
-    """The last batch that was acknowledged."""
+    """Return the last acknowledged batch."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None

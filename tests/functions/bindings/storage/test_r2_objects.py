@@ -1,4 +1,4 @@
-"""The pure rules over R2 objects: conditions, ranges, parts, and what S3's headers say of an object in both directions."""
+"""The pure rules for R2 objects: conditions, ranges, parts, and S3's headers of an object in both directions."""
 
 import hashlib
 from datetime import UTC, datetime

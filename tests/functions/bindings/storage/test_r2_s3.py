@@ -1,4 +1,4 @@
-"""R2 at an S3 endpoint: signatures as botocore makes them, what other tools see, and every way in which a store can fail."""
+"""R2 at an S3 endpoint: signatures as botocore makes them, the view of other tools, and every way in which a store can fail."""
 
 import asyncio
 import base64
@@ -131,7 +131,7 @@ async def test_a_bucket_that_is_not_there_says_so(wire: Wire, s3_place: S3Place)
 
 @asynccontextmanager
 async def store(handler: Handler) -> AsyncIterator[tuple[S3Place, list[web.Request]]]:
-    """Answers as the handler says, and keeps what it was asked."""
+    """Start a store that answers as the handler does, and records requests."""
     seen: list[web.Request] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -175,7 +175,7 @@ async def test_wrong_credentials_are_the_sites_fault_and_stay_secret(wire: Wire,
                 await act
             assert failed.value.code == "store_unauthorized"
             assert "very secret" not in str(failed.value)
-        assert len(seen) == 4  # a refusal is not asked again
+        assert len(seen) == 4  # a refusal is not retried
 
 
 async def test_a_busy_store_is_asked_again_and_the_body_is_sent_again(wire: Wire) -> None:
@@ -207,7 +207,7 @@ async def test_a_store_that_stays_busy_is_given_up(wire: Wire) -> None:
 
 
 def serving(data: bytes, sent: bytes, **headers: str) -> Handler:
-    """Says that it has `data`, and sends something else."""
+    """Return a handler that announces `data`, and sends something else."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(
@@ -343,7 +343,7 @@ def test_a_stores_refusal_has_the_platforms_number(code: str, status: int, numbe
 
 
 class Taken:
-    """An answer whose body nobody reads here."""
+    """An answer whose body is not read here."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers
@@ -355,7 +355,7 @@ class Taken:
 
 
 class Racing:
-    """A store at which somebody else is quicker, as often as it says; then it gives and takes."""
+    """A store at which another client is faster, `times` times; then it answers."""
 
     def __init__(self, times: int, status: int = 412) -> None:
         self.left, self.status = times, status

@@ -1,5 +1,7 @@
-"""What each tier of isolation stops: every attempt of attacks.py at each tier, beside a neighbour that must notice nothing. docs/isolation.md is made
-by these runs (PILOTLIGHT_WRITE_DOCS=1 rewrites it) and may say nothing else."""
+"""Attacks stopped by each tier of isolation: every attempt of attacks.py at each tier, beside a neighbour that must notice nothing.
+
+docs/isolation.md is made by these runs (PILOTLIGHT_WRITE_DOCS=1 rewrites it) and may contain nothing else.
+"""
 
 import asyncio
 import inspect
@@ -30,7 +32,10 @@ BEGIN, END = "<!-- made by tests/functions/host/confinement/test_isolation.py --
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder that every user of the machine can read; pytest's own is closed to others, which would hide what a tier does not."""
+    """Make a folder that every user of the machine can read.
+
+    pytest's own is closed to others, which would hide the gaps of a tier.
+    """
     with tempfile.TemporaryDirectory(prefix="pilotlight-public-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -58,7 +63,7 @@ async def test_the_document_says_what_each_tier_stops(make_served: ServedMaker, 
     if os.environ.get("PILOTLIGHT_WRITE_DOCS"):
         table = "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
         DOCUMENT.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
-    else:  # where there is no OCI runtime, its column is taken as it is
+    else:  # without an OCI runtime its column is taken from the file
         written = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found.strip().splitlines()]
         assert [cells[: len(rows[0])] for cells in written] == rows
 
@@ -67,7 +72,7 @@ async def outcomes(served: Served, query: str) -> list[str]:
     for name in ("bad", "waiting"):
         served.add(inspect.getsource(attacks), name)
     waiting = served.functions.pools["waiting"]
-    waiting.factory.limits = replace(waiting.factory.limits, blocked_s=0.3)  # for those who wait and do not compute
+    waiting.factory.limits = replace(waiting.factory.limits, blocked_s=0.3)  # for attempts that only wait
     for name in ("good", "victim"):
         served.add(GOOD, name)
         await served.get(name=name)
@@ -95,7 +100,11 @@ async def keep_asking(served: Served) -> None:
 
 
 async def outcome_of_a_start(served: Served, path: str, name: str) -> str:
-    """While what an earlier attempt has forked is still ending, its user may start no process; after a failed start none is tried for a while."""
+    """Return the outcome, retrying a failed start.
+
+    While processes that an earlier attempt has forked are still ending, its user may start no process; after a failed start none is tried for a
+    while.
+    """
     while True:
         try:
             return await outcome(served, path, name)
@@ -119,7 +128,7 @@ async def outcome(served: Served, path: str, name: str) -> str:
             async for _ in response.stream:
                 pass
             return "**not stopped**"
-        if response.stream is not None:  # its client leaves
+        if response.stream is not None:  # its client disconnects
             await anext(response.stream)
             await response.stream.aclose()  # type: ignore[attr-defined]
         await asyncio.wait_for(isolate.until_gone(), 15)
@@ -131,7 +140,7 @@ async def outcome(served: Served, path: str, name: str) -> str:
 
 
 def said(failure: Failure) -> str:
-    """The exception that the author sees, or what the runtime says of the end."""
+    """Return the exception that the author sees, or the runtime's description of the end."""
     if failure.name == "Crashed":
         return "its process ends; the next request gets a new one"
     if failure.name == "LimitExceeded":

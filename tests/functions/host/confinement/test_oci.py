@@ -1,4 +1,4 @@
-"""Processes of an OCI runtime: waited for without being in the way, and leaving nothing open."""
+"""Processes of an OCI runtime: waited for without blocking, and without leaks."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def child() -> subprocess.Popen[bytes]:
 
 
 def is_known(pid: int) -> bool:
-    """Tell whether the kernel keeps a process, or what became of it, for who started it."""
+    """Tell whether the kernel keeps a process, or its exit status, for its parent."""
     return os.path.exists(f"/proc/{pid}")
 
 

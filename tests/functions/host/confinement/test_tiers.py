@@ -1,4 +1,4 @@
-"""What is taken from a process before it runs somebody's code, each layer by itself: none may stand in for another that is missing."""
+"""Restrictions of a process before it runs untrusted code, each layer by itself: none may replace another that is missing."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Default(WorkerEntrypoint):
 
 @pytest.fixture
 def in_a_group() -> Iterator[None]:
-    """As a site that was started with supplementary groups."""
+    """Simulate a site that was started with supplementary groups."""
     before = os.getgroups()
     if os.getuid() == 0:
         os.setgroups([*before, GROUP])
@@ -57,10 +57,10 @@ async def test_no_group_no_capability_and_no_list_of_the_root_is_left_at_tier_2(
 ) -> None:
     served.add(SOURCE)
     found = json.loads(await served.get())
-    if os.getuid() == 0:  # another user has none that it could leave
+    if os.getuid() == 0:  # another user has no group to leave
         assert found["groups"] == []
     assert found["capabilities"] == [0] * 6
-    assert found["listed"] is None  # the root is there, and Landlock alone says that it is not for reading
+    assert found["listed"] is None  # the root exists, and only Landlock makes it unreadable
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="functions run as the site's own user otherwise")

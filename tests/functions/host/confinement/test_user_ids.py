@@ -1,4 +1,4 @@
-"""User ids of functions: no two sites of a machine have one in common, and ids that are given back are used again."""
+"""User ids of functions: no two sites of a machine share one, and returned ids are reused."""
 
 import subprocess
 import sys

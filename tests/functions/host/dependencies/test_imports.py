@@ -1,4 +1,4 @@
-"""What a function's files import, as far as reading them shows it."""
+"""Imports of a function's files, as far as reading them shows."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Packages of functions: installed once from wheels made on the spot, shared by versions, refused by name where they may not be had."""
+"""Packages of functions: installed once from local wheels, shared by versions, refused by name if they are not permitted."""
 
 import asyncio
 import base64
@@ -55,7 +55,7 @@ def _digest(text: str) -> str:
 
 @pytest.fixture(autouse=True)
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """All that can be installed: there is no network."""
+    """Make all installable wheels: there is no network."""
     folder = tmp_path / "wheels"
     make_wheel(folder, "greeter", "1.0", "def greet():\n    return 'hello from a wheel'\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -187,7 +187,7 @@ async def test_layers_that_nobody_uses_are_deleted_by_age_and_beyond_their_room_
     assert names_in(tmp_path / "kept") == {
         "young",
         "used",
-    }  # one that was asked for a moment ago stays, whatever its size
+    }  # one that was used a moment ago stays, whatever its size
     tight.release("f")
     await tight.prune()
     assert names_in(tmp_path / "kept") == {"young", "used"}  # it was in use until now

@@ -1,4 +1,4 @@
-"""What is kept of invocations: real isolates, and what a query finds afterwards."""
+"""Records of invocations: real isolates, and the results of queries afterwards."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ async def test_lines_of_requests_at_once_belong_each_to_their_own(make_served: S
 async def test_a_short_request_is_charged_the_cpu_time_that_it_used(make_served: ServedMaker, tmp_path: Path) -> None:
     async with kept(make_served, tmp_path) as served:
         served.add(ENTRY)
-        await served.get("/first")  # may end before its isolate's time is looked at
+        await served.get("/first")  # it may end before its isolate's time is measured
         await served.get("/nothing")
         await served.get("/compute")
         cpu_ms = {each.what: each.cpu_ms for each in await found(served)}

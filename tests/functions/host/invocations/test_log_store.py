@@ -1,4 +1,4 @@
-"""The file of invocations: found, forgotten by age, and forgotten where one function takes the room of all."""
+"""The file of invocations: queries, expiry by age, and eviction if one function takes all the space."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

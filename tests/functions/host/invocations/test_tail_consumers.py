@@ -1,4 +1,4 @@
-"""Functions that get other functions' invocations, and an error of ours among them."""
+"""Functions that receive other functions' invocations, and an error of the site among them."""
 
 from typing import Any
 

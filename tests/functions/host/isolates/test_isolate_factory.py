@@ -1,4 +1,4 @@
-"""What ends with the isolates of one version, and what each of them is started with."""
+"""Resources that end with the isolates of one version, and the arguments that each of them is started with."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from pilotlight.functions.manifest import BindingDeclaration, Manifest
 
 
 class Made:
-    """A factory without a zygote or files of its own; `told` is what happened to those it stands before."""
+    """A factory without a zygote or files; it records the events of its stand-ins."""
 
     def __init__(self, folder: Path = Path("/f"), main: str = "entry.py") -> None:
         self.told: list[Any] = []

@@ -1,4 +1,4 @@
-"""The runtime's handle of an isolate, with an isolate whose processor time and memory are what the test says."""
+"""The runtime's handle of an isolate, whose processor time and memory the test sets."""
 
 import asyncio
 import signal
@@ -44,7 +44,7 @@ class FakeChild(ChildProcess):
 
 
 class FakeZygote:
-    """Its isolate is this process: it hears every request, answers pings, and no request."""
+    """A zygote whose isolate is this process: it gets every request, and answers only pings."""
 
     why_failed = ""
 

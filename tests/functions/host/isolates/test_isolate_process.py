@@ -1,4 +1,4 @@
-"""How an isolate's end is told."""
+"""Reporting an isolate's end."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ async def test_a_death_that_is_heard_of_before_the_start_is_told_by_its_signal()
 
 
 async def test_it_runs_from_its_start_to_its_death() -> None:
-    """Whoever looks at processes, or ends them, asks first: behind a death its number may be another's."""
+    """Looking at a process, or ending it, needs this check first: after its death its number may be another's."""
     log = FunctionLog("f", 64)
     try:
         process = IsolateProcess("f", log, CpuHistory())

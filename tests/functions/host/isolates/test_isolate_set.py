@@ -1,4 +1,4 @@
-"""The isolates of one version, with isolates that are what the test says: which may be asked, which retire, and what is left of them."""
+"""The isolates of one version, with isolates whose state the test sets: those that take requests, those that retire, and the rest."""
 
 import asyncio
 from types import SimpleNamespace
@@ -87,7 +87,7 @@ class Factory:
 
 
 class Kept:
-    """A set, and all that it is made of."""
+    """A set, and all its parts."""
 
     def __init__(self) -> None:
         self.factory, self.waiters, self.told = Factory(), Waiters("f", 8), list[Fault]()
@@ -170,7 +170,7 @@ async def test_one_that_cannot_be_started_is_left_nowhere_and_who_waits_hears_of
     kept.factory.fails_with = error
     waiting = asyncio.ensure_future(kept.waiters.wait())
     await asyncio.sleep(0)
-    with pytest.raises(BaseException) as raised:  # noqa: PT011 - of its own kind, below
+    with pytest.raises(BaseException) as raised:  # noqa: PT011 - its class is checked below
         await kept.isolates.start()
     if isinstance(error, ZygoteError | OSError):
         assert isinstance(raised.value, Fault)
@@ -194,7 +194,7 @@ async def test_one_that_is_gone_by_itself_is_counted_once_and_its_time_is_told(k
     assert (kept.living, isolate.is_closed) == ([], True)
     assert [kept.isolates.spent_cpu_s(), kept.isolates.spent_cpu_s()] == [1.0, 0.0], "as its last look found it"
     await kept.started()
-    assert kept.factory.probations == [False, True], "behind one that ended badly"
+    assert kept.factory.probations == [False, True], "after one that ended badly"
 
 
 async def test_one_that_cannot_be_watched_is_ended_and_the_others_are_watched(kept: Kept) -> None:

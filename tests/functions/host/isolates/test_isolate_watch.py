@@ -1,4 +1,4 @@
-"""What one isolate uses as its watch sees it: when it looks, what it charges to whom, and whom it asks for a sign of life."""
+"""One isolate's usage as its watch measures it: when it looks, which request it charges, and which isolate it pings."""
 
 import asyncio
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ class Process:
 
 
 class Pinged:
-    """A channel whose other side answers when it is told to."""
+    """A channel whose other side answers on demand."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -74,7 +74,7 @@ async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(now: 
     exceeded = watch.look_at_start()
     assert exceeded is not None
     assert (exceeded[1], "not imported within 20 s" in exceeded[0]) == ("start_time", True)
-    assert watch.look(None) is None, "what the import took is nobody's request"
+    assert watch.look(None) is None, "no request is charged for the import"
 
 
 async def test_a_request_is_charged_what_is_spent_between_two_looks(now: list[float]) -> None:
@@ -152,7 +152,7 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     await asyncio.sleep(0)
     probe.close()
     await settle()
-    probe.begin(cast(Any, channel))  # the one before has ended
+    probe.begin(cast(Any, channel))  # the previous one has ended
     await asyncio.sleep(0)
     assert channel.num_pings == 2
     probe.close()

@@ -1,4 +1,4 @@
-"""Who comes first: standings are earned by what answers cost, and the kernel is told of them."""
+"""The order of isolates: priority classes follow from the cost of answers, and are set in the kernel."""
 
 import asyncio
 import ctypes
@@ -32,7 +32,7 @@ SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 
 
 def used(cpu_history: CpuHistory, *, answers: int, cost_s: float, began: float = 100.0, every_s: float = 0.05) -> float:
-    """Looks at it after each answer; when the last one was."""
+    """Look at an isolate after each answer; return the time of the last one."""
     for index in range(answers):
         cpu_history.answered()
         cpu_history.spent(cost_s, began + index * every_s)
@@ -94,7 +94,7 @@ def test_a_successor_on_probation_gives_way_until_it_has_answered() -> None:
 
 @pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
 async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: ServedMaker) -> None:
-    async with make_served(limits={"blocked_s": 20.0}) as served:  # who gives way on a busy machine is slow
+    async with make_served(limits={"blocked_s": 20.0}) as served:  # a low-priority isolate on a busy machine is slow
         served.add(
             """
             import time
@@ -151,7 +151,7 @@ def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
         (0, 7, PriorityClass.NORMAL, [(7, 0, 0)], True),
         (0, 7, PriorityClass.BACKGROUND, [(7, YIELD_NICE, 0)], True),
         (0, 0, PriorityClass.NORMAL, [(0, 0, 0)], False),  # this thread alone
-        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # put before others is nobody here
+        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # the high class does not occur here
         (18, 7, PriorityClass.BACKGROUND, [(7, 19, 0)], True),
     ],
 )
@@ -194,7 +194,7 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
     before = time.process_time()
     assert before <= cpu_s(os.getpid()) <= time.process_time()
     with pytest.raises(OSError, match="Invalid"):
-        cpu_s(2**22 + 1)  # above the largest there can be
+        cpu_s(2**22 + 1)  # above the largest possible value
 
 
 @pytest.mark.process
@@ -219,7 +219,7 @@ async def test_a_shared_pace_is_kept_by_all_together_after_a_short_burst() -> No
             await pace.take(10)
 
     await asyncio.gather(send(), send())
-    assert loop.time() - began >= 200 / 1000 - 0.005 - 0.01  # what may go at once
+    assert loop.time() - began >= 200 / 1000 - 0.005 - 0.01  # the work that may run at once
 
 
 def _nice(pid: int) -> int | None:
@@ -227,7 +227,7 @@ def _nice(pid: int) -> int | None:
 
 
 def _scheduled(pid: int) -> tuple[int, int]:
-    """Nice value and slice."""
+    """Return nice value and slice."""
     buffer = bytearray(56)
     address = (ctypes.c_char * 56).from_buffer(buffer)
     assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], pid, address, 56, 0) == 0

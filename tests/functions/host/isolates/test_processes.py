@@ -1,4 +1,4 @@
-"""What the kernel says of processes: their memory, their relations, and whether they live."""
+"""The kernel's facts about processes: their memory, their relations, and whether they live."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ child.wait()
 
 @pytest.fixture
 def parent() -> Iterator["subprocess.Popen[bytes]"]:
-    """A process with one child, which ends with its standard input."""
+    """Start a process with one child, which ends with its standard input."""
     command = [sys.executable, "-S", "-c", FAMILY]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None

@@ -1,4 +1,4 @@
-"""How soon isolates are replaced that end badly."""
+"""The delay before replacing isolates that end badly."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""TCP of functions, each test through a real isolate: what works, where it may not lead, and what a hostile one cannot make of it."""
+"""Functions' TCP, each test through a real isolate: permitted connections, forbidden ones, and attacks."""
 
 import asyncio
 import json
@@ -113,7 +113,7 @@ for count in range(10):
 
 
 async def test_what_a_hostile_isolate_says_to_its_broker_harms_nobody(make_served: ServedMaker) -> None:
-    """Descriptors that are no sockets, packets that are no questions, answers that nobody reads, and the connection turned elsewhere."""
+    """Descriptors that are not sockets, malformed packets, unread answers, and a redirected connection."""
     source = """
 import brokered_sockets as broker, struct, msgspec
 asks = broker._broker
@@ -139,7 +139,7 @@ return Response.json([turned, held.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBU
         served.add(default(source))
         served.add(default("return Response('fine')"), name="neighbour")
         turned, size = json.loads(await served.get(f"/{port}"))
-        assert turned[0] in (1, 13)  # the filter's refusal
+        assert turned[0] in (1, 13)  # refused by the filter
         assert size == 2 * SOCKET_BUFFER_BYTES
         assert await served.get("/1", name="neighbour") == b"fine"
         assert json.loads(await served.get(f"/{port}"))  # and its own next request

@@ -1,4 +1,4 @@
-"""A client's WebSocket and a function's messages, joined by a relay: every way in which either side may end, vanish, stall or talk nonsense."""
+"""A client's WebSocket and a function's messages, joined by a relay: either side may end, vanish, stall or send nonsense."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -69,7 +69,7 @@ class Ends:
         self.from_client.put_nowait({"type": "websocket.disconnect", "code": code, "reason": ""})
 
     async def ended(self) -> int | None:
-        """The code of the close that the client got."""
+        """Return the code of the close that the client got."""
         await asyncio.wait_for(self.running, 60)
         codes = [message["code"] for message in self.to_client if message["type"] == "websocket.close"]
         assert len(codes) <= 1
@@ -157,7 +157,7 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
 
 
 class TurnedClock:
-    """asyncio as the relay sees it, with a loop whose time goes by while it sleeps for it; half way through each sleep something happens."""
+    """A replacement for asyncio in the relay, whose loop's time passes while it sleeps; half way through each sleep something happens."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -1,4 +1,4 @@
-"""The zygote of one version: made when it is wanted, and ended with all that it keeps."""
+"""The zygote of one version: started when needed, and ended with all its resources."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -84,13 +84,13 @@ async def test_a_living_zygote_is_kept_and_one_that_is_dead_is_replaced(made: Ma
     assert made.confinements[0] == Confinement(
         tier, str(tmp_path), ["/layer"], str(tmp_path / "scratch"), None, 64, 16, 99, 7, 3
     )
-    assert made.scratch.path.exists() == (tier < 2), "from tier 2 on it has a file system of its own"
+    assert made.scratch.path.exists() == (tier < 2), "from tier 2 on it has a separate file system"
     first.is_alive = False
     second = made.zygote.get()
     assert (second is first, first.is_closed, len(made.zygotes)) == (False, True, 2)
     assert [log.write_fd for log in made.logs] == [-1, -1], "the processes have their own"
     made.zygote.close()
-    assert [log._fd for log in made.logs] == [-1, -1], "and nobody reads them any more"
+    assert [log._fd for log in made.logs] == [-1, -1], "and they are no longer read"
 
 
 async def test_one_that_does_what_it_must_not_is_ended_and_the_next_is_another(made: Made) -> None:

@@ -1,4 +1,4 @@
-"""The warm-up of a zygote: it goes through, and nothing of it stays."""
+"""The warm-up of a zygote: it succeeds, and leaves nothing."""
 
 import gc
 import sys

@@ -1,4 +1,4 @@
-"""The process from which a site's functions come: one that has died is started again when a function is asked for."""
+"""The process from which a site's functions are forked: a dead one is restarted when a function is needed."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Which zygotes of sleeping functions are kept in memory, and which are made before anybody asks."""
+"""Zygotes of sleeping functions that are kept in memory, and those that are started in advance."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ class Zygote:
 
 
 class Pool:
-    """A function whose zygote slept from the time given."""
+    """A function whose zygote has slept since the given time."""
 
     def __init__(self, asleep_since: float | None = None, asleep_mib: int | None = 10) -> None:
         self.zygote = Zygote(asleep_since, asleep_mib)

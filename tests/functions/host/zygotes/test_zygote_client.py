@@ -1,4 +1,4 @@
-"""What a zygote says, and what is believed of it: the other end of its socket is the test."""
+"""A zygote's messages and their checks: the other end of its socket is the test."""
 
 import asyncio
 import os
@@ -172,7 +172,7 @@ async def test_a_command_is_as_large_as_a_message(zygote: Zygote) -> None:
 
 
 class Measured(ChildProcess):
-    """A zygote's process, which uses what the test says."""
+    """A zygote's process with scripted usage."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Measured(ChildProcess):
 
 
 class Watched:
-    """A function's zygote under a clock that the test turns."""
+    """A function's zygote with a clock that the test moves."""
 
     limits = FunctionLimits(cpu_ms=200, memory_mib=64, start_s=20.0)
 

@@ -1,4 +1,4 @@
-"""Triton's form of products in 12 bits: to the bit where it decodes, whatever its tiles are, and compiled for Hopper (sm_90) within its budget."""
+"""Triton's form of products in 12 bits: exact decoding for any tiles, and compiled for Hopper (sm_90) within its budget."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.kernels.triton.conftest import run_compiling
 pytestmark = pytest.mark.long
 
 TYPE = torch.bfloat16
-RATIO = 2.0**-7 if DEVICE == "cpu" else 2.0**-8  # the interpreter cuts off what a result has too much
+RATIO = 2.0**-7 if DEVICE == "cpu" else 2.0**-8  # the interpreter truncates excess digits
 
 
 def test_all_65536_values_come_back() -> None:
@@ -57,7 +57,7 @@ def test_every_strip_gives_the_same_product(strip: Strip) -> None:
     for rows, columns in ((41, 1100), (9, 431)):
         plain, bias = trained(rows, columns, outliers=150), torch.randn(rows)
         for tokens in {1, strip.tokens + 3}:
-            x = torch.randn(tokens, columns + 3)[:, :columns]  # rows of x lie apart
+            x = torch.randn(tokens, columns + 3)[:, :columns]  # rows of x are not adjacent
             y = form.product(x.to(TYPE), pack_lossless(plain), bias.to(TYPE), strip)
             expected = x.to(TYPE).double() @ plain.double().T + bias.to(TYPE).double()
             assert_close("y", expected, y, RATIO)
@@ -71,9 +71,7 @@ def test_a_row_of_x_has_the_same_bits_in_any_company() -> None:
         assert torch.equal(form.lossless_linear(x[:tokens], weight), together[:tokens])
 
 
-@pytest.mark.filterwarnings(
-    "ignore:invalid value encountered in matmul"
-)  # with rows of x that fill a tile, and are zeros
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # with rows of zeros that fill a tile of x
 def test_infinity_and_nan_in_a_weight_reach_their_outputs_alone() -> None:
     plain = trained(40, 300)
     plain[3, 7], plain[9, 299], plain[20, 0] = torch.inf, torch.nan, -torch.inf

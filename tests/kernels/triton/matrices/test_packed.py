@@ -1,4 +1,4 @@
-"""What products of a few rows with four-bit weights promise beyond the catalogue: every column is where it belongs, and a row has no company."""
+"""Guarantees of products of a few rows with four-bit weights beyond the catalogue: columns in place, and rows independent of others."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: p
 
 @pytest.mark.parametrize("scale", [20, 113, 127, 139])
 def test_every_scale_and_code_of_mxfp4_is_exact(scale: int) -> None:
-    """What of them fits the type."""
+    """Values that exceed the type are left out."""
     codes = torch.arange(256).to(torch.uint8).reshape(16, 16)
     weight = Mxfp4Weight(codes, torch.full((16, 1), scale, dtype=torch.uint8))
     expected = weight.unpack(torch.float32)

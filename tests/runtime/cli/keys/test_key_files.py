@@ -1,4 +1,4 @@
-"""`pilotlight keys`, and what `serve` makes of keys."""
+"""`pilotlight keys`, and their use by `serve`."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ def test_a_key_is_shown_once_and_its_digest_is_kept_behind_what_the_file_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "network.toml"
-    file.write_text('# mine\n[door]\nrequire_key = true\n[[accounts]]\nname = "acme"')  # no line's end
+    file.write_text('# mine\n[door]\nrequire_key = true\n[[accounts]]\nname = "acme"')  # without a line end
     create(NewKey("alice"), file)
     create(NewKey("root", ("admin",), "acme", 30.0), file)
     alice, root = capsys.readouterr().out.split()

@@ -1,4 +1,4 @@
-"""The adapters commands as a person runs them: what is added is what a site reads, and what a site would refuse is not added."""
+"""The adapters commands as a person runs them: an added adapter is one that a site reads; others are refused."""
 
 import shutil
 import stat

@@ -1,4 +1,4 @@
-"""`pilotlight plan`: tables for people, JSON for programs, one sentence for what cannot be planned."""
+"""`pilotlight plan`: tables for people, JSON for programs, one sentence for models that cannot be planned."""
 
 import json
 from pathlib import Path

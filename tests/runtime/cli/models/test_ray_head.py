@@ -8,7 +8,7 @@ import pytest
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.models.ray_head import own_address, ray_head
 
-LOOPBACK = "127.0.0.2"  # what Ray takes for its own machine's it replaces by the address that others would know
+LOOPBACK = "127.0.0.2"  # Ray replaces its own machine's loopback address by one that others can reach
 
 
 def listens(address: str) -> bool:

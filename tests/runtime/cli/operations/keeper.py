@@ -1,4 +1,4 @@
-"""A function that writes what it is asked to write to every kind of storage, and tells what is there."""
+"""A function that writes to every kind of storage on request, and returns the content."""
 
 from urllib.parse import urlparse
 

@@ -1,4 +1,4 @@
-"""Backups of what runs: every write that was acknowledged before the mark is there elsewhere, and nothing is torn."""
+"""Backups of a running system: every write that was acknowledged before the mark is in the copy, and nothing is torn."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def ask(url: str) -> bytes:
 
 
 class Writers:
-    """Threads that write numbers until they are stopped, and note when each was acknowledged."""
+    """Threads that write numbers until they are stopped, and record the time of each acknowledgement."""
 
     def __init__(self, url: str) -> None:
         self.acknowledged: dict[int, float] = {}
@@ -114,7 +114,7 @@ class Writers:
                 number, self._next = self._next, self._next + 1
             ask(f"{self._url}/write/{number}")
             self.acknowledged[number] = time.time()
-            ask(f"{self._url}/replace/{number % 10}")  # an object whose file changes all the time
+            ask(f"{self._url}/replace/{number % 10}")  # an object whose file changes constantly
 
 
 def test_what_was_acknowledged_before_the_mark_is_there_elsewhere_and_nothing_is_torn(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_ledger_that_is_written_meanwhile_is_whole(tmp_path: Path) -> None:
 
 
 class Bucket:
-    """A bucket's index and files, one object of which is replaced as fast as a thread can."""
+    """A bucket's index and files, one object of which a thread replaces as fast as it can."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / "bindings" / "r2" / "bucket"

@@ -1,4 +1,4 @@
-"""What `pilotlight doctor` says of a machine: each fault by its name, with what mends it."""
+"""`pilotlight doctor` on a machine: each fault by its name, with its remedy."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""Hermes-style tool calls out of a stream, however it is cut."""
+"""Hermes-style tool calls from a stream, however it is cut."""
 
 import json
 
@@ -49,7 +49,7 @@ def text(said: str) -> Read:
             '<tool_call>{"arguments": {"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}, "name": "f"}</tool_call>',
             [("call", "f", '{"a":1e999, "b": 1.0,"c": 123456789012345678901234567890}')],
         ),
-        # A tag in prose does not hold up what comes behind it.
+        # A tag in prose does not delay the text after it.
         (f"Write <tool_call> first.\n{CALL}", [text("Write <tool_call> first."), MADE]),
         (f"<tool_call>\n{CALL}", [text("<tool_call>"), MADE]),
         # A quote too few, and one too many.
@@ -61,7 +61,7 @@ def text(said: str) -> Read:
         # A model that stops before the closing tag has still called.
         ('<tool_call>\n{"name": "f", "arguments": {}}', [("call", "f", "{}")]),
         ('<tool_call>\n{"name": "f", "arguments": {}', [("call", "f", "{}")]),
-        # What no reader of JSON could take.
+        # Text that no JSON parser accepts.
         (
             '<tool_call>{"name": "f", "arguments": {"a": NaN, "b": [-Infinity, 01, +1], "c": True}}</tool_call>',
             [("call", "f", '{"a": "NaN", "b": ["-Infinity", "01", "+1"], "c": true}')],

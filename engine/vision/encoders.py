@@ -1,0 +1,31 @@
+"""The vision towers beside plain decoders."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pilotlight.engine.description.vision_config import GlmVision, GridVision, PixtralVision, VisionShape
+from pilotlight.engine.models.decoder import VisionEncoder
+from pilotlight.engine.vision import glm_tower, grid_tower, pixtral_tower
+from pilotlight.engine.weights.loader import WeightLoader
+
+
+class _Tower(NamedTuple):
+    encoder: Callable[[Any, WeightLoader, str, int], VisionEncoder]
+    roots: tuple[str, ...]  # prefixes of its tensors
+    first: str  # one of them
+
+
+_TOWERS = {
+    GridVision: _Tower(grid_tower.GridEncoder, grid_tower.ROOTS, grid_tower.FIRST),
+    GlmVision: _Tower(glm_tower.GlmEncoder, glm_tower.ROOTS, glm_tower.FIRST),
+    PixtralVision: _Tower(pixtral_tower.PixtralEncoder, pixtral_tower.ROOTS, pixtral_tower.FIRST),
+}
+
+
+def load_tower(shape: VisionShape | None, loader: WeightLoader, decoder_size: int) -> VisionEncoder | None:
+    """Load the tower that a config.json describes; None if it describes none, or the checkpoint has none."""
+    if shape is None:
+        return None
+    encoder, roots, first = _TOWERS[type(shape)]
+    root = next((root for root in roots if f"{root}{first}" in loader), None)
+    return None if root is None else encoder(shape, loader, root, decoder_size)

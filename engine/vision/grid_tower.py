@@ -1,0 +1,173 @@
+"""The encoders of Qwen 2.5-VL and of Qwen 3-VL and 3.5, for still images of any size.
+
+2 x 2 patches become one embedding. In 2.5-VL the patches of most layers attend to those of a window alone; in 3-VL outputs of some layers become
+embeddings for the decoder's first layers (DeepStack, Meng et al., arXiv 2406.04334). Names of tensors: Qwen/Qwen2.5-VL-7B-Instruct's (visual) and
+Qwen/Qwen3-VL-8B-Instruct's (model.visual).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from pilotlight.engine.description.shapes import NormKind
+from pilotlight.engine.description.vision_config import GridVision
+from pilotlight.engine.layers.linear import Linear
+from pilotlight.engine.layers.norm import LayerNorm, RMSNorm
+from pilotlight.engine.vision.tower import Compute, LayerNames, VisionLayer, Windows, frequencies, turns_by_place
+from pilotlight.engine.weights.loader import WeightLoader
+
+_EPS = 1e-6
+ROOTS = ("visual.", "model.visual.")
+FIRST = "patch_embed.proj.weight"
+
+
+class Merger:
+    """The projection of 2 x 2 patches to an embedding, after a norm of each patch or of all together."""
+
+    def __init__(
+        self, norm: Compute, joined_size: int, projections: tuple[Linear, Linear], *, joins_first: bool
+    ) -> None:
+        self._norm = norm
+        self._joined_size = joined_size
+        self._projections = projections
+        self._joins_first = joins_first
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [patches, hidden], squares together -> [patches / merge**2, decoder's hidden]"""
+        if self._joins_first:
+            x = x.reshape(-1, self._joined_size)
+        first, last = self._projections
+        return last.plain(F.gelu(first.plain(self._norm(x).reshape(-1, self._joined_size))))
+
+
+class Order(NamedTuple):
+    """The order in which patches are encoded: window by window, and within those square by square."""
+
+    patches: torch.Tensor  # [patches] int64, each one's place in the image, row by row
+    squares: torch.Tensor  # [embeddings] int64
+    windows: tuple[Windows, ...]
+
+
+class GridEncoder:
+    def __init__(self, shape: GridVision, loader: WeightLoader, root: str, decoder_size: int) -> None:
+        hidden, patch = shape.hidden_size, shape.patch_size
+        self.shape = shape
+        self.num_deep = len(shape.deep_layers)
+        name = f"{root}patch_embed.proj"
+        self.patches = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
+        # An image is a video of equal moments, whose products are summed: so are the weights.
+        stored = (hidden, 3, shape.moments, patch, patch)
+        loader.read(f"{name}.weight", self.patches, stored, lambda weight: weight.float().sum(2).flatten(1))
+        self.patch_bias = None if shape.is_gated else loader.tensor(f"{name}.bias", hidden)
+        self.positions = (
+            loader.tensor(f"{root}pos_embed.weight", shape.num_positions, hidden) if shape.num_positions else None
+        )
+        norm = _rms_norm(loader, hidden) if shape.is_gated else _layer_norm(loader, hidden)
+        self.layers = [
+            VisionLayer.load(
+                loader,
+                _layer_names(f"{root}blocks.{i}", shape.is_gated),
+                hidden,
+                shape.intermediate_size,
+                shape.num_heads,
+                F.silu if shape.is_gated else partial(F.gelu, approximate="tanh"),
+                norm=norm,
+                turns_halves=True,
+            )
+            for i in range(shape.num_layers)
+        ]
+        joined = hidden * shape.merge**2
+
+        def merger(norm: Compute, first: str, last: str, *, joins_first: bool = False) -> Merger:
+            projections = (
+                Linear.load(loader, [first], [joined], joined, bias=True),
+                Linear.load(loader, [last], [decoder_size], joined, bias=True),
+            )
+            return Merger(norm, joined, projections, joins_first=joins_first)
+
+        if shape.is_gated:
+            self.merger = merger(norm(f"{root}merger.ln_q"), f"{root}merger.mlp.0", f"{root}merger.mlp.2")
+        else:
+            self.merger = merger(norm(f"{root}merger.norm"), f"{root}merger.linear_fc1", f"{root}merger.linear_fc2")
+        self.deep_mergers = {
+            layer: merger(
+                _layer_norm(loader, joined)(f"{root}deepstack_merger_list.{i}.norm"),
+                f"{root}deepstack_merger_list.{i}.linear_fc1",
+                f"{root}deepstack_merger_list.{i}.linear_fc2",
+                joins_first=True,
+            )
+            for i, layer in enumerate(shape.deep_layers)
+        }
+
+    def encode(self, patches: torch.Tensor) -> torch.Tensor:
+        """patches [rows, columns, numbers] of an image -> [tokens, (1 + num_deep) * hidden]"""
+        rows, columns, _ = patches.shape
+        order = self._order(rows, columns, patches.device)
+        x = F.linear(patches.flatten(0, 1), self.patches, self.patch_bias)
+        if self.positions is not None:
+            x = x + _stretched(self.positions, rows, columns)
+        by_step = frequencies(self.shape.head_dim, self.shape.theta, x.device)
+        x, turns = x[order.patches], turns_by_place(rows, columns, by_step, by_step)[order.patches]
+        deep = []
+        for i, layer in enumerate(self.layers):
+            x = layer(x, turns, () if i in self.shape.full_layers else order.windows)
+            if i in self.deep_mergers:
+                deep.append(self.deep_mergers[i](x))
+        encoded = torch.cat([self.merger(x), *deep], dim=1)
+        return torch.empty_like(encoded).index_copy_(0, order.squares, encoded)
+
+    def _order(self, rows: int, columns: int, device: torch.device) -> Order:
+        merge, side = self.shape.merge, self.shape.window
+        squares = torch.arange(rows * columns // merge**2, device=device).view(rows // merge, columns // merge)
+        windows: tuple[Windows, ...] = ()
+        if side:
+            parts = []
+            for band, height in _spans(squares, side, 0):
+                for part, width in _spans(band, side, 1):
+                    cut = part.reshape(len(part) // height, height, -1, width).transpose(1, 2).flatten()
+                    parts.append(cut)
+                    windows += (Windows(len(cut) // (height * width), height * width * merge**2),)
+            squares = torch.cat(parts)
+        squares = squares.flatten()
+        places = torch.arange(rows * columns, device=device).view(rows // merge, merge, columns // merge, merge)
+        return Order(places.transpose(1, 2).reshape(-1, merge**2)[squares].flatten(), squares, windows)
+
+
+def _spans(squares: torch.Tensor, side: int, dim: int) -> list[tuple[torch.Tensor, int]]:
+    """Return the part of whole windows along a dimension with their length, and what is left with its own."""
+    size = squares.shape[dim]
+    whole = size // side * side
+    parts = [(squares.narrow(dim, 0, whole), side), (squares.narrow(dim, whole, size - whole), size - whole)]
+    return [(part, length) for part, length in parts if part.shape[dim]]
+
+
+def _stretched(learned: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Return the positions of so many patches, [rows * columns, hidden], from those of a square."""
+    side = round(len(learned) ** 0.5)
+    table = learned.float().view(side, side, -1).permute(2, 0, 1).unsqueeze(0)
+    stretched = F.interpolate(table, (rows, columns), mode="bilinear", align_corners=True)
+    return stretched[0].permute(1, 2, 0).flatten(0, 1).to(learned.dtype)
+
+
+def _layer_norm(loader: WeightLoader, size: int) -> Callable[[str], Compute]:
+    return lambda name: LayerNorm.load(loader, name, size, _EPS)
+
+
+def _rms_norm(loader: WeightLoader, size: int) -> Callable[[str], Compute]:
+    return lambda name: RMSNorm.load(loader, name, size, NormKind(_EPS))
+
+
+def _layer_names(name: str, is_gated: bool) -> LayerNames:
+    up, down = ("up_proj", "down_proj") if is_gated else ("linear_fc1", "linear_fc2")
+    return LayerNames(
+        f"{name}.norm1",
+        [f"{name}.attn.qkv"],
+        f"{name}.attn.proj",
+        f"{name}.norm2",
+        f"{name}.mlp.{up}",
+        f"{name}.mlp.{down}",
+        f"{name}.mlp.gate_proj" if is_gated else None,
+    )

@@ -1,0 +1,354 @@
+"""Point-in-time recovery of one SQLite file: its write-ahead log is kept before each checkpoint, so that any second of the last days can be rebuilt.
+
+A *base* is a copy of the file, a *segment* a whole WAL of what was committed after it. Both have numbers: segment N follows base N or segment N - 1.
+`N.times` beside them says when each commit of segment N was made. Recovery is SQLite's own: a base with a segment as its WAL is checkpointed, segment
+after segment, the last one cut off after the wanted commit. The format of a WAL: https://www.sqlite.org/fileformat2.html#the_write_ahead_log.
+
+One process keeps a file's history, the one that holds its lock. Where another program has checkpointed the file, a new base begins.
+Used by the thread of the file's connection.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+import sqlite3
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pilotlight.support import atomic_files
+from pilotlight.support.database import Connection
+
+log = logging.getLogger("pilotlight.bindings")
+
+SEGMENT_BYTES = 4 << 20  # of a WAL before it is kept and checkpointed: SQLite's own default is 1,000 pages
+SMALL_BYTES = 4 << 20  # of segments before another base is made, however small the file is
+WAL_HEADER, FRAME_HEADER = 32, 24
+TIMES = struct.Struct("<dQ")  # seconds since 1970; the WAL's bytes that belong to the commits until then
+
+
+class HistoryError(Exception):
+    """The wanted moment cannot be built."""
+
+
+class Bookmark(NamedTuple):
+    """A commit: a segment, and its bytes until then."""
+
+    number: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.number:08x}-{self.offset:08x}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Bookmark":
+        """Raises HistoryError."""
+        try:
+            number, _, offset = text.partition("-")
+            return cls(int(number, 16), int(offset, 16))
+        except ValueError:
+            raise HistoryError(f"{text!r} is no bookmark; one looks like {cls(1, 4152)}") from None
+
+
+class Commit(NamedTuple):
+    """The end of a commit in a WAL of these salts."""
+
+    offset: int
+    salt: bytes
+
+
+class Moment(NamedTuple):
+    at_s: float
+    bookmark: Bookmark
+
+
+class WalHistory:
+    """The kept history of a file, as any process may read it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.folder = path.with_suffix(".history")
+        self._wal = Path(f"{path}-wal")
+
+    def first(self) -> Moment | None:
+        """Return the earliest moment that can be built."""
+        return next(self._moments(), None)
+
+    def at(self, at_s: float) -> Moment:
+        """Return the last commit until a time. Raises HistoryError before the first one."""
+        found = None
+        for moment in self._moments():
+            if moment.at_s > at_s:
+                break
+            found = moment
+        if found is None:
+            first = self.first()
+            when = "there is none" if first is None else f"it begins at {_stamp_of(first.at_s)}"
+            raise HistoryError(f"the history does not reach back to {_stamp_of(at_s)}: {when}")
+        return found
+
+    def now(self) -> Bookmark:
+        """Return the present state's bookmark."""
+        return Bookmark(self._next(), _last_commit(self._wal, Commit(0, b"")).offset)
+
+    def build(self, bookmark: Bookmark, target: Path) -> None:
+        """Write the file as it was into a new one. Raises HistoryError."""
+        bases = [number for number in self._numbers("base") if number <= bookmark.number]
+        if not bases:
+            raise HistoryError(f"the history does not reach back to {bookmark}")
+        shutil.copyfile(self._file(bases[-1], "base"), target)
+        for number in range(bases[-1], bookmark.number + 1):
+            size = bookmark.offset if number == bookmark.number else None
+            if size != 0:
+                self._replay(number, size, target)
+
+    def _replay(self, number: int, size: int | None, target: Path) -> None:
+        segment, wal = self._file(number, "wal"), Path(f"{target}-wal")
+        if not segment.is_file() and self._wal.is_file() and number == self._next():
+            with suppress(FileNotFoundError):
+                shutil.copyfile(self._wal, wal)
+        if segment.is_file():  # also where it was kept meanwhile
+            shutil.copyfile(segment, wal)
+        if not wal.is_file() or (size is not None and wal.stat().st_size < size):
+            raise HistoryError(f"the history has a gap at {Bookmark(number, size or 0)}")
+        if size is not None:
+            os.truncate(wal, size)
+        with closing(sqlite3.connect(target, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous = OFF")  # it is built again after a crash
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _moments(self) -> Iterator[Moment]:
+        """Yield all moments, oldest first."""
+        for number in self._numbers("times"):
+            with suppress(FileNotFoundError):
+                data = self._file(number, "times").read_bytes()
+                for at_s, offset in TIMES.iter_unpack(data[: len(data) // TIMES.size * TIMES.size]):
+                    yield Moment(at_s, Bookmark(number, offset))
+
+    def _numbers(self, kind: str) -> list[int]:
+        return sorted(int(path.stem, 16) for path in self.folder.glob(f"*.{kind}"))
+
+    def _file(self, number: int, kind: str) -> Path:
+        return self.folder / f"{number:08x}.{kind}"
+
+    def _next(self) -> int:
+        """Return the number of the segment that is being written."""
+        return max((0, *self._numbers("base"), *(number + 1 for number in self._numbers("wal"))))
+
+
+class WalArchive(WalHistory):
+    """The history as the connection's owner writes it."""
+
+    def __init__(
+        self,
+        path: Path,
+        kept_s: float,
+        now_s: Callable[[], float] = time.time,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        super().__init__(path)
+        self._kept_s = kept_s
+        self._now_s = now_s
+        self._segment_bytes = segment_bytes
+        self._lock: int | None = None
+        self._number = 0
+        self._last = Commit(0, b"")  # of the live WAL, that is noted
+        self._since_base = 0  # bytes of segments
+
+    def attach(self, connection: Connection) -> None:
+        """Keep what this connection commits from now on, unless another process does so."""
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        try:
+            self.folder.mkdir(exist_ok=True, mode=0o700)
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                return
+            self._lock = lock
+            self._number = self._next()
+            bases = self._numbers("base")
+            if bases and self._stamp() == self._kept_stamp():
+                kept = [number for number in self._numbers("wal") if number >= bases[-1]]
+                self._since_base = sum(self._file(number, "wal").stat().st_size for number in kept)
+                self._note(connection)
+            else:
+                self._begin(connection)
+            self._forget()
+        except OSError as error:
+            self._give_up(connection, error)
+
+    def committed(self, connection: Connection) -> None:
+        """Note a commit, if there was one; keep and checkpoint the WAL where it has grown long."""
+        if self._lock is None:
+            return
+        try:
+            self._note(connection)
+            if self._last.offset >= self._segment_bytes:
+                self._keep(connection)
+        except OSError as error:
+            self._give_up(connection, error)
+
+    def close(self, connection: Connection) -> None:
+        if self._lock is None:
+            return
+        try:
+            self._note(connection)
+            self._keep(connection)
+        except OSError as error:
+            self._give_up(connection, error)
+        else:
+            os.close(self._lock)
+            self._lock = None
+
+    def _note(self, connection: Connection) -> None:
+        last = _last_commit(self._wal, self._last)
+        if self._last.offset and last.salt != self._last.salt:  # another program has checkpointed the file
+            self._begin(connection)
+        elif last.offset != self._last.offset:
+            self._last = last
+            self._write_time(last.offset)
+
+    def _write_time(self, offset: int) -> None:
+        now_s = self._now_s()
+        times = self._file(self._number, "times")
+        with open(times, "rb+" if times.exists() else "wb+") as file:
+            size = file.seek(0, os.SEEK_END) // TIMES.size * TIMES.size
+            if size:
+                file.seek(size - TIMES.size)
+                before_s, before = TIMES.unpack(file.read(TIMES.size))
+                if before >= offset:
+                    return  # it was noted before the process started
+                if before and int(before_s) == int(now_s):
+                    size -= TIMES.size  # of the commits of a second the last one
+            file.seek(size)
+            file.truncate()
+            file.write(TIMES.pack(now_s, offset))
+
+    def _keep(self, connection: Connection) -> None:
+        """Keep the WAL as a segment, and checkpoint it."""
+        if not self._last.offset:
+            return
+        segment = self._file(self._number, "wal")
+        before = _data_version(connection)
+        _copy(self._wal, segment, self._last.offset)
+        if not self._checkpoint(connection):
+            segment.unlink()  # another process reads: next time
+            return
+        self._since_base += self._last.offset
+        self._number, self._last = self._number + 1, Commit(0, b"")
+        if _data_version(connection) != before or self._since_base > max(SMALL_BYTES, self.path.stat().st_size):
+            self._copy_base()  # also where another process has committed after the copy
+        self._forget()
+
+    def _begin(self, connection: Connection) -> None:
+        """Begin anew: the file is not as the history left it. Raises OSError."""
+        if not self._checkpoint(connection):
+            raise BlockingIOError("another process reads the file")
+        self._number, self._last = self._next() + 1, Commit(0, b"")
+        self._copy_base()
+
+    def _copy_base(self) -> None:
+        """Raises OSError."""
+        before = self._stamp()
+        _copy(self.path, self._file(self._number, "base"), before[0])
+        if self._stamp() != before:
+            raise BlockingIOError("another program writes the file")
+        self._file(self._number, "times").write_bytes(TIMES.pack(self._now_s(), 0))
+        self._since_base = 0
+
+    def _checkpoint(self, connection: Connection) -> bool:
+        """Return whether the whole WAL is in the file now."""
+        try:
+            is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.OperationalError:  # the connection itself reads
+            return False
+        if not is_busy:
+            atomic_files.write(self.folder / "stamp", json.dumps(self._stamp()).encode())
+        return not is_busy
+
+    def _forget(self) -> None:
+        """Delete what only leads to moments that are too old: all before the newest base of such an age."""
+        oldest_s = self._now_s() - self._kept_s
+        bases = [moment for moment in self._moments() if moment.bookmark.offset == 0 and moment.at_s <= oldest_s]
+        if not bases:
+            return
+        for path in self.folder.glob("*.*"):
+            if path.suffix in (".base", ".wal", ".times") and int(path.stem, 16) < bases[-1].bookmark.number:
+                path.unlink(missing_ok=True)
+
+    def _give_up(self, connection: Connection, error: OSError) -> None:
+        """Go on without a history until the file is opened again, with a new base then: the data itself is not in danger."""
+        log.error("%s: its history is not kept until it is opened again: %s", self.path, error)
+        with suppress(OSError):
+            (self.folder / "stamp").unlink(missing_ok=True)
+        connection.execute("PRAGMA wal_autocheckpoint = 1000")
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _stamp(self) -> list[int]:
+        """Return what changes when the file itself is written, not its WAL."""
+        status = self.path.stat()
+        return [status.st_size, status.st_mtime_ns]
+
+    def _kept_stamp(self) -> list[int] | None:
+        try:
+            found: list[int] = json.loads((self.folder / "stamp").read_bytes())
+            return found
+        except (FileNotFoundError, ValueError):
+            return None
+
+
+def _last_commit(wal: Path, known: Commit) -> Commit:
+    """Return the last commit of a WAL, of which `known` is an earlier one."""
+    try:
+        file = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Commit(0, b"")
+    try:
+        size = os.fstat(file).st_size
+        header = os.pread(file, WAL_HEADER, 0)
+        if len(header) < WAL_HEADER:
+            return Commit(0, b"")
+        salt = header[16:24]
+        found = known.offset if salt == known.salt else 0
+        place, frame = found or WAL_HEADER, FRAME_HEADER + int.from_bytes(header[8:12], "big")
+        while place + frame <= size:
+            head = os.pread(file, FRAME_HEADER, place)
+            if head[8:16] != salt:
+                break  # of an earlier WAL
+            place += frame
+            if head[4:8] != b"\0\0\0\0":
+                found = place
+        return Commit(found, salt)
+    finally:
+        os.close(file)
+
+
+def _data_version(connection: Connection) -> int:
+    """Return what changes when another connection commits."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])
+
+
+def _copy(source: Path, target: Path, size: int) -> None:
+    """Copy the first bytes of a file, whole or not at all."""
+    part = target.with_suffix(".part")
+    with open(source, "rb") as reading, open(part, "wb") as writing:
+        left = size
+        while left and (data := reading.read(min(left, 1 << 20))):
+            writing.write(data)
+            left -= len(data)
+        writing.flush()
+        os.fsync(writing.fileno())
+    os.replace(part, target)
+
+
+def _stamp_of(at_s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))

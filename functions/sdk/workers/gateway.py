@@ -1,0 +1,17 @@
+"""Options of `asgi.fetch` and `wsgi.fetch`, by the names of the platform's SDK."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+EncodeBody = Literal["automatic", "manual"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseOptions:
+    """`encode_body` has no effect here: an application's body is sent as it is, in the coding that its own headers name."""
+
+    encode_body: EncodeBody = "automatic"
+
+    def __post_init__(self) -> None:
+        if self.encode_body not in get_args(EncodeBody):
+            raise ValueError(f"encode_body is one of {', '.join(get_args(EncodeBody))}, and not {self.encode_body!r}")

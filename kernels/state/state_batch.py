@@ -1,0 +1,102 @@
+"""The sequences of a step for layers that keep a recurrent state: which tokens are whose, and where their states are.
+
+A sequence's tokens are computed in *runs*. Each run starts from the state that the run before left, the first one from a block of an earlier step,
+and leaves its own state in a block. Knows tokens and blocks; does not know what a state contains.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+
+from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
+
+NO_BLOCK = -1  # the state before a sequence's first token, which is zero
+
+# Computes some tokens of a sequence, or one token of each of some: (tokens, states before) -> (outputs, states after).
+Advance = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class StateBatch(NamedTuple):
+    before: torch.Tensor  # [sequences] int64: block of the state before a sequence's first token, or NO_BLOCK
+    first_runs: torch.Tensor  # [sequences + 1] int64: number of each sequence's first run, then of all runs
+    ends: torch.Tensor  # [runs] int64: the token after each run's last one
+    after: torch.Tensor  # [runs] int64: block for the state after each run
+    host_ends: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs
+
+    @property
+    def num_alone(self) -> int:
+        """The number of first sequences that have one token each."""
+        return next((i for i, ends in enumerate(self.host_ends) if ends != (i + 1,)), len(self.host_ends))
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens of the longest sequence."""
+        ends = [0, *(runs[-1] for runs in self.host_ends)]
+        return max((end - start for start, end in pairwise(ends)), default=0)
+
+    def fits(self, x: torch.Tensor, tokens: int) -> bool:
+        """True if the parts agree with each other, and their runs are of `tokens` tokens on x's device."""
+        runs = sum(map(len, self.host_ends))
+        return (
+            self.before.shape == (len(self.host_ends),)
+            and self.first_runs.shape == (len(self.host_ends) + 1,)
+            and self.ends.shape == self.after.shape == (runs,)
+            and self.before.dtype == self.first_runs.dtype == self.ends.dtype == self.after.dtype == torch.int64
+            and self.before.is_contiguous()
+            and self.first_runs.is_contiguous()
+            and self.ends.is_contiguous()
+            and self.after.is_contiguous()
+            and tokens == (self.host_ends[-1][-1] if self.host_ends else 0)
+            and placed(x, self.before, self.first_runs, self.ends, self.after)
+        )
+
+    def require(self, check: ArgumentCheck, tokens: int) -> None:
+        """Raise ArgumentError for the part that does not fit."""
+        integers = (torch.int64,)
+        check.derive("sequences", len(self.host_ends), "batch.host_ends")
+        check.derive("sequences+1", len(self.host_ends) + 1, "batch.host_ends")
+        check.derive("runs", sum(map(len, self.host_ends)), "batch.host_ends")
+        check.tensor("batch.before", self.before, "sequences", integers, dense=1)
+        check.tensor("batch.first_runs", self.first_runs, "sequences+1", integers, dense=1)
+        check.tensor("batch.ends", self.ends, "runs", integers, dense=1)
+        check.tensor("batch.after", self.after, "runs", integers, dense=1)
+        end = self.host_ends[-1][-1] if self.host_ends else 0
+        check.require("batch.host_ends", end == tokens, f"ends with {end}, and there are {tokens} tokens")
+
+    def check_blocks(self, operation: str, num_blocks: int) -> None:
+        """Raise ArgumentError for a block that is not there. Waits for the device: only for debug mode."""
+        check_indices(operation, "batch.before", self.before, num_blocks, "the blocks there are, or -1", NO_BLOCK)
+        check_indices(operation, "batch.after", self.after, num_blocks, "the blocks there are")
+
+    def compute(self, states: torch.Tensor, at_once: Advance, run: Advance) -> torch.Tensor:
+        """Compute all tokens with torch, update `states` [blocks, ...] and return the outputs.
+
+        `at_once` gets one token of each of several sequences, and a state for each; `run` the tokens of one run, and one state.
+        """
+        outputs, alone = [], self.num_alone
+        if alone:
+            output, state = at_once(slice(alone), _states_of(states, self.before[:alone]))
+            states[self.after[:alone]] = state
+            outputs.append(output)
+        start = number = alone
+        for sequence in range(alone, len(self.host_ends)):
+            (state,) = _states_of(states, self.before[sequence : sequence + 1])
+            left = []
+            for end in self.host_ends[sequence]:
+                output, state = run(slice(start, end), state)
+                outputs.append(output)
+                left.append(state)
+                start = end
+            states[self.after[number : number + len(left)]] = torch.stack(left)
+            number += len(left)
+        if not outputs:
+            return at_once(slice(0), states[:0])[0]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _states_of(states: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """Return the states in some blocks, zero for NO_BLOCK."""
+    there = (blocks >= 0).view(-1, *(1,) * (states.dim() - 1))
+    return torch.where(there, states[blocks.clamp(min=0)], 0)

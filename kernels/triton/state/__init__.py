@@ -1,0 +1,1 @@
+"""Triton forms of kernels/state."""
