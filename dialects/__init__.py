@@ -1,1 +1,1 @@
-"""One API dialect per file, as router and runtime both know it."""
+"""API dialects, one file each, shared by router and runtime."""

@@ -9,7 +9,7 @@ from pilotlight.dialects.body.invalid_values import ValidationError
 from pilotlight.dialects.body.parsing import Resolve, known_model, parse_body
 from pilotlight.dialects.requests import ValidEmbedding
 
-MAX_INPUTS = 2048  # of one request, as OpenAI has it
+MAX_INPUTS = 2048  # limit of one request, as at OpenAI
 
 
 def read_inputs(value: Any) -> Any:

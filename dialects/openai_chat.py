@@ -151,7 +151,7 @@ def _template_options(body: ChatBody) -> dict[str, Any]:
         message = f"chat_template_kwargs: {min(taken)!r} cannot be set here: the template gets it from the request's other parameters"
         raise ApiError("invalid_request", message, param="chat_template_kwargs")
     if body.reasoning_effort is not None:
-        thinks = body.reasoning_effort != "none"  # as the templates of Qwen and GLM ask, and those of DeepSeek and Kimi
+        thinks = body.reasoning_effort != "none"  # the templates of Qwen, GLM, DeepSeek and Kimi read this
         told = {"reasoning_effort": body.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
         variables = {**told, **variables}
     if body.verbosity is not None:

@@ -104,7 +104,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
 
 
 class ValidResponse(ValidGeneration, frozen=True):
-    told: dict[str, Any] = msgspec.field(default_factory=dict)  # of the request, as its answer repeats it
+    told: dict[str, Any] = msgspec.field(default_factory=dict)  # fields of the request that the answer repeats
     tools: dict[str, ClientTool] = msgspec.field(default_factory=dict)  # `by_name` of ResponsesTools
 
     @property

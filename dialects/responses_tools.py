@@ -30,7 +30,7 @@ _FUNCTION, _CUSTOM, _NAMESPACE = "function", "custom", "namespace"
 
 
 class ClientTool(Struct, frozen=True):
-    """A tool as its client knows it."""
+    """A tool in the client's form."""
 
     name: str
     namespace: str | None = None
@@ -81,7 +81,7 @@ class ResponsesTools:
         """Raises ApiError."""
         self.declared: list[ToolBody] = []
         self.by_name: dict[str, ClientTool] = {}
-        self.left_out: list[str] = []  # their types, and formats that are not enforced, by their places
+        self.left_out: list[str] = []  # types of omitted tools and their unenforced formats, by place
         self._left_out_types: set[str] = set()
         for tool, namespace, where in _flat(given):
             self._add(tool, namespace, where)

@@ -12,7 +12,7 @@ from pilotlight.dialects.body.parsing import Resolve, known_model, parse_body
 from pilotlight.dialects.requests import ScoredText, ValidScoring
 from pilotlight.wire.errors import ApiError
 
-MAX_DOCUMENTS = 2048  # of one request, as Jina has it
+MAX_DOCUMENTS = 2048  # limit of one request, as at Jina
 COHERE_DOCUMENT_TOKENS = 4096  # limit of a document in Cohere's second version, if the request has none
 
 _Query = Annotated[str, Meta(min_length=1)]
@@ -38,7 +38,7 @@ def read_texts(value: Any) -> Any:
 
 
 def read_fields(value: Any) -> Any:
-    """The fields of documents that are ranked: their text, and no other."""
+    """The fields of documents that a model ranks; only their text is accepted."""
     if value not in ([], ["text"]):
         raise ValidationError('must be ["text"]: documents are ranked by their text alone; join other fields to it')
     return value

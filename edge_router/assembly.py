@@ -214,7 +214,7 @@ class EdgeRouter:
 
 
 class _Store(Protocol):
-    """A store that is written after the requests that it records."""
+    """A store that is written later than the requests that it records."""
 
     async def run(self) -> None: ...
 

@@ -26,7 +26,7 @@ class Schedule:
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
     months: frozenset[int]
-    days: tuple[Rule, ...]  # of the month; one of them fits
+    days: tuple[Rule, ...]  # days of the month; one of the rules must match
     weekdays: tuple[Rule, ...]
     either: bool  # both kinds of day are restricted: then one of them is enough, as in every cron
 

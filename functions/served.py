@@ -167,7 +167,7 @@ class ServedFunctions:
         changed.
         """
         served = name or manifest.name
-        named = _with_version(replace(manifest, name=served), pool)  # as its bindings and its consumers call it
+        named = _with_version(replace(manifest, name=served), pool)  # named as in its bindings and consumers
         try:
             if pool is not None:
                 named = self._with_own_stores(named)

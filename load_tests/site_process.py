@@ -70,6 +70,11 @@ class SiteProcess:
         answer: dict[str, Any] = json.loads(raw)
         return answer
 
+    def post(self, path: str, body: dict[str, Any], timeout_s: float = 300.0) -> tuple[int, dict[str, Any]]:
+        """Return the status and the body of an answer."""
+        status, raw = self._exchange("POST", path, body, timeout_s)
+        return status, json.loads(raw)
+
     def stream(self, body: dict[str, Any], timeout_s: float = 300.0) -> Iterator[float]:
         """Yield the Unix time of every event that carries a part of the answer."""
         connection = self._connected(timeout_s)

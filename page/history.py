@@ -23,7 +23,7 @@ RANGES = {"5m": TimeRange(1, 300), "1h": TimeRange(10, 360), "24h": TimeRange(12
 class Sample(msgspec.Struct, frozen=True):
     """A sample of a period. Rates are per second; a percentile is None if there was no measurement."""
 
-    at: float  # of the Unix clock: its end
+    at: float  # end of the sample's period, in seconds since the epoch
     requests: dict[str, float]  # ended requests by outcome
     tokens: float
     cached_share: float | None  # of the prompts' tokens

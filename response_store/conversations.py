@@ -15,7 +15,7 @@ from pilotlight.wire.errors import ApiError
 if TYPE_CHECKING:
     from pilotlight.response_store.storage import ResponseStore
 
-MOST_ADDED = 20  # items in one request, as OpenAI has it
+MOST_ADDED = 20  # items in one request, as at OpenAI
 
 Fields = dict[str, Any]
 

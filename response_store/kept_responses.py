@@ -29,7 +29,7 @@ class PreviousResponse(NamedTuple):
 
 
 class KeptResponse:
-    """One response: of a background one, as far as it is made."""
+    """One response; a background one as far as it has been made."""
 
     def __init__(
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
@@ -45,7 +45,7 @@ class KeptResponse:
         self.is_started = False  # in a database where others may end or delete it
         self.is_settled = False  # on the disk, as it ended
         self.is_deleted = False
-        self.told: tuple[int, Any] = (0, None)  # the events and the fields of it that others know
+        self.told: tuple[int, Any] = (0, None)  # the number of events and the fields that other processes have
         self._changed = asyncio.Event()
 
     def make_by(self, making: Coroutine[Any, Any, None]) -> None:
@@ -73,7 +73,7 @@ class KeptResponse:
         self.notify()
 
     def end_as(self, status: str, error: ApiError | None = None) -> None:
-        """End it from outside, unless it has ended."""
+        """End the response from outside, unless it has ended."""
         self.end_with(ended_fields(self.fields, status, error))
 
     def end_with(self, fields: dict[str, Any]) -> None:

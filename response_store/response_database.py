@@ -32,7 +32,7 @@ class ResponseDatabase(Protocol):
     name: str  # for the log
 
     async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
-        """Do work in one transaction: the only one at that time, if it writes. Raises ResponsesFault."""
+        """Do work in one transaction, without other writers if it writes. Raises ResponsesFault."""
 
     async def tidy(self, keep_s: float) -> None:
         """Delete files beside the database that are older than `keep_s`."""

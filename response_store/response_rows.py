@@ -53,7 +53,7 @@ class ResponseRow(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """News of a response that is made, for others than its maker."""
+    """The progress of a response, for other processes than the one that makes it."""
 
     name: Name
     fields: bytes | None  # None if unchanged
@@ -299,7 +299,7 @@ def _pieces(connection: RowConnection, number: int, place: int = 0) -> Iterator[
 def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
     before, given = None, row.input
     if row.before is not None:
-        # It may have been deleted meanwhile, and with it its row.
+        # the response and its row may have been deleted meanwhile
         known = "SELECT 1 FROM responses WHERE number = ? AND tenant = ? AND id = ?"
         if connection.execute(known, (row.before.number, row.tenant, row.before.id)).fetchone() is not None:
             before = row.before.number

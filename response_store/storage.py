@@ -45,7 +45,7 @@ class StoreTimings(NamedTuple):
 
 
 class ResponseStore:
-    """`sweep()` it from time to time; `close()` it."""
+    """Storage of responses: call `sweep()` from time to time, and `close()` at the end."""
 
     def __init__(
         self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
@@ -205,14 +205,14 @@ class ResponseStore:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
                     log.exception("responses cannot be stored")
-                finally:  # each of them is waited for
+                finally:  # wait for each of them
                     for write in batch:
                         write.is_kept.set_result(is_kept)
         finally:
             self._writing = None
 
     async def _add(self, batch: "list[_Write]") -> bool:
-        """Write them all or none, but for those that others have ended."""
+        """Write all of them or none, except those that other processes have ended."""
         found = [write.row for write in batch]
         add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
         try:

@@ -25,4 +25,4 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         self.agree()
 
     def agree(self) -> None:
-        """Check fields that are valid one by one against each other. Raises ValueError."""
+        """Check fields that are valid alone against each other. Raises ValueError."""

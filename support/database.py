@@ -28,7 +28,7 @@ Work = Callable[[Connection], T]
 TIME_LIMIT_S = 30.0
 MAX_WAITING = 1000
 STEPS_BETWEEN_CHECKS = 1000  # of SQLite's machine: some microseconds
-BUSY_TIMEOUT_S = 5.0  # for another process that writes the same file
+BUSY_TIMEOUT_S = 5.0  # wait for another process that writes the same file
 PAGE_BYTES = 4096
 
 

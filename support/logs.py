@@ -6,7 +6,7 @@ import os
 import time
 from contextvars import ContextVar
 
-LOG_ENV = "PILOTLIGHT_LOG"  # FORMAT:LEVEL:PROCESS of the process that started this one
+LOG_ENV = "PILOTLIGHT_LOG"  # FORMAT:LEVEL:PROCESS, set by the parent process
 REQUEST: ContextVar[str] = ContextVar("id of the request that is served", default="")
 
 

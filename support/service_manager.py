@@ -23,7 +23,7 @@ def notify_status(status: str) -> None:
 
 
 def notify_reloading() -> None:
-    """Say that the process reads its file again; `notify_ready` ends that."""
+    """Notify the manager that the process reads its file again; `notify_ready` ends that."""
     _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 

@@ -31,7 +31,7 @@ def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     return [(b"authorization", b"Bearer " + value) if name == found else (name, value) for name, value in headers]
 
 
-@lru_cache(4096)  # a client sends the same with each request
+@lru_cache(4096)  # a client sends the same value with each request
 def bearer_token(authorization: str | None) -> str:
     """Return the bearer token; empty if there is none.
     Other credentials are ignored: a function may check them, and if no key is required they change nothing, such as `Bearer ` with an empty

@@ -77,7 +77,7 @@ class EventDecoder:
             and 0 <= chunk.find(b"\n\n") == len(chunk) - 2
             and b"\r" not in chunk
         ):
-            return [chunk]  # exactly one, as most writers send them
+            return [chunk]  # exactly one event, as most writers send them
         self._buffer += chunk
         if self._at_start and len(self._buffer) >= 3:
             self._at_start = False

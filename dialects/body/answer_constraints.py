@@ -63,7 +63,7 @@ def _response_format(value: dict[str, Any]) -> AnswerConstraint | None:
         case "text":
             return None
         case "json_object":
-            return ANY_OBJECT if value.get("schema") is None else schema_constraint(value["schema"])  # as llama.cpp
+            return ANY_OBJECT if value.get("schema") is None else schema_constraint(value["schema"])  # as in llama.cpp
         case "json_schema":
             given = value.get("json_schema", value if "schema" in value else None)
             if not isinstance(given, dict):

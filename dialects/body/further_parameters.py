@@ -66,5 +66,5 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
 HARMLESS = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "spaces_between_special_tokens",
-    "prediction",  # makes OpenAI faster, not its answers others
+    "prediction",  # makes OpenAI faster and changes no answer
 })  # fmt: skip

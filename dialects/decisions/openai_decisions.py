@@ -68,7 +68,7 @@ class DecisionsBody(Body, frozen=True, kw_only=True):
 
 
 class OpenAIDecision(ValidDecision, frozen=True):
-    values: tuple[tuple[bool | str, ...], ...] = ()  # of each question's options, as its author wrote them
+    values: tuple[tuple[bool | str, ...], ...] = ()  # values of each question's options, as the author wrote them
 
 
 def parse_decisions(raw: bytes, resolve: Resolve, *, strict: bool = False) -> OpenAIDecision:

@@ -19,7 +19,7 @@ from pilotlight.wire.errors import ApiError, RateQuota
 from pilotlight.wire.hop.headers import ACCOUNT, HOP
 
 MODEL_LISTS = ("/v1/models", "/ai/v1/models")
-EXPECTED_TOKENS = 256  # of an answer whose request names no most
+EXPECTED_TOKENS = 256  # assumed for an answer without a limit in its request
 MAX_TENANTS = 100_000  # tenants in memory; one that was idle for a minute has full limits again and can be dropped
 
 LIMITS = {

@@ -65,7 +65,7 @@ class Backend:
 
     @property
     def is_in_doubt(self) -> bool:
-        """It was well, and its last probe failed."""
+        """Tell whether the site was healthy and its last probe failed."""
         return self.probed.failures > 0 and self.state == "healthy"
 
     @property

@@ -82,7 +82,7 @@ class HealthMonitor:
                 self._changed.clear()
 
     def changed(self) -> None:
-        """Probe the sites that there are now."""
+        """Probe all present sites."""
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:

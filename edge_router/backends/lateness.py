@@ -20,7 +20,7 @@ LEAST_MS = 20.0  # a smaller delay counts as punctual
 class Lateness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._late_ms = 0.0  # sum over the answers' excess beyond their tolerance; punctual ones count against it
+        self._late_ms = 0.0  # sum of the answers' excess beyond their tolerance; punctual answers reduce it
         self._latest_ms = 0.0  # the answer that was later than any other
         self._answers = 0.0
         self._at = float("-inf")

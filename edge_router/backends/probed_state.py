@@ -19,7 +19,7 @@ class ProbedState:
     def __init__(self, config: HealthConfig, clock: Callable[[], float]) -> None:
         self.state: State = "unknown"
         self.detail = "not yet asked"  # the reason of the state
-        self.refuses_hops = False  # it takes nothing that this router signs
+        self.refuses_hops = False  # it refuses this router's signatures
         self.was_healthy = False
         self.slow_start_until = float("-inf")
         self.failures = 0  # in a row

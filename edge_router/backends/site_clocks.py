@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from pilotlight.wire.hop.headers import HOP_MAX_AGE_S
+from pilotlight.wire.hop.headers import HOP_MAX_AGE_S, told_clock
 
 log = logging.getLogger("pilotlight.edge_router.backends.health")
 
@@ -22,6 +22,14 @@ class SiteClocks:
         """Return the time by this router's clock, then by the clocks of sites that differ."""
         now_s = self._clock()
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
+
+    def learns(self, refusal: str, told: str, secret: str, site: str, request_id: str) -> bool:
+        """Take over a site's own time if it has refused a request's signature for its time only. Returns whether the request may be sent again.
+        `refusal` and `told` are the answer's headers. One of the two clocks was set since the last probe."""
+        told_s = told_clock(told, secret, site, request_id) if refusal == "clock" and secret else None
+        if told_s is not None:
+            self.record(site, told_s)
+        return told_s is not None
 
     def record(self, site: str, time_s: float) -> None:
         """Record a site's own time. A wrong clock is logged once."""

@@ -12,7 +12,7 @@ import aiohttp
 from pilotlight.edge_router.backends.health import reason_of
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.requests.request import aside_if_large
-from pilotlight.wire.hop.headers import HOP, REQUEST_ID, Hop, sign_hop
+from pilotlight.wire.hop.headers import CLOCK, HOP, REFUSAL, REQUEST_ID, Hop, sign_hop
 
 TIMEOUT_S = 2.0
 MAX_ANSWER = 1 << 20
@@ -21,6 +21,9 @@ MAX_ANSWER = 1 << 20
 class SiteAnswer(NamedTuple):
     status: int  # HTTP status; 0 without an answer
     body: bytes  # the answer's body, or the reason for none
+
+
+UNTRUSTED = SiteAnswer(403, b"it refuses this router's time, by whichever clock it was signed")
 
 
 class SiteControl:
@@ -55,21 +58,30 @@ class SiteControl:
         most_bytes: int = MAX_ANSWER,
     ) -> SiteAnswer:
         """Send a request and return the answer, cut at `most_bytes`. A large body is signed in a thread."""
-        assert self._session is not None
-        named = {"content-type": "application/json", **(headers or {}), REQUEST_ID: (request_id := uuid.uuid4().hex)}
+        named = {"content-type": "application/json", **(headers or {})}
         try:
             async with asyncio.timeout(timeout_s):
-                if self.secret:
-                    hop = Hop(method, path, request_id, site)
-                    signed = self.secret, self._clocks.now_s(site), hop, body
-                    named[HOP] = await aside_if_large(body, sign_hop, *signed)
-                url = self._urls[site] + path
-                async with self._session.request(method, url, data=BytesIO(body), headers=named) as answer:
-                    told = bytearray()
-                    while len(told) < most_bytes and (part := await answer.content.read(1 << 20)):
-                        told += part
-                    return SiteAnswer(answer.status, bytes(told))
+                answer = await self._ask(method, site, path, body, named, most_bytes)
+                return answer or await self._ask(method, site, path, body, named, most_bytes) or UNTRUSTED
         except TimeoutError:
             return SiteAnswer(0, f"no answer within {timeout_s:g} s".encode())
         except (aiohttp.ClientError, OSError) as error:
             return SiteAnswer(0, reason_of(error).encode())
+
+    async def _ask(
+        self, method: str, site: str, path: str, body: bytes, headers: Mapping[str, str], most_bytes: int
+    ) -> SiteAnswer | None:
+        """Return the answer; None if the site has refused this router's time, and its own is known now."""
+        assert self._session is not None
+        named = {**headers, REQUEST_ID: (request_id := uuid.uuid4().hex)}
+        if self.secret:
+            hop = Hop(method, path, request_id, site)
+            named[HOP] = await aside_if_large(body, sign_hop, self.secret, self._clocks.now_s(site), hop, body)
+        async with self._session.request(method, self._urls[site] + path, data=BytesIO(body), headers=named) as answer:
+            refusal, clock = answer.headers.get(REFUSAL, ""), answer.headers.get(CLOCK, "")
+            if refusal and self._clocks.learns(refusal, clock, self.secret, site, request_id):
+                return None
+            told = bytearray()
+            while len(told) < most_bytes and (part := await answer.content.read(1 << 20)):
+                told += part
+            return SiteAnswer(answer.status, bytes(told))

@@ -7,7 +7,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import HEARTBEAT, Event, encode_event, parse_event
 
 LAST_EVENT_ID = "last-event-id"
-EVENT_BYTES = 200  # overhead of an event besides its bytes
+EVENT_BYTES = 200  # memory of an event besides its bytes
 HEARTBEAT_S = 10.0
 
 

@@ -243,7 +243,7 @@ class DurableStreams:
         return recording
 
     async def stop(self, recording: DurableStream) -> None:
-        """Ends it if it has not ended, and forgets it."""
+        """End a stream, if it has not ended, and forget it."""
         if recording.journal is not None:
             recording.journal.remove()
         await self._leave(recording)

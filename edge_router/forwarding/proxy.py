@@ -329,7 +329,7 @@ class Proxy:
 
 
 class _Forwarder:
-    """Sends a stream's events to its client as they come, and notes that they were sent."""
+    """Send a stream's events to its client as they arrive, and record that they were sent."""
 
     def __init__(
         self, client: ResponseWriter, meter: MeterSlot | None, recovery: StreamRecovery, clock: Callable[[], float]

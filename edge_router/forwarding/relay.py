@@ -67,15 +67,15 @@ _SITE_DRAINING, _DONE = SiteDraining(), StreamDone()
 
 
 class DeliveryLog:
-    """The tokens of one answer that its client has, whichever sites they came from."""
+    """The delivered tokens of one answer, from all sites that computed it."""
 
     def __init__(self) -> None:
         self.num_tokens = 0
         self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
-        self.metered_before = ResourceUse()  # by another router, which began the answer
+        self.metered_before = ResourceUse()  # usage before another router handed the answer over
         self._untold: list[ResumePoint] | None = None  # since they were last taken, if they are recorded
-        self._work_before = (0, 0, 0)  # of the sites before this one: drafted, accepted, device_us
+        self._work_before = (0, 0, 0)  # work of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
 

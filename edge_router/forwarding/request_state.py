@@ -21,8 +21,8 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.continuation import AnswerName, ContinuationError
 from pilotlight.wire.hop.usage import ResourceUse
 
-MAX_HANDOVERS = 16  # of one stream by sites that drain: each is a deploy that it outlived
-MAX_MOVES = 8  # of one stream away from sites that stall: each costs its prompt once more
+MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of a site
+MAX_MOVES = 8  # moves of one stream because of silent sites: each computes its prompt again
 SETTLED_S = 5.0  # after this long without a move the stall timeout resets to its base value
 SHARE = (
     0.2  # further tries for each request: when every site fails, the network gets 1.2 times its traffic and not 3 times
@@ -61,7 +61,7 @@ class SiteTries:
         self.excluded.add(site)
         if failure.kind == "declined" and site not in self.declined:
             self.declined.add(site)
-            self.is_paid = True  # it cost nothing, so its payment counts for the next try
+            self.is_paid = True  # the failed attempt was free, so its payment counts for the next one
             if len(self.declined) == MAX_DECLINES:
                 self.readmit_declined()
             return
@@ -151,7 +151,7 @@ class StreamRecovery:
 
 class RequestState:
     def __init__(self, request: ValidRequest, config: RelayConfig, started_at: float) -> None:
-        self.request = request  # as the next site gets it
+        self.request = request  # the request for the next site
         self.started_at = started_at
         self.log = DeliveryLog()
         self.tries = SiteTries()

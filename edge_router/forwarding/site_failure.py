@@ -44,7 +44,7 @@ class SiteFailed(Exception):
         self.kind = kind
         self.detail = detail
         self.retry_after_s = retry_after_s
-        self.queued_tokens = queued_tokens  # of a site that declines: how long its queue is
+        self.queued_tokens = queued_tokens  # length of the queue of a site that declines
 
 
 _KINDS: dict[str, Failure] = {

@@ -27,7 +27,7 @@ from pilotlight.edge_router.requests.request import ValidRequest
 from pilotlight.sites.network import RelayConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.continuation import RESUME_POINTS
-from pilotlight.wire.hop.headers import REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
+from pilotlight.wire.hop.headers import CLOCK, REFUSAL, REQUEST_ID, ROUTE, SITE, forwardable
 from pilotlight.wire.hop.usage import USAGE, WORK, ResourceUse, decode_use
 from pilotlight.wire.http.client import (
     CannotConnect,
@@ -35,10 +35,11 @@ from pilotlight.wire.http.client import (
     ConnectionPool,
     NoDescriptors,
     Origin,
+    ResponseParser,
     UpstreamConnection,
 )
 
-# Of a response that is no stream: it is read whole so that its loss can be made good elsewhere.
+# Limit of a response that is not a stream: it is read whole, so that another site can answer if it is lost.
 MAX_BODY_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
 AT_WORK_SHARE = 0.1  # part of the first byte's time limit, after which a site that sends heartbeats counts as working
@@ -80,7 +81,7 @@ class SitePace(Protocol):
 
 
 class AttemptLimits(NamedTuple):
-    first_byte_s: float  # of an answer that is generated before it is sent, the network's own time limit counts instead
+    first_byte_s: float  # timeout of the first byte; an answer that is generated before it is sent has the network's own time limit
     stall_s: float  # silence after which the stream moves to another site, if it can
     is_continuation: bool  # the stream was started by another site
 
@@ -119,7 +120,13 @@ class UpstreamAttempt:
         upstream = self._upstream
         upstream.silence.watched.add(self)
         try:
-            response = await self._read(await self._head())
+            connection = await self._head()
+            if upstream.learns_clock(connection.response, self._site, self._request):
+                await self._body(connection)  # so that the connection can be used again
+                self._connection = None
+                upstream.pool.put_back(connection)
+                connection = await self._head()
+            response = await self._read(connection)
             if self._is_over and not response.has_answered:
                 raise TimeoutError
             self._connection = None  # the response owns it now
@@ -430,6 +437,11 @@ class SiteConnections:
 
     def look(self, now: float, awake_since: float) -> None:
         self.pool.sweep()
+
+    def learns_clock(self, response: ResponseParser, site: str, request: ValidRequest) -> bool:
+        """Tell whether a site refused the request for one of the two clocks, and takes it when it is sent again."""
+        refusal, told = response.header(REFUSAL), response.header(CLOCK)
+        return bool(refusal) and self._clocks.learns(refusal, told, self._secret, site, request.request_id)
 
     def send(self, connection: UpstreamConnection, site: str, request: ValidRequest) -> None:
         """Raises CannotConnect."""

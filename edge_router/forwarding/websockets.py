@@ -22,7 +22,7 @@ from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.http.client import SWITCHING_PROTOCOLS
 from pilotlight.wire.http.websocket import ABNORMAL, FAILED, GOING_AWAY, RESTARTING, WebSocket, WebSocketClose
 
-MAX_MESSAGE_BYTES = 32 << 20  # of a site; a client's are bounded by its server
+MAX_MESSAGE_BYTES = 32 << 20  # limit of a site's message; the server limits a client's
 
 log = logging.getLogger(__name__)
 

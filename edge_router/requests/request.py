@@ -126,7 +126,7 @@ class Head:
         self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Record the known key that it has, once it is admitted."""
+        """Record the known key of the request, once it is admitted."""
         self.holder = holder
         # The account that is known, or else the key.
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)
@@ -173,7 +173,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
     conversation: ConversationFingerprint
     client: Place | None
     request_id: str
-    forwarded_lines: bytes  # of the head; without a signature, which is made when they are sent
+    forwarded_lines: bytes  # header lines without a signature, which is added when they are sent
     answer_name: AnswerName | None = None  # the same at every site; None if the answer cannot be continued
     delivery: bytes = b""  # the part that the client already has, for a stream that is continued
     delivered_tokens: int = 0

@@ -22,7 +22,7 @@ from pilotlight.wire.hop.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
 REMEMBERED_PREFIXES = 32  # newest prefixes of one conversation: a branch from further back is found by older turns
-FIRST_PREFIXES = 8  # kept of one request: by these it is placed and its home is found
+FIRST_PREFIXES = 8  # first prefixes of one request: they choose its site, and find its home
 LAST_PREFIXES = 248
 SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
 HOLDERS = 6  # newest sites remembered for one prefix: older ones have probably evicted it
@@ -59,7 +59,7 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
     @property
     def placement_key(self) -> bytes | None:
-        """The same for every turn, so that routers which share nothing place it at the same site."""
+        """The digest that is the same for every turn, so that routers without common state agree on a site."""
         if self.session is not None:
             return self.session
         for prefix in self.prefixes:

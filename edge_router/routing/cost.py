@@ -61,16 +61,18 @@ class Assumptions:
     reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
     # The further saving that justifies a move, because predictions are noisy: as long as the repeated prefill, up to this.
     most_noise_ms: float = 250.0
-    stickiness_ms: float = 50.0  # on top of that, for a client that named its session and so asked to stay
-    unseen_s: float = 0.2  # of an average site's work: so much may have arrived since it published
+    stickiness_ms: float = 50.0  # additional cost of leaving, for a client that named its session
+    unseen_s: float = 0.2  # seconds of an average site's work that may have arrived since it published
     most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
     # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a
     # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
     # of the number of holders: what several hold is shared by many conversations, and one more copy of it will be used.
     repeat_weight: float = 16.0
-    delay_share: float = 1.0  # of the least cost: the most that a client waits longer for those behind
+    delay_share: float = (
+        1.0  # as a share of the least cost: the most that a client waits longer for the sake of later requests
+    )
     repeat_share: float = (
-        2.0  # of the least cost, and of the usual one: the most that it waits longer to leave a cache where it is
+        2.0  # as a share of the least cost, and of the usual one: the most that it waits longer to stay with a cache
     )
     queue_slack_ms: float = (
         150.0  # a queue longer by less than this is not left for another: that costs a round trip or two

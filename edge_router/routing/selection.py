@@ -160,7 +160,7 @@ class SiteSelector:
         log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
         self._metrics.tried(backend.name, failure.kind)
         if failure.kind == "declined":
-            ticket.refused()  # it is well, and said so
+            ticket.refused()  # the refusal shows that it is alive
             backend.declined(request.model or "", failure.queued_tokens, ticket.sent_at)
         elif failure.kind == "no_model" or (failure.kind == "full" and request.head.is_for_function):
             ticket.refused()  # the site's other models and functions may be fine

@@ -58,7 +58,7 @@ class BackendView(msgspec.Struct, frozen=True):
     state: State
     place: Place
     rtt_ms: float  # between router and site
-    seed_rtt_ms: float  # the same, had it never been measured
+    seed_rtt_ms: float  # the estimated round trip without measurements
     outstanding: int = 0  # this router's requests in progress there
     pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
     pending_tokens: int = 0  # their prompt tokens

@@ -123,7 +123,7 @@ class DeployGuard:
     def is_from_site(self, request: Request) -> bool:
         signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
         hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
-        times_s = self.clocks.times_s()  # by the site's own clock, whose name it does not say
+        times_s = self.clocks.times_s()  # by the site's own clock; the site does not send its name
         return bool(self.key) and any(hop_is_genuine(signature, self.key, now_s, hop) for now_s in times_s)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:

@@ -23,7 +23,7 @@ LOOK_EVERY_S = 1.0
 TRY_AGAIN_S = 30.0  # after a site refused an adapter, or could not get it
 CARRY_S = 300.0  # for one, from or to a site
 LIST_BYTES = 64 << 20
-CARRIED_BYTES = 1 << 30  # each site has its own limit
+CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class SiteFinetunes:
         self.orders = orders
         self._backends = backends
         self._places = places
-        self._told: dict[str, FinetuneList] = {}  # by site
+        self._told: dict[str, FinetuneList] = {}  # published lists, by site
         self._holders: dict[tuple[str, str], set[str]] = {}  # sites by owner and name, and by owner and id
         self.is_empty = True  # no site has any
         self._carrying = asyncio.Lock()
@@ -67,7 +67,7 @@ class SiteFinetunes:
         return dict(sorted(found.items(), key=lambda pair: pair[1].created_s))
 
     def with_one(self, id: str) -> list[Backend]:
-        """Return the healthy sites that have one, or its beginning."""
+        """Return the healthy sites that have an adapter, or its first file."""
         return [site for site in self.keepers() if id in self._ids(site)]
 
     def keepers(self) -> list[Backend]:
@@ -140,7 +140,7 @@ class SiteFinetunes:
 
     async def _carry(self, finetune: Finetune, to: Backend) -> str | None:
         """Copy an adapter to a site. Return why the site does not have it afterwards; None on success."""
-        async with self._carrying:  # one at a time: each is as large as its file
+        async with self._carrying:  # one copy at a time: each needs as much memory as its file
             if finetune.id in self._ids(to, is_whole=True):
                 return None
             why = "no site that has it is reachable"

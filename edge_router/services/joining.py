@@ -69,7 +69,7 @@ class JoinRoutes:
 
     @property
     def is_open(self) -> bool:
-        """Whether machines may join this network."""
+        """Tell whether machines may join this network."""
         return self._network is not None
 
     async def line(self, minutes: float) -> str:

@@ -66,7 +66,7 @@ class Tracing:
 
 
 class RequestTrace:
-    """One request's span, and that of the site that is being asked."""
+    """The spans of one request and of its present attempt."""
 
     def __init__(self, spans: Spans, span: "Span") -> None:
         self._spans = spans

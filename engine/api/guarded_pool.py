@@ -181,7 +181,10 @@ class _Child:
             return self._channel
 
     def end(self, *, is_ending: bool = False) -> int | None:
-        """End the process, if there is one, and return its exit status. `is_ending`: it has closed its socket."""
+        """End the process, if there is one, and return its exit status.
+
+        With `is_ending` it has closed its socket.
+        """
         with self._lock:
             if self._process is None or self._channel is None:
                 return None

@@ -173,7 +173,7 @@ class HostConfig(_Value, frozen=True):
 class BlockSource(_Value, frozen=True):
     """Another host that computes the same prompt and hands its KV blocks over."""
 
-    address: str  # where that host serves them (HostConfig.peer_address)
+    address: str  # address at which that host serves the blocks (HostConfig.peer_address)
     hand_over: str  # the sequence's id there
     within_s: float  # this host then computes missing blocks
     is_lent: bool = False  # the host belongs to another site: its blocks come over the socket only
@@ -194,7 +194,7 @@ class PromptImage(_Value, frozen=True):
     """
 
     position: int  # of the run's first placeholder
-    num_tokens: int  # from there to its last one
+    num_tokens: int  # number of tokens from its first to its last one
     digest: bytes  # the file; empty if this host is expected to have it
     data: bytes = b""  # the file; b"": this host is believed to have it
     # Embeddings in a row, of a model that rotates them by row and column; 0 for others
@@ -229,9 +229,7 @@ class Submit(_Value, frozen=True, tag=True):
     hands_over: bool = False  # another host fetches the prompt's blocks from here, under this sequence's id
     adapter: AdapterSource | None = None  # None for the plain model
     images: tuple[PromptImage, ...] = ()  # in the order of their positions
-    is_suspect: bool = (
-        False  # a host died under it: its steps are apart from the others' until it has computed the tokens that it has
-    )
+    is_suspect: bool = False  # a host died while it computed this sequence: its steps stay separate until it has computed its present tokens
     second_from: int = (
         0  # where the second text of a pair starts; 0 for one text, or if the model does not distinguish them
     )
@@ -406,7 +404,7 @@ class ModelInfo(_Value, frozen=True):
     eos_token_ids: tuple[int, ...]
     dtype: str
     block_size: int
-    total_blocks: int  # the most that it could have
+    total_blocks: int  # blocks that it could have at most
     weights_bytes: int
     load_s: float
     # of a model of whole texts, for the vector it was made for; None for a model that generates

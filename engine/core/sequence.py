@@ -50,7 +50,7 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None if penalties and biases are off
     may_be_masked: bool = field(init=False)  # there may be tokens that it must not choose
-    length_limit: int = 0  # of all tokens: it ends when it has so many
+    length_limit: int = 0  # limit of all tokens, at which it ends
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0

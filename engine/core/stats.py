@@ -29,7 +29,7 @@ class EngineStats:
         self.output_tokens = 0
         self.rates = Rates()
         self.last_step = StepTimes()
-        self.counts = SchedulerCounts()  # of all its schedulers, one after the other
+        self.counts = SchedulerCounts()  # counts of all its schedulers, added up
 
     def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
         """Count a step. `published`: the step whose results were published, if any."""

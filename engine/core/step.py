@@ -147,7 +147,7 @@ class SampledToken(Struct, frozen=True, gc=False):
 
 
 class RunResult(NamedTuple):
-    tokens: list[SampledToken]  # of each row that chooses one
+    tokens: list[SampledToken]  # tokens of the rows that choose one
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # by the chunk's index in the step
     embeddings: Mapping[int, tuple[float, ...]]  # by the chunk's index in the step
     device_s: float  # from launch to tokens on the host, without the preparation before it

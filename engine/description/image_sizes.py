@@ -150,7 +150,7 @@ _MOST_PATCHES = 16384  # so that an encoder's memory is known: a processor may a
 
 
 class ScaledImages(NamedTuple):
-    """Qwen's and GLM's rule: an image is scaled to whole embeddings, with at least and at most so many pixels.
+    """Qwen's and GLM's rule: scale an image to whole embeddings, within limits of its pixels.
 
     An embedding covers `merge` squared patches, and is rotated by its row and column.
     """
@@ -165,7 +165,7 @@ class ScaledImages(NamedTuple):
 
     @classmethod
     def read_glm(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "ScaledImages":
-        """Read GLM's files, whose limits are of the two moments as which an image counts. Raises CheckpointError."""
+        """Read GLM's files, whose limits count an image as two frames. Raises CheckpointError."""
         size = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000} | (processor.get("size") or {})
         read = cls.read({"image_token_id": 151343, **config}, {**processor, "size": size})
         most = min(positive_int(size, "longest_edge") // 2, _MOST_PATCHES * read.patch_size**2)
@@ -193,11 +193,11 @@ class ScaledImages(NamedTuple):
             width, height = int(width * scale), int(height * scale)
         rows, columns = (round(side / unit) for side in (height, width))
         if rows * columns * unit**2 > self.most_pixels:
-            scale = math.sqrt(height * width / self.most_pixels) * unit
-            rows, columns = (max(1, math.floor(side / scale)) for side in (height, width))
+            scale = math.sqrt(height * width / self.most_pixels)
+            rows, columns = (max(1, math.floor(side / scale / unit)) for side in (height, width))
         elif rows * columns * unit**2 < self.least_pixels:
-            scale = math.sqrt(self.least_pixels / (height * width)) / unit
-            rows, columns = (math.ceil(side * scale) for side in (height, width))
+            scale = math.sqrt(self.least_pixels / (height * width))
+            rows, columns = (math.ceil(side * scale / unit) for side in (height, width))
         return PatchGrid(rows * self.merge, columns * self.merge, columns * unit, rows * unit)
 
     def num_tokens(self, width: int, height: int) -> int:
@@ -206,7 +206,9 @@ class ScaledImages(NamedTuple):
 
 
 class RowedImages(NamedTuple):
-    """Mistral's rule: an image is shrunk to at most `longest` pixels in a row or column, and widened to whole embeddings.
+    """Mistral's rule: shrink an image to `longest` pixels at most, and widen it to whole embeddings.
+
+    `longest` limits rows and columns.
 
     An embedding covers `merge` squared patches; each row of them is followed by a separator.
     """

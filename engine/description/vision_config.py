@@ -321,7 +321,7 @@ class GlmVision(NamedTuple):
 
 
 class VisionShape(Protocol):
-    """What a plan counts of a vision tower."""
+    """The counts of a vision tower for a plan."""
 
     def encoding_bytes(self, item_bytes: int) -> int:
         """Return the memory for encoding the largest image, or piece of one."""

@@ -12,7 +12,7 @@ from pilotlight.engine.drafting.costs import StepCosts
 # Numbers of drafts in one step: few, so that steps have few shapes, which are recorded (decode_graphs.py).
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 24, 32, 48, 64, 96, 128)
 _LEAST_GAIN = 1.06  # smaller gains are within the error of predictions
-_MOST_GUESSED = 6  # tokens of each sequence, for a drafter that computes them one after another
+_MOST_GUESSED = 6  # limit of drafts for one sequence from a drafter that computes them one after another
 
 
 def allot(

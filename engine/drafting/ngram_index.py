@@ -51,9 +51,7 @@ class NgramIndex:
     def find(self, tail: SequenceOf[int]) -> Match | None:
         """Return where the longest suffix of `tail`, of at least two tokens, occurred before.
 
-        The newest of equal lengths, if a token follows it there.
-
-        The newest of equals. Something follows it there.
+        Of equal lengths the newest; a token follows it there.
         """
         if len(tail) < 2:
             return None

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 MOST_DRAFTS = 15  # of one sequence in one step
 MOST_LOOKED_FOR = 256  # of a batch, in equal parts
-_MOST_ROUNDS = 4  # of drafters that continue each other's drafts
+_MOST_ROUNDS = 4  # rounds in which drafters continue each other's drafts
 _LOOKING_SHARE = 0.005  # share of a step that the search for drafts may take if none are found
 # Sequences: for each further such number, a batch without drafts is skipped for one more step.
 _LARGE_BATCH = 8
@@ -174,7 +174,7 @@ class Speculator:
                 self._check(Draft(tokens, model.name, model.prior), num_tokens)
         except RankLostError:
             raise  # the other ranks have continued without this one
-        except Exception as error:  # on any other error they do without it
+        except Exception as error:  # after any other error the sequences continue without drafts
             log.warning("%d sequences continue without %s drafts: %s", len(sequences), model.name, error)
             for sequence in sequences:
                 self._states[sequence].failed.add(model.name)

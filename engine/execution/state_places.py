@@ -44,7 +44,10 @@ def _state_batch(group: GroupBatch, block_size: int) -> StateBatch:
 
 
 def _ends(varlen: VarlenBatch, block_size: int, first: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ends of each prompt's runs, as tokens of the step, in which the first prompt starts with `first`."""
+    """Yield the ends of each prompt's runs, as token numbers of the step.
+
+    The first prompt starts at token `first`.
+    """
     for length, end in zip(varlen.host_q_lens, varlen.host_context_lens, strict=True):
         start = end - length
         stops = (*range((start // block_size + 1) * block_size, end, block_size), end)

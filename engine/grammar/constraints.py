@@ -42,7 +42,7 @@ def forbid(mask: "array[int]", token_ids: SequenceOf[int]) -> None:
 
 
 class Matcher:
-    """One sequence's place in its grammar."""
+    """The state of one sequence in its grammar."""
 
     def __init__(
         self, matcher: "LLMatcher", num_words: int, tokenizer: "LLTokenizer", *, is_optional: bool = False
@@ -195,7 +195,7 @@ class Grammars:
         self._compiling = TenantThreads(2, "grammars")
         self._starting = ThreadPoolExecutor(
             1, "matchers"
-        )  # apart, so that no compiled grammar waits for one that is being compiled
+        )  # separate threads, so that a compiled grammar does not wait for one that is being compiled
 
     def compile(
         self, constraint: Constraint, delivered: SequenceOf[int] = (), tenant: bytes = b""
@@ -232,7 +232,7 @@ class Grammars:
             matcher = Matcher.at_start(grammar.result(), self._compiler, is_optional=is_optional)
             for token_id in delivered:
                 matcher.accept(token_id)
-        except Exception as error:  # those that wait read it from the future
+        except Exception as error:  # waiting sequences get the error from the future
             started.set_exception(error)
         else:
             started.set_result(matcher)

@@ -10,7 +10,7 @@ from pilotlight.engine.api.protocol import PromptImage
 
 
 class SequenceImage(NamedTuple):
-    name: bytes  # of its content, as the tenant has it
+    name: bytes  # digest of its content, with the tenant's salt
     data: bytes  # the file
     start: int  # of its run in the prompt
     end: int
@@ -28,7 +28,7 @@ class SequenceImage(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Rotary positions that it takes less than it has tokens: one for each row or column, of which there are more."""
+        """Tokens without a rotary position: the image takes one per row or column, whichever are more."""
         length = self.end - self.start
         return length - max(self.columns, length // self.columns) if self.columns else 0
 

@@ -75,7 +75,7 @@ class SegmentedOrder(Generic[K]):
         while self._protected_weight > self._protected_capacity:
             demoted, weight = self._protected.popitem(last=False)
             self._protected_weight -= weight
-            self._probation[demoted] = weight  # as the newest of them: it was worth more than they are
+            self._probation[demoted] = weight  # newest of the probation, because it was worth more than the others
 
 
 class EvictionOrder(SegmentedOrder[int]):

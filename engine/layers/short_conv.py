@@ -16,7 +16,7 @@ from pilotlight.kernels.state.state_batch import StateBatch
 
 
 class CausalConv:
-    """A short causal convolution of each channel, with or without SiLU behind it.
+    """A short causal convolution of each channel, with or without SiLU after it.
 
     weight [channels, width]; bias [channels] or None.
     """

@@ -352,11 +352,11 @@ class ModelLoading(NamedTuple):
 
 def start_moving(loaded: FilledModel[Model], runner: ModelRunner) -> HugePages | Relocation[Model] | None:
     """Start moving a model's weights to memory that is read faster."""
+    if isinstance(runner, PartRunner) and (loaded.pending is not None or loaded.in_files):
+        runner.balancer.may_write = False
     if loaded.pending is not None:
-        if isinstance(runner, PartRunner):
-            runner.balancer.may_write = False
         return Relocation(loaded.pending, runner.replace_model)
-    return HugePages.start(loaded.memory)
+    return HugePages.start(loaded.memory, loaded.in_files)
 
 
 def choose_dtype(facts: CheckpointFacts, device: torch.device) -> torch.dtype:

@@ -225,7 +225,10 @@ class Decoder:
         return x.index_copy(0, context.images.rows, self._embeddings(context.images, 0))
 
     def _embeddings(self, images: ImageRows, number: int) -> torch.Tensor:
-        """Return the images' embeddings [tokens, hidden] of the model's input, 0, or of what a layer's output gets."""
+        """Return the images' embeddings [tokens, hidden] for one place.
+
+        Place 0 is the model's input; others are added to a layer's output.
+        """
         assert self.vision is not None, "a model without a tower takes no images"
         assert images.embeddings is not None, "the first stage encodes images"
         return images.embeddings.chunk(1 + self.vision.num_deep, dim=1)[number]

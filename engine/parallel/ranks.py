@@ -322,7 +322,10 @@ class RankedRunner:
     def __init__(
         self, own: ModelRunner, model: str, group: RankGroup, order: Callable[[str, StepInput], object] = ComputeStep
     ) -> None:
-        """`order`: makes the order for the other ranks from a step."""
+        """Run a model on several ranks.
+
+        `order` makes the order for the other ranks from a step.
+        """
         assert isinstance(own, PartRunner), "a group has several ranks"
         self.own = own
         self._order = order
@@ -455,7 +458,10 @@ class RankedCopier:
         return self._own.mark()
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
-        """Copy to host memory. Once a step's results have arrived, all ranks have computed it."""
+        """Copy all ranks' parts of blocks to host memory.
+
+        Once a step's results have arrived, all ranks have computed it.
+        """
         own, *others = ranks = self._of_ranks(blocks, into)
         self._own.store(own.blocks, own.places, mark)
         self._group.store(self._model, others)

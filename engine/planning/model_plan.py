@@ -58,7 +58,7 @@ class PlannedModel(NamedTuple):
         if num_stages == 1:
             return [range(len(self.layers))]
         costs = tuple(sum(map(self._step_cost, layer)) for layer in self.layers)
-        # It costs the same where it is the embedding.
+        # an embedding that is also the head has the same cost
         head = WeightShape("head", "", self.config.vocab_size, self.config.hidden_size)
         return balanced_stages(costs, 0.0 if self.pools else self._step_cost(head), num_stages)
 

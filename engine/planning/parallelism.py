@@ -24,7 +24,7 @@ class Parallelism(NamedTuple):
     tp: int = 1
     pp: int = 1
     ep: int = 1
-    spare: int = 0  # experts that each rank has besides its own: copies of those with most tokens
+    spare: int = 0  # experts of each rank besides its own: copies of the busiest ones
 
     @property
     def per_stage(self) -> int:

@@ -83,7 +83,7 @@ class ModelPlan(NamedTuple):
     model: PlannedModel
     devices: DeviceSet
     splits: list[SplitPlan]  # the best that can be served first, those that do not fit last
-    refused: dict[Parallelism, str]  # those that do not divide, and why
+    refused: dict[Parallelism, str]  # refused splits, with the reason
 
     @property
     def best(self) -> SplitPlan:

@@ -23,7 +23,7 @@ class Speed(NamedTuple):
     """Predictions for one model on one split."""
 
     ttft_s: float  # of a prompt alone
-    token_s: float  # between tokens of one sequence, at that batch
+    token_s: float  # seconds between tokens of one sequence, at that batch
     tokens_per_s: float  # of all sequences
     batch: int
     efficiency: str  # where the shares of the ceilings come from
@@ -150,7 +150,9 @@ def _sparse_layers(model: PlannedModel, place: RankPlace) -> list[WeightShape]:
 
 
 def _products(model: PlannedModel, place: RankPlace) -> float:
-    """Count one rank's products with one token.
+    """Count one rank's products for one token.
+
+    Experts count with the tokens of all ranks: on average as many arrive as leave.
 
     Experts on other ranks count with the tokens that come from there, which are as many as go there.
     """

@@ -110,8 +110,8 @@ class _PriorityClass:
         self.last_admission = last_admission  # as a count of all admissions; at first, the count when it began to wait
         self._quantum = quantum
         self._round = 0
-        self._ring: deque[_TenantQueue] = deque()  # those with something waiting; it is the first one's turn
-        self._tenants: dict[bytes, _TenantQueue] = {}  # these, and those in debt
+        self._ring: deque[_TenantQueue] = deque()  # tenants with waiting sequences; the first one has the turn
+        self._tenants: dict[bytes, _TenantQueue] = {}  # tenants in the ring, and those in debt
         self._started: _TenantQueue | None = None  # the first in the ring, after its turn has started
 
     @property
@@ -159,7 +159,7 @@ class _PriorityClass:
     def _begin_turn(self, tenant: _TenantQueue) -> None:
         if tenant.round == self._round:  # every tenant has had a turn in this round
             self._round += 1
-        # One quantum for each round, of which one that was away may have missed several: they pay its debt, no more.
+        # One quantum for each round; the rounds that a tenant missed pay its debt and give no credit.
         tenant.deficit = min(self._quantum, tenant.deficit + (self._round - tenant.round) * self._quantum)
         tenant.round = self._round
         self._started = tenant

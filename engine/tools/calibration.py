@@ -51,7 +51,9 @@ class ObservedWeight(PlainWeight):
 
 
 class _ObservingLoader(WeightLoader):
-    """Makes matrices that observe, of those that are `wanted`; several that are one have the same inputs."""
+    """Makes matrices that record their inputs, for the names in `wanted`.
+
+    Matrices that are one tensor have the same inputs."""
 
     def __init__(self, storage: CheckpointStorage, dtype: torch.dtype, wanted: set[str]) -> None:
         super().__init__(storage, dtype, _CPU)

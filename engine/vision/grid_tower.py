@@ -137,7 +137,7 @@ class GridEncoder:
 
 
 def _spans(squares: torch.Tensor, side: int, dim: int) -> list[tuple[torch.Tensor, int]]:
-    """Return the part of whole windows along a dimension with their length, and what is left with its own."""
+    """Divide squares along a dimension into whole windows and a rest; return each part with its length."""
     size = squares.shape[dim]
     whole = size // side * side
     parts = [(squares.narrow(dim, 0, whole), side), (squares.narrow(dim, whole, size - whole), size - whole)]

@@ -24,7 +24,7 @@ class PreparedImage(NamedTuple):
     """An image as it is encoded, piece by piece: a piece's patches see each other and no others."""
 
     pieces: list[torch.Tensor]  # patches with their numbers, [rows, columns, 3 * patch_size**2], colour by colour
-    num_tokens: int  # embeddings that come of all of them
+    num_tokens: int  # number of embeddings of all pieces
 
 
 def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:

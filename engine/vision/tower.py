@@ -46,7 +46,10 @@ class VisionLayer:
         *,
         turns_halves: bool = False,
     ) -> None:
-        """`turns_halves`: a head's rotated pairs are the numbers of its first half with those of its second, not neighbours."""
+        """Make the tower's rotation.
+
+        `turns_halves`: a head's rotated pairs are a number of its first half and one of its second, not neighbours.
+        """
         self.num_heads = num_heads
         self.norms = norms
         self.qkv_proj = qkv_proj
@@ -97,7 +100,7 @@ class VisionLayer:
     def __call__(self, x: torch.Tensor, turns: torch.Tensor, windows: Sequence[Windows] = ()) -> torch.Tensor:
         """Compute the layer for x [patches, hidden] with turns [patches, 1, head_dim / 2] complex.
 
-        `windows`: which patches attend to each other, all of them in order; none: every patch attends to every patch.
+        `windows` are the groups of patches that attend to each other, in order; if empty, every patch attends to every patch.
         """
         qkv = self.qkv_proj.plain(self.norms[0](x)).view(len(x), 3, self.num_heads, -1)
         q, k = (self._turned(qkv[:, part], turns) for part in (0, 1))

@@ -76,7 +76,10 @@ def _parts(name: str, stored: StoredTensor, fused: FusedRows, kind: str) -> list
 
 
 def _runs(name: str, stored: StoredTensor, parts: Mapping[str, int]) -> list[tuple[str, StoredTensor]]:
-    """Divide the rows, or the rows of a tensor with one row for several of them: scales."""
+    """Divide the rows among the parts.
+
+    A tensor of scales may have one row for several rows of the matrix.
+    """
     total = sum(parts.values())
     num_rows = stored.shape[0] if stored.shape and name.rpartition(".")[2] not in _TURNED else 0
     each = -(-total // num_rows) if num_rows else 0

@@ -31,7 +31,6 @@ from pilotlight.engine.weights.storage import (
     BundleMemory,
     BundleStorage,
     CheckpointStorage,
-    FilledStorage,
     LayoutPlan,
     MappedTensors,
     WeightStorage,
@@ -68,6 +67,7 @@ class FilledModel(Generic[ModelT]):
     pending: PendingRelocation[ModelT] | None = None  # they are in the checkpoint, and may move
     is_proved: bool = False  # an earlier load has computed with these bytes
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name, all of them
+    in_files: tuple[torch.Tensor, ...] = ()  # of them, those in a file's own pages, which outlive this process
     saved_bytes: int = 0  # by matrices in 12 bits
 
 
@@ -303,7 +303,8 @@ class WeightLoad(Generic[ModelT]):
         num_bytes, rest_bytes = (sum(spec.num_bytes for spec in some) for some in (wanted, rest))
         if num_bytes < IN_PLACE_FROM_BYTES or num_bytes - rest_bytes < IN_PLACE_SHARE * num_bytes:
             return None
-        mapped = MappedTensors(in_files, self._private(rest)[1])
+        memory, allocate = self._private(rest)
+        mapped = MappedTensors(in_files, allocate)
         storage = CheckpointStorage(source.checkpoint, mapped.take, mapped)
         model = self._lay_out(storage)
         source.checkpoint.refuse_unrequested()
@@ -311,7 +312,9 @@ class WeightLoad(Generic[ModelT]):
         fill(storage.jobs, [*mapped.tasks, *storage.tasks], self._report)
         source.check_unchanged()
         self._phases.end("map")
-
+        if source.lies_as_stored(self._device):
+            stay = tuple(tensor for tensor in storage.tensors.values() if mapped.holds(tensor))
+            return FilledModel(model, False, memory, tensors=storage.tensors, in_files=stay)
         pending = self._pending(path, wanted, storage.tensors)
         return FilledModel(model, False, None, pending, tensors=storage.tensors)
 
@@ -325,10 +328,7 @@ class WeightLoad(Generic[ModelT]):
             coding = Coding(source.identity(self._dtype, is_coded=True), dict(self._matrices), self._measured)
 
         def rebuild(memory: torch.Tensor, bundle: Bundle) -> ModelT:
-            allocate = BundleMemory(memory, bundle).take
-            # the checkpoint's names identify the kind of packed matrix
-            is_packed = source.stays_packed(self._device)
-            moved = FilledStorage(source.checkpoint.tensors, allocate) if is_packed else BundleStorage(bundle, allocate)
+            moved = BundleStorage(bundle, BundleMemory(memory, bundle).take)
             rebuilt = self._lay_out(moved)
             for task in moved.tasks:
                 task()

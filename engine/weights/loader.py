@@ -44,7 +44,7 @@ class WeightLoader:
         reads_codes: bool = False,
     ) -> None:
         """`reads_codes`: the storage is a bundle's, in which matrices may be coded in 12 bits."""
-        self.matrices: dict[str, Matrix] = {}  # those that are plain or could be, by their tensors' names
+        self.matrices: dict[str, Matrix] = {}  # matrices that are plain or could be, by their tensors' names
         self._reads_codes = reads_codes
         # Those that adapters may change, in layout order. None for a derived loader, whose matrices adapters do not change.
         self.projections: list[MatrixPart] | None = []

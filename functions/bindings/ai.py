@@ -41,7 +41,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often a call that was refused for a reason of the site's is made, and after which pauses."""
+    """The retries of a call that was refused for a reason of the site's, with pauses."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=5)] = 5
     retry_delay_ms: Annotated[float, Meta(ge=0, le=5000)] = 0.0
@@ -162,7 +162,7 @@ class AI(Binding):
             await self._batches.close()
 
     async def _through(self, gateway: Gateway, request: Run, headers: dict[str, str]) -> InferenceResponse:
-        """Run a model as the options of a gateway say: from the cache, again after a failure, for a limited time."""
+        """Run a model with a gateway's options: from the cache, with retries, within a time limit."""
         key = gateway.cache_key or hashlib.sha256(_encoded({"model": request.model, **request.inputs})).hexdigest()
         place = self._function, f"AI {gateway.id}", key
         is_kept = bool(gateway.cache_ttl) and not gateway.skip_cache and request.inputs.get("stream") is not True

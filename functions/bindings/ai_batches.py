@@ -76,7 +76,7 @@ class Batches:
         return {"status": "queued", "request_id": batch, "model": model}
 
     async def get(self, batch: str) -> dict[str, Any] | None:
-        """Return its state, and its responses once all are here."""
+        """Return a batch's state, and its responses once all are available."""
         query = "SELECT model, reference, is_success, result FROM requests WHERE batch = ? ORDER BY position"
         rows = await self._run(lambda connection: connection.execute(query, (batch,)).fetchall())
         if not rows:

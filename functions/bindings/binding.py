@@ -78,7 +78,7 @@ class Functions(Protocol):
         """Serve a further function under a name. Raises ManifestError."""
 
     def remove(self, name: str) -> None:
-        """Stop serving it; its open requests may finish."""
+        """Stop serving the function; its open requests may finish."""
 
 
 class MemoryBudget:

@@ -282,9 +282,9 @@ class QueueConsumer:
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop; messages in delivery come again, and the interrupted attempt does not count.
+        """Stop.
 
-        Messages in delivery come again, and the attempt is not counted, because the site interrupted it.
+        Messages in delivery are delivered again; the attempt is not counted, because the site interrupted it.
         """
         self.stop()
         for task in (self._task, *self._deliveries):
@@ -365,7 +365,9 @@ class QueueConsumer:
         failed = [message for message in messages if message.id in retried]
         over = [message for message in failed if message.attempts > self._settings.max_retries]
         if over and self._dead_letters is not None:
-            await self._dead_letters.put([(message.body, 0.0) for message in over])  # first there, then gone here
+            await self._dead_letters.put(
+                [(message.body, 0.0) for message in over]
+            )  # stored there before they are deleted here
         elif over:
             log.warning("%d messages of %s are dropped after their retries", len(over), self._queue.name)
         again = {message.id for message in failed} - {message.id for message in over}

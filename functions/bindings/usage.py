@@ -43,7 +43,7 @@ class FunctionUsage:
         self._meters: MeterFile | None = None
         self._ended: dict[
             str, tuple[int, UsageRecord]
-        ] = {}  # by id, with their meters; a record's site is here the ledger that it was handed to
+        ] = {}  # records by id, with their meters; `site` is here the ledger to which a record was handed
         self._asked_s: dict[str, float] = {}  # by ledger
         self._cpu: dict[str, MeterSlot] = {}  # by function
         self._opened_s = clock()
@@ -80,7 +80,7 @@ class FunctionUsage:
             meter.computes(round(cpu_s * 1e6))
 
     def hand_out(self, asked: UsageAsked) -> UsageTold:
-        """Return records for a ledger, without those that it has by now."""
+        """Return records for a ledger, except those that it has confirmed."""
         if self._meters is None:
             self._open()
         assert self._meters is not None

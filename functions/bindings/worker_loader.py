@@ -68,7 +68,7 @@ class WorkerLoader(Binding):
         self._function = function
         self._directory = directory
         self._loaded: OrderedDict[str, str] = OrderedDict()  # pools, by the ids that the function gave
-        self._folders: dict[str, Path] = {}  # of pools, of those too that are removed and may have open requests
+        self._folders: dict[str, Path] = {}  # folders of pools, also of removed ones with open requests
         self._loading = asyncio.Lock()
         self._is_clean = False
 

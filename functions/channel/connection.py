@@ -40,9 +40,9 @@ FRAMES_AT_ONCE = (
 MAX_OPEN = 1024  # open exchanges that the other side may have started
 MAX_HELD_BYTES = (
     128 << 20
-)  # of the other side's open requests, and of replies that it does not read; a KV value in each exchange would be 25 GiB
+)  # limit of the other side's open requests and unread replies; a KV value in each exchange would be 25 GiB
 
-_WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # of an exchange that is open
+_WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # frames of an open exchange
 
 current_request: contextvars.ContextVar[int] = contextvars.ContextVar("current_request", default=-1)
 

@@ -175,7 +175,7 @@ class IncomingExchange:
         if not channel.room.is_set():
             channel.hold(len(reply))
             try:
-                while not channel.room.is_set():  # of those that room wakes, the first may fill it
+                while not channel.room.is_set():  # the first waiter that is woken may fill the room again
                     await channel.room.wait()
             finally:
                 channel.release(len(reply))

@@ -40,7 +40,7 @@ class OpenExchanges:
         return exchanges.pop(id, None) is not None
 
     def fail(self, error: ChannelClosed) -> None:
-        """End all of them."""
+        """End all exchanges with an error."""
         for started in list(self._started.values()):
             started.fail(error)
         self._started.clear()

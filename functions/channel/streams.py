@@ -14,7 +14,7 @@ from typing import Protocol
 from pilotlight.functions.channel.failure import ChannelClosed, Failure, fail_frame
 from pilotlight.functions.channel.frames import AnyFrame, FrameError, More, StreamChunk, StreamEnd
 
-WINDOW_BYTES = 256 << 10  # of one stream on its way
+WINDOW_BYTES = 256 << 10  # unread bytes of one stream
 CHUNK_BYTES = 64 << 10
 JOINED_BYTES = (
     4 << 10

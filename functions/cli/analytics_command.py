@@ -1,4 +1,4 @@
-"""`pilotlight analytics query`: SQL over what functions have written to Analytics Engine, on a site's machine."""
+"""`pilotlight analytics query`: SQL over the data points of Analytics Engine, on a site's machine."""
 
 import json
 import sqlite3
@@ -15,7 +15,7 @@ analytics = typer.Typer(help="Data points of Analytics Engine.", no_args_is_help
 
 @analytics.callback()
 def commands() -> None:
-    """Have `query` as a command of its own name, though it is the only one."""
+    """Make `query` a subcommand, though it is the only one."""
 
 
 @analytics.command("query")

@@ -45,7 +45,7 @@ def d1_export(
     check_place(site, local, remote)
     path = State(site, directory).file_of("d1", database, "database.sqlite")
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        connection.execute("BEGIN")  # all that is read is of one moment
+        connection.execute("BEGIN")  # a consistent snapshot
         lines = _dumped(connection, frozenset(table or ()), has_schema=not no_schema, has_data=not no_data)
         with output.open("w", encoding="utf-8") as file:
             num_lines = sum(file.write(f"{line}\n") > 0 for line in lines)

@@ -17,7 +17,7 @@ class FunctionLimits:
     cpu_ms: int = 30_000  # of one request; the isolate's time is divided among the requests it has open
     cpu_total_s: float = 3600.0  # of one isolate, which is replaced when it has no request open
     blocked_s: float = 10.0  # an event loop that answers nothing for so long
-    wall_s: float = 300.0  # of one request, its stream included
+    wall_s: float = 300.0  # limit of one request, with its stream
     start_s: float = 20.0  # from the fork until the module is imported
     memory_mib: int = 256  # private writable memory of one isolate, Python's own included
     disk_mib: int = 64  # of its scratch directory
@@ -29,7 +29,7 @@ class FunctionLimits:
     subrequests: int = 1000  # of one request: calls of bindings and fetches
     concurrency: int = 64  # requests open in one isolate, beyond which another copy is started
     max_isolates: int = 4  # of one function
-    max_waiting: int = 256  # requests that wait for one of them
+    max_waiting: int = 256  # limit of requests that wait for an isolate
     idle_s: float = 60.0  # without a request, after which an isolate is ended
     log_kib_per_s: int = 256  # faster output waits
     sockets: int = 512  # WebSockets open in one isolate, beyond which another copy is started
@@ -45,11 +45,11 @@ class IsolateUsage(NamedTuple):
     """The present usage of an isolate."""
 
     idle_cpu_s: float = 0.0  # since it had a request
-    request_cpu_s: float = 0.0  # of the request that has used most
+    request_cpu_s: float = 0.0  # CPU time of the request that has used most
     sockets_cpu_s: float = 0.0  # of open WebSockets, beyond their share
     memory_mib: int = 0
     silent_s: float = 0.0  # for so long its event loop has not answered
-    background_s: float = 0.0  # of work behind responses, while no request is open
+    background_s: float = 0.0  # CPU time of work after responses, while no request is open
 
 
 class LimitRule(NamedTuple):

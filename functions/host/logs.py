@@ -117,6 +117,6 @@ def printable(text: str, keep: str = "\t") -> str:
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
-LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # before a line: its request, and its stream
+LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # label before a line: its request, and its stream
 LEVELS = {b"o": "log", b"e": "error"}
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -91,7 +91,7 @@ class FunctionPool:
         self.isolates = IsolateSet(manifest.name, self.factory, self.reports, self.waiters)
 
     def own(self, bindings: OpenBindings) -> None:
-        """Have these as its bindings, which are closed with it."""
+        """Give the version these bindings, which are closed with it."""
         self.bindings = bindings
 
     @property

@@ -55,7 +55,7 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
-Trace = Callable[[str, str], AbstractContextManager[object]]  # of a function's name and its trigger
+Trace = Callable[[str, str], AbstractContextManager[object]]  # makes a span for a function's name and its trigger
 
 
 class SiteFunctions:
@@ -86,7 +86,7 @@ class SiteFunctions:
         self._trace = trace or (lambda function, trigger: nullcontext())
         self._versions: dict[
             str, list[FunctionPool]
-        ] = {}  # by function, those included that are replaced and not closed yet
+        ] = {}  # pools by function, with those that are replaced and not closed yet
         self._open_bindings = open_bindings
         self._on_cpu = on_cpu
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))

@@ -37,7 +37,7 @@ class Subrequests:
         self._limit = limit
         self._work = work
         self._counts: dict[int, int] = {}  # by request
-        self._parents: dict[int, Parent] = {}  # of spans, by request; none if nothing is traced
+        self._parents: dict[int, Parent] = {}  # parent spans by request; empty if nothing is traced
         self._outside_since = 0.0
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:

@@ -21,7 +21,7 @@ ANSWER_S = 30.0  # for the runtime to resolve and connect, with its own deadline
 MAX_NAMES = 1024  # addresses whose names are remembered
 _System = socket.socket
 _getaddrinfo = socket.getaddrinfo
-_names: dict[str, str] = {}  # of the addresses that were resolved: the runtime judges names, and resolves them itself
+_names: dict[str, str] = {}  # names by resolved address: the runtime checks names, and resolves them itself
 _broker: socket.socket | None = None
 _within: Callable[[], int] = int  # returns the id of the current request; `use` sets it
 

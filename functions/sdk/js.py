@@ -197,7 +197,7 @@ class ArrayBuffer(Buffer):
 
 
 class Promise:
-    """An awaitable is one: these gather them."""
+    """Promises: an awaitable is one, and these methods gather several."""
 
     @staticmethod
     async def resolve(value: Any = None) -> Any:

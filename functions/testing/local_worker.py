@@ -39,6 +39,7 @@ from pilotlight.wire.http.listen import bind, url_of
 from pilotlight.wire.http.server import Server
 
 SDK = Path(__file__).parents[1] / "sdk"
+START_S = 330.0  # packages have 300 s to be installed
 WAIT_S = 60.0  # for anything that a test waits for
 LOOK_S = 0.02
 T = TypeVar("T")
@@ -95,11 +96,13 @@ class LocalWorker:
         vars: Mapping[str, Any] | None = None,
         ai: Answer | None = None,
         services: Iterable[Path] = (),
+        layers: Path | None = None,
     ) -> None:
-        """`state` is the folder for the bindings' data; without it they are gone at the end."""
+        """`state` is the folder for the bindings' data; without it the data is deleted at the end. `layers` is a folder of installed packages that
+        several workers share; without it each installs its own."""
         self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
         self._others = [_for_tests(load_manifest(each), {}) for each in services]
-        self._state = state
+        self._state, self._layers = state, layers
         self._models = AnsweredModels(ai)
         self._clock = TestClock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,7 +118,7 @@ class LocalWorker:
         self._thread = threading.Thread(target=loop.run_forever, name=f"worker {self._manifest.name}", daemon=True)
         self._thread.start()
         try:
-            self.run(self._start())
+            self._run(self._start(), START_S)
         except BaseException:
             self.close()
             raise
@@ -134,12 +137,20 @@ class LocalWorker:
         self._loop = None
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await a call of `env`, as in `worker.run(worker.env.KV.get("key"))`; pass on its exceptions."""
+        """Await what `env` gives, as `worker.run(worker.env.KV.get("key"))`. Raises what it raises."""
+        return self._run(work, WAIT_S)
+
+    def _run(self, work: Awaitable[T], limit_s: float) -> T:
         assert self._loop is not None, "the worker is open"
 
         async def awaited() -> T:
-            async with asyncio.timeout(WAIT_S):
-                return await work
+            try:
+                async with asyncio.timeout(limit_s) as limit:
+                    return await work
+            except TimeoutError:
+                if limit.expired():
+                    raise TimeoutError(f"{self._manifest.name} was waited for {limit_s:g} s") from None
+                raise
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
 
@@ -227,11 +238,15 @@ class LocalWorker:
         folder = self._state
         if folder is None:
             folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="pilotlight-worker-")))
+        if self._layers is not None and not (folder / "layers").exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "layers").symlink_to(self._layers, target_is_directory=True)
         self._served = ServedFunctions(config, folder, self._models, lambda: [], "test", clock=self._clock)
         self._served.manifests.update({each.name: (each, ()) for each in (self._manifest, *self._others)})
         await self._stack.enter_async_context(self._served)
         for each in (self._manifest, *self._others):
             await self._served.migrate(each.name)
+            await self._functions.pools[each.name].prepare()  # packages, which may take minutes to install
         self.env = SimpleNamespace(**await self._faces())
         route = FunctionRoute(
             self._served, _Open(), request_mib=config.request_mib, show_errors=True, name=self._manifest.name

@@ -63,6 +63,9 @@ def make_worker(
                     f"no folder above {request.config.rootpath} has a {' or '.join(MANIFESTS)}: name one by --worker"
                 )
             state = given.pop("state", None) or tmp_path_factory.mktemp("worker")
+            if "layers" not in given:  # a function's packages are installed once in a run
+                given["layers"] = tmp_path_factory.getbasetemp() / "worker-layers"
+                given["layers"].mkdir(exist_ok=True)
             return stack.enter_context(LocalWorker(Path(folder), state, **given))
 
         yield make

@@ -37,6 +37,15 @@ typedef struct {
 #define UNPACK(width, half, a, b) ((lanes_u32)_mm256_unpack##half##_epi##width((__m256i)(a), (__m256i)(b)))
 #endif
 
+#ifdef UNPACK
+// Of each 128 bits, to[i] = the i-th words of a[0 .. 3].
+INLINE void turn_words(const lanes_u32 *a, lanes_u32 *to) {
+    const lanes_u32 b[4] = {UNPACK(32, lo, a[0], a[1]), UNPACK(32, hi, a[0], a[1]), UNPACK(32, lo, a[2], a[3]), UNPACK(32, hi, a[2], a[3])};
+    to[0] = UNPACK(64, lo, b[0], b[2]), to[1] = UNPACK(64, hi, b[0], b[2]);
+    to[2] = UNPACK(64, lo, b[1], b[3]), to[3] = UNPACK(64, hi, b[1], b[3]);
+}
+#endif
+
 // to[i] = the i-th of four words from byte `at` of each row on.
 INLINE void turn(const uint8_t *const *rows, long at, lanes_u32 *to) {
 #ifdef UNPACK
@@ -51,15 +60,32 @@ INLINE void turn(const uint8_t *const *rows, long at, lanes_u32 *to) {
 #endif
 #undef QUARTER
     }
-    const lanes_u32 b[4] = {UNPACK(32, lo, a[0], a[1]), UNPACK(32, hi, a[0], a[1]), UNPACK(32, lo, a[2], a[3]), UNPACK(32, hi, a[2], a[3])};
-    to[0] = UNPACK(64, lo, b[0], b[2]), to[1] = UNPACK(64, hi, b[0], b[2]);
-    to[2] = UNPACK(64, lo, b[1], b[3]), to[3] = UNPACK(64, hi, b[1], b[3]);
+    turn_words(a, to);
 #else
     for (int lane = 0; lane < LANES; lane++) {
         uint32_t words[4];
         memcpy(words, rows[lane] + at, sizeof words);
         for (int i = 0; i < 4; i++) to[i][lane] = words[i];
     }
+#endif
+}
+
+// The same of eight words.
+INLINE void turn_twice(const uint8_t *const *rows, long at, lanes_u32 *to) {
+#ifdef WIDE  // 32 instructions for 40
+    lanes_u32 a[4], upper[4], lower[4];
+#define HALF(row) _mm256_loadu_si256((const __m256i *)(rows[row] + at))
+    for (int i = 0; i < 4; i++) a[i] = (lanes_u32)_mm512_inserti64x4(_mm512_castsi256_si512(HALF(i)), HALF(i + 4), 1);
+    turn_words(a, upper);
+    for (int i = 0; i < 4; i++) a[i] = (lanes_u32)_mm512_inserti64x4(_mm512_castsi256_si512(HALF(i + 8)), HALF(i + 12), 1);
+    turn_words(a, lower);
+#undef HALF
+    for (int i = 0; i < 4; i++) {
+        to[i] = (lanes_u32)_mm512_shuffle_i32x4((__m512i)upper[i], (__m512i)lower[i], 0x88);
+        to[i + 4] = (lanes_u32)_mm512_shuffle_i32x4((__m512i)upper[i], (__m512i)lower[i], 0xdd);
+    }
+#else
+    turn(rows, at, to), turn(rows, at + 16, to + 4);
 #endif
 }
 
@@ -96,10 +122,14 @@ INLINE lanes_u32 looked_up(lanes_u32 places) {
 #endif
 }
 
+// Into the second-level cache, which has more requests on their way than the first: a tenth faster.
 INLINE void fetch(const uint8_t *from, const long bytes) {
 #pragma GCC unroll 32
-    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 3);
+    for (long i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
+
+// The bits of each word that are moved up by so many places, or down.
+INLINE lanes_u32 shifted(lanes_u32 words, const int up) { return up < 0 ? words >> -up : words << up; }
 
 #define NIBBLES 0x0f0f0f0fu
 #define PAIRS 0x03030303u
@@ -111,8 +141,8 @@ INLINE void decode_small(const int kind, const uint8_t *const *rows, long at, co
     lanes_u32 head[4], raw[8];
     fetch(ahead, LANES * block_kinds[kind].bytes);
     turn(rows, at, head);
-    turn(rows, at + begin, raw);
-    if (kind == Q8_0) turn(rows, at + begin + 16, raw + 4);
+    if (kind == Q8_0) turn_twice(rows, at + begin, raw);
+    else turn(rows, at + begin, raw);
     *scale = halves_of(head[0]);
     if (block_kinds[kind].has_added) *added = halves_of(head[0] >> 16);
     const lanes_u32 fifths = kind == Q5_0 ? head[0] >> 16 | head[1] << 16 : head[1];
@@ -134,15 +164,15 @@ INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, co
         const lanes_u32 of_added[2] = {head[2] & 0x3f3f3f3fu, (head[3] >> 4 & NIBBLES) | (head[2] >> 6 & PAIRS) << 4};
         const lanes scale = halves_of(head[0]), least = -halves_of(head[0] >> 16);
         for (int i = 0; i < 8; i++) scales[i] = scale * byte_of(of_scales[i / 4], i % 4), added[i] = least * byte_of(of_added[i / 4], i % 4);
-        if (kind == Q5_K) turn(rows, at + 16, high), turn(rows, at + 32, high + 4);
+        if (kind == Q5_K) turn_twice(rows, at + 16, high);
 #pragma GCC unroll 4
         for (int quarter = 0; quarter < 4; quarter++, codes += 16) {
             fetch(ahead + quarter * part, part);
             const long begin = at + (kind == Q5_K ? 48 : 16) + 32 * quarter;
-            turn(rows, begin, raw), turn(rows, begin + 16, raw + 4);
+            turn_twice(rows, begin, raw);
             for (int i = 0; i < 16; i++) {
                 codes[i] = raw[i & 7] >> (i & 8 ? 4 : 0) & NIBBLES;
-                if (kind == Q5_K) codes[i] |= (high[i & 7] >> (2 * quarter + i / 8) & ONES) << 4;
+                if (kind == Q5_K) codes[i] |= shifted(high[i & 7], 4 - (2 * quarter + i / 8)) & ONES << 4;
             }
         }
     } else if (kind == Q6_K) {
@@ -154,9 +184,9 @@ INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, co
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++, codes += 32) {
             fetch(ahead + half * 2 * part, 2 * part);
-            for (int i = 0; i < 4; i++) turn(rows, at + 64 * half + 16 * i, raw + 4 * i);
-            for (int i = 0; i < 2; i++) turn(rows, at + 128 + 32 * half + 16 * i, high + 4 * i);
-            for (int i = 0; i < 32; i++) codes[i] = (raw[i & 15] >> (i & 16 ? 4 : 0) & NIBBLES) | (high[i & 7] >> 2 * (i / 8) & PAIRS) << 4;
+            turn_twice(rows, at + 64 * half, raw), turn_twice(rows, at + 64 * half + 32, raw + 8);
+            turn_twice(rows, at + 128 + 32 * half, high);
+            for (int i = 0; i < 32; i++) codes[i] = (raw[i & 15] >> (i & 16 ? 4 : 0) & NIBBLES) | (shifted(high[i & 7], 4 - 2 * (i / 8)) & PAIRS << 4);
         }
     } else {  // Q3_K: sixteen scales of six bits, 32 above what they stand for
         turn(rows, at + 94, head);  // two bytes before them
@@ -165,12 +195,12 @@ INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, co
                                         (b >> 4 & NIBBLES) | (c >> 6 & PAIRS) << 4};
         const lanes scale = halves_of(head[3] >> 16);
         for (int i = 0; i < 16; i++) scales[i] = scale * (byte_of(of_scales[i / 4], i % 4) - 32.0f);
-        turn(rows, at, high), turn(rows, at + 16, high + 4);
+        turn_twice(rows, at, high);
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++, codes += 32) {
             fetch(ahead + half * 2 * part, 2 * part);
-            turn(rows, at + 32 + 32 * half, raw), turn(rows, at + 48 + 32 * half, raw + 4);
-            for (int i = 0; i < 32; i++) codes[i] = (raw[i & 7] >> 2 * (i / 8) & PAIRS) | (high[i & 7] >> (4 * half + i / 8) & ONES) << 2;
+            turn_twice(rows, at + 32 + 32 * half, raw);
+            for (int i = 0; i < 32; i++) codes[i] = (raw[i & 7] >> 2 * (i / 8) & PAIRS) | (shifted(high[i & 7], 2 - (4 * half + i / 8)) & ONES << 2);
         }
     }
 }

@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 
 HUGE_PAGE = 2 << 20
 _PAGE = mmap.PAGESIZE
-_MAP_FIXED, _MADV_POPULATE_READ = 0x10, 22  # Linux's values, on all architectures that torch supports
+# Linux's values, on all architectures that torch supports
+_MAP_FIXED, _MADV_POPULATE_READ, _MREMAP_MAYMOVE, _MREMAP_FIXED = 0x10, 22, 1, 2
+_FAILED = ctypes.c_void_p(-1).value  # what mmap returns then
 
 
 class MappedFile:
@@ -110,6 +112,31 @@ def _map_over(address: int, num_bytes: int, fd: int, start: int, is_writable: bo
         raise OSError(error, f"cannot map {num_bytes} bytes: {os.strerror(error)}")
 
 
+def copy_to_huge(address: int, num_bytes: int) -> bool:
+    """Put private huge pages with the same bytes in the place of a map of a file, which other threads may read meanwhile.
+
+    The range consists of whole huge pages. Return False if the system has no memory for it.
+    """
+    assert address % HUGE_PAGE == num_bytes % HUGE_PAGE == 0
+    flags, system = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, libc()
+    begin = system.mmap(None, num_bytes + HUGE_PAGE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    if begin == _FAILED:
+        return False
+    copy = -(-begin // HUGE_PAGE) * HUGE_PAGE
+    system.madvise(copy, num_bytes, mmap.MADV_HUGEPAGE)  # a refusal leaves small pages, which work
+    ctypes.memmove(copy, address, num_bytes)
+    system.mprotect(copy, num_bytes, mmap.PROT_READ)
+    # At once for every thread: a reader that finds no page waits for the end of the call.
+    moved = system.mremap(copy, num_bytes, num_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
+    if moved != address:
+        system.munmap(begin, num_bytes + HUGE_PAGE)
+        return False
+    if copy > begin:
+        system.munmap(begin, copy - begin)
+    system.munmap(copy + num_bytes, begin + HUGE_PAGE - copy)
+    return True
+
+
 def _read(fd: int, start: int, into: memoryview) -> None:
     while into:
         count = os.preadv(fd, [into], start)
@@ -124,5 +151,8 @@ def libc() -> Any:
     found.mmap.restype = ctypes.c_void_p
     integer = ctypes.c_int
     found.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer, integer, integer, ctypes.c_long]
-    found.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer]
+    found.madvise.argtypes = found.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, integer]
+    found.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    found.mremap.restype = ctypes.c_void_p
+    found.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, integer, ctypes.c_void_p]
     return found

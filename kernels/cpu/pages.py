@@ -78,6 +78,23 @@ def make_huge(memory: torch.Tensor, start: int, num_bytes: int) -> bool:
     return end <= start or bool(libc().madvise(memory.data_ptr() + start, end - start, _MADV_COLLAPSE) == 0)
 
 
+def whole_huge_pages(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return the ranges of addresses of the whole huge pages that the tensors fill, with less than one between two of them."""
+    ranges: list[tuple[int, int]] = []
+    for begin, end in sorted((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors):
+        if ranges and begin - ranges[-1][1] < HUGE_PAGE:
+            ranges[-1] = ranges[-1][0], max(end, ranges[-1][1])
+        else:
+            ranges.append((begin, end))
+    whole = ((-(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE) for begin, end in ranges)
+    return [(begin, end) for begin, end in whole if begin < end]
+
+
+def can_copy_to_huge() -> bool:
+    """True if a mapped file's pages can be copied to huge ones, where there are some (mapped_file.copy_to_huge)."""
+    return sys.platform.startswith("linux") and hasattr(mmap, "MADV_HUGEPAGE")
+
+
 @cache
 def can_make_huge() -> bool:
     """True if pages can be made huge after they are written (Linux 6.1 or later)."""

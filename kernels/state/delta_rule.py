@@ -110,7 +110,7 @@ def gated_delta_rule(
     states: torch.Tensor,
     batch: StateBatch,
 ) -> torch.Tensor:
-    """Apply the rule to the tokens of the batch, and update the states in place; return [tokens, value_heads, value].
+    """Apply the rule to a batch, and update states in place; return [tokens, value_heads, value].
 
     qkv [tokens, 2 * key_heads * key + value_heads * value]: queries and keys of key_heads heads, which value_heads / key_heads heads of values share,
     then values; steps, decays [tokens, value_heads]; decay_logs, decay_bias [value_heads] fp32; states [blocks, value_heads, key, value] fp32.

@@ -48,7 +48,7 @@ def gated_norm(
 ) -> torch.Tensor:
     """Return weight * norm(x) * silu(gate), or weight * norm(x * silu(gate)) if `gates_first`.
 
-    x, gate [tokens, groups, numbers], of which each group has a norm of its own; weight [groups, numbers], or [1, numbers] for all groups. The gate
+    x, gate [tokens, groups, numbers], each group with a separate norm; weight [groups, numbers], or [1, numbers] for all groups. The gate
     may be strided between tokens. All numbers are computed in fp32.
     """
     wide, opened = x.float(), F.silu(gate.float())

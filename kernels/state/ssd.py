@@ -121,7 +121,10 @@ def _one_token(
 def _in_chunks(
     x: torch.Tensor, b: torch.Tensor, c: torch.Tensor, g: torch.Tensor, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Process tokens of one sequence; x [tokens, heads, value], b and c [tokens, groups, state], `state` [heads, state, value]."""
+    """Process tokens of one sequence.
+
+    x [tokens, heads, value], b and c [tokens, groups, state], `state` [heads, state, value].
+    """
     tokens, heads, groups = x.shape[0], x.shape[1], b.shape[1]
     size = min(_CHUNK, tokens)
     padding = -tokens % size

@@ -1,4 +1,4 @@
-"""The sequences of a step for layers that keep a recurrent state: which tokens are whose, and where their states are.
+"""The sequences of a step for layers with a recurrent state: their tokens, and places of their states.
 
 A sequence's tokens are computed in *runs*. Each run starts from the state that the run before left, the first one from a block of an earlier step,
 and leaves its own state in a block. Knows tokens and blocks; does not know what a state contains.

@@ -75,7 +75,7 @@ def _cost(arguments: Arguments) -> Cost:
 
 
 _EACH = tuple(range(16))
-# Storage type: the rounding of y. fp32: as many roundings as two consecutive sums of hundreds of terms.
+# Tolerance: the rounding of y to the storage type; in fp32 as many roundings as two consecutive sums of hundreds of terms.
 ADD_LORA = Operation(
     name="add_lora",
     function=lora.add_lora,

@@ -138,7 +138,10 @@ def _in_16_bits(
     x: Tensor, weights: Tensor, expert_ids: Tensor, gate_up: Weight, down: Weight, activation: GatedActivation,
     gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Run the same operation with plain weights for comparison; they are others, so the result differs."""
+    """Run the same operation with plain weights for comparison.
+
+    The weights are different, so the result is, too.
+    """
     first, second = (_random_plain(weight.shape, x.dtype, x.device) for weight in (gate_up, down))
     result: Tensor = moe.moe_experts(x, weights, expert_ids, first, second, activation, gate_up_bias, down_bias)
     return result

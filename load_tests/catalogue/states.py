@@ -15,7 +15,7 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 _BANDWIDTH = Target(0.8, "read")
 _EPS = 1e-5
 
-# Runs of each sequence's tokens, and whether its state lies in a block, or is that before a first token. A block may be read and written.
+# Runs of each sequence's tokens, and whether its state is in a block, or that before a first token. A block may be read and written.
 Runs = tuple[tuple[tuple[int, ...], bool], ...]
 _ONE: Runs = (((1,), True),)
 _DECODES: Runs = (((1,), True),) * 3
@@ -26,15 +26,22 @@ _NONE: Runs = ()
 
 def state_batch(sequences: Runs) -> tuple[StateBatch, int]:
     """Return a batch, and the number of its blocks. Each sequence writes its first run where it reads."""
-    before, after, ends, block, token = [], [], [], 1, 0
+    before: list[int] = []
+    after: list[int] = []
+    ends: list[tuple[int, ...]] = []
+    block, token = 1, 0
     for lengths, has_state in sequences:
         before.append(block if has_state else NO_BLOCK)
         after += range(block, block + len(lengths))
         block += len(lengths)
         ends.append(tuple([token := token + length for length in lengths]))
     first_runs = list(accumulate(map(len, ends), initial=0))
-    numbers = [torch.tensor(x, dtype=torch.int64) for x in (before, first_runs, [*chain(*ends)], after)]
-    return StateBatch(*numbers, tuple(ends)), block + 1
+    of_runs = _integers([*chain(*ends)]), _integers(after)
+    return StateBatch(_integers(before), _integers(first_runs), *of_runs, tuple(ends)), block + 1
+
+
+def _integers(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64)
 
 
 def tokens_of(batch: StateBatch) -> Iterator[tuple[int, int, int]]:
@@ -198,7 +205,7 @@ def _conv_cost(arguments: Arguments) -> Cost:
 
 
 def _delta_cost(arguments: Arguments) -> Cost:
-    """Count three multiply-adds for each number of a state and token: what is seen, the correction, and what is read."""
+    """Count three multiply-adds for each number of a state and token: recall, correction and output."""
     qkv, states = arguments["qkv"], arguments["states"]
     given = size(qkv, arguments["steps"], arguments["decays"])
     out = qkv.shape[0] * states.shape[1] * states.shape[3] * qkv.element_size()
@@ -206,7 +213,7 @@ def _delta_cost(arguments: Arguments) -> Cost:
 
 
 def _ssd_cost(arguments: Arguments) -> Cost:
-    """Count two multiply-adds for each number of a state and token: what is added, and what is read."""
+    """Count two multiply-adds for each number of a state and token: addition and output."""
     xbc, states = arguments["xbc"], arguments["states"]
     out = xbc.shape[0] * states.shape[1] * states.shape[3] * xbc.element_size()
     return Cost(size(xbc, arguments["steps"]) + out + _state_bytes(arguments), 4 * xbc.shape[0] * states[0].numel())

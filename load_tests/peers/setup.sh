@@ -28,7 +28,7 @@ llama_cpp() {
     mkdir -p "$folder/llama" && cd "$folder/llama" && "$python" -m pip download -q --no-deps --no-binary :all: llama-cpp-python &&
         tar xf llama_cpp_python-*.tar.gz && cd llama_cpp_python-*/vendor/llama.cpp &&
         cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_BUILD_UI=OFF &&
-        cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server llama-quantize
+        cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server llama-quantize llama-perplexity
 }
 
 # Wheels only. LiteLLM's 1.107 was published with foreign code in it and withdrawn: its line before that is taken.
@@ -42,7 +42,7 @@ for pair in "litellm=litellm[proxy]>=1.106,<1.107" "sglang-router=sglang-router=
 done
 [ -x "$folder/vllm/bin/python" ] && "$folder/vllm/bin/python" -c "import vllm" 2>/dev/null || vllm >"$folder/vllm.log" 2>&1 || fail vllm "$folder/vllm.log"
 [ -x "$folder/transformers/bin/transformers" ] || transformers >"$folder/transformers.log" 2>&1 || fail "transformers' server" "$folder/transformers.log"
-ls "$folder"/llama/*/vendor/llama.cpp/build/bin/llama-quantize >/dev/null 2>&1 ||
+ls "$folder"/llama/*/vendor/llama.cpp/build/bin/llama-perplexity >/dev/null 2>&1 ||
     (llama_cpp) >"$folder/llama.log" 2>&1 || fail llama.cpp "$folder/llama.log"
 cd "$root" || exit 1
 gguf=$(ls -d "$folder"/llama/*/vendor/llama.cpp/gguf-py 2>/dev/null)

@@ -21,7 +21,7 @@ from rich.table import Table
 from load_tests import page_cache, random_checkpoint
 from load_tests.peers import checkpoint as peers_checkpoint
 from load_tests.records import spread, write_record
-from load_tests.scenarios.cold_peers import measure_peers
+from load_tests.scenarios.cold_peers import GGUF, measure_peers
 from load_tests.site_process import SiteProcess, kill
 from load_tests.timeline import Bar, Row, svg
 
@@ -54,7 +54,7 @@ def at_least_one(text: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m load_tests.scenarios.cold", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--sizes", default="ember,0.6b,3b", help="of ember, 50m, 0.6b, 3b, or directories of checkpoints"
+        "--sizes", default="ember,0.6b,3b", help="of ember, 50m, 0.6b, 3b, or directories of checkpoints, or GGUF files"
     )
     parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.add_argument("--clocks", default=",".join(CLOCKS))
@@ -62,6 +62,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--folder", type=Path, default=Path(".cold"), help="where checkpoints are made and kept")
     parser.add_argument("--peers", type=Path, help="the folder that `make peers` filled: their starts beside ours")
+    parser.add_argument("--peer-flags", default="", help="of llama-server")
     parser.add_argument("--plot", type=Path, help="an SVG with every clock's timeline")
     options = parser.parse_args()
     clocks = options.clocks.split(",")
@@ -80,7 +81,9 @@ def main() -> int:
         with console.status(size):
             measured, facts = measure(size, directory, clocks, options, console)
         facts["peers"] = (
-            measure_peers(options.peers, directory, options.threads, options.rounds) if options.peers else {}
+            measure_peers(options.peers, directory, options.threads, options.rounds, options.peer_flags.split())
+            if options.peers
+            else {}
         )
         results["sizes"][size] = facts | {"clocks": {clock: described(of_it) for clock, of_it in measured.items()}}
         rows += [row_of(size, clock, of_it) for clock, of_it in measured.items()]
@@ -103,15 +106,19 @@ def directory_of(size: str, folder: Path) -> Path:
             peers_checkpoint.write_safetensors(directory)
             random_checkpoint.add_tokenizer(directory)
         return directory
-    if Path(size).is_dir():
+    if Path(size).is_dir() or Path(size).suffix == GGUF:
         return Path(size).absolute()
-    raise SystemExit(f"there is no size {size!r}: ember, 50m, 0.6b, 3b or a checkpoint's directory")
+    raise SystemExit(f"there is no size {size!r}: ember, 50m, 0.6b, 3b, a checkpoint's directory or a GGUF file")
+
+
+def weight_files(checkpoint: Path) -> list[Path]:
+    return [checkpoint] if checkpoint.suffix == GGUF else sorted(checkpoint.glob("*.safetensors"))
 
 
 def measure(
     size: str, directory: Path, clocks: list[str], options: argparse.Namespace, console: Console
 ) -> tuple[dict[str, list[Measured]], dict[str, Any]]:
-    files = sorted(directory.glob("*.safetensors"))
+    files = weight_files(directory)
     facts: dict[str, Any] = {"file_bytes": sum(file.stat().st_size for file in files)}
     bench = Bench(directory, options)
     measured: dict[str, list[Measured]] = {}
@@ -144,7 +151,7 @@ class Bench:
         self._source = str(directory)
         self._rounds: int = options.rounds
         self._engine = {"device": options.device, "threads": options.threads, "kv_gib": 0.25, "standby": False}
-        self.weights_bytes = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+        self.weights_bytes = sum(file.stat().st_size for file in weight_files(directory))
 
     def from_nothing(self) -> Measured:
         with self._site(self._model("a", "auto")) as site:

@@ -10,7 +10,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from load_tests.local_network import free_ports
 from load_tests.peers.gguf_file import write_gguf
 from load_tests.records import spread
 
+GGUF = ".gguf"
 _TIMEOUT_S = 600.0
 _ASKED = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0}
 
@@ -29,9 +31,15 @@ class Peer(NamedTuple):
     environment: Mapping[str, str] = MappingProxyType({})
 
 
-def measure_peers(folder: Path, checkpoint: Path, threads: int | None, rounds: int) -> dict[str, Any]:
+def measure_peers(
+    folder: Path, checkpoint: Path, threads: int | None, rounds: int, llama_flags: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return each peer's milliseconds; of a GGUF file llama.cpp's alone."""
     results: dict[str, Any] = {}
-    for name, find in (("llama.cpp", _llama), ("vllm", _vllm), ("transformers", _transformers)):
+    peers: dict[str, Callable[[Path, Path, int | None], Peer]] = {"llama.cpp": partial(_llama, flags=llama_flags)}
+    if checkpoint.suffix != GGUF:
+        peers |= {"vllm": _vllm, "transformers": _transformers}
+    for name, find in peers.items():
         try:
             results[name] = {
                 "ms": spread(
@@ -43,14 +51,15 @@ def measure_peers(folder: Path, checkpoint: Path, threads: int | None, rounds: i
     return results
 
 
-def _llama(folder: Path, checkpoint: Path, threads: int | None) -> Peer:
+def _llama(folder: Path, checkpoint: Path, threads: int | None, flags: Sequence[str]) -> Peer:
     program = next(iter(folder.glob("llama/*/vendor/llama.cpp/build/bin/llama-server")), None)
     package = next(iter(folder.glob("llama/*/vendor/llama.cpp/gguf-py")), None)
     if program is None or package is None:
         raise RuntimeError("not set up; run: make peers")
-    model = write_gguf(folder / "gguf" / checkpoint.name, package, checkpoint)
+    is_gguf = checkpoint.suffix == GGUF
+    model = checkpoint if is_gguf else write_gguf(folder / "gguf" / checkpoint.name, package, checkpoint)
     limit = [] if threads is None else ["-t", str(threads)]
-    return Peer([str(program), "-m", str(model), "--port", "PORT", *limit], "any")
+    return Peer([str(program), "-m", str(model), "--port", "PORT", *limit, *flags], "any")
 
 
 def _vllm(folder: Path, checkpoint: Path, threads: int | None) -> Peer:

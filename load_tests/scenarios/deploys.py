@@ -1,14 +1,16 @@
-"""Five hundred deploys and rollbacks under load, with kill -9 of the site and of the router: is every request answered by one version with that
-version's bindings? `make bench-deploys` runs it: python -m load_tests.scenarios.deploys [--deploys N] [--kills N].
+"""Five hundred deploys and rollbacks under load, with kill -9 of the site and of the router.
+
+Is every request answered by one version with that version's bindings? `make bench-deploys` runs it: python -m load_tests.scenarios.deploys [--deploys
+N] [--kills N].
 
 One site and its router, a process each; versions of one function follow each other, every tenth change a rollback, while clients keep requests,
 streams, background work, WebSockets, a queue, Durable Objects, workflows and a cron trigger busy. Each version writes its number, and the one among
 its bindings, into all that it does. Errors are: two numbers that differ, a version that had no traffic then, a cut, a lost write, a message that was
-acknowledged and handled again, a step of a workflow that ran twice. WebSockets end with 1012 when their version is replaced, as documented, and come
-again; an object that is at work in a replaced version is called there until it is idle, so its version need not be its caller's.
+acknowledged and handled again, a step of a workflow that ran twice. WebSockets are closed with 1012 when their version is replaced, as documented,
+and reconnect; an object that is busy in a replaced version is called there until it is idle, so its version may differ from its caller's.
 
-A kill may cut what is open between the kill and the moment when the network is well again: such cuts are counted by name and are no errors. What was
-acknowledged before is kept all the same.
+A kill may cut requests that are open between the kill and the network's recovery: such cuts are counted by name and are no errors. Acknowledged work
+is kept all the same.
 """
 
 import argparse
@@ -210,7 +212,10 @@ class Kills:
         self.is_well.set()
 
     async def kill(self, target: str) -> None:
-        """Kill the site or the router at a moment of the next tenth of a second. Returns when all are well again."""
+        """Kill the site or the router at a random moment within a tenth of a second.
+
+        Returns when all are healthy again.
+        """
         assert self._network is not None
         pid = await asyncio.to_thread(pid_of, self._network, target, self._rng)
         await asyncio.sleep(self._rng.uniform(0.0, 0.1))
@@ -260,7 +265,7 @@ class Rollout:
         await self._change(version, f"{PATH}/{NAME}", {"digest": digest, "keeps_data": True}, (digest, data))
 
     async def roll_back(self) -> None:
-        """Give the traffic to the version before; it is then deployed again by nobody."""
+        """Give the traffic to the previous version, which is not deployed again."""
         await self._change(self._began[-1 if len(self._began) < 2 else -2][0], f"{PATH}/{NAME}/rollback", {})
 
     def may_have_taken(self, version: int, asked_s: float, answered_s: float) -> bool:
@@ -274,7 +279,10 @@ class Rollout:
     async def _change(
         self, version: int, path: str, wanted: dict[str, Any], bundle: tuple[str, bytes] | None = None
     ) -> None:
-        """Make a change, as an author would whose command failed: look at the state, and try again if it was not made."""
+        """Make a change, as an author would after a failed command.
+
+        Read the state, and try again if the change was not made.
+        """
         began_s = time.monotonic()
         self._began.append((version, began_s))
         is_interrupted = False
@@ -328,7 +336,10 @@ class Rollout:
 
 
 class Clients:
-    """Clients that keep the function busy. `errors` are sentences, `cuts` the kinds of what kills have cut."""
+    """Clients that keep the function busy.
+
+    `errors` are sentences, `cuts` the kinds of requests cut by kills.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, rollout: Rollout, kills: Kills) -> None:
         self._session = session
@@ -423,7 +434,10 @@ class Clients:
             self._check(version, asked_s)
 
     async def check_later(self) -> None:
-        """Look at all that was acknowledged: writes, background work, messages, objects, workflows, the minutes of the cron trigger."""
+        """Check all acknowledged work.
+
+        Writes, background work, messages, objects, workflows, the minutes of the cron trigger.
+        """
         until_wall_s = time.time()
         self._until_s = time.monotonic() + LATER_S
         for key, kept in (await self._found(list(self._kept), waits=False)).items():
@@ -493,7 +507,7 @@ class Clients:
         answered: list[Any] = await self._get(path, **params)
         first, last, *_ = answered
         if first != last:
-            raise ValueError(f"begun by version {first}, with the bindings of {last}")
+            raise ValueError(f"started by version {first}, with the bindings of {last}")
         self._check(first, asked_s)
         return answered
 
@@ -521,7 +535,10 @@ class Clients:
 
 
 def _checked(status: int, text: str) -> str:
-    """Return an answer's text. Raises Cut where a site or a router was away, ValueError for any other error."""
+    """Return an answer's text.
+
+    Raises Cut if a site or a router was away, ValueError for any other error.
+    """
     if status in (502, 503, 504):
         raise Cut(f"{status} {text[:200]}")
     if status != 200:
@@ -539,8 +556,10 @@ async def deploy_under_load(
     num_kills: int = 0,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Make the changes, at most that many seconds' worth of pauses between them, with `each` clients of every kind, and kill processes of the network
-    during some of them; return counts and errors."""
+    """Make the changes with `each` clients of every kind, and kill processes of the network during some.
+
+    Pauses between the changes last so many seconds together at most. Return counts and errors.
+    """
     timeout = aiohttp.ClientTimeout(total=120)
     rng = random.Random(seed)
     killed_at = sorted(rng.sample(range(2, num_deploys + 1), num_kills))

@@ -303,7 +303,7 @@ def pid_of(network: LocalNetwork, target: str, rng: random.Random) -> int:
 
 
 def wait_until_well(network: LocalNetwork, killed: int) -> None:
-    """Wait until the router answers, and all its sites, by processes of which none is the one that was killed."""
+    """Wait until the router and all its sites answer, none from the killed process."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with suppress(OSError, KeyError, TypeError, urllib.error.URLError):

@@ -2,8 +2,8 @@
 
 python -m load_tests.scenarios.operate [--pictures FOLDER] [--no-record]
 
-Starts a network of three sites by `pilotlight up`, with functions and a ledger, from an empty directory of state. A packed model behind a web server
-of this machine is pulled. Pictures are taken of every view, light, dark and as wide as a telephone, while requests are answered.
+Starts a network of three sites by `pilotlight up`, with functions and a ledger, from an empty directory of state. A packed model is pulled from a web
+server of this machine. Pictures are taken of every view, light, dark and as wide as a telephone, while requests are answered.
 """
 
 import argparse

@@ -117,7 +117,7 @@ def _heap_mib(page: Page) -> float:
 
 
 def cost_of_open_pages(browser: Browser, network: LocalNetwork, minutes: float) -> dict[str, float]:
-    """Measure the router of a quiet network: cores that it uses without pages and with ten, and the growth of its memory meanwhile."""
+    """Measure the router of an idle network: its cores without pages and with ten, and memory growth."""
     status = json.load(urlopen(f"{network.url}/status"))
     router = psutil.Process(status["process"]["pid"])
 

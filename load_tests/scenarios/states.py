@@ -1,4 +1,6 @@
-"""Models that keep a recurrent state on this CPU: beside transformers' own code, beside a dense model of the same width, and at long contexts.
+"""Models with a recurrent state on this CPU, compared with transformers and with dense models.
+
+The dense model has the same width; contexts are short and long:
 
     python -m load_tests.scenarios.states                 15 minutes
     python -m load_tests.scenarios.states --only granite-4 --rounds 3
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
@@ -25,7 +27,7 @@ from load_tests.scenarios.engines import OURS, RUNNERS, Answer, Process, Task, t
 
 SUBJECT = "states"
 PEER = "transformers"
-_SHORT, _LONG = 1024, 32768  # tokens of context
+_SHORT = 1024  # tokens of context
 _LAYERS = 8
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": _LAYERS, "num_attention_heads": 8,
@@ -68,6 +70,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, nargs="*", default=[1024])
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--long", type=int, default=32768, help="tokens of the long context")
     options = parser.parse_args()
     console, families = Console(width=150), {}
     with TemporaryDirectory() as name:
@@ -96,15 +99,18 @@ def _checkpoint(directory: Path, kind: str, changes: Mapping[str, Any]) -> Path:
     import torch
     import transformers
 
-    config = getattr(transformers, kind)(**_SIZES, **changes)
-    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    config, kinds = getattr(transformers, kind)(**_SIZES, **changes), cast(Any, transformers.AutoModelForCausalLM)
+    kinds.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
     return directory
 
 
 def _beside(
     hybrid: Path, dense: Path, folder: Path, options: argparse.Namespace, console: Console
 ) -> list[dict[str, Any]]:
-    """Measure a hybrid by both engines, and a dense model by ours; return the ratios of the hybrid's speed by ours to the others."""
+    """Measure a hybrid by both engines, and a dense model by ours.
+
+    Return the ratios of the hybrid's speed by ours to the others.
+    """
     tasks = [Task("prefill", 1, tokens) for tokens in options.prompts]
     tasks += [Task("decode", batch, _SHORT) for batch in options.batches]
     with ExitStack() as scope:
@@ -134,10 +140,13 @@ def _beside(
 
 
 def _at_lengths(alone: Path, folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Measure state layers and feed-forwards; return how many times as long a token takes at the long context as at the short one."""
+    """Measure state layers and feed-forwards at two contexts.
+
+    Return how many times as long a token takes at the long context as at the short one.
+    """
     pairs = [
-        ("prefill", Task("prefill", 1, _SHORT), Task("prefill", 1, _LONG)),
-        ("decode", Task("decode", 1, _SHORT), Task("decode", 1, _LONG)),
+        ("prefill", Task("prefill", 1, _SHORT), Task("prefill", 1, options.long)),
+        ("decode", Task("decode", 1, _SHORT), Task("decode", 1, options.long)),
     ]
     rows = []
     with ExitStack() as scope:
@@ -148,8 +157,8 @@ def _at_lengths(alone: Path, folder: Path, options: argparse.Namespace, console:
                 answer = ours.run(task, seed=turn + 1, output_tokens=options.output_tokens)
                 taken[both.index(task)].append(1 / answer.tokens_per_s)
             ratio = spread([at_long / at_short for at_short, at_long in zip(*taken, strict=True)])
-            rows.append({"measure": name, "short": _SHORT, "long": _LONG, "times_as_long": ratio})
-            console.print(f"  {name} at {_LONG:,} tokens: {ratio['median']:.2f} times as long", highlight=False)
+            rows.append({"measure": name, "short": _SHORT, "long": options.long, "times_as_long": ratio})
+            console.print(f"  {name} at {options.long:,} tokens: {ratio['median']:.2f} times as long", highlight=False)
     return rows
 
 

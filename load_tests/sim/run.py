@@ -33,7 +33,7 @@ WARM_SHARE = 1 / 3  # first share of a run, not measured: caches fill, sessions 
 
 @dataclass(slots=True)
 class Call:
-    """One turn on its way."""
+    """One turn of a session, from its request to its end."""
 
     session: Session
     turn: Turn

@@ -53,7 +53,7 @@ class _RequestBody:
 
     @property
     def may_come(self) -> bool:
-        """Its client sends one, unless it waits to be asked for it."""
+        """Tell whether the client sends a body without waiting for 100 Continue."""
         headers = dict(self._scope["headers"])
         if not self._is_asked_for and headers.get(b"expect", b"").lower() == b"100-continue":
             return False

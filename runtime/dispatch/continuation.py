@@ -58,7 +58,8 @@ class Continuations:
     async def generate(self, submit: Submit, data_sites: DataSites = NO_OTHERS) -> AsyncIterator["ContinuedSequence"]:
         """Open a sequence's scope, through all its hosts.
 
-        Leaving it aborts the sequence wherever it is, unless it has ended. `data_sites`: that may see it, beside this one."""
+        Leaving it aborts the sequence on its present host, unless it has ended. `data_sites` may see it besides this site.
+        """
         sequence = ContinuedSequence(self, submit, data_sites)
         try:
             await sequence.begin()
@@ -72,7 +73,7 @@ class _TooLateError(EngineError):
 
 
 class ContinuedSequence:
-    """One sequence's outputs in order, as its reader iterates them."""
+    """One sequence's outputs in order, for its reader."""
 
     def __init__(self, site: Continuations, submit: Submit, data_sites: DataSites) -> None:
         self._site = site

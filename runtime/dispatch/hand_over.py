@@ -115,9 +115,9 @@ class PrefillWork:
 
     def __init__(self, host: PromptHost) -> None:
         self._host = host
-        self._num_cached_tokens: int | None = None  # that the host found; None until it reports them
+        self._num_cached_tokens: int | None = None  # cached tokens that the host found; None until it reports them
         self._device_us = 0  # that host's time, not reported to the client's sequence yet
-        self._num_tokens = 0  # of the blocks that it computes
+        self._num_tokens = 0  # tokens of the blocks that it computes
 
     @asynccontextmanager
     async def running(self, submit: Submit, prefill: Submit, within_s: float) -> AsyncIterator[Submit | None]:

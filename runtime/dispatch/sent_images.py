@@ -44,7 +44,7 @@ class SentImages:
             yield output
 
     def _by_digests(self, client: EngineClient, submit: Submit) -> Submit:
-        """Return the sequence without the files that the host has, and note those that it gets."""
+        """Return the sequence without the files that the host has, and record the other files as sent."""
         sent = self._sent.setdefault(client, OrderedDict())
         images = tuple(replace(image, data=b"") if image.digest in sent else image for image in submit.images)
         for image in submit.images:

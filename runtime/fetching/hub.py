@@ -1,9 +1,8 @@
-"""Download a model from the Hugging Face hub in a child process.
+"""Access the Hugging Face hub in a child process.
 
-`--search WORDS` searches the hub instead, and writes {found}.
-
-A download in a thread cannot be called off: a site that was told to stop while the hub did not answer never ended. This process is killed with
-whoever waits for it; the next one resumes where it was cut. It writes a JSON object a line: {done, total} in bytes, and at its end {path} or {error}.
+`python -m pilotlight.runtime.fetching.hub ORG/NAME` downloads a model's files; `--search WORDS` searches the hub. A thread's download cannot be
+cancelled: a site that should stop while the hub did not answer never ended. This process is killed with its parent; the next one resumes the
+download. It writes a JSON object a line: {done, total} in bytes, and at its end {path}, {found} or {error}.
 """
 
 import asyncio
@@ -50,7 +49,10 @@ async def searched(words: str) -> list[dict[str, Any]]:
 
 
 async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
-    """Start this module as a process and iterate over its messages. Raises FetchError. Closing this kills the process."""
+    """Start this module as a process and iterate over its messages.
+
+    Raises FetchError. Closing this kills the process.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pilotlight.runtime.fetching.hub", *arguments,
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, env={**os.environ, PARENT_PID_ENV: str(os.getpid())},
@@ -100,8 +102,10 @@ def download(hub_id: str, on_progress: Progress) -> Path:
 
 
 def search(words: str) -> list[dict[str, Any]]:
-    """Search in this process: of each model its id, architectures, parameters, licence, downloads, and whether access must be requested.
-    Raises FetchError."""
+    """Search in this process.
+
+    Each result has its id, architectures, parameters, licence, downloads, and whether access must be requested. Raises FetchError.
+    """
     from huggingface_hub import constants, get_session, get_token
     from huggingface_hub.utils import hf_raise_for_status
 

@@ -316,7 +316,7 @@ class Generation:
 class _AnsweredPrompt:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first
-    awaits_logprobs: bool = False  # the first output of one of its choices brings them
+    awaits_logprobs: bool = False  # the first output of one of the choices contains them
 
 
 @dataclass(eq=False, slots=True)

@@ -23,7 +23,7 @@ from pilotlight.wire.errors import ApiError
 
 CHILDREN = 2  # of 40 MB each, and a tokenizer; started with the first grammar
 NICENESS = 5  # of the children: one account's grammars take CPU time from no other's streams
-WAIT_S = 10.0  # of one request, for its turn and its check
+WAIT_S = 10.0  # limit of one request's wait and check
 MAX_VERDICTS = 4096  # of 100 to 700 bytes
 REFUSED_S = 600.0  # a refusal is stored for so long: the grammar would end the next child, too
 

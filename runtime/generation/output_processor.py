@@ -50,7 +50,7 @@ class Delta(NamedTuple):
 
     @property
     def calls(self) -> tuple[tuple[CallPart, str], ...]:
-        """The calls that begin here, with their arguments as far as they are here."""
+        """The calls that start in this delta, with their arguments so far."""
         arguments: dict[int, str] = {}
         for part in self.parts:
             if isinstance(part, ArgumentsPart):

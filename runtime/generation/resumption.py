@@ -64,7 +64,7 @@ def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Subm
     if not any(submit.sampling.prompt_logprobs for submit in submits.values()):
         return left
     still = {choice // request.n for choice in submits if not request.delivered(choice).has_started}
-    firsts = {choice // request.n: choice for choice in reversed(left)}  # the first that is left of each prompt
+    firsts = {choice // request.n: choice for choice in reversed(left)}  # the first remaining choice of each prompt
     return {
         choice: replace(
             submit,

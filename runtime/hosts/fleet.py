@@ -56,7 +56,7 @@ class Fleet:
 
     @property
     def why_down(self) -> str | None:
-        """None while one of them answers, or if there is none."""
+        """The reason why no host answers; None if one does, or there are no hosts."""
         reasons = [host.why_down for host in self.hosts]
         if not reasons or None in reasons:
             return None

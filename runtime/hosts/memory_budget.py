@@ -30,7 +30,7 @@ class AvailableMemory(NamedTuple):
 
     @classmethod
     def at(cls, places: Sequence[TierDirectory]) -> "AvailableMemory":
-        """Measure. `places`: all of the site's, in one file system."""
+        """Measure the memory of all the site's tier directories, which are in one file system."""
         free = shutil.disk_usage(places[0].root).free
         available = available_bytes()
         return cls(free if available is None else available, free, sum(_taken(place.directory) for place in places))

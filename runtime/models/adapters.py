@@ -133,7 +133,7 @@ class AdapterRegistry:
 
 
 def refuse_unusable(models: Iterable[ModelConfig]) -> None:
-    """Raise ConfigError for an adapter, of those that a site's file names one by one, that cannot be used."""
+    """Raise ConfigError for an adapter that a site's file names and that cannot be used."""
     for config in models:
         for adapter in config.adapters:
             try:

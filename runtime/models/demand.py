@@ -15,8 +15,8 @@ _SHORTEST_S = 1e-3
 class Demand:
     def __init__(self) -> None:
         self.users = 0  # requests that have the model
-        self.waiters = 0  # requests that have it as soon as it is awake
-        self.queued = 0  # these, and those that it does not take yet because it yields
+        self.waiters = 0  # requests that start as soon as the model is awake
+        self.queued = 0  # these, and those that it does not accept while it makes room
         self.used_at = 0.0
         self.arrivals = Arrivals()
 

@@ -28,7 +28,7 @@ class Suitability(NamedTuple):
     """A rank of devices for one more model: the least is the best."""
 
     delay: int  # 0: its host is up, 1: soon, 2: unknown
-    crowding: int  # 0: there is room, 1: others sleep for it, 2: others are waited for
+    crowding: int  # 0 if there is room, 1 if others must sleep for it, 2 if it must wait for others
     num_bytes: int  # of the others' weights
     num_models: int
     device_index: int

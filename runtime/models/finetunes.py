@@ -119,7 +119,7 @@ class FinetuneStore:
         return now
 
     def bring(self, finetune: Finetune, config: memoryview, weights: memoryview, base: Shapes) -> None:
-        """Add one with its files, as another site has it. Raises ApiError."""
+        """Add an adapter with its files from another site. Raises ApiError."""
         with self._writing, as_api_errors():
             if finetune.id in self._known and self._known[finetune.id].is_whole:
                 return
@@ -138,7 +138,7 @@ class FinetuneStore:
             self._note(replace(finetune, is_whole=True))
 
     def remove(self, id: str) -> None:
-        """Forget one, or note that it was removed elsewhere. Raises ApiError."""
+        """Delete an adapter, or record that it was deleted elsewhere. Raises ApiError."""
         with self._writing, as_api_errors():
             known = self._known.get(id)
             if known is None or known.is_whole:  # an incomplete one is at no other site

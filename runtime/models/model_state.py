@@ -43,7 +43,7 @@ class Replica:
         self.model = model
         self.host = host
         self.is_awake = False
-        self.loaded_by: EngineClient | None = None  # the host that has, or had, its weights
+        self.loaded_by: EngineClient | None = None  # the host that has, or last had, its weights
         self.task: asyncio.Task[None] | None = None  # a waking in progress
         self.falling_asleep: asyncio.Task[None] | None = None
         self.holds_memory = False  # of the device's budget: awake, or about to be
@@ -198,7 +198,7 @@ class ModelState:
         return replica.work.sequences > 0 or replica.is_changing or is_needed
 
     def lose(self, replica: Replica) -> None:
-        """Record that its weights are not on that device any more."""
+        """Record that its weights are no longer on that device."""
         replica.forget()
         if not self.awake:
             self._on_lost(self.name)

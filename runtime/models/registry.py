@@ -221,7 +221,7 @@ class Models:
                     task.cancel()
                 await asyncio.gather(*fetching, return_exceptions=True)
             await self.put_to_sleep(name)
-            if not state.is_asleep:  # a request that had its name before
+            if not state.is_asleep:  # a request may have used the name before
                 raise ApiError("conflict", f"{name} is in use: remove it when its requests have ended")
         except ApiError:
             self.registry.refresh()

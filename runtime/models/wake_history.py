@@ -19,7 +19,7 @@ _DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
 
 
 class Wake(NamedTuple):
-    """One waking, as it is counted."""
+    """One counted wake."""
 
     model: str
     clock: Clock
@@ -33,7 +33,7 @@ class WakeHistory:
         self.evictions = 0
         self.last_ms = 0.0
         self.last_ms_from: dict[Literal["disk", "host"], float] = {}
-        self.is_cut = False  # its host died under it
+        self.is_cut = False  # its host died during the wake
         self.failure: ApiError | None = None  # of the last wake
         self.failed_at = 0.0
         self.failures = 0  # in a row

@@ -27,7 +27,7 @@ class WakeQueue:
         changed: ChangeNotifier,
         max_waking: int,
     ) -> None:
-        """`max_waking`: requests that may wait for one model."""
+        """Queue requests; `max_waking` of them may wait for one model."""
         self._fleet = fleet
         self._budgets = budgets
         self._waker = waker

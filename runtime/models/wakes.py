@@ -56,7 +56,7 @@ class Waker:
         config: EngineConfig,
         on_wake: Callable[[Wake], None],
     ) -> None:
-        """`budgets`: one for each device, in order."""
+        """Wake models; `budgets` has one entry for each device, in order."""
         self._budgets = budgets
         self._memory = memory
         self._changed = changed
@@ -106,7 +106,7 @@ class Waker:
             self._changed.notify_all()
 
     async def _files(self, state: ModelState) -> Path:
-        """Return the model's folder; fetch it only if it is not here."""
+        """Return the model's folder; fetch it if it is not here."""
         if state.directory is None or not state.directory.is_dir():
             state.detail = "its files are being fetched"
             state.note_files(await directory_of(state.config.source, _reporter(state, "downloaded")))
@@ -275,7 +275,7 @@ def _reporter(state: ModelState, verb: str) -> Callable[[int, int], None]:
 
 
 def _log_conversion(info: ModelInfo) -> None:
-    """Log, once for each model, that its weights are not computed in the type that they are stored in."""
+    """Log, once for each model, that it computes in another type than its weights are stored in."""
     if "F16" not in info.stored_dtypes:
         return
     if info.dtype == "bfloat16":

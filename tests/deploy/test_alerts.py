@@ -33,7 +33,7 @@ def alerts() -> dict[str, str]:
     return dict(found)
 
 
-async def test_alerts_ask_for_what_is_published(
+async def test_alerts_use_published_metrics(
     make_site: SiteMaker,  # noqa: F811
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

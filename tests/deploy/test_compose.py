@@ -64,7 +64,7 @@ def test_prometheus_reads_the_alerts_and_asks_the_router() -> None:
     assert job["static_configs"] == [{"targets": ["router:8787"]}]
 
 
-def test_the_image_runs_as_nobody_under_tini_and_is_asked_how_it_is() -> None:
+def test_the_image_runs_as_an_unprivileged_user_under_tini_with_a_health_check() -> None:
     text = CONTAINERFILE.read_text()
     targets = re.split(r"^FROM .* AS (\w+)$", text, flags=re.MULTILINE)
     stages = dict(zip(targets[1::2], targets[2::2], strict=True))

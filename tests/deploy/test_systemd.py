@@ -91,7 +91,7 @@ def site_file(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["router", "site"])
-def test_a_process_tells_its_service_manager_when_it_serves_reads_its_file_again_and_ends(
+def test_a_process_notifies_its_service_manager_when_it_serves_reloads_and_ends(
     kind: str, tmp_path: Path, manager: socket.socket
 ) -> None:
     module, file = ("pilotlight.runtime", site_file(tmp_path))

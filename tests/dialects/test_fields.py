@@ -104,5 +104,5 @@ def test_what_is_not_done_here_is_refused_unless_it_asks_for_nothing(kind: str, 
 
 
 @pytest.mark.parametrize("kind", PARSERS)
-def test_what_nobody_here_knows_is_named(kind: str) -> None:
+def test_unknown_fields_are_named(kind: str) -> None:
     assert parsed(kind, **dict.fromkeys(NAMED, 1)).ignored == NAMED

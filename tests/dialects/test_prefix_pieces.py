@@ -33,7 +33,7 @@ def test_whatever_reaches_the_prompt_makes_another_prefix() -> None:
     assert pieces({**told, "unknown": 1}) == [plain]
 
 
-def test_parts_of_no_kind_are_left_to_whoever_refuses_them() -> None:
+def test_parts_of_unknown_kinds_are_left_to_the_model_to_refuse() -> None:
     for kind in ({}, [], None, 3):
         parts = [{"type": kind, "text": "Hi"}]
         assert len(pieces({"role": "user", "content": [{"type": "tool_result", "content": parts}, *parts]})) == 1

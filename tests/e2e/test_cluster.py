@@ -40,7 +40,7 @@ def answers_of(site: Process) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_is_waited_for_and_its_streams_go_on(site: Process, two_nodes: Cluster) -> None:
+def test_a_killed_node_is_waited_for_and_its_streams_continue(site: Process, two_nodes: Cluster) -> None:
     engine = site.engine()
     assert not [child for child in engine.children() if "pilotlight.engine.parallel.follower" in child.cmdline()]
     undisturbed = answers_of(site)

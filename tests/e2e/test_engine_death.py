@@ -177,7 +177,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
 
 
 @pytest.mark.parametrize("after_events", [1, pytest.param(200, marks=pytest.mark.slow), 700])
-def test_every_stream_goes_on_to_the_answer_it_would_have_given(
+def test_every_stream_continues_to_its_undisturbed_answer(
     site: Process, undisturbed: list[Any], after_events: int
 ) -> None:
     before = cut_sequences(site)
@@ -220,7 +220,7 @@ def crash_in_a_step(engine: psutil.Process) -> None:
         engine.send_signal(signal.SIGCONT)
 
 
-def test_a_request_in_whose_step_two_hosts_crash_is_refused_and_others_go_on(site: Process) -> None:
+def test_a_request_in_whose_step_two_hosts_crash_is_refused_and_others_continue(site: Process) -> None:
     blamed = asked("Tell me a story about a crash.", temperature=0, max_tokens=400, ignore_eos=True)
     stream = Stream(site.url, blamed)
     assert stream.has_started.wait(60)
@@ -239,7 +239,7 @@ def test_a_request_in_whose_step_two_hosts_crash_is_refused_and_others_go_on(sit
     assert_idle(site)
 
 
-def test_a_host_that_hangs_is_killed_and_its_streams_go_on(undisturbed: list[Any], tmp_path: Path) -> None:
+def test_a_host_that_hangs_is_killed_and_its_streams_continue(undisturbed: list[Any], tmp_path: Path) -> None:
     file = write_site(tmp_path, "embedded:ember", continue_within_s=60.0, step_deadline_s=6.0)
     site = Process(file, tmp_path / "log")
     try:

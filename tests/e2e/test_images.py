@@ -83,7 +83,7 @@ def test_a_broken_image_is_refused_and_the_next_request_works(network: LocalNetw
     assert {model["id"]: model["input_modalities"] for model in listed}["seer"] == ["text", "image"]
 
 
-def test_streams_with_images_go_on_at_the_other_site(network: LocalNetwork) -> None:
+def test_streams_with_images_continue_at_the_other_site(network: LocalNetwork) -> None:
     streamed = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.9}
     bodies = [asked(picture(40 + i, 30 + 2 * i, i), i, **streamed, n=1 + i % 2, max_tokens=96) for i in range(12)]
     undisturbed = asyncio.run(listen(network.url, bodies, lambda heard: None))

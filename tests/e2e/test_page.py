@@ -201,7 +201,7 @@ def test_a_key_is_made_shown_once_used_and_revoked(network: LocalNetwork, chromi
 
 
 def test_copies_of_a_request_are_answered_by_other_clients(network: LocalNetwork, chromium: "Browser") -> None:
-    question = "What is the airport code of Lisbon? It's urgent"
+    question = "What is the airport code of Lisbon? It's urgent"  # data
     body = {"model": "ember", "stream": True, "max_tokens": 30, "messages": [{"role": "user", "content": question}]}
     script = "async given => (await import('./page/copies.js')).copies(...given)"
     with opened(chromium, network.url) as page:

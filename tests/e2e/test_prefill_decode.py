@@ -131,7 +131,7 @@ def test_prompts_go_to_the_other_host_and_texts_stay_the_same(site: Split) -> No
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_with_what_one_has_computed(tmp_path: Path) -> None:
+def test_two_ranks_continue_with_the_blocks_of_one(tmp_path: Path) -> None:
     process = Process(write_site(tmp_path, ROLES, ranks_that_decode=2), tmp_path / "log")
     try:
         site = Split(process)

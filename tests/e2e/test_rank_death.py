@@ -102,7 +102,7 @@ one_stage_and_slowly_two = pytest.mark.parametrize(
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_streams_go_on_when_a_rank_dies(
+def test_streams_continue_when_a_rank_dies(
     request: pytest.FixtureRequest, site: Process, undisturbed: list[Any], rank: int
 ) -> None:
     if rank == 0 and request.node.callspec.params["site"] != GROUPS["one stage"]:
@@ -112,7 +112,7 @@ def test_streams_go_on_when_a_rank_dies(
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 @one_stage_and_slowly_two
-def test_streams_go_on_when_a_rank_stands_still(site: Process, undisturbed: list[Any], rank: int) -> None:
+def test_streams_continue_when_a_rank_freezes(site: Process, undisturbed: list[Any], rank: int) -> None:
     """The group's deadline ends it, whichever rank freezes and however the ranks share: the others take as long and are slow."""
     strike(site, undisturbed, rank, signal.SIGSTOP, after_events=12)
 

@@ -8,7 +8,7 @@ import pytest
 from load_tests.scenarios.shared_quotas import measure
 
 
-def test_three_routers_keep_to_limits_together_and_go_on_without_their_store() -> None:
+def test_three_routers_enforce_limits_together_and_continue_without_their_store() -> None:
     try:
         results = measure(seconds=3.0)
     except FileNotFoundError as error:

@@ -93,7 +93,7 @@ def test_it_answers_the_same_after_a_sleep(
 
 
 @pytest.mark.smoke
-def test_sixteen_streams_beside_another_model_s_go_on_at_the_other_site(network: LocalNetwork) -> None:
+def test_sixteen_streams_beside_another_model_s_continue_at_the_other_site(network: LocalNetwork) -> None:
     streamed = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0.9, "max_tokens": 96}
     bodies = [asked(f"Tell me a story about {i} lamps.", seed=i, **streamed) for i in range(16)]
     bodies += [{**body, "model": "ember"} for body in bodies[:4]]

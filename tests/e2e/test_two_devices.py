@@ -127,7 +127,7 @@ def lose_one(site: Process, crowd: Crowd, end: str) -> None:
     until(lambda: copies(site) == 2, "the second copy again")
 
 
-def test_a_burst_wakes_a_second_copy_and_a_death_under_load_costs_nobody_an_answer(site: Process) -> None:
+def test_a_burst_wakes_a_second_copy_and_a_death_under_load_loses_no_answer(site: Process) -> None:
     with httpx.Client(base_url=site.url, timeout=60) as client:
         alone = {place: one_answer(client, place) for place in PLACES}
     assert all(text and not failure for text, failure in alone.values())

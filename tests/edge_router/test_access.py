@@ -91,7 +91,7 @@ async def test_without_require_key_all_of_it_is_open() -> None:
                 assert response.status == 200
 
 
-async def test_a_key_that_is_withdrawn_serves_no_longer_whoever_repeats_its_head() -> None:
+async def test_a_withdrawn_key_is_refused_even_if_its_head_is_repeated() -> None:
     async with sites("ams1") as fakes, router(fakes, tables=TABLES) as running:
         fakes[0].behave = answer(200, {"ok": True})
         for status in (200, 401):
@@ -143,7 +143,7 @@ async def test_the_official_client_raises_its_own_error_for_each_fault_of_a_key(
 
 @pytest.mark.parametrize("body", [{}, {"model": 7}, {"model": ["llama-8b"]}, {"model": "ember"}, {"model": ""}])
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/client/v4/accounts/a/ai/v1/completions"])
-async def test_an_account_with_a_list_of_models_reaches_no_site_with_anything_else(path: str, body: Any) -> None:
+async def test_an_account_with_a_list_of_models_reaches_no_site_with_others(path: str, body: Any) -> None:
     async with sites("ams1") as fakes, router(fakes, tables=FAULTY) as running:
         async with running.http.post(running.url + path, json=body, headers=bearer("acme-ci")) as response:
             assert response.status == 403

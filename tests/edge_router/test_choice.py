@@ -169,7 +169,7 @@ async def test_requests_spread_over_sites_while_they_are_under_way() -> None:
             response.close()
 
 
-async def test_with_no_healthy_site_the_unhealthy_are_asked_and_the_refusal_says_what_came_of_it() -> None:
+async def test_with_no_healthy_site_the_unhealthy_are_tried_and_the_refusal_has_the_results() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes) as running:
         fakes[0].status_fields = {"draining": True}
         await fakes[1].stop()

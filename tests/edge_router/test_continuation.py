@@ -88,7 +88,7 @@ LOSSES: dict[str, tuple[Ending, str]] = {
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_whatever_becomes_of_its_site_a_stream_goes_on_with_the_next_token(loss: str) -> None:
+async def test_a_stream_continues_with_the_next_token_after_any_fault_of_its_site(loss: str) -> None:
     ending, cause = LOSSES[loss]
     async with (
         sites("ams1", "iad1") as fakes,
@@ -114,7 +114,7 @@ async def test_whatever_becomes_of_its_site_a_stream_goes_on_with_the_next_token
         await running.until(lambda: fakes[0].active == 0)
 
 
-async def test_a_site_that_goes_on_after_an_end_is_left_with_what_it_said_before() -> None:
+async def test_a_site_that_sends_on_after_an_end_is_left_with_its_earlier_events() -> None:
     lies = write_and_wait(with_resume_point(event(3), ResumePoint(0, (103,), "stop")) + marked_event(4))
     async with sites("ams1") as fakes, router(fakes, max_losses=0) as running:
         fakes[0].behave = continued_stream(COUNT, until=3, ending=lies)
@@ -309,7 +309,7 @@ async def refusing(running: Router, fakes: list[FakeSite]) -> dict[str, Any]:
     "other",
     [answer(503, {"error": {"message": "full", "code": "overloaded"}}), answer(400, {"error": "what?"}), stream_of(3)],
 )
-async def test_where_no_site_can_go_on_the_client_is_told_so_in_time(other: Any) -> None:
+async def test_where_no_site_can_continue_the_client_gets_an_error_in_time(other: Any) -> None:
     async with (
         sites("ams1", "iad1") as fakes,
         router(fakes, policy=FirstThen("ams1", "iad1"), continue_within_s=0.3) as running,
@@ -361,7 +361,7 @@ async def test_a_stream_without_marks_is_not_continued() -> None:
         assert fakes[1].bodies == []
 
 
-async def test_a_stream_that_is_too_long_to_be_told_is_not_continued_and_its_client_hears_why(
+async def test_a_stream_too_long_to_be_handed_over_is_not_continued_and_its_client_gets_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 1)

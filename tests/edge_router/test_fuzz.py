@@ -42,7 +42,7 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 
 @settings(FEW, max_examples=200)
 @given(PIECES, CUTS)
-def test_a_relay_of_anything_tells_a_prefix_of_it_and_names_what_broke(pieces: list[bytes], at: list[int]) -> None:
+def test_a_relay_of_anything_sends_a_prefix_of_it_and_names_the_fault(pieces: list[bytes], at: list[int]) -> None:
     told, logs = [], []
     for parts in ([b"".join(pieces)], cut(b"".join(pieces), at)):
         log, said = DeliveryLog(), b""

@@ -60,7 +60,7 @@ async def test_a_head_beyond_its_limits_is_refused_and_the_connection_closed(hea
         "a folded line", "a tunnel", "an upgrade", "TLS to a plain port", "nonsense",
     ],
 )  # fmt: skip
-async def test_an_ambiguous_request_is_refused_before_anybody_acts_on_it(request_: bytes) -> None:
+async def test_an_ambiguous_request_is_refused_before_it_has_an_effect(request_: bytes) -> None:
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         await client.say(request_)
         heard = await client.hear_all()
@@ -160,7 +160,7 @@ async def test_connections_of_one_address_are_limited() -> None:
             assert b"retry-after: 1" in heard
 
 
-async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
+async def test_more_pipelined_requests_than_any_client_needs_are_refused() -> None:
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = hang
         await client.say(post(CHAT, STREAM) * 200)
@@ -169,7 +169,7 @@ async def test_more_pipelined_requests_than_anybody_needs_are_refused() -> None:
             await running.until(lambda: fakes[0].active == 0)
 
 
-async def test_the_trace_goes_on_to_the_site_and_hop_by_hop_headers_do_not() -> None:
+async def test_the_trace_continues_at_the_site_and_hop_by_hop_headers_do_not() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     headers = {
         "traceparent": trace, "tracestate": "a=b", "connection": "keep-alive, x-private", "x-private": "1", "te": "trailers",

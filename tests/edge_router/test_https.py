@@ -42,7 +42,7 @@ def trusting(files: dict[str, str]) -> aiohttp.TCPConnector:
     return aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=files["tls_certificate"]))
 
 
-async def test_a_new_certificate_is_served_to_new_connections_and_open_streams_go_on(tmp_path: Path) -> None:
+async def test_a_new_certificate_is_served_to_new_connections_and_open_streams_continue(tmp_path: Path) -> None:
     files = write(tmp_path)
     listen = {"port": 0, **files}
     async with sites("ams1") as fakes, router(fakes, tables={"listen": listen}) as running:

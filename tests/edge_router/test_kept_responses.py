@@ -127,7 +127,7 @@ async def test_responses_outlive_a_router_that_is_killed_and_are_their_accounts(
             assert [len(sent), sent[3]["id"], sent[4]["content"][0]["text"]] == [5, second["output"][0]["id"], "three"]
 
 
-async def test_what_was_told_to_be_kept_is_kept_whenever_the_router_is_killed(tmp_path: Path) -> None:
+async def test_a_response_confirmed_as_kept_is_kept_whenever_the_router_is_killed(tmp_path: Path) -> None:
     rng = random.Random(7)
     told: list[Any] = []
 

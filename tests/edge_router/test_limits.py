@@ -59,7 +59,7 @@ def test_a_clock_that_jumps_back_gives_nothing_and_takes_nothing() -> None:
     assert bucket.wait_s(101.0) == 0
 
 
-def test_requests_beyond_the_minutes_worth_are_told_when_to_come_back() -> None:
+def test_requests_beyond_the_minutes_worth_learn_when_to_come_back() -> None:
     clock = Clock()
     door = limits(clock, requests_per_min=2)
     ask(door, "alice")
@@ -217,7 +217,7 @@ def test_a_tenant_of_the_file_has_its_own_limits() -> None:
             pass
 
 
-def test_new_limits_count_what_was_used_within_the_minute_and_what_is_at_work() -> None:
+def test_new_limits_count_usage_within_the_minute_and_open_requests() -> None:
     clock = Clock()
     door = limits(clock, requests_per_min=4, max_open=1)
     ask(door, "alice")
@@ -237,7 +237,7 @@ def test_new_limits_count_what_was_used_within_the_minute_and_what_is_at_work() 
     ask(door, "bob")
 
 
-def test_the_table_of_tenants_is_bounded_and_forgets_nobody_who_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_of_tenants_is_bounded_and_keeps_all_with_open_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.edge_router.admission.filter.MAX_TENANTS", 10)
     door = limits(Clock(), max_open=1)
     with door.admitted(head("alice"), "a"):
@@ -356,7 +356,7 @@ async def test_answers_are_charged_by_their_marks_and_by_their_usage(monkeypatch
 
 
 @pytest.mark.process
-async def test_what_a_function_says_in_its_body_is_charged_to_nobody() -> None:
+async def test_a_functions_usage_in_its_body_is_charged_to_no_account() -> None:
     async with sites("ams1") as fakes, router(fakes, tables={"tenant_limits": {"tokens_per_min": 1000}}) as running:
         fakes[0].behave = answer(200, {"usage": {"completion_tokens": 2000}})
         for _ in range(2):

@@ -27,7 +27,7 @@ async def test_a_stream_of_events_reaches_its_client_as_lines() -> None:
         assert running.counted("pilotlight_router_requests_total", site="ams1", outcome="ok") == 1
 
 
-async def test_a_stream_goes_on_at_another_site(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_continues_at_another_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s3cret")
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:

@@ -48,7 +48,7 @@ async def test_a_site_that_refuses_because_it_drains_is_left_alone_until_it_says
         await running.until_states(ams1="healthy")
 
 
-async def test_a_drain_lets_streams_finish_refuses_new_ones_and_tells_those_it_cuts() -> None:
+async def test_a_drain_lets_streams_finish_refuses_new_ones_and_reports_those_it_cuts() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
         async with running.chat() as finishing:
@@ -130,7 +130,7 @@ async def test_a_site_whose_secret_changes_is_left_alone_and_comes_back(monkeypa
         assert len(fakes[0].seen) == 1
 
 
-async def test_who_asks_for_a_decision_hears_how_old_the_news_is_that_it_rests_on() -> None:
+async def test_a_decision_comes_with_the_age_of_its_news() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, probe_interval_s=60.0) as running:
         backend = running.proxy.selector.backends["ams1"]
         backend.published.at -= 100.0

@@ -53,7 +53,7 @@ def test_a_site_may_be_silent_for_many_times_its_own_pace_and_for_its_queue(mode
     assert stall_limit_s(model, 2.0) == limit_s
 
 
-def test_a_first_token_may_take_several_times_what_was_predicted_where_that_was_measured() -> None:
+def test_a_first_token_may_take_several_times_a_measured_prediction() -> None:
     measured = view(model={"prefill_tokens_per_s": 1000.0})
     terms = {"rtt": 1.0, "queue_ahead": 1000.0, "prefill": 999.0}
     assert first_token_limit_s(Preference(measured, 1.0, terms, "only"), "ember", 4.0) == 8.0

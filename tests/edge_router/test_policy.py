@@ -273,14 +273,14 @@ def test_a_loading_model_serves_nothing_until_its_wake_is_over() -> None:
         assert (terms["wake"], terms["queue_ahead"]) == (pytest.approx(wake_ms), pytest.approx(queue_ms))
 
 
-def test_a_model_that_this_router_has_woken_costs_only_what_is_left_of_the_wake() -> None:
+def test_a_model_that_this_router_has_woken_costs_only_the_rest_of_the_wake() -> None:
     asleep = view(
         model={"residency": "host", "wake_ms": 4000.0}, pending_requests=1, pending_tokens=10, pending_since_s=100.0
     )
     assert term(replace(ASK, now_s=103.0), asleep, "wake") == pytest.approx(1000.0)
 
 
-def test_what_waits_behind_an_unanswered_request_is_ahead_whatever_the_status_says() -> None:
+def test_requests_after_an_unanswered_request_count_as_queued_whatever_the_status_says() -> None:
     assert term(ASK, view(unanswered_tokens=4000), "queue_ahead") == pytest.approx(2000.0)
     quiet = view("ams1", unanswered_tokens=4000, status_at_s=100.0, model={"queued_tokens": 0})
     assert names(rank(replace(ASK, now_s=150.0), quiet, view("iad1", rtt_ms=90.0))) == ["iad1", "ams1"]
@@ -322,7 +322,7 @@ def test_what_this_router_sent_a_moment_ago_is_still_ahead_however_old_the_statu
     assert term(replace(ASK, now_s=109.0), backend, "queue_ahead") == pytest.approx(900.0)
 
 
-def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
+def test_a_long_prompt_leaves_a_busy_site_to_later_requests() -> None:
     """Both would answer at the same time; at one of them, four other requests per second would wait for it."""
     quiet = view("iad1", rtt_ms=5.0, model={"queued_tokens": 1000})
     busy = view(
@@ -332,7 +332,7 @@ def test_a_long_prompt_leaves_a_busy_site_to_those_who_come_behind_it() -> None:
 
 
 @pytest.mark.parametrize(("queued", "chosen"), [(8000, "iad1"), (0, "ams1")])
-def test_a_client_that_waits_longer_than_is_usual_owes_less_to_those_behind_it(queued: int, chosen: str) -> None:
+def test_a_client_with_an_unusual_wait_owes_less_to_later_requests(queued: int, chosen: str) -> None:
     """It would wait 2.5 s at the busy site and a second more at the quiet one; the third site defines the usual wait."""
     rate = {"prefill_tokens_per_s": 2000.0}
     quiet = view("iad1", rtt_ms=1000.0, model={"queued_tokens": 1000, **rate})

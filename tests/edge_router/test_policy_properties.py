@@ -211,7 +211,7 @@ def test_of_five_thousand_sites_few_are_priced_and_fewer_hashed(monkeypatch: obj
 
 
 @given(st.integers(0, 299), st.sampled_from(["home", "held", "published"]))
-def test_whoever_holds_a_conversation_is_priced_however_far_it_is(which: int, how: str) -> None:
+def test_a_site_that_holds_a_conversation_is_priced_however_far_it_is(which: int, how: str) -> None:
     name = f"s{which}"
     sites = [view(f"s{i}", rtt_ms=1.0 + i / 10) for i in range(300)]
     request = RouteRequest("ember", 5000, b"key", digests=((7, 4900), (5, 100)))

@@ -117,7 +117,7 @@ async def test_a_call_that_was_cut_and_is_kept_here_alone_is_gone_on_from(server
 
 
 @pytest.mark.parametrize("at", ["router", "site"])
-async def test_what_cannot_be_answered_is_told_in_the_clients_words(servers: Servers, at: str) -> None:
+async def test_an_unanswerable_request_is_refused_in_the_clients_words(servers: Servers, at: str) -> None:
     url, http = servers.urls[at], servers.http
     form = aiohttp.FormData({"model": "tiny"})
     form.add_field("file", b"\0" * 100, filename="speech.wav")

@@ -149,7 +149,7 @@ async def test_a_site_that_came_back_while_another_one_froze_is_asked() -> None:
         response.close()
 
 
-async def test_a_site_that_only_sends_heartbeats_is_at_work_and_the_client_is_told_so() -> None:
+async def test_a_site_that_only_sends_heartbeats_is_at_work_and_the_client_gets_comments() -> None:
     async with sites("ams1") as fakes, router(fakes, first_byte_timeout_s=0.1) as running:
         fakes[0].behave = raw_stream(b": keep-alive\n\n", end="on command")
         async with running.chat() as response:

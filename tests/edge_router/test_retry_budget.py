@@ -62,7 +62,7 @@ def test_an_account_whose_requests_fail_everywhere_leaves_the_others_their_share
         assert sum(budget.withdraw("a") for _ in range(100)) == ACCOUNT_FLOOR_PER_S
 
 
-def test_an_account_that_is_alone_takes_what_nobody_else_needs() -> None:
+def test_a_lone_account_takes_what_the_others_do_not_need() -> None:
     clock = Clock()
     budget = RetryBudget(clock)
     clock.advance(1e6)

@@ -185,7 +185,7 @@ class Draining:
             await self.ended.wait()
 
 
-async def test_a_router_waits_for_its_requests_until_it_is_told_again() -> None:
+async def test_a_router_waits_for_its_requests_until_a_second_signal() -> None:
     for is_told_again in (False, True):
         proxy, stop_now = Draining(), asyncio.Event()
         draining = asyncio.create_task(_drain(proxy, 600.0, stop_now))  # type: ignore[arg-type]

@@ -69,7 +69,11 @@ class VisionCheckpoint(NamedTuple):
         assert placeholders is not None
         marker = MARKER if self.is_tiled else PLACEHOLDER
         images = [SizedImage(*Image.open(io.BytesIO(file)).size, digest(file), file) for file in files]
-        laid, placed = placeholders.expand([marker if token == -1 else token for token in token_ids], images)
+        # The templates of models that rotate images by row and column write tokens around each.
+        around = [6, marker, 7] if isinstance(self.sizes, ScaledImages) else [marker]
+        laid, placed = placeholders.expand(
+            [each for token in token_ids for each in (around if token == -1 else [token])], images
+        )
         return list(laid), placed
 
     @property
@@ -156,6 +160,9 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
                     parameter.add_(torch.randn_like(parameter) * 0.2)
                 elif key.endswith("bias") or "position_embeddings" in key or "pos_embed" in key:
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
+            model.get_output_embeddings().weight[PLACEHOLDER] = (
+                0.0  # never the best: the reference would look for its image
+            )
             for key, buffer in model.named_buffers():
                 if key.endswith("e_score_correction_bias"):
                     buffer.copy_(torch.randn_like(buffer) * 0.2)

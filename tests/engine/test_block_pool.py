@@ -68,7 +68,7 @@ def test_forgotten_content_is_not_found_though_the_block_is_held() -> None:
     pool.assert_consistent()
 
 
-def test_a_block_that_nobody_turns_out_to_hold_is_free_and_its_content_is_not_found() -> None:
+def test_a_block_without_holders_after_all_is_free_and_its_content_is_not_found() -> None:
     pool = BlockPool(2)
     doubtful, shared = pool.allocate(), pool.allocate()
     assert doubtful is not None
@@ -217,7 +217,7 @@ def test_every_block_is_held_evictable_or_free_and_found_by_its_name(actions: li
         plain.assert_same(pool, forgotten)
 
 
-def test_a_held_block_cannot_be_removed_and_what_is_lent_is_asked_for_before_eviction() -> None:
+def test_a_held_block_cannot_be_removed_and_lent_ones_are_reclaimed_before_eviction() -> None:
     def lend() -> bool:
         if pool.num_blocks == 1 and may_lend:
             pool.add_blocks([1])

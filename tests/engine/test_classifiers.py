@@ -72,7 +72,7 @@ def test_a_chunked_text_agrees(tmp_path: Path, budget: int) -> None:
                 assert_agrees(heard, reference_logits(model, classifier, prompt))
 
 
-def test_a_second_text_changes_the_scores_of_a_model_that_tells_texts_apart(tmp_path: Path) -> None:
+def test_a_second_text_changes_the_scores_of_a_model_that_distinguishes_texts(tmp_path: Path) -> None:
     write_classifier(tmp_path, CLASSIFIERS["bert"])
     engine = load_engine(tmp_path)
     prompt = random_prompt(20, seed=1)

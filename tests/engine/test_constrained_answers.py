@@ -87,7 +87,7 @@ def test_tokens_are_the_same_however_steps_overlap_and_sequences_give_way(option
     other.close()
 
 
-def test_it_goes_on_behind_what_was_delivered_as_if_it_had_not_been_cut() -> None:
+def test_it_continues_after_delivered_tokens_as_if_it_had_not_been_cut() -> None:
     engine = ember()
     whole = one(engine, asked("whole", JSON, seed=3)).token_ids
     for cut in range(1, len(whole) - 1, 3):
@@ -172,7 +172,7 @@ def test_an_answer_that_can_do_without_its_grammar_is_what_it_would_have_been() 
     engine.close()
 
 
-def test_an_answer_that_can_do_without_its_grammar_goes_on_where_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_can_do_without_its_grammar_continues_when_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ember()
     mask = Matcher.mask
 
@@ -189,7 +189,7 @@ def test_an_answer_that_can_do_without_its_grammar_goes_on_where_that_fails(monk
     engine.close()
 
 
-def test_a_call_that_nobody_demands_has_no_key_that_its_tool_lacks() -> None:
+def test_a_call_that_is_not_required_has_no_key_that_its_tool_lacks() -> None:
     """The model may guess at random: half of its text between the tags follows nothing else."""
     answers = AnswerFormat.of(TOKENIZER, ChatTemplate.from_directory(HERE))
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lisbon"]}}, "additionalProperties": False}
@@ -215,7 +215,7 @@ def test_a_call_that_nobody_demands_has_no_key_that_its_tool_lacks() -> None:
     engine.close()
 
 
-def test_one_that_waits_for_its_grammar_can_be_aborted_and_holds_up_nobody() -> None:
+def test_one_that_waits_for_its_grammar_can_be_aborted_and_delays_no_other() -> None:
     engine = ember()
     engine.submit(asked("a", JSON))
     engine.sequences.abort("a")

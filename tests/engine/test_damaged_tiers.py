@@ -445,7 +445,7 @@ def test_damage_between_two_hosts_changes_no_answer(
     answers, fetched, num_corrupt = damaged_peer(model, tmp_path, transport, damage, monkeypatch)
     assert answers == expected
     assert fetched[0] == 0
-    assert damage == "lost link" or fetched[1] == 0  # after which the next read uses another transport
+    assert damage == "lost link" or fetched[1] == 0  # after a lost link the next read uses another transport
     assert (num_corrupt > 0) == (damage in ("flipped bit", "other block", "torn block"))
 
 

@@ -106,7 +106,7 @@ def test_weights_in_codes_are_recorded_and_compute_the_same_bits(name: str, dtyp
 @pytest.mark.parametrize(
     "name", [*(name for name in MODELS if name not in DENSE), "granite, scaled at each seam", "olmo2, normed behind"]
 )
-def test_a_family_with_a_part_that_torch_computes_goes_on_without_and_says_so_once(
+def test_a_family_with_a_part_that_torch_computes_runs_without_and_logs_it_once(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_family(tmp_path, name)

@@ -100,7 +100,7 @@ def test_a_record_that_is_damaged_is_made_again(checkpoint: Path) -> None:
     assert record.read_text() == whole
 
 
-def test_whoever_serves_damage_is_told(checkpoint: Path) -> None:
+def test_a_peer_that_serves_damage_is_notified(checkpoint: Path) -> None:
     assert looks(checkpoint)
     flip(checkpoint / "model-1.safetensors", secretly=True)
     told = threading.Event()

@@ -38,7 +38,7 @@ class Exact(FakeDrafter):
 @pytest.mark.long
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("kv_tokens", [2048, 192], ids=["room", "preempted"])
-def test_a_model_tells_the_same_with_drafts_as_without(checkpoint: Path, depth: int, kv_tokens: int) -> None:
+def test_a_model_answers_the_same_with_drafts_as_without(checkpoint: Path, depth: int, kv_tokens: int) -> None:
     requests = [
         submit(f"{name} {n}", random_prompt(n + i, seed=n), max_tokens=45, **kind)
         for n in (4, 33)
@@ -131,7 +131,7 @@ def test_drafts_take_only_what_prompts_leave() -> None:
     assert runner.num_drafts > 0
 
 
-def test_drafts_preempt_nobody() -> None:
+def test_drafts_preempt_no_sequence() -> None:
     engine, runner = fake_engine(num_blocks=6, block_size=4, speculation=Exact(6, 6))
     heard = drain(engine, [submit(name, [i, *PROMPT[1:]], max_tokens=6) for i, name in enumerate("ab")])
     assert [heard[name].token_ids for name in "ab"] == [expected_tokens([i, *PROMPT[1:]], 6) for i in range(2)]
@@ -140,7 +140,7 @@ def test_drafts_preempt_nobody() -> None:
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_an_abort_while_drafts_are_checked_tells_no_token_after(depth: int) -> None:
+def test_an_abort_while_drafts_are_checked_publishes_no_later_token(depth: int) -> None:
     engine, runner = fake_engine(depth=depth, speculation=Exact(4, 4))
     engine.submit(submit("a", PROMPT, max_tokens=50))
     heard: dict[str, Heard] = {"a": Heard()}
@@ -155,7 +155,7 @@ def test_an_abort_while_drafts_are_checked_tells_no_token_after(depth: int) -> N
     assert heard["a"].token_ids == expected_tokens(PROMPT, 50)[: len(heard["a"].token_ids)]
 
 
-def test_what_is_not_finite_behind_a_refused_draft_ends_its_sequence_and_poisons_no_block() -> None:
+def test_a_non_finite_value_after_a_refused_draft_ends_its_sequence_and_poisons_no_block() -> None:
     """None of it would be chosen, and yet it is in a block that the next holder's attention reads and masks."""
     answer = expected_tokens(PROMPT, 2)
     engine, runner = fake_engine(speculation=Exact(2, 0))
@@ -166,7 +166,7 @@ def test_what_is_not_finite_behind_a_refused_draft_ends_its_sequence_and_poisons
     assert runner.scrubbed
 
 
-def test_a_sequence_with_drafts_under_way_is_preempted_and_told_whole() -> None:
+def test_a_sequence_with_drafts_in_flight_is_preempted_and_reported_whole() -> None:
     engine, runner = fake_engine(depth=2, speculation=Exact(4, 3))
     engine.submit(submit("a", PROMPT, max_tokens=20))
     while not runner.num_drafts:

@@ -94,7 +94,7 @@ def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> Non
     [pytest.param(BOTH[i % 2], name) for i, name in enumerate(FURTHER)],
     indirect=True,
 )
-def test_a_further_family_agrees_in_chunks_in_a_batch_and_behind_a_prefix(
+def test_a_further_family_agrees_in_chunks_in_a_batch_and_after_a_prefix(
     written: tuple[Path, PreTrainedModel],
 ) -> None:
     """Every part of a layer is tried once; the sweeps take each path separately."""

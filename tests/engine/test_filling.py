@@ -20,6 +20,7 @@ from pilotlight.engine.weights.filling import Job, fill
 from pilotlight.engine.weights.relocation import HugePages
 from pilotlight.engine.weights.staging import Staging, Waitable, copy
 from pilotlight.kernels.cpu import pages
+from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE
 
 ROOT = Path(__file__).parents[2]
 
@@ -186,7 +187,7 @@ def test_a_load_takes_the_weights_memory_and_little_more(
 
 
 def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
-    memory = pages.small(3 * pages.HUGE_PAGE + 4096)
+    memory = pages.small(3 * HUGE_PAGE + 4096)
     content = torch.randint(0, 256, memory.shape, dtype=torch.uint8)
     memory.copy_(content)
     moving = HugePages(memory, first_after_s=0.0, share=1.0)
@@ -194,6 +195,26 @@ def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
     assert torch.equal(memory, content)
     if pages.can_make_huge():
         assert moving.moved_bytes == memory.nbytes
+
+
+@pytest.mark.skipif(not pages.can_copy_to_huge(), reason="there are no such pages")
+def test_what_lies_in_a_file_moves_to_huge_pages_of_its_own_under_those_who_read_it(tmp_path: Path) -> None:
+    """Whole huge pages alone: what lies before the first and behind the last stays in the file's."""
+    content = torch.randint(0, 256, (5 * HUGE_PAGE + 77,), dtype=torch.uint8)
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(content.numpy().tobytes())
+        file.flush()
+        memory = pages.map_file(file.fileno(), len(content))
+        in_files = [memory[2 * HUGE_PAGE + 99 : 4 * HUGE_PAGE + 1], memory[4096 : 2 * HUGE_PAGE + 5]]
+        moving = HugePages(None, in_files, first_after_s=0.0, share=1.0)
+        while not moving.wait(0.0):
+            assert torch.equal(memory, content)
+        assert moving.moved_bytes == 3 * HUGE_PAGE
+        file.seek(0)
+        file.write(bytes(len(content)))
+    assert torch.equal(memory[HUGE_PAGE : 4 * HUGE_PAGE], content[HUGE_PAGE : 4 * HUGE_PAGE])
+    assert not memory[:HUGE_PAGE].any()
+    assert not memory[4 * HUGE_PAGE :].any()
 
 
 def test_moving_into_huge_pages_ends_when_the_model_goes_to_sleep(monkeypatch: pytest.MonkeyPatch) -> None:

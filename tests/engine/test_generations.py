@@ -31,7 +31,7 @@ def test_the_sequences_whose_blocks_moved_on_are_named() -> None:
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_damaged_generation_ends_one_sequence_and_the_others_step_goes_on(
+def test_a_damaged_generation_ends_one_sequence_and_the_others_step_continues(
     place: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, runner = fake_engine()
@@ -75,7 +75,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
     assert one(engine, submit("again", PROMPT, max_tokens=9)).token_ids == expected_tokens(PROMPT, 9)
 
 
-def test_what_is_discarded_of_a_sequence_are_the_blocks_that_nobody_shares() -> None:
+def test_only_a_sequences_unshared_blocks_are_discarded() -> None:
     """They are overwritten: a prefix that another sequence holds as well must not change."""
     engine, _ = fake_engine()
     engine.submit(submit("a", PROMPT, max_tokens=9))

@@ -100,6 +100,6 @@ def test_parts_that_cut_a_block_are_refused_by_name(tmp_path: Path) -> None:
         )
 
 
-def test_a_config_that_nobody_wrote_is_refused() -> None:
+def test_an_unknown_gguf_config_is_refused() -> None:
     with pytest.raises(CheckpointError, match="does not describe a GGUF file"):
         read_gguf({"quant_method": "gguf", "kinds": ["q9_9"]})

@@ -1,7 +1,7 @@
 """GGUF files whose blocks are multiplied in place: the answers of their values, little memory beside the file, and a silent move."""
 
 import sys
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,12 @@ from pilotlight.engine.api.struct import replace
 from pilotlight.engine.gguf.directory import directory_of
 from pilotlight.engine.loading.kv_memory import KvMemory, make_kv_memory
 from pilotlight.engine.weights import load as weight_load
-from pilotlight.engine.weights import relocation
-from pilotlight.engine.weights.relocation import Relocation
+from pilotlight.engine.weights.relocation import HugePages
 from pilotlight.kernels.cpu import library
 from tests.engine.agreement import as_distribution, full
 from tests.engine.driver import drain, one, random_prompt
 from tests.engine.gguf.files import Kind, write_both
-from tests.engine.test_in_place import answers, has_moved
+from tests.engine.test_in_place import answers
 from tests.engine.test_mapped_weights import CONFIG, load
 
 pytestmark = [
@@ -40,9 +39,11 @@ def memory() -> KvMemory:
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
     monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
-    monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
-    moving = partial(Relocation, first_after_s=0.0, share=1.0)
-    monkeypatch.setattr("pilotlight.engine.loading.loaded_model.Relocation", moving)
+
+    def start(memory: torch.Tensor | None, in_files: Sequence[torch.Tensor]) -> HugePages:
+        return HugePages(None, in_files, first_after_s=0.0, share=1.0)
+
+    monkeypatch.setattr(HugePages, "start", start)
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,17 @@ def test_blocks_in_place_answer_as_their_numbers_before_and_after_the_move(
     family: type, kind: Kind, tmp_path: Path, memory: KvMemory
 ) -> None:
     """Llama's queries and keys are in another order of rows than the model's, and copied; Qwen's are used in place."""
-    checkpoint, file = write_both(tmp_path, family, kind, **({"head_dim": None} if family is Qwen2Config else {}))
+    changes = {"intermediate_size": 65536} | ({"head_dim": None} if family is Qwen2Config else {})
+    checkpoint, file = write_both(tmp_path, family, kind, **changes)
     expected = answers(load(checkpoint, None, memory), close=True)
     for kept_at in (tmp_path / "bundle", None):
         loaded = load(directory_of(file, tmp_path / "store"), kept_at, memory)
         assert "map" in dict(loaded.engine.info.load_phases)
         first = answers(loaded)
-        assert has_moved(loaded)
+        moving = loaded.under_weights
+        assert isinstance(moving, HugePages)
+        assert moving.wait(60)
+        assert moving.moved_bytes >= 4 << 20
         assert loaded.engine.info.weights_bytes < 1.1 * file.stat().st_size
         second = answers(loaded, close=True)
         assert not (tmp_path / "bundle").exists(), "the file itself is what outlives a host"

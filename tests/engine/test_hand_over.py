@@ -234,7 +234,7 @@ def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
 
 
 @pytest.mark.long
-def test_preempted_sequences_go_on_with_what_they_fetched(pair: Pair) -> None:
+def test_preempted_sequences_continue_with_the_blocks_they_fetched(pair: Pair) -> None:
     messages = [submit(f"s{i}", random_prompt(90 + 7 * i, seed=i), max_tokens=10) for i in range(4)]
     expected = alone(pair.model, messages)
     heard = pair.answer(messages, preempts_every=9)
@@ -242,7 +242,7 @@ def test_preempted_sequences_go_on_with_what_they_fetched(pair: Pair) -> None:
 
 
 @pytest.mark.long
-def test_a_conversation_goes_on_and_its_turns_share_blocks(pair: Pair) -> None:
+def test_a_conversation_continues_and_its_turns_share_blocks(pair: Pair) -> None:
     first = pair.answer([submit("a", PROMPT, max_tokens=20)])["a"]
     longer = [*PROMPT, *first.token_ids, *random_prompt(60, seed=9)]
     second = submit("b", longer, max_tokens=8)
@@ -345,7 +345,7 @@ def test_another_tenant_never_gets_the_blocks(dense_pair: Pair) -> None:
     assert drain(pair.decode, [], max_steps=20_000)["c"].num_cached_tokens == 0
 
 
-def test_a_host_without_tiers_computes_what_it_is_told_to_fetch(dense: Path) -> None:
+def test_a_host_without_tiers_computes_blocks_that_it_should_fetch(dense: Path) -> None:
     engine: Engine = load_engine(dense)
     leg = prefill_sequence(submit("a", PROMPT), BLOCK_SIZE)
     message = decode_sequence(submit("a", PROMPT, max_tokens=4), leg, "ipc:///nowhere", 10.0)

@@ -36,7 +36,7 @@ class FakeEncoder:
         pass
 
 
-def test_all_that_wait_for_one_image_go_on_when_it_is_encoded_however_many_they_are() -> None:
+def test_all_that_wait_for_one_image_continue_when_it_is_encoded_however_many_they_are() -> None:
     residency, open_sequences = ImageResidency(FakeEncoder()), OpenSequences(lambda sequence: None)
     image, waiting = SequenceImage(b"image", b"", 0, 1, array("q", [0]), is_cut=False), list[AwaitedImages]()
     for number in range(2000):

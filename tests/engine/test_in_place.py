@@ -303,7 +303,7 @@ def test_a_network_file_system_is_not_mapped(
     ("path", "expected"),
     [("/models/a", True), ("/data/a", False), ("/data/fast disk/a", True), ("/fast", True), ("/home/x", False)],
 )
-def test_mounted_file_systems_are_told_apart(path: str, expected: bool, tmp_path: Path) -> None:
+def test_mounted_file_systems_are_distinguished(path: str, expected: bool, tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
         "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n"

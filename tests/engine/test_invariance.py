@@ -71,9 +71,7 @@ def test_chunks_change_no_log_probability_of_the_prompt(checkpoint: Path) -> Non
 
 
 @pytest.mark.parametrize("chunk", [512, 13])
-def test_log_probabilities_of_a_prompts_end_are_the_same_behind_a_cached_beginning(
-    checkpoint: Path, chunk: int
-) -> None:
+def test_log_probabilities_of_a_prompts_end_are_the_same_after_a_cached_prefix(checkpoint: Path, chunk: int) -> None:
     prompt = random_prompt(60, seed=51)
     whole = one(load_engine(checkpoint), submit("a", prompt, max_tokens=1, prompt_logprobs=True)).prompt_logprobs
     engine = load_engine(checkpoint, max_num_batched_tokens=chunk)

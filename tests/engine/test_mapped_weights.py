@@ -198,7 +198,7 @@ def change_weights(directory: Path) -> None:
         ),
     ],
 )
-def test_a_bundle_of_something_else_is_not_used(
+def test_a_bundle_of_another_kind_is_not_used(
     change: Any, words: str, directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(directory, kept_at, memory)
@@ -303,7 +303,9 @@ def test_a_checkpoint_that_changes_while_it_is_read_leaves_no_bundle(
     assert list(kept_at.parent.iterdir()) == []
 
 
-def test_an_evicted_bundle_stays_with_who_has_mapped_it(directory: Path, kept_at: Path, memory: KvMemory) -> None:
+def test_an_evicted_bundle_stays_for_processes_that_have_mapped_it(
+    directory: Path, kept_at: Path, memory: KvMemory
+) -> None:
     _, expected = answer(directory, kept_at, memory)
     loaded = load(directory, kept_at, memory)
     kept_at.unlink()

@@ -89,7 +89,7 @@ def told(heard: Heard) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("kv_tokens", [2048, 192], ids=["room", "preempted"])
-def test_everything_told_is_the_same_as_without(checkpoint: Path, kv_tokens: int) -> None:
+def test_all_outputs_are_the_same_as_without(checkpoint: Path, kv_tokens: int) -> None:
     def run(depth: int) -> dict[str, Heard]:
         engine = load_engine(checkpoint, depth=depth, kv_tokens=kv_tokens, max_num_batched_tokens=40)
         requests = [
@@ -113,7 +113,7 @@ def test_everything_told_is_the_same_as_without(checkpoint: Path, kv_tokens: int
             assert [i for i, _ in x.top] == [i for i, _ in y.top]
 
 
-def test_a_token_is_told_one_step_late_and_the_last_step_only_collects() -> None:
+def test_a_token_is_published_one_step_late_and_the_last_step_only_collects() -> None:
     engine, runner = fake_engine(depth=2)
     engine.submit(submit("a", PROMPT, max_tokens=2))
     seen = []
@@ -132,7 +132,7 @@ def test_a_sequence_that_stops_is_computed_once_too_often_and_its_blocks_return(
     assert runner.batch_tokens == [6, 1, 1]
 
 
-def test_an_abort_in_flight_frees_its_blocks_at_once_and_tells_no_token_after() -> None:
+def test_an_abort_in_flight_frees_its_blocks_at_once_and_publishes_no_later_token() -> None:
     engine, _ = fake_engine(depth=2)
     engine.submit(submit("a", PROMPT, max_tokens=50))
     engine.submit(submit("b", PROMPT * 2, max_tokens=5))
@@ -172,7 +172,7 @@ def test_siblings_wait_for_the_results_of_their_prompt() -> None:
     assert heard["b"].token_ids == heard["a"].token_ids == expected_tokens(list(prompt), 4)
 
 
-def test_a_failed_launch_fails_what_was_in_flight_too() -> None:
+def test_a_failed_launch_also_fails_steps_in_flight() -> None:
     engine, runner = fake_engine(depth=2)
     engine.submit(submit("a", PROMPT, max_tokens=50))
     engine.step()
@@ -196,7 +196,7 @@ def test_bad_logits_in_flight_poison_no_cache() -> None:
     assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
 
 
-def test_a_prompt_preempted_in_its_middle_while_in_flight_is_told_whole() -> None:
+def test_a_prompt_preempted_in_its_middle_while_in_flight_is_reported_whole() -> None:
     engine, _ = fake_engine(depth=2, num_blocks=12, max_num_batched_tokens=8)
     prompt = list(range(30))
     engine.submit(submit("a", prompt, max_tokens=3, prompt_logprobs=True))

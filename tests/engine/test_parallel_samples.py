@@ -68,7 +68,7 @@ def test_when_the_first_leaves_the_next_computes_the_prompt_for_all() -> None:
     assert engine.scheduler.pool.num_held == 0
 
 
-def test_a_short_prompt_waits_for_nobody() -> None:
+def test_a_short_prompt_waits_for_no_other() -> None:
     engine, runner = fake_engine()
     drain(engine, family(3, prompt=[1, 2, 3], max_tokens=1))
     assert runner.batch_tokens == [9]
@@ -105,7 +105,7 @@ def test_each_sibling_draws_what_it_would_alone(tmp_path: Path, limits: dict[str
     assert ("kv_tokens" in limits) == (engine.scheduler.counts.preemptions > 0)
 
 
-def test_who_is_held_is_released_with_its_leader_or_dropped_by_itself() -> None:
+def test_a_held_sample_is_released_with_its_leader_or_dropped_by_itself() -> None:
     samples = ParallelSamples()
     first, second, other = (Sequence(name, [1], SamplingParams(1), b"") for name in ("b", "c", "e"))
     leader, another = (Sequence(name, [1], SamplingParams(1), b"") for name in ("a", "d"))

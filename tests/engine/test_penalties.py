@@ -100,7 +100,7 @@ def test_company_and_chunks_and_preemption_change_no_token(
 
 
 @pytest.mark.parametrize("cut", [1, 10, 24])
-def test_a_continuation_counts_what_was_delivered_as_output(
+def test_a_continuation_counts_delivered_tokens_as_output(
     written: tuple[Path, LlamaForCausalLM], alone: dict[str, list[int]], cut: int
 ) -> None:
     engine = load_engine(written[0])

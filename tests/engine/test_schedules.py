@@ -103,7 +103,7 @@ def test_every_sequence_ends_rightly_through_twenty_thousand_schedules(shape: Sh
     play_and_check(shape, plan)
 
 
-def test_a_more_urgent_prompt_that_lacks_a_block_lets_the_older_one_that_holds_it_go_on() -> None:
+def test_a_more_urgent_prompt_that_lacks_a_block_lets_the_older_one_that_holds_it_continue() -> None:
     older = Arrival(10, 8, 1, 9, b"", None, 0, priority=5, prompt_logprobs=True)
     urgent = Arrival(15, 17, 1, 9, b"", None, 0, priority=-1)
     play_and_check(Shape(11, 1, max_num_batched_tokens=1, max_num_seqs=2, depth=1, windows=(3, 12)), [older, urgent])

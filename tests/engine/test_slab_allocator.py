@@ -84,7 +84,7 @@ def test_one_model_alone_may_have_everything() -> None:
     assert a.lease.pool.allocate() is None
 
 
-def test_a_free_slab_is_taken_before_anybodys_cache_and_an_idle_models_before_ones_own() -> None:
+def test_a_free_slab_is_taken_before_any_cache_and_an_idle_models_before_ones_own() -> None:
     _, (a, b) = lend(4, "a", "b")
     b.run(0, 2)
     b.end(cached=True)
@@ -139,7 +139,7 @@ def test_a_burst_takes_its_share_back_from_the_youngest_sequences() -> None:
     assert sizes([a, b]) == [3, 3]
 
 
-def test_a_claim_is_not_paid_beyond_what_is_missing() -> None:
+def test_a_claim_is_not_paid_beyond_the_missing_amount() -> None:
     _, (a, b) = lend(6, "a", "b")
     for arrival in range(6):
         b.run(arrival, 2)
@@ -300,7 +300,7 @@ def bytes_of(grid: SlabGrid, block: int) -> range:
     return range(there * grid.block_bytes, (there + 1) * grid.block_bytes)
 
 
-def test_the_hosts_oldest_sequence_is_preempted_for_nobody() -> None:
+def test_the_hosts_oldest_sequence_is_preempted_for_no_other() -> None:
     """A younger one's blocks, still being filled from a tier, would be all that is left."""
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)

@@ -145,7 +145,7 @@ def test_tokens_are_those_without_drafts(drafters: str, options: dict[str, Any],
 
 @EACH
 @pytest.mark.parametrize("depth", [1, 2])
-def test_sequences_that_lose_their_blocks_go_on_as_they_would_have(drafters: str, depth: int) -> None:
+def test_sequences_that_lose_their_blocks_continue_as_they_would_have(drafters: str, depth: int) -> None:
     engine = ember(drafters, depth=depth)
     assert_same(drain_preempting(engine, requests(12)), told_without(12))
     assert engine.scheduler.counts.preemptions > 0
@@ -219,7 +219,7 @@ def test_samples_of_one_prompt_differ_as_they_would_have(drafters: str) -> None:
 
 
 @EACH
-def test_whoever_continues_an_answer_puts_out_the_rest_of_it(drafters: str) -> None:
+def test_any_router_that_continues_an_answer_sends_the_rest_of_it(drafters: str) -> None:
     engine, whole = ember(drafters), told_without(12)
     messages = []
     for message in requests(12):

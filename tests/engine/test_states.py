@@ -12,6 +12,7 @@ from pilotlight.engine.planning.devices import cpu
 from pilotlight.engine.planning.memory_plan import StepLimits, all_ranks, block_layout
 from pilotlight.engine.planning.model_plan import plan_model
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
+from tests.adapters import ATTENTION, adapted, write_adapter
 from tests.checkpoints import write_checkpoint, write_llama
 from tests.engine.agreement import assert_agrees, full
 from tests.engine.driver import drain, load_engine, one, random_prompt, submit
@@ -97,6 +98,25 @@ def test_a_drafter_that_keeps_a_state_is_refused_by_name(directory: Path, tmp_pa
     write_llama(tmp_path)
     with pytest.raises(CheckpointError, match="keeps a state, which cannot go back"):
         load_engine(tmp_path, speculate=f"draft:{directory}")
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("qwen3.5, attention in layer 2", ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")),
+        (HYBRID, ("in_proj_qkvz", "in_proj_ba", "out_proj")),
+        ("granite-4, attention in layer 1", ("in_proj",)),
+        ("lfm2, attention in layer 1", ("conv.in_proj", "conv.out_proj")),
+    ],
+)
+def test_adapters_change_the_projections_of_layers_with_a_state(
+    tmp_path: Path, family: str, targets: tuple[str, ...]
+) -> None:
+    model = write_family(tmp_path / "base", family)
+    merged = write_adapter(tmp_path / "a", model, targets=(*targets, *ATTENTION[:3]))
+    engine, prompt = load_engine(tmp_path / "base", dtype="float32"), random_prompt(37, seed=1)
+    assert_agrees(merged, prompt, one(engine, adapted(full("a", prompt, max_tokens=4), tmp_path / "a")))
+    assert_agrees(model, prompt, one(engine, full("b", prompt, max_tokens=2)))
 
 
 @pytest.mark.parametrize("degrees", [Parallelism(tp=2), Parallelism(pp=2)])

@@ -245,7 +245,7 @@ def test_sequences_of_one_prefix_fetch_it_once() -> None:
     assert [h.num_cached_tokens for h in heard.values()] == [36, 36, 36]
 
 
-def test_others_go_on_while_blocks_are_on_their_way() -> None:
+def test_others_continue_while_blocks_are_on_their_way() -> None:
     engine, tiers = tiered(num_blocks=64)
     tiers.draw.random = lambda: 0.5  # type: ignore[method-assign]
     tiers.draw.randint = lambda low, high: 20 if (low, high) == (1, 4) else low  # type: ignore[method-assign]
@@ -282,7 +282,7 @@ class Tiers(FakeTiers):
         return super().swap_out(owner, hashes, blocks, num_tokens)
 
 
-def test_who_waits_behind_a_fetcher_that_is_aborted_looks_again() -> None:
+def test_a_waiter_after_an_aborted_fetcher_looks_again() -> None:
     engine, _ = fake_engine(num_blocks=20, make_tiers=Tiers)
     one(engine, submit("first", PROMPT * 4, max_tokens=1))
     one(engine, submit("pushes it out", [900 - i for i in range(76)], max_tokens=1))

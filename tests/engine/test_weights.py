@@ -141,7 +141,7 @@ def test_a_header_larger_than_any_model_needs_is_refused_before_it_is_read(tmp_p
         "tokenizer_config.json", "chat_template.jinja",
     ],
 )  # fmt: skip
-def test_a_pipe_or_a_folder_in_the_place_of_a_file_blocks_nobody(
+def test_a_pipe_or_a_folder_in_place_of_a_file_blocks_no_caller(
     directory: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     byte_tokenizer().save(str(directory / "tokenizer.json"))
@@ -210,7 +210,7 @@ def test_a_configuration_beyond_the_model_is_refused(directory: Path, changes: d
         load_engine(directory)
 
 
-def test_a_directory_that_is_none_says_what_a_model_is(tmp_path: Path) -> None:
+def test_an_invalid_directory_gets_the_definition_of_a_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"a model is a directory with config\.json"):
         load_engine(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match=r"holds no config\.json"):

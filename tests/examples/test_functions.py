@@ -58,7 +58,7 @@ def test_fastapi_validates_streams_and_describes_itself(site: httpx.Client) -> N
     assert site.get("fastapi/openapi.json").json()["info"]["title"] == "Questions"
 
 
-def test_pilotlight_dev_serves_an_example_at_the_root_and_ends_when_told() -> None:
+def test_pilotlight_dev_serves_an_example_at_the_root_and_ends_on_request() -> None:
     (port,) = free_ports(1)
     command = [
         sys.executable,

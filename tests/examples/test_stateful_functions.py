@@ -119,7 +119,7 @@ def test_everything_is_called_by_the_clock_too(tmp_path: Path) -> None:
         assert until(lambda: client.get("/last").json(), bool) == "*/30 * * * *"
 
 
-def test_the_room_tells_everybody_what_anybody_says(site: httpx.Client) -> None:
+def test_the_room_sends_each_message_to_all(site: httpx.Client) -> None:
     async def talk() -> list[Any]:
         url = str(site.base_url).rstrip("/")
         async with aiohttp.ClientSession() as client, client.ws_connect(f"{url}/room/attic?name=Ada") as ada:

@@ -306,7 +306,7 @@ def test_a_manifest_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, 
     assert load_manifest(tmp_path).main.name == "e.py"
 
 
-def test_a_table_where_tables_are_wanted_is_told_how_one_begins(folder: Path) -> None:
+def test_a_value_in_place_of_tables_gets_an_example_of_a_tables_start(folder: Path) -> None:
     write(folder, 'name = "f"\nmain = "src/entry.py"\n[kv_namespaces]\nbinding = "KV"\n')
     with pytest.raises(
         ManifestError, match=r"kv_namespaces: must be an array, not a table; each of its tables begins with \[\[...\]\]"

@@ -48,7 +48,7 @@ def test_a_token_without_an_adapter_stays_as_it_was(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.cpu_only
-def test_a_recorded_call_follows_the_slots_and_what_is_in_them(arithmetic: str) -> None:
+def test_a_recorded_call_follows_the_slots_and_their_content(arithmetic: str) -> None:
     if arithmetic == "torch":
         pytest.skip("torch's calls are not recorded")
     _, x, adapters, places = call(6, torch.float32)
@@ -70,7 +70,7 @@ def test_a_recorded_call_follows_the_slots_and_what_is_in_them(arithmetic: str) 
 
 
 @pytest.mark.parametrize(("rows", "rank"), [(1, 8), (64, 8), (130, 16)])
-def test_blocks_hold_every_row_once_and_zeros_behind_them(rows: int, rank: int) -> None:
+def test_blocks_hold_every_row_once_and_zeros_after_them(rows: int, rank: int) -> None:
     b = torch.randn(rows, rank)
     blocks = blocked(b)
     assert blocks.shape == (-(-rows // 64), rank, 64)

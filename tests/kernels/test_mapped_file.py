@@ -36,7 +36,7 @@ def fds(tmp_path: Path) -> list[int]:
         [(1, PAGE - 1, 1), (0, 2 * PAGE, PAGE), (1, 40 * PAGE, 123)],  # up to the file's end
     ],
 )
-def test_parts_of_files_lie_one_behind_the_other(fds: list[int], ranges: list[tuple[int, int, int]]) -> None:
+def test_parts_of_files_follow_one_another(fds: list[int], ranges: list[tuple[int, int, int]]) -> None:
     parts = [OpenRange(fds[file], start, count) for file, start, count in ranges]
     assert can_join([(start, count) for _, start, count in ranges])
     expected = b"".join(os.pread(part.fd, part.num_bytes, part.start) for part in parts)

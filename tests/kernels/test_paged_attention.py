@@ -110,8 +110,8 @@ def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
     assert_close("the same token", decoded, prefilled, 1e-5)
 
 
-# The weights, the result and, by torch with sinks, scores of up to some 8 are rounded to bf16 (eight bits: at most 2^-9 of each); the scores' error
-# is one of their weight.
+# Rounded to bf16 (eight bits: at most 2^-9 of each) are the weights, the result and, by torch with sinks, scores of up to some 8; an error of a score
+# is one of its weight.
 @pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 1e-5), (torch.bfloat16, 4 * 2.0**-9)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (5, 1, 40), (2, 1, 256)])
 @pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)

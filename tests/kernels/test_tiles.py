@@ -74,7 +74,7 @@ def test_a_gated_product_is_its_steps_one_by_one(activation: object, outputs: in
     assert_close("gated", apart, gated_linear(x, weight, None, activation), 1e-2)  # type: ignore[arg-type]
 
 
-def test_what_lies_behind_a_row_or_the_weight_is_not_multiplied() -> None:
+def test_values_after_a_row_or_the_weight_are_not_multiplied() -> None:
     x, around = torch.randn(40, 70).to(BF16), torch.full((100, 70), torch.nan).to(BF16)
     around[20:57] = torch.randn(37, 70).to(BF16)
     assert_close("product", x.double() @ around[20:57].double().T, linear(x, around[20:57]), 4e-3)

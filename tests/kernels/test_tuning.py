@@ -41,7 +41,7 @@ def test_a_table_reads_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "[]", "{}", '{"version": 1, "gemv": {"1 2": [1]}}', '{"version": 0, "gemv": {}}']
 )
-def test_a_table_that_cannot_be_read_is_none_and_is_named(
+def test_an_unreadable_table_is_ignored_and_named(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "damaged.json"
@@ -51,7 +51,7 @@ def test_a_table_that_cannot_be_read_is_none_and_is_named(
     assert "damaged.json" in caplog.text
 
 
-def test_sizes_that_nobody_measured_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
+def test_unmeasured_sizes_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
     tuning.write_table(tmp_path / "shipped" / f"{tuning.device_name(HERE)}.json", {Sizes(4, 6, 42): TILE}, {})
     assert tuning.best_tile(3, 6, 42, HERE) == TILE, "three rows are computed as four are"
     assert tuning.best_tile(2, 6, 42, HERE) is None
@@ -111,5 +111,5 @@ def test_every_candidate_computes_the_product(tokens: int) -> None:
         assert torch.allclose(tuning.run(candidate, x, weight, bias), x @ weight.T + bias, atol=1e-3)
 
 
-def test_no_size_is_begun_when_the_time_is_over() -> None:
+def test_no_size_is_started_when_the_time_is_over() -> None:
     assert list(tile_tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0]), until=0.0)) == []

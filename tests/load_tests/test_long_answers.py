@@ -47,7 +47,7 @@ def test_texts_are_copied_edited_and_quoted_word_by_word(split: Split) -> None:
 
 
 @SPLITS
-def test_records_and_calls_follow_their_schemas_and_say_what_was_told(split: Split) -> None:
+def test_records_and_calls_follow_their_schemas_and_contain_the_given_facts(split: Split) -> None:
     for seed in range(20):
         asked = records(random.Random(seed), split)
         system, told, answer = (str(message["content"]) for message in asked.messages)

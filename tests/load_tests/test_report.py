@@ -87,7 +87,7 @@ def test_every_region_has_its_page() -> None:
 
 
 @pytest.mark.parametrize("made", ["0123456789ab+", "unknown", "0123456789ab"])
-def test_a_record_that_nobody_can_check_out_is_refused(made: str) -> None:
+def test_a_record_of_an_unavailable_commit_is_refused(made: str) -> None:
     refused = {**record("site-death", {}), "commit": made}
     assert doubt(refused, frozenset()) is not None
     assert doubt({**refused, "commit": "0123456789ab"}, frozenset({"0123456789ab"})) is None

@@ -6,7 +6,7 @@ import torch
 from load_tests.ties import TIE, TieJudge, margin_of
 
 
-def test_a_draw_between_two_shares_is_a_tie_and_one_inside_a_share_is_none() -> None:
+def test_a_draw_between_two_shares_is_a_tie_and_one_inside_a_share_is_not() -> None:
     shares = torch.tensor([0.25, 0.25, 0.0, 0.5], dtype=torch.float64).log()
     assert margin_of(shares, 1.0, 0.5 + 1e-9, 1, 3) < TIE
     assert margin_of(shares, 1.0, 0.5 + 1e-9, 3, 1) < TIE
@@ -21,7 +21,7 @@ def test_the_likeliest_two_are_a_tie_where_they_are_equal() -> None:
     assert margin_of(logprobs, 0.0, None, 0, 2) == pytest.approx(0.693, abs=1e-3)
 
 
-def test_the_models_own_choice_is_told_from_another_by_its_distribution() -> None:
+def test_the_models_own_choice_is_distinguished_from_another_by_its_distribution() -> None:
     judge, prompt = TieJudge(), tuple(range(40, 80))
     logprobs = judge._logprobs(prompt)
     second, best = logprobs.topk(2).indices.flip(0).tolist()

@@ -1,6 +1,6 @@
-"""The page's own routes and what they call, of a network that is only told of, under a stock server in a thread.
+"""The page's own routes with a fake network, under a stock server in a thread.
 
-Every text of that network comes from `texts`, by what it is: hostile ones, or marks by which a test finds what a key may see.
+Every text of that network comes from `texts`, by its kind: hostile ones, or marks by which a test finds the texts that a key may see.
 """
 
 import asyncio

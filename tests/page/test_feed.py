@@ -16,7 +16,7 @@ def decoded(event: bytes) -> tuple[str, dict[str, Any]]:
     return fields[b"event"].decode(), orjson.loads(fields[b"data"])
 
 
-async def test_who_comes_sees_everything_and_then_what_changes() -> None:
+async def test_a_newcomer_sees_everything_and_then_changes() -> None:
     source = ToldSource([row("ams1"), row("iad1")])
     feed = Feed(source)
     feed.tick()
@@ -60,7 +60,7 @@ async def test_a_page_that_missed_a_second_gets_a_whole_picture_for_changes_are_
     assert (kinds, states) == (["whole", "second"], [{"ams1": "unhealthy", "iad1": "healthy"}, {}])
 
 
-async def test_moves_and_decisions_are_told_once_and_a_newcomer_gets_the_newest() -> None:
+async def test_moves_and_decisions_are_sent_once_and_a_newcomer_gets_the_newest() -> None:
     source = ToldSource([row("ams1")])
     feed = Feed(source)
     feed.tick()

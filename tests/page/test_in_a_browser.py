@@ -1,4 +1,4 @@
-"""The page on a network that is only told of: hostile texts, many sites, a feed that goes away, and keys that may see less."""
+"""The page on a fake network: hostile texts, many sites, a feed that goes away, and keys that may see less."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -156,7 +156,7 @@ def test_a_key_that_may_not_look_sees_the_door_alone(chromium: "Browser", scope:
 
 @pytest.mark.parametrize("scope", ["metrics", "admin"])
 def test_views_show_what_the_key_may_see_and_are_accessible(chromium: "Browser", scope: str) -> None:
-    """The page asks for nothing that it would be refused, and what it gets has no more than it shows."""
+    """The page requests nothing that would be refused, and gets no more than it shows."""
     source = ToldSource([row("ams1", "hello")])
     with Served(source, plain, access=keys()) as served, opened(chromium, served.url) as page:
         bodies = collected(page)

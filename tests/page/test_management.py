@@ -1,4 +1,4 @@
-"""The management API of the page and of `pilotlight manage`: what it refuses, and the line of each change."""
+"""The management API of the page and of `pilotlight manage`: its refusals, and the line of each change."""
 
 import json
 from collections.abc import Awaitable, Callable

@@ -96,5 +96,5 @@ def test_routers_of_one_network_know_each_others_cookies_and_no_other_networks()
             Sessions(ACCESS, stranger).visitor(request(cookie=cookie))
 
 
-def test_without_required_keys_whoever_is_here_operates() -> None:
+def test_without_required_keys_all_local_callers_operate() -> None:
     assert Sessions(Access([], is_required=False), "").actor(request()).is_admin

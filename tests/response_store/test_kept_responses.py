@@ -12,7 +12,7 @@ def made() -> KeptResponse:
     return KeptResponse("t", {"id": "resp_1", "status": "in_progress", "output": []})
 
 
-async def test_a_reader_is_told_of_each_event_and_of_the_end() -> None:
+async def test_a_reader_gets_each_event_and_the_end() -> None:
     response = made()
     response.add_event(b"a")
     assert await response.after(0) == ([b"a"], False)
@@ -48,7 +48,7 @@ async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -
     assert (response.fields["status"], response.fields["error"]) == ("cancelled", None)
 
 
-def test_an_input_is_what_was_said_before_and_what_was_asked_now() -> None:
+def test_an_input_consists_of_earlier_items_and_the_new_ones() -> None:
     assert joined(b"", b"1", b"", b"2") == b"1,2"
     assert KeptResponse("t", {}, b"3").input == b"3"
     assert KeptResponse("t", {}, b"3", PreviousResponse(7, "resp_0", b"1,2")).input == b"1,2,3"

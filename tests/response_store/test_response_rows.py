@@ -147,7 +147,7 @@ def test_a_conversation_of_many_responses_is_kept_once_and_let_go_with_the_last(
     ] == [0, 0, 0, 0]
 
 
-def test_of_two_that_go_on_from_one_each_has_it_until_both_are_deleted(connection: RowConnection) -> None:
+def test_with_two_continuations_of_one_each_has_it_until_both_are_deleted(connection: RowConnection) -> None:
     add(connection, response("root", "r"))
     for name in ("left", "right"):
         branch = response(name, name)
@@ -274,7 +274,7 @@ def test_how_far_a_response_is_is_read_by_others_from_any_event(connection: RowC
     assert count(connection, "response_events") == 0
 
 
-def test_what_a_maker_that_is_gone_was_making_has_failed_with_the_events_it_told(connection: RowConnection) -> None:
+def test_responses_of_a_lost_maker_have_failed_with_the_events_it_reported(connection: RowConnection) -> None:
     watching(connection, "other")
     one = make(connection, "a", model="m")
     one.events = [b"data: 0\n\n", b"data: 1\n\n"]
@@ -291,7 +291,7 @@ def test_what_a_maker_that_is_gone_was_making_has_failed_with_the_events_it_told
     assert count(connection, "response_makers") == 1
 
 
-def test_a_database_that_was_away_has_lost_nobody(connection: RowConnection) -> None:
+def test_a_database_that_was_away_has_lost_no_maker(connection: RowConnection) -> None:
     """The first process to return has not heard of the others for as long as they have not of it."""
     watching(connection, "other")
     make(connection, "a")
@@ -326,7 +326,7 @@ def test_a_maker_that_is_back_brings_nothing_back_to_life(connection: RowConnect
     assert rows.confirm(connection, MAKER, [Progress.of(kept)]) == (set(), {})
 
 
-def test_what_has_ended_is_not_cancelled(connection: RowConnection) -> None:
+def test_ended_responses_are_not_cancelled(connection: RowConnection) -> None:
     add(connection, response("a"), response("a", tenant="u", status="queued"))
     assert (rows.cancel(connection, "t", "a") or response("b")).fields["status"] == "completed"
     assert found(connection, "a", "u").fields["status"] == "queued", "another tenant's is another one"

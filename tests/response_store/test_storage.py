@@ -120,7 +120,7 @@ async def test_a_response_is_there_after_a_restart_and_its_tenants_alone(path: P
         assert await there(store, "a") == [False]
 
 
-async def test_nobody_else_on_the_machine_reads_them_wherever_they_lie(path: Path, days: Days) -> None:
+async def test_no_other_user_of_the_machine_reads_them_in_any_folder(path: Path, days: Days) -> None:
     write(path, b"")
     path.parent.chmod(0o755)
     assert modes_in(path.parent) == {path.name: 0o644}
@@ -240,7 +240,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
             await store.close()
 
 
-async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
+async def test_a_write_that_fails_by_mistake_keeps_no_caller_waiting(
     path: Path, days: Days, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def raises(*_: Any, **__: Any) -> Any:
@@ -256,7 +256,7 @@ async def test_a_write_that_fails_by_a_mistake_keeps_nobody_waiting(
         assert await there(store, "a", "b") == [False, True]
 
 
-async def test_what_is_written_after_its_client_was_told_that_it_is_not_kept_is_taken_back(
+async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is_removed(
     path: Path, days: Days
 ) -> None:
 
@@ -374,7 +374,7 @@ def fill(filler: Path) -> None:
 
 
 @pytest.mark.process
-async def test_a_full_disk_costs_what_ends_meanwhile_and_what_was_kept_is_read(
+async def test_a_full_disk_costs_records_that_end_meanwhile_and_stored_ones_are_read(
     disk: SmallDisk, days: Days, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(disk.folder / "responses.sqlite", days, retry_s=0.01) as store:
@@ -425,7 +425,7 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
 
 @pytest.mark.long
 @pytest.mark.parametrize("garbage", [b"\xff" * 4096, bytes(4096)])
-async def test_whichever_page_is_damaged_what_comes_now_is_kept_and_nothing_is_told_that_was_not(
+async def test_whichever_page_is_damaged_new_responses_are_kept_and_no_wrong_one_is_returned(
     path: Path, days: Days, garbage: bytes
 ) -> None:
     before = [response(name, size=20_000) for name in ("first", "second", "third")]
@@ -482,7 +482,7 @@ async def test_a_row_that_cannot_be_read_at_the_start_keeps_no_process_from_keep
         assert await there(store, "b") == [True]
 
 
-async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_told(
+async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_sent(
     path: Path, days: Days, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with opened(path, days) as store:
@@ -508,7 +508,7 @@ async def test_the_end_of_a_background_response_is_on_the_disk_before_it_is_told
         assert await store.after(found, 0) == (made.events, True)
 
 
-async def test_a_second_process_is_told_and_takes_over_when_the_first_has_ended(
+async def test_a_second_process_is_refused_and_takes_over_when_the_first_has_ended(
     path: Path, days: Days, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(path, days) as second:
@@ -525,7 +525,7 @@ async def test_a_second_process_is_told_and_takes_over_when_the_first_has_ended(
     assert "another process" in caplog.text
 
 
-async def test_a_disk_that_stands_still_holds_up_nobody_for_long(path: Path, days: Days) -> None:
+async def test_a_disk_that_hangs_delays_no_caller_for_long(path: Path, days: Days) -> None:
     goes_on = threading.Event()
     async with opened(path, days) as store:
         assert await store.keep(response("a"))

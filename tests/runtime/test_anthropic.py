@@ -75,7 +75,7 @@ async def test_a_stream_has_every_event_in_its_order(site: Site) -> None:
         ({"tools": [TOOL]}, CALLED, "tool_use", None),
     ],
 )
-async def test_the_reason_for_the_end_is_told(
+async def test_the_reason_for_the_end_is_reported(
     site: Site, fields: dict[str, Any], text: str, reason: str, sequence: str | None
 ) -> None:
     site.engine.script = says(text, finish="length" if reason == "max_tokens" else "stop")
@@ -232,7 +232,7 @@ async def test_the_form_of_an_answer_and_the_choice_of_a_tool_are_enforced(site:
          400, "invalid_request_error", "must end with text"),
     ],
 )  # fmt: skip
-async def test_what_is_wrong_is_told_in_the_dialects_own_shape(
+async def test_errors_are_reported_in_the_dialects_own_shape(
     site: Site, fields: dict[str, Any], status: int, kind: str, words: str
 ) -> None:
     answer = await call(site.app, PATH, {**HELLO, **fields})
@@ -251,7 +251,7 @@ async def test_tokens_are_counted_as_the_answers_usage_counts_them(site: Site) -
     assert (refused.status, refused.json["error"]["type"]) == (404, "not_found_error")
 
 
-async def test_models_have_anthropics_shape_for_whoever_names_its_version(site: Site) -> None:
+async def test_models_have_anthropics_shape_for_clients_that_name_its_version(site: Site) -> None:
     version = {"anthropic-version": "2023-06-01"}
     listed = (await call(site.app, "/v1/models", **version)).json
     assert (listed["data"][0]["type"], listed["first_id"], listed["has_more"]) == ("model", "tiny", False)

@@ -21,7 +21,7 @@ async def test_a_models_path_names_it(site: Site, path: str) -> None:
     assert answer.status == 200, answer.body
 
 
-async def test_a_key_is_told_of_the_models_of_its_account(make_site: SiteMaker) -> None:
+async def test_a_key_sees_the_models_of_its_account(make_site: SiteMaker) -> None:
     made = [new_key(name, account=name) for name in ("some", "none")]
     keys = [{"name": key.name, "key_sha256": key.key_sha256, "account": key.name} for _, key in made]
     accounts = [{"name": "some", "models": ["@test/*"]}, {"name": "none", "models": ["x"]}]

@@ -87,7 +87,7 @@ async def test_what_is_nested_as_deep_as_may_be_is_rendered(site: Site, body: An
     assert (await call(site.app, CHAT, {**body, "messages": [*body["messages"], {"role": "x"}]})).status == 400
 
 
-async def test_json_that_nobody_renders_may_be_as_deep_as_it_parses(site: Site) -> None:
+async def test_json_that_is_not_rendered_may_be_as_deep_as_it_parses(site: Site) -> None:
     deep: Any = 1
     for _ in range(800):
         deep = [deep]

@@ -11,7 +11,7 @@ PROMPT = Submit("a", "tiny", (1, 2, 3), SamplingParams(max_tokens=9))
 CONTINUED = replace(PROMPT, sequence_id="b", prompt_token_ids=(1, 2, 3, 7), num_delivered_tokens=1, salt=b"another's")
 
 
-def test_a_prompt_is_refused_after_two_hosts_for_whoever_sends_it() -> None:
+def test_a_prompt_is_refused_after_two_hosts_for_every_sender() -> None:
     charges = Charges()
     charges.charge(PROMPT)
     charges.require_harmless(CONTINUED)

@@ -66,7 +66,7 @@ async def test_choices_come_in_order_with_their_own_ends(site: Site, path: str) 
     }
 
 
-async def test_streamed_choices_are_interleaved_and_told_apart(site: Site) -> None:
+async def test_streamed_choices_are_interleaved_and_distinguished(site: Site) -> None:
     site.engine.scripts = [slowly("one", 0.01), slowly("three", 0.007)]
     asked = {**HELLO, "n": 2, "stream": True, "stream_options": {"include_usage": True}}
     answer = await call(site.app, CHAT, asked)

@@ -104,7 +104,7 @@ async def test_of_tools_that_the_prompt_lists_only_the_allowed_ones_can_be_calle
         assert [f'\\"{name}\\"' in submit.constraint.text for name in "fgh"] == [True, True, False]
 
 
-async def test_calls_that_nobody_demands_follow_their_schemas_where_they_can(site: Site) -> None:
+async def test_calls_that_are_not_required_follow_their_schemas_where_they_can(site: Site) -> None:
     assert (await call(site.app, CHAT, {**HELLO, "tools": TOOLS[:1]})).status == 200
     (submit,) = site.engine.submits
     assert submit.constraint is not None

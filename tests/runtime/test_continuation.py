@@ -56,7 +56,7 @@ class Mortal:
             yield 0.0
 
 
-async def test_a_stream_goes_on_where_its_host_died(make_site: SiteMaker) -> None:
+async def test_a_stream_continues_where_its_host_died(make_site: SiteMaker) -> None:
     mortal = Mortal(5)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, {**STREAMED, "max_tokens": 100, "temperature": 0.9})
@@ -86,7 +86,7 @@ async def test_a_whole_answer_survives_as_well(make_site: SiteMaker) -> None:
         await site.is_idle()
 
 
-async def test_every_choice_goes_on_for_itself(make_site: SiteMaker) -> None:
+async def test_every_choice_continues_for_itself(make_site: SiteMaker) -> None:
     mortal = Mortal(4)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, {**HELLO, "n": 3})
@@ -99,7 +99,7 @@ async def test_every_choice_goes_on_for_itself(make_site: SiteMaker) -> None:
 
 
 @pytest.mark.parametrize("stop", ["pilot", "light"])  # the host dies after "The pil"
-async def test_a_stop_string_across_or_behind_the_cut_is_found(make_site: SiteMaker, stop: str) -> None:
+async def test_a_stop_string_across_or_after_the_cut_is_found(make_site: SiteMaker, stop: str) -> None:
     mortal = Mortal(7)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, {**HELLO, "stop": stop})
@@ -131,7 +131,7 @@ async def test_prompt_logprobs_come_once(make_site: SiteMaker, dies_at: int, aga
         await site.is_idle()
 
 
-async def test_a_sequence_that_had_not_begun_is_submitted_as_it_was(make_site: SiteMaker) -> None:
+async def test_a_sequence_that_had_not_started_is_submitted_unchanged(make_site: SiteMaker) -> None:
     mortal = Mortal(0)
     async with make_site(launcher=mortal.launcher) as site:
         answer = await call(site.app, CHAT, HELLO)
@@ -200,7 +200,7 @@ async def test_only_the_sequences_of_the_step_are_charged_with_a_crash(make_site
 
 
 @pytest.mark.parametrize(("suspended", "charged"), [(False, True), (True, False)])
-async def test_a_step_that_ran_out_of_its_deadline_is_charged_unless_somebody_stopped_the_process(
+async def test_a_step_past_its_deadline_is_charged_unless_the_process_was_stopped(
     make_site: SiteMaker, suspended: bool, charged: bool
 ) -> None:
     mortal = Mortal()
@@ -282,7 +282,7 @@ async def test_a_sequence_that_has_left_its_dead_host_counts_nowhere_while_it_wa
         await site.is_idle()
 
 
-async def test_a_stuck_hosts_sequences_go_on_too(make_site: SiteMaker) -> None:
+async def test_a_stuck_hosts_sequences_continue_too(make_site: SiteMaker) -> None:
     mortal = Mortal()
     async with make_site(launcher=mortal.launcher, engine={"step_deadline_s": 0.2}) as site:
         mortal.clients[0].answer = lambda submit: [*says("The pi", finish=None), 30]

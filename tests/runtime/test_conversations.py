@@ -26,7 +26,7 @@ async def texts(site: Site, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
-async def test_a_response_goes_on_from_its_conversation_and_is_added_to_it(site: Site, how: dict[str, Any]) -> None:
+async def test_a_response_continues_its_conversation_and_is_added_to_it(site: Site, how: dict[str, Any]) -> None:
     name = await created(site, SAID)
     for turn, said in enumerate(("One", "Two")):
         site.engine.script = says(f"Answer {turn}")

@@ -100,7 +100,7 @@ async def test_requests_are_sent_elsewhere_when_no_host_lives_and_the_site_recov
         assert (await call(site.app, CHAT, HELLO)).status == 200
 
 
-async def test_who_waits_for_a_host_after_one_that_did_not_live_is_told_how_that_died() -> None:
+async def test_a_waiter_for_a_host_after_one_that_died_learns_how_that_died() -> None:
     launcher = FakeLauncher()
     async with Supervisor(launcher, EngineConfig(standby=False)) as device:
         for number in range(HOPELESS_AFTER):

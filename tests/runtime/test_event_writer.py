@@ -21,7 +21,7 @@ class Client:
         return [message["body"] for message in self.told if message["type"] == "http.response.body"]
 
 
-async def test_a_router_is_told_once_of_a_drain_and_not_before_the_answer_begins() -> None:
+async def test_a_router_is_notified_once_of_a_drain_and_not_before_the_answer_starts() -> None:
     client, drains = Client(), asyncio.Event()
     async with EventWriter(client.send, 1000.0, drains=drains) as writer:
         drains.set()
@@ -37,7 +37,7 @@ async def test_a_router_is_told_once_of_a_drain_and_not_before_the_answer_begins
     assert client.parts == [b"a", DRAIN_NOTICE, b"b", b""]
 
 
-async def test_a_silence_is_broken_from_the_beginning_and_behind_a_notice_too() -> None:
+async def test_silence_is_broken_from_the_start_and_after_a_notice_too() -> None:
     client, drains = Client(), asyncio.Event()
     async with EventWriter(client.send, 0.01, [("x-more", "1")], drains) as writer:
         await eventually(lambda: HEARTBEAT in client.parts)
@@ -53,7 +53,7 @@ async def test_a_silence_is_broken_from_the_beginning_and_behind_a_notice_too() 
     assert client.parts.count(DRAIN_NOTICE) == 1
 
 
-async def test_whom_no_router_has_sent_hears_nothing_of_a_drain() -> None:
+async def test_clients_without_a_router_see_nothing_of_a_drain() -> None:
     client = Client()
     async with EventWriter(client.send, 1000.0) as writer:
         await writer.write(b"a")

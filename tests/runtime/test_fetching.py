@@ -144,7 +144,7 @@ async def test_what_breaks_off_or_is_wrong_is_asked_for_again(server: Server, fa
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
-async def test_an_interrupted_fetch_goes_on_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
+async def test_an_interrupted_fetch_continues_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
     """The task is cancelled in the middle, as a killed process would leave it; a chunk of its file is damaged besides."""
     source = server.source(listed(server.folder))
     server.fault = lambda name, nth: (

@@ -106,7 +106,7 @@ def test_a_divided_gpu_is_left_to_the_engine_host_and_one_divided_into_nothing_i
         check_devices(["cuda:0"], root=root, read_gpus=lambda: [Gpu("NVIDIA H100", 80 * GIB, 0)])
 
 
-def test_nobody_is_asked_where_no_driver_is_loaded_or_the_user_names_the_devices(
+def test_no_driver_is_asked_if_none_is_loaded_or_the_user_names_the_devices(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never() -> None:

@@ -224,7 +224,7 @@ async def test_a_prefill_host_that_dies_costs_no_token(split: Callable[..., Any]
         assert b"[DONE]" in stream.body
 
 
-async def test_a_decode_host_that_dies_takes_its_prefill_along_and_the_answer_goes_on(
+async def test_a_decode_host_that_dies_takes_its_prefill_along_and_the_answer_continues(
     split: Callable[..., Any],
 ) -> None:
     async with split() as pair:
@@ -243,7 +243,7 @@ async def test_a_decode_host_that_dies_takes_its_prefill_along_and_the_answer_go
             assert b"error" not in stream.body
 
 
-async def test_a_host_that_has_computed_a_prompt_owes_nothing_while_the_answer_goes_on(
+async def test_a_host_that_has_computed_a_prompt_owes_nothing_while_the_answer_continues(
     split: Callable[..., Any],
 ) -> None:
     async with split() as pair, Busy(pair):

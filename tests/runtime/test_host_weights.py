@@ -97,7 +97,7 @@ def processes(client: httpx.Client) -> list[dict[str, Any]]:
     return found
 
 
-def test_two_runtimes_of_one_name_are_told_apart(file: Path, tmp_path: Path) -> None:
+def test_two_runtimes_of_one_name_are_distinguished(file: Path, tmp_path: Path) -> None:
     site = Process(file, tmp_path / "log")
     try:
         command = [sys.executable, "-m", "pilotlight.runtime", str(file)]

@@ -78,7 +78,7 @@ def lose_lock(place: TierDirectory) -> None:
     place._lock = None
 
 
-def test_the_engine_is_told_of_tiers_only_where_the_site_has_a_place_for_them() -> None:
+def test_the_engine_gets_tiers_only_where_the_site_has_a_place_for_them() -> None:
     config = EngineConfig(kv_host_gib=0.5, kv_disk_dir="/var/cache/kv", kv_disk_gib=2.0)
     told = host_config(config, ("cpu",), "ams1", Path("/dev/shm/x"))
     assert (told.kv_host_bytes, told.kv_host_dir) == (GIB // 2, "/dev/shm/x")
@@ -182,7 +182,7 @@ def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
     assert place.claim() == place.directory
 
 
-def test_a_lock_that_somebody_looks_at_is_waited_for(tmp_path: Path) -> None:
+def test_a_lock_that_is_being_checked_is_waited_for(tmp_path: Path) -> None:
     place = TierDirectory("ams1", tmp_path)
     (tmp_path / place.directory.name).mkdir()
     looked_at = try_lock(place.directory, "site.lock")

@@ -258,7 +258,7 @@ def answered(body: bytes, status: str = "200 OK") -> bytes:
 LENDABLE = answered(b'{"models": {"tiny": 1000.0}}')
 
 
-async def test_an_answer_that_has_begun_on_a_kept_connection_is_not_asked_for_again() -> None:
+async def test_an_answer_that_has_started_on_a_kept_connection_is_not_requested_again() -> None:
     site = Scripted(LENDABLE, b"HTTP/1.1 200 OK\r\n", LENDABLE, b"", LENDABLE)
     async with site as lender:
         await lender._look()

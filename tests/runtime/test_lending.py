@@ -80,7 +80,7 @@ async def test_an_idle_site_computes_a_prompt(lender: Site) -> None:
     assert await lent(lender, "computed")
 
 
-async def test_nobody_without_the_networks_secret_is_heard(lender: Site) -> None:
+async def test_no_message_without_the_networks_secret_is_accepted(lender: Site) -> None:
     body = encode_line(BorrowedPrompt("tiny", "ab" * 16, (1, 2), b""))
     for method, path in (("GET", LENDING_PATH), ("GET", PROBE_PATH), ("POST", PROMPT_PATH)):
         plain = await Exchange(lender.app, method, path, body, {}).done()
@@ -122,7 +122,7 @@ async def test_a_borrowed_prompt_gives_way_to_the_first_client(lender: Site) -> 
     await own.done()
 
 
-async def test_one_prompt_at_a_time_and_none_for_who_has_left(lender: Site) -> None:
+async def test_one_prompt_at_a_time_and_none_for_a_client_that_left(lender: Site) -> None:
     lender.engine.scripts = [[asyncio.Event()]]
     first = borrow(lender)
     await eventually(lambda: lender.engine.open)

@@ -23,7 +23,7 @@ class Twins:
         self.launchers = [mortal.launcher for mortal in self.mortals]
 
 
-async def test_a_dead_hosts_sequences_go_on_at_once_where_the_model_is_awake(make_pair: Callable[..., Any]) -> None:
+async def test_a_dead_hosts_sequences_continue_at_once_where_the_model_is_awake(make_pair: Callable[..., Any]) -> None:
     twins = Twins()
     async with make_pair(*twins.launchers, engine={**FAST, "scale_down_after_s": 600.0}) as pair:
         await both_awake(pair)

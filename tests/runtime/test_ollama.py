@@ -68,7 +68,7 @@ async def test_a_call_has_its_arguments_as_an_object_and_its_history_is_taken_ba
     assert again.json["message"]["content"] == "Fine.", again.body
 
 
-async def test_a_name_may_have_the_tag_that_clients_put_behind_it(site: Site) -> None:
+async def test_a_name_may_have_the_tag_that_clients_append(site: Site) -> None:
     answer = await call(site.app, CHAT, {**ASKED, "model": "tiny:latest", "stream": False})
     assert answer.json["model"] == "tiny:latest"
     assert (await call(site.app, "/api/show", {"name": "tiny:latest"})).status == 200
@@ -169,7 +169,7 @@ async def test_thinking_is_apart_from_the_answer(make_site: SiteMaker, model_dir
         assert "thinking" in (await call(site.app, "/api/show", {"model": "tiny"})).json["capabilities"]
 
 
-async def test_logprobs_are_told_where_they_are_asked_for(site: Site) -> None:
+async def test_logprobs_are_sent_where_they_are_requested(site: Site) -> None:
     site.engine.script = says("Hi", logprobs=True)
     body = (await call(site.app, CHAT, {**ASKED, "logprobs": True, "top_logprobs": 1, "stream": False})).json
     assert [one["token"] for one in body["logprobs"]] == ["H", "i"]

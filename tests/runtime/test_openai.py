@@ -109,7 +109,7 @@ async def test_max_tokens_leaves_the_rest_of_the_context_by_default(site: Site) 
     assert submit.sampling.max_tokens == site.engine.context_length - len(submit.prompt_token_ids)
 
 
-async def test_length_is_told_as_such(site: Site) -> None:
+async def test_length_is_reported_as_such(site: Site) -> None:
     site.engine.script = says("abc", finish="length")
     answer = await call(site.app, CHAT, {**HELLO, "max_completion_tokens": 3})
     assert site.engine.submits[0].sampling.max_tokens == 3
@@ -147,7 +147,7 @@ async def test_penalties_and_biases_reach_the_engine(site: Site) -> None:
         assert sampling.logit_bias == ((65, -100.0), (7, 2.5))
 
 
-async def test_a_repetition_penalty_of_zero_is_none(site: Site) -> None:
+async def test_a_repetition_penalty_of_zero_means_none(site: Site) -> None:
     await call(site.app, CHAT, {**HELLO, "repetition_penalty": 0, "presence_penalty": None})
     assert not site.engine.submits[-1].sampling.adjusts_logits
 

@@ -83,7 +83,7 @@ async def test_both_kinds_at_once_are_each_as_long_as_asked(site: Site) -> None:
     assert len(choice["prompt_logprobs"][1]) == 3
 
 
-async def test_an_echo_streams_each_choice_behind_the_prompt(site: Site) -> None:
+async def test_an_echo_streams_each_choice_after_the_prompt(site: Site) -> None:
     late = [0.03, *with_prompt(says("one", logprobs=True), TOKENS)]
     site.engine.scripts = [late, says("two", logprobs=True)]  # the second is there before the prompt's logprobs are
     answer = await call(site.app, COMPLETIONS, {**TEXT, "echo": True, "logprobs": 0, "n": 2, "stream": True})

@@ -33,7 +33,7 @@ async def test_a_routers_prompt_is_published_under_the_digests_that_it_came_with
         assert status.arriving_tokens_per_s > 0
 
 
-async def test_the_store_behind_the_cache_is_published_with_its_pace(make_site: SiteMaker) -> None:
+async def test_the_store_below_the_cache_is_published_with_its_pace(make_site: SiteMaker) -> None:
     async with make_site() as site:
         site.engine.loads = {"tiny": ModelLoad(store="5eed", store_tokens_per_s=900.0)}
         status = await model_status(site)

@@ -39,5 +39,5 @@ def test_strangers_cannot_make_a_site_decline_or_learn_its_queue() -> None:
 
 
 @pytest.mark.parametrize("load", [None, ModelLoad(waiting_tokens=9000)])
-def test_a_site_that_does_not_know_its_speed_takes_what_comes(load: ModelLoad | None) -> None:
+def test_a_site_that_does_not_know_its_speed_accepts_all_requests(load: ModelLoad | None) -> None:
     decline_if_too_long(scope("0"), load)

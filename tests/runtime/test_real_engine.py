@@ -116,7 +116,7 @@ def is_gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def test_an_engine_host_that_is_told_to_end_costs_no_stream(lasting: Process) -> None:
+def test_an_engine_host_that_is_ended_on_request_costs_no_stream(lasting: Process) -> None:
     continued = 'pilotlight_cut_sequences_total{model_name="tiny",outcome="continued"} 1.0'
     with httpx.Client(base_url=lasting.url, timeout=30) as client:
         whole = client.post(CHAT, json=ENDLESS).text

@@ -90,7 +90,7 @@ async def test_without_reasoning_the_answer_begins_at_once(make_thinker: SiteMak
         ({"tools": [TOOL], "tool_choice": "required"}, 'start: ("<think>" thought ', "answer: section"),
     ],
 )
-async def test_what_an_answer_must_be_begins_behind_the_reasoning(
+async def test_a_constraint_of_an_answer_starts_after_the_reasoning(
     make_thinker: SiteMaker, fields: dict[str, Any], start: str, part: str
 ) -> None:
     async with make_thinker() as site:

@@ -60,7 +60,7 @@ async def test_a_copy_that_goes_takes_nothing_new_and_ends_what_it_has(pair: Pai
     await eventually(lambda: not pair.loaded[going.host.index])
 
 
-async def test_what_is_about_to_go_comes_back_without_waking(pair: Pair) -> None:
+async def test_a_model_about_to_go_comes_back_without_waking(pair: Pair) -> None:
     gate = asyncio.Event()
     pair.make_hot(pair.home)
     await eventually(lambda: all(pair.awake))
@@ -114,7 +114,7 @@ async def test_a_further_copy_comes_from_the_weights_in_host_memory(
         assert 'pilotlight_wake_phase_ms_count{clock="sibling",phase="load"} 1.0' in text
 
 
-async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
+async def test_no_model_sleeps_for_a_further_copy_but_it_sleeps_for_any_other(
     make_pair: Callable[..., Any], entries: list[dict[str, Any]]
 ) -> None:
     entries[3]["priority"] = -5
@@ -140,7 +140,7 @@ async def test_nobody_sleeps_for_a_further_copy_but_it_sleeps_for_anybody(
         assert awake == dict.fromkeys("abcd", 1), "only the further replica of a went"
 
 
-async def test_a_further_copy_that_cannot_be_loaded_hurts_nobody(make_pair: Callable[..., Any]) -> None:
+async def test_a_further_copy_that_cannot_be_loaded_hurts_no_request(make_pair: Callable[..., Any]) -> None:
     def refuse(client: FakeEngineClient) -> None:
         client.load_error = EngineError("model_load_failed", "the device is too small")
 

@@ -20,7 +20,7 @@ def candidate(name: str, num_bytes: int = 10, **fields: object) -> EvictionCandi
     return EvictionCandidate(name, num_bytes, **fields)  # type: ignore[arg-type]
 
 
-def test_nobody_sleeps_while_there_is_room() -> None:
+def test_no_model_sleeps_while_there_is_room() -> None:
     assert make_room(10, 30, [candidate("a"), candidate("b")]) == EvictionPlan()
     assert make_room(10**12, None, [candidate("a")]) == EvictionPlan()
 
@@ -48,7 +48,7 @@ def test_the_pinned_and_the_busy_stay() -> None:
     assert could_ever_fit(10, 20, held)
 
 
-def test_what_has_just_woken_stays_for_three_times_its_waking() -> None:
+def test_a_model_that_has_just_woken_stays_for_three_times_its_waking() -> None:
     held = [candidate("new", wake_s=2.0, awake_for_s=1.0), candidate("newer", wake_s=2.0, awake_for_s=0.5)]
     assert make_room(10, 20, held) == EvictionPlan(is_possible=False, wait_s=5.0)
     assert make_room(10, 20, [candidate("old", wake_s=2.0, awake_for_s=6.0), held[0]]).evict == ("old",)
@@ -75,7 +75,7 @@ def test_no_more_sleep_than_must() -> None:
     assert cheapest(102, held) is None
 
 
-def test_nobody_sleeps_beside_one_that_suffices_to_the_byte() -> None:
+def test_no_model_sleeps_beside_one_that_suffices_to_the_byte() -> None:
     held = [candidate("small", 1, next_use_s=1e9), candidate("large", 50, next_use_s=1e3)]
     assert cheapest(50, held) == ("large",)
     assert cheapest(51, held) == ("small", "large")

@@ -37,7 +37,7 @@ async def streamed(site: Site, body: dict[str, Any]) -> list[dict[str, Any]]:
     return told
 
 
-async def test_an_answer_is_a_response_that_repeats_what_was_asked(site: Site) -> None:
+async def test_an_answer_is_a_response_that_repeats_the_request(site: Site) -> None:
     site.engine.script = says("Hello", cached=2)
     asked = {**HELLO, "instructions": "Be brief.", "metadata": {"a": "b"}, "temperature": 0.5, "max_output_tokens": 40}
     body = (await call(site.app, PATH, asked)).json
@@ -175,7 +175,7 @@ async def test_what_is_wrong_is_named(site: Site, fields: dict[str, Any], word: 
     assert (await call(site.app, PATH, HELLO)).status == 200
 
 
-async def test_a_response_goes_on_where_another_ended_however_that_was_sent(site: Site) -> None:
+async def test_a_response_continues_another_however_that_was_sent(site: Site) -> None:
     site.engine.script = says("Hello")
     first = (await call(site.app, PATH, {**HELLO, "instructions": "Not carried on."})).json
     second = events_of(
@@ -351,7 +351,9 @@ async def test_responses_of_all_kinds_are_there_after_a_restart(make_site: SiteM
         assert (await call(site.app, f"{PATH}/{first['id']}", **mine)).status == 404
 
 
-async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_is_told(make_site: SiteMaker) -> None:
+async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_gets_an_error(
+    make_site: SiteMaker,
+) -> None:
     async with make_site() as site:
         site.engine.script = [*says("Hello")[:2], asyncio.Event()]
         started = (await call(site.app, PATH, {**HELLO, "background": True})).json
@@ -424,7 +426,7 @@ async def test_nothing_that_was_said_waits_for_the_disk(site: Site, monkeypatch:
     assert (last["type"], last["response"]["store"]) == ("response.completed", True)
 
 
-async def test_nobody_is_told_of_a_background_response_that_could_be_lost(
+async def test_no_client_learns_of_a_background_response_that_could_be_lost(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "REFUSED_WITHIN_S", 0.01)
@@ -439,7 +441,7 @@ async def test_nobody_is_told_of_a_background_response_that_could_be_lost(
     await eventually(lambda: not site.app.responses._keeping.store._made)
 
 
-async def test_a_failure_in_mid_stream_is_told_and_nothing_is_kept(site: Site) -> None:
+async def test_a_failure_in_mid_stream_is_reported_and_nothing_is_kept(site: Site) -> None:
     site.engine.script = [*says("Hel")[:2], RuntimeError("boom")]
     events = await streamed(site, HELLO)
     assert (events[-1]["type"], events[-1]["code"]) == ("error", "internal_error")

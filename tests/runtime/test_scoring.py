@@ -235,7 +235,7 @@ async def test_a_reranker_neither_chats_nor_embeds(reranker: Site) -> None:
     assert reranker.engine.submits == []
 
 
-async def test_the_second_text_of_a_pair_is_told_where_the_tokenizer_tells_it(
+async def test_the_second_text_of_a_pair_is_marked_where_the_tokenizer_marks_it(
     make_site: SiteMaker, model_directory: Path
 ) -> None:
     file = model_directory / "tokenizer.json"

@@ -196,7 +196,9 @@ async def test_a_drain_lets_open_streams_finish_and_refuses_new_ones(make_server
     assert site.admission.inflight == 0
 
 
-async def test_a_drain_sends_away_who_waits_for_a_model_to_wake(make_server: SiteMaker, model_directory: Path) -> None:
+async def test_a_drain_sends_away_requests_that_wait_for_a_model_to_wake(
+    make_server: SiteMaker, model_directory: Path
+) -> None:
     models = [{"name": "tiny", "source": str(model_directory), "residency": "disk"}]
     async with make_server(models=models, limits={"drain_timeout_s": 60.0}) as site, httpx.AsyncClient() as http:
         await eventually(lambda: site.launcher.hosts)

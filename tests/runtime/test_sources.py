@@ -132,7 +132,7 @@ async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.process
-def test_a_site_ends_when_it_is_told_to_though_the_hub_never_answers(tmp_path: Path) -> None:
+def test_a_site_ends_on_request_though_the_hub_never_answers(tmp_path: Path) -> None:
     file = tmp_path / "site.toml"
     with socket.create_server(("127.0.0.1", 0)) as hub:
         file.write_text(

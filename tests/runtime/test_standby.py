@@ -80,7 +80,7 @@ async def test_a_loaded_model_is_expected_by_the_standby(make_site: SiteMaker, m
         assert expected == [site.launcher.client.specs["tiny"]]
 
 
-async def test_a_stream_goes_on_with_the_standby(make_site: SiteMaker) -> None:
+async def test_a_stream_continues_with_the_standby(make_site: SiteMaker) -> None:
     mortal = Mortal(None, 5)  # the first host to die is the standby, once it serves
     async with make_site(launcher=mortal.launcher, engine=KEPT) as site:
         await eventually(lambda: is_ready(site))

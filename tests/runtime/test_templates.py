@@ -32,7 +32,7 @@ async def model_status(site: Site) -> Any:
     return (await call(site.app, "/status")).json["models"][0]
 
 
-async def test_a_model_with_a_broken_template_is_not_loaded_where_nobody_waits_for_it(
+async def test_a_model_with_a_broken_template_is_not_loaded_without_a_waiting_request(
     make_site: SiteMaker, broken: Path
 ) -> None:
     async with make_site(wait=False) as site:
@@ -81,7 +81,7 @@ async def test_a_conversation_finds_a_broken_template_where_texts_are_answered(
         await site.is_idle()
 
 
-async def test_a_broken_template_is_found_soon_though_nobody_converses(
+async def test_a_broken_template_is_found_soon_without_a_conversation(
     make_site: SiteMaker, broken: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(wakes, "TEMPLATE_AFTER_S", 0.0)
@@ -109,7 +109,7 @@ async def test_a_site_that_stops_waits_for_no_template(make_site: SiteMaker, mod
     assert not checks
 
 
-async def test_a_template_that_cannot_be_read_fails_the_load_although_somebody_waits(
+async def test_an_unreadable_template_fails_the_load_although_a_request_waits(
     make_site: SiteMaker, model_directory: Path
 ) -> None:
     config = json.loads((model_directory / "tokenizer_config.json").read_text())

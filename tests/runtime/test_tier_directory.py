@@ -9,7 +9,7 @@ import pytest
 from pilotlight.runtime.hosts.tier_directory import try_lock
 
 
-def test_a_lock_is_one_owners_and_one_that_was_removed_meanwhile_is_none(
+def test_a_lock_has_one_owner_and_one_removed_meanwhile_is_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd = try_lock(tmp_path, "site.lock")

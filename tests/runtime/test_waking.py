@@ -115,7 +115,7 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
         assert (await exchange.done()).events[-1] == "[DONE]"
 
 
-async def test_whoever_waits_for_room_hears_at_once_that_there_is_some(small: Site) -> None:
+async def test_a_waiter_for_room_learns_at_once_that_there_is_some(small: Site) -> None:
     models = small.app.site.models
     heard = asyncio.create_task(models._changed.wait())
     await asyncio.sleep(0)
@@ -234,7 +234,7 @@ async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: Sit
         await eventually(lambda: not site.app.site.why_not_ready())
 
 
-async def test_who_waits_for_room_hears_at_once_that_another_model_did_not_wake(small: Site) -> None:
+async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(small: Site) -> None:
     """No other request has to end, and its own last look may be long ago."""
     gate, load_model = asyncio.Event(), small.engine.load_model
 

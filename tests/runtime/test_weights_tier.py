@@ -98,7 +98,7 @@ def test_without_a_promise_half_of_what_there_is_may_be_used(tmp_path: Path) -> 
     assert opened(site(tmp_path, None), tmp_path) is None, "files on a disk are not memory, unless configured"
 
 
-def test_two_runtimes_of_one_name_do_not_share_and_the_second_is_told_so(tmp_path: Path) -> None:
+def test_two_runtimes_of_one_name_do_not_share_and_the_second_gets_an_error(tmp_path: Path) -> None:
     first = opened(site(tmp_path, 1.0), tmp_path)
     assert first is not None
     with pytest.raises(ConfigError) as refused:

@@ -154,7 +154,7 @@ async def test_a_list_of_models_has_pages_and_an_end(make_site: SiteMaker, model
 
 
 @pytest.mark.process
-async def test_why_an_answer_has_ended_is_told(site: Site) -> None:
+async def test_the_reason_of_an_answers_end_is_reported(site: Site) -> None:
     for text, finish, reason in (
         ("Hello", "stop", "stop"),
         ("Hello", "length", "length"),
@@ -177,7 +177,7 @@ async def test_a_request_may_refuse_to_wait(site: Site, monkeypatch: pytest.Monk
         assert "retry-after" in refused.headers
 
 
-async def test_tasks_schemas_and_tokens_are_told_in_envelopes(site: Site) -> None:
+async def test_tasks_schemas_and_tokens_are_returned_in_envelopes(site: Site) -> None:
     base = "/client/v4/accounts/acc1/ai"
     tasks = (await call(site.app, f"{base}/tasks/search")).json["result"]
     assert [task["name"] for task in tasks] == ["Text Generation", "Text Embeddings", "Text Classification"]

@@ -65,7 +65,7 @@ OPEN = {"door": {"open_to_all": True}}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1", "ams1.example.com", ""])
-def test_a_listener_beyond_this_machine_starts_only_where_somebody_has_written_who_may_come(host: str) -> None:
+def test_a_listener_beyond_this_machine_starts_only_with_an_access_rule(host: str) -> None:
     there = {"host": host, "port": 1}
     sites = [{"name": "a", "url": "http://h", "place": PLACE}]
     for table, values in (
@@ -84,7 +84,7 @@ def test_a_listener_on_this_machine_needs_no_keys(host: str) -> None:
     parse(SiteConfig, site(listen={"host": host, "port": 1}), "file")
 
 
-def test_a_door_that_nobody_could_pass_is_refused() -> None:
+def test_access_rules_that_admit_no_client_are_refused() -> None:
     assert "there are no [[keys]]" in refusal(site(door={"require_key": True}))
     assert "key name 'acme' is used twice" in refusal(site(keys=[KEY, KEY]))
     assert "keys.0.key_sha256" in refusal(site(keys=[{"name": "a", "key_sha256": "secret"}]))
@@ -173,5 +173,5 @@ def test_a_collectors_url_is_taken_with_or_without_its_last_slash(otlp: str | No
         ({"listen": {"port": 70000}}, "listen.port: must be at least 0 and at most 65535, not 70000"),
     ],
 )
-def test_a_value_beyond_its_bounds_is_told_with_them(changes: dict[str, object], complaint: str) -> None:
+def test_a_value_beyond_its_bounds_is_refused_with_them(changes: dict[str, object], complaint: str) -> None:
     assert complaint in refusal(site(**changes))

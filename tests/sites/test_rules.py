@@ -61,7 +61,7 @@ def test_a_rule_takes_what_makes_sense_and_names_what_does_not(
         ("128.0.0.1", False), ("10.0.0.1", False), ("localhost.example.com", False), ("", False), ("Localhost", False),
     ],
 )  # fmt: skip
-def test_only_what_nobody_else_reaches_is_local(host: str, is_local: bool) -> None:
+def test_only_addresses_that_no_other_machine_reaches_are_local(host: str, is_local: bool) -> None:
     assert rules.is_loopback(host) == is_local
 
 

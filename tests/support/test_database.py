@@ -93,7 +93,7 @@ async def test_a_statement_that_takes_too_long_is_stopped_by_name_and_the_next_o
         await database.run(lambda connection: connection.execute("SELECT * FROM other"))
 
 
-async def test_work_that_nobody_waits_for_any_more_is_stopped_or_never_begun(database: Database) -> None:
+async def test_work_without_waiting_callers_is_stopped_or_never_started(database: Database) -> None:
     started = threading.Event()
     done: list[str] = []
 
@@ -165,7 +165,7 @@ async def test_a_file_that_cannot_be_set_up_is_tried_again_by_the_next_work(tmp_
     await database.close()
 
 
-async def test_whoever_opens_the_same_file_shares_it_and_the_later_are_closed_first(tmp_path: Path) -> None:
+async def test_all_that_open_the_same_file_share_it_and_the_later_are_closed_first(tmp_path: Path) -> None:
     closed: list[str] = []
 
     class Opened:
@@ -217,7 +217,7 @@ async def test_a_limit_is_counted_from_the_works_own_beginning(database: Databas
     assert (await slow, await quick) == (None, [])
 
 
-async def test_a_text_that_is_none_is_told_as_sqlite_does(database: Database) -> None:
+async def test_an_invalid_text_is_reported_as_by_sqlite(database: Database) -> None:
     with pytest.raises(sqlite3.OperationalError, match="decode"):
         await database.run(lambda connection: connection.execute("SELECT CAST(x'ff' AS TEXT)").fetchone())
 

@@ -26,7 +26,7 @@ def encoded(value: object) -> object:
     return json.loads(msgspec.json.encode(value))
 
 
-def test_absent_and_null_are_told_apart() -> None:
+def test_absent_and_null_are_distinguished() -> None:
     assert encoded(ChatChunk("c", 1, "m", (ChunkChoice(MessageDelta(content="a")),))) == {
         "id": "c",
         "created": 1,

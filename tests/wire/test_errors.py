@@ -62,7 +62,7 @@ def test_retry_after_is_at_least_one_second() -> None:
     assert ApiError("overloaded", "Full.").headers() == []
 
 
-def test_a_limit_per_minute_is_told_in_openais_headers() -> None:
+def test_a_limit_per_minute_is_sent_in_openais_headers() -> None:
     error = ApiError("quota_exceeded", "Too many.", retry_after_s=7.4, rate_limit=RateQuota("tokens", 1000.0))
     assert error.headers()[1:] == [
         ("x-ratelimit-limit-tokens", "1000"),
@@ -71,7 +71,7 @@ def test_a_limit_per_minute_is_told_in_openais_headers() -> None:
     ]
 
 
-def test_the_path_tells_the_dialect() -> None:
+def test_the_path_decides_the_dialect() -> None:
     assert dialect_of("/client/v4/accounts/a/ai/run/m") is Dialect.WORKERS_AI
     assert dialect_of("/v1/models") is Dialect.OPENAI
 

@@ -48,7 +48,7 @@ async def test_what_is_no_form_or_has_too_much_is_refused(kind: str, text: str) 
 
 
 @pytest.mark.parametrize("kind", ["application/json", "", "multipart/mixed; boundary=b"])
-async def test_another_type_is_told_how_a_file_is_sent(kind: str) -> None:
+async def test_another_type_gets_the_way_to_send_a_file(kind: str) -> None:
     with pytest.raises(ApiError, match="a file is sent as multipart/form-data, in the field file"):
         await read_form(kind, pieces(part("file", "abc", "a.txt") + "--b--\r\n"))
 
@@ -79,7 +79,7 @@ def test_a_finetune_that_lacks_a_file_is_refused(body: bytes) -> None:
         unpacked(body)
 
 
-def test_clients_are_told_of_a_finetune_and_whether_it_is_everybodys() -> None:
+def test_clients_see_a_finetune_and_whether_it_is_public() -> None:
     assert moment(1.5) == "1970-01-01T00:00:01.500Z"
     told = FINETUNE.listed()
     assert (told.id, told.created_at, told.modified_at, told.model, told.name, told.public) == (

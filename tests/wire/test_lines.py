@@ -9,7 +9,7 @@ from pilotlight.wire.sse import CONTENT_TYPE as EVENTS
 from pilotlight.wire.sse import DONE, HEARTBEAT, encode_event
 
 
-def test_each_events_data_is_a_line_and_comments_are_none() -> None:
+def test_each_events_data_is_a_line_and_comments_are_not() -> None:
     events = encode_event(b'{"a":1}') + HEARTBEAT + b":pl [0]\n" + encode_event(b'{"b":2}') + encode_event(DONE)
     assert lines_of(events) == b'{"a":1}\n{"b":2}\n'
     assert lines_of(HEARTBEAT) == b""

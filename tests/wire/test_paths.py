@@ -26,7 +26,7 @@ def test_a_path_means_the_same_however_it_is_written(path: str, means: str) -> N
     assert (scope["path"], scope["raw_path"]) == (means, means.encode())
 
 
-def test_what_is_not_here_is_refused_by_a_sentence_of_its_own() -> None:
+def test_an_unavailable_path_is_refused_by_a_specific_sentence() -> None:
     assert "speech" in nothing_at("/v1/audio/transcriptions")
     assert "/v1/conversations" in nothing_at("/client/v4/accounts/a/ai/v1/threads")
     assert "/v1/decisions" in nothing_at("/ai/v1/moderations")

@@ -36,7 +36,7 @@ def test_work_in_a_scope_is_a_part_of_its_span_until_it_ends(spans: Spans) -> No
 
 
 @pytest.mark.parametrize(("error", "why"), [(Failed(), "overloaded"), (KeyError("k"), "KeyError")])
-def test_an_error_marks_its_span_and_goes_on(spans: Spans, error: Exception, why: str) -> None:
+def test_an_error_marks_its_span_and_is_raised_on(spans: Spans, error: Exception, why: str) -> None:
     with pytest.raises(type(error)), spans.within("work", {}, "server", {}) as span:
         raise error
     assert span.attributes["error.type"] == why  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
     token_ids: TokenIds
     finish_reason: FinishReason | None = None
     cached_tokens: Annotated[int, Meta(ge=0)] = 0  # of the prompt, as the answer's usage will say
-    num_events: Annotated[int, Meta(ge=0)] = 0  # of the answer up to here, in a dialect that numbers them
+    num_events: Annotated[int, Meta(ge=0)] = 0  # number of events so far, in a dialect that numbers them
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # of all prompts
     reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far
     drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise, at this site
@@ -50,7 +50,7 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):
-    """All that a client has of one choice."""
+    """The delivered part of one choice."""
 
     token_ids: TokenIds = ()
     finish_reason: FinishReason | None = None
@@ -69,7 +69,7 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerName(NamedTuple):
-    """The values that make two halves one answer."""
+    """The values that two sites need to produce one answer."""
 
     seed: int  # if the request has none
     created: int

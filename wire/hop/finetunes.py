@@ -10,7 +10,7 @@ import msgspec
 
 from pilotlight.wire.workers_ai import ListedFinetune
 
-INTERNAL_PATH = "/internal/finetunes"  # router -> site: which it has; below it one of them, read, brought or removed
+INTERNAL_PATH = "/internal/finetunes"  # router -> site: a list; below it one adapter, to read, bring or remove
 # Under the account's path: a fine-tune, and whether the path is that of its files.
 FINETUNES = re.compile(
     r"^/client/v4/accounts/(?P<account>[^/]+)/ai/finetunes(?:/(?P<id>[^/]+)(?:/(?P<assets>finetune-assets))?)?/?$"
@@ -27,7 +27,7 @@ class Finetune(msgspec.Struct, frozen=True):
     description: str = ""
     created_s: float = 0.0
     modified_s: float = 0.0
-    is_whole: bool = False  # both files are there and describe an adapter that can be computed
+    is_whole: bool = False  # both files exist and describe an adapter that can be computed
 
     def listed(self) -> ListedFinetune:
         """Return the fine-tune in the form that clients get."""
@@ -38,9 +38,9 @@ class Finetune(msgspec.Struct, frozen=True):
 class FinetuneList(msgspec.Struct, frozen=True):
     """All that a site has."""
 
-    state: str  # as its status names it
+    state: str  # state as the status names it
     kept: tuple[Finetune, ...] = ()
-    removed: tuple[str, ...] = ()  # ids, of some time: those that another site still has go there as well
+    removed: tuple[str, ...] = ()  # ids removed in some period: a site that still has one deletes it
 
 
 def moment(seconds: float) -> str:

@@ -24,7 +24,7 @@ class BorrowedPrompt(msgspec.Struct, frozen=True):
     model: str
     hand_over: str  # the name by which its blocks are requested
     token_ids: tuple[int, ...]
-    salt: bytes  # of its tenant, so that no other tenant finds the cached blocks
+    salt: bytes  # its tenant's salt, so that no other tenant finds the cached blocks
 
 
 class PromptAccepted(msgspec.Struct, frozen=True):

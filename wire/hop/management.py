@@ -62,7 +62,7 @@ class CatalogueModel(msgspec.Struct, frozen=True):
     architecture: str = ""
     license: str = ""  # license as its files state it; empty if they state none
     served_as: tuple[str, ...] = ()  # names of models that the site serves from this source
-    fit: Fit | None = None  # unknown (None) until its files are there
+    fit: Fit | None = None  # None if unknown before its files are here
 
 
 class HubQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

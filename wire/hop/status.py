@@ -33,7 +33,7 @@ class ModelStatus(msgspec.Struct, frozen=True):
     prefill_tokens_per_s: float = 0.0  # rate of one device; 0 if not measured yet
     decode_tokens_per_s: float = 0.0  # of one sequence
     wake_ms: float = 0.0  # measured time to wake it from its present place (if awake: the last time), without waiting for room; 0 if not measured
-    detail: str = ""  # why it failed, how far it has loaded
+    detail: str = ""  # why it failed, or how far it has loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use
     weights_bytes: int = 0  # bytes while awake; an estimate until the first wake
     wakes: int = 0  # since the site's start (counter)
@@ -72,7 +72,7 @@ class FunctionStatus(msgspec.Struct, frozen=True):
     started: int = 0  # counter: processes since the site's start
     sockets: int = 0  # WebSockets that are open
     asked: int = 0  # counter: requests, WebSockets and calls of crons and queues since the site's start
-    failed: int = 0  # counter: of these, those that its isolate did not answer
+    failed: int = 0  # counter: of these, requests that the isolate did not answer
 
 
 class FunctionsStatus(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class LenderStatus(msgspec.Struct, frozen=True):
     why_not: str = ""  # it would compute none now
     rtt_ms: float = 0.0
     mbit_per_s: float = 0.0  # the link's measured rate, by blocks and probes; 0 if not measured yet
-    borrowed: int = 0  # counter: prompts that it has taken
+    borrowed: int = 0  # counter: prompts that the other site accepted
     declined: int = 0  # counter: prompts that it was asked for and has not
 
 

@@ -14,7 +14,7 @@ log = logging.getLogger("pilotlight.access")
 
 
 class AccessLog:
-    """ASGI middleware round everything else, so that refusals have their line, too."""
+    """The outermost ASGI middleware, so that refusals are logged, too."""
 
     def __init__(self, app: Any) -> None:
         self._app = app

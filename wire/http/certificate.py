@@ -90,6 +90,6 @@ def client_context(authority: str | None) -> ssl.SSLContext:
 
 def _end_of(certificate: Path) -> float:
     """Return when a chain's leaf ends. Raises OSError, ValueError."""
-    from cryptography.x509 import load_pem_x509_certificate  # here, since few listeners have one
+    from cryptography.x509 import load_pem_x509_certificate  # imported here because few listeners have one
 
     return load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()

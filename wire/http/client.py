@@ -45,7 +45,7 @@ class Origin(NamedTuple):
     authority: str  # as in the host header
 
     @classmethod
-    @lru_cache(4096)  # each request names its site by the same
+    @lru_cache(4096)  # each request names its site by the same text
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"

@@ -74,7 +74,7 @@ class Server:
         )
 
     def retire(self) -> None:
-        """Accept no more connections, and close each after its present answer, or its next one."""
+        """Accept no more connections, and close each after its present or next answer."""
         self.is_stopping = True
         assert self._server is not None
         self._server.close()

@@ -55,7 +55,7 @@ class DailyQuotas:
         self._days = {self._day: self._used}
 
     def set(self, accounts: Iterable[CustomerConfig]) -> None:
-        """Hold these to their quotas from now on."""
+        """Replace the quotas, for example after the file was read again."""
         self._limits = {
             account.name: account
             for account in accounts

@@ -7,7 +7,7 @@ Usage and leases together never exceed a limit. The store is postgres_leases.py.
 
 from typing import NamedTuple
 
-EXPIRES_S = 10.0  # a lease that its router does not confirm
+EXPIRES_S = 10.0  # a lease without a confirmation ends after this time
 
 
 class LeaseKey(NamedTuple):

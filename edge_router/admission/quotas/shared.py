@@ -31,7 +31,7 @@ TICK_S = 0.25
 TOLD_EVERY_S = 1.0  # how often usage is reported
 CONFIRMED_EVERY_S = EXPIRES_S / 4
 GIVEN_BACK_S = 2.0  # after its last use
-ASKED_AGAIN_S = 0.1  # of a limit that was found used up
+ASKED_AGAIN_S = 0.1  # pause before another claim of a limit that is used up
 ANSWERS_WITHIN_S = 1.0  # for the store's answer; then the request continues without it
 TRY_AGAIN_S = 1.0
 
@@ -51,8 +51,8 @@ class QuotaLease:
         self.held = self.free = 0.0
         self.at_work = 0.0  # open requests and reserved tokens, which give it back
         self.spent = 0.0  # spent and not reported yet
-        self.wanted = 0.0  # by requests that wait for it
-        self.seen_at = float("-inf")  # when the claim was made that the store confirmed last
+        self.wanted = 0.0  # amount that waiting requests need
+        self.seen_at = float("-inf")  # when the last confirmed claim was made
         self.used_at = now
         self.empty_until = float("-inf")
 
@@ -112,7 +112,7 @@ class SharedQuotas:
         self, store: "PostgresLeases", *, serves_without: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`serves_without` the store: by this router's own counts."""
-        self.fault: str | None = None  # why the store cannot be asked
+        self.fault: str | None = None  # why the store cannot be used
         self._store = store
         self._serves_without = serves_without
         self._clock = clock

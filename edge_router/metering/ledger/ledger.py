@@ -157,7 +157,7 @@ class Ledger:
             self._settle(batch)
 
     async def add(self, records: Sequence[UsageRecord]) -> None:
-        """Write records of others: each once, however often it comes. Raises UsageStoreError."""
+        """Write records of sites: each once, even if it is received repeatedly. Raises UsageStoreError."""
         async with self._writing:
             await self._answered(self._store.add, [self._priced(record) for record in records])
 

@@ -18,7 +18,7 @@ from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError
 from pilotlight.wire.hop.usage_records import USAGE_PATH, UsageAsked, UsageTold
 
 ASK_EVERY_S = 1.0
-ROUNDS = 20  # with one site, before the next one has its turn
+ROUNDS = 20  # requests to one site before the next one's turn
 MOST_BYTES = 16 << 20
 
 log = logging.getLogger("pilotlight.ledger")

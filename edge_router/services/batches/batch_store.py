@@ -19,7 +19,7 @@ KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
 MOST_WAITING = 100_000  # requests of one owner
 MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
-MOST_BATCHES = 10_000  # of one owner, those included that ended within the day
+MOST_BATCHES = 10_000  # batches of one owner, with those that ended within the day
 MOST_BYTES = 512 << 20  # files of one owner
 PART_BYTES = 1 << 20  # bytes read at once
 OUT_OF_TIME, CANCELLED = 0, -1  # in place of an answer's status
@@ -52,7 +52,7 @@ class StoredBatch(NamedTuple):
     owner: str
     key: str  # the name of the key with which it was made; empty if unknown
     path: str
-    input_file: str  # empty: it came with its requests
+    input_file: str  # empty if the requests were in the body
     created_s: int
     expires_s: int
     cancelled_s: int | None = None

@@ -27,7 +27,7 @@ from pilotlight.wire.errors import ApiError
 IDLE_BELOW = 8  # requests in progress at a site, of all owners
 LOOK_EVERY_S = 0.5  # at sites' status, which is a second old
 SWEEP_EVERY_S = 60.0
-TRIES_OF_ERRORS = 3  # of a request that fails at sites that took it
+TRIES_OF_ERRORS = 3  # attempts of a request that fails at sites
 FIRST_WAIT_S = 1.0  # before a second try; twice that before the next
 LONGEST_WAIT_S = 60.0
 TRY_LATER = (429, 502, 503)  # nothing was wrong with the request: until the batch's time is over

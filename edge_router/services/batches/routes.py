@@ -122,7 +122,7 @@ class _Asked:
         found = _PATH.match(head.path) or _RUN.match(head.path)
         assert found is not None, "service_table.py has looked"
         self._found = found.groupdict()
-        self.ignored: list[str] = []  # fields that mean nothing here
+        self.ignored: list[str] = []  # fields without a meaning here
         self._queue = queue
         self._head = head
         self._body = body
@@ -275,7 +275,7 @@ def _lifetime(asked: object, param: str) -> int:
     if asked == {}:
         return KEPT_S
     anchor, seconds = (asked.get("anchor"), asked.get("seconds")) if isinstance(asked, dict) else (None, None)
-    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():  # as a form has it
+    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():  # in the form of a form field
         seconds = int(seconds[:10])
     if anchor != "created_at" or type(seconds) is not int or not LEAST_KEPT_S <= seconds <= KEPT_S:
         sentence = f'{param} must have the anchor "created_at" and from {LEAST_KEPT_S} to {KEPT_S} seconds, for which files are kept here'

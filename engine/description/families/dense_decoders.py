@@ -275,7 +275,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
         refuse_unless(text, key, None)
     is_bidirectional = flag(text, "use_bidirectional_attention", False)
     window = sliding_window(text, 4096)
-    if is_bidirectional and window is not None:  # half of it on each side, as transformers reads it
+    if is_bidirectional and window is not None:  # half of the window on each side, as in transformers
         window = window // 2 + 1
     period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer has full attention
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)

@@ -58,7 +58,10 @@ def _with_tower(
     *,
     is_gated: bool = False,
 ) -> DenseConfig:
-    """Read a decoder with `read`, and its tower if config.json describes one. `sections`: the default of mrope_section."""
+    """Read a decoder with `read`, and its tower if config.json describes one.
+
+    `sections` is the default of mrope_section.
+    """
     decoder, vision = read(config), config.get("vision_config")
     if not vision:
         return decoder

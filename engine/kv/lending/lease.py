@@ -56,7 +56,7 @@ class Lease:
         self.slabs: set[int] = set()
         self.max_blocks = 0  # the most blocks it could have: those in all unreserved slabs
         self.user: SlabUser | None = None
-        self.num_short = 0  # blocks that it lacked when it last scheduled
+        self.num_short = 0  # missing blocks at its last schedule
         self.last_used = 0
         self.pool = BlockPool(0, grid.capacity, num_shares=grid.copies)
         self._is_refused = False  # there is nothing to borrow before the next schedule

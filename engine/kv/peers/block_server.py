@@ -123,7 +123,7 @@ class BlockServer:
                 del self._hand_overs[ended]
 
     def end(self, hand_over: str) -> None:
-        """Record that it computes no more."""
+        """Record that the sequence computes no more."""
         with self._lock:
             if hand_over in self._hand_overs:
                 self._hand_overs[hand_over] = time.monotonic()

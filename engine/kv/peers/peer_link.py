@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerLink(NamedTuple):
-    """One model's view of both ends."""
+    """Both ends of block transfers, for one model."""
 
     server: BlockServer
     reader: PeerThread

@@ -16,7 +16,7 @@ from pilotlight.engine.kv.recency import EvictionOrder
 
 
 class _Share:
-    """The unheld blocks of one share, and all its findable ones."""
+    """The unheld blocks of one share, and all its blocks that can be found."""
 
     def __init__(self, blocks: Iterable[int], num_blocks: int) -> None:
         # A heap: low numbers are handed out first, so that held blocks stay close and whole slabs can be returned.
@@ -51,7 +51,7 @@ class BlockPool:
         self._on_forget = on_forget
         self._references = [0] * capacity
         self._is_present = bytearray(b"\1" * num_blocks + bytes(capacity - num_blocks))
-        self._is_reused = bytearray(capacity)  # found by its hash since it was cached
+        self._is_reused = bytearray(capacity)  # whether it was found by its hash since it was cached
         self._shares = [
             _Share(range(share, num_blocks, num_shares), num_blocks // num_shares) for share in range(num_shares)
         ]

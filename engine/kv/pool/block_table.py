@@ -12,7 +12,9 @@ class BlockTable:
     __slots__ = ("blocks", "first", "generations")
 
     def __init__(self, blocks: Iterable[int] = (), generations: Iterable[int] = (), first: int = 0) -> None:
-        """`blocks`: those from position `first` on, at least one if that is not 0.
+        """Hold blocks.
+
+        `blocks` start at position `first`, at least one if that is not 0; `generations` are the blocks' generations when they were taken.
 
         `generations`: each one's when it was taken.
         """

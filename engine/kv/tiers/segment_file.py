@@ -50,7 +50,7 @@ class BlockRecord(NamedTuple):
 class Segment:
     path: Path
     num_bytes: int = 0
-    hashes: set[bytes] = field(default_factory=set)  # of the blocks that are found here
+    hashes: set[bytes] = field(default_factory=set)  # hashes of blocks that are found here
     fd: int = -1  # while it is written to
 
     @classmethod

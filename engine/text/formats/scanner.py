@@ -164,7 +164,9 @@ class Scanner:
         self.text = text + self.text
 
     def unread(self, marker: str) -> None:
-        """Output the held text's marker as text, because it started no call, and reread the rest if short.
+        """Treat the held text's marker as text: it started no call. Read the rest again if it is short.
+
+        If the answer was interrupted there, drop all of the held text.
 
         In an answer that was interrupted there, drop all of it.
         """

@@ -23,7 +23,7 @@ _PAGE, _LINE = 4096, 64
 _SEAL_BYTES = 32
 _PADDING, _SEAL = "~pad", "~seal"
 _MAX_HEADER_BYTES = 100 << 20
-_CHECKSUM = "0" * 32  # as long as each of them
+_CHECKSUM = "0" * 32  # a placeholder with the length of a checksum
 
 
 class WeightBundleError(Exception):

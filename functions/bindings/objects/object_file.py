@@ -1,7 +1,7 @@
 """The storage of one Durable Object: a SQLite file with its keys, its alarm, and its SQL tables.
 
-Writes gather in one transaction until `commit`: what an object writes without waiting for anything else is kept whole or not at all. `begin` and
-`end` are savepoints inside. Runs in whatever thread its owner chooses, one piece of work at a time. Independent of who asks.
+Writes are collected in one transaction until `commit`: all writes of an object without another await between them are stored, or none. `begin` and
+`end` are savepoints inside. The owner chooses the thread; only one piece of work runs at a time.
 """
 
 import sqlite3

@@ -49,7 +49,7 @@ class ObjectMigrations:
     """The migrations of one version, and the objects in a directory."""
 
     def __init__(self, directory: Path, migrations: Sequence[Migration], classes: Collection[str]) -> None:
-        """`classes`: those that the version binds."""
+        """Migrate the classes of one function; `classes` are those that the version binds."""
         self._directory = directory
         self._migrations = migrations
         self._classes = classes

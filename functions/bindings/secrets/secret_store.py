@@ -52,7 +52,7 @@ class SecretStore:
     def revision(self) -> int:
         """Return a number that changes with every secret that is put or deleted."""
         try:
-            return self._directory.stat().st_mtime_ns  # each change renames a file into it
+            return self._directory.stat().st_mtime_ns  # each change renames a file in this folder
         except FileNotFoundError:
             return 0
 

@@ -75,8 +75,10 @@ class D1Database(Binding):
         return self._database.history
 
     async def restore(self, bookmark: Bookmark) -> Bookmark:
-        """Make the content what it was, as one commit, for operators; return the bookmark of the content until now.
-        Raises HistoryError, BindingError."""
+        """Restore earlier content as one commit, for operators; return the bookmark of the present content.
+
+        Raises HistoryError, BindingError.
+        """
         with tempfile.TemporaryDirectory(prefix="pilotlight-") as folder:
             built = Path(folder) / "database.sqlite"
             await asyncio.to_thread(self.history.build, bookmark, built)

@@ -219,7 +219,7 @@ class FileStore:
             raise self._quota.full()
 
     async def _commit(self, work: Work[T], write: OpenWrite | None = None) -> T:
-        """Change the index. Afterwards it counts the bytes of `write`."""
+        """Change the index, and count the bytes of `write` from its new state."""
 
         def counted(connection: Connection) -> T:
             result = work(connection)

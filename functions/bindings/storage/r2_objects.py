@@ -37,7 +37,7 @@ class HttpMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Details of an object that its writer sets."""
+    """Details that an object's writer sets."""
 
     http_metadata: HttpMetadata = HttpMetadata()
     custom_metadata: dict[str, str] = {}
@@ -150,7 +150,7 @@ class Digests:
             each.update(data)
 
     def checked(self) -> dict[str, bytes]:
-        """Return all digests. Raises R2Error if the expected one is another."""
+        """Return all digests. Raises R2Error if the expected digest differs."""
         found = {name: each.digest() for name, each in self._hashes.items()}
         if self._expected is not None and found[self._expected[0]] != self._expected[1]:
             name, expected = self._expected

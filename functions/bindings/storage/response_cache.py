@@ -1,7 +1,8 @@
-"""The Cache API of functions: responses in memory of this site, of each function its own, the longest unused forgotten first.
+"""The Cache API of functions: responses in this site's memory, separate for each function.
 
-What is kept, and for how long, follows from the response's headers as documented for the platform: https://developers.cloudflare.com/workers/runtime-apis/cache
-and, where they say nothing, from its status: https://developers.cloudflare.com/cache/how-to/configure-cache-status-code.
+Storage and its time follow a response's headers as documented for the platform (https://developers.cloudflare.com/workers/runtime-apis/cache) or,
+without such headers, its status (https://developers.cloudflare.com/cache/how-to/configure-cache-status-code). The least recently used response is
+evicted first.
 """
 
 import time

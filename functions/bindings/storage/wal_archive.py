@@ -1,7 +1,9 @@
-"""Point-in-time recovery of one SQLite file: its write-ahead log is kept before each checkpoint, so that any second of the last days can be rebuilt.
+"""Point-in-time recovery of a SQLite file: its write-ahead log is copied before each checkpoint.
 
-A *base* is a copy of the file, a *segment* a whole WAL of what was committed after it. Both have numbers: segment N follows base N or segment N - 1.
-`N.times` beside them says when each commit of segment N was made. Recovery is SQLite's own: a base with a segment as its WAL is checkpointed, segment
+So any second of the last days can be rebuilt.
+
+A *base* is a copy of the file, a *segment* a whole WAL of the commits after it. Both have numbers: segment N follows base N or segment N - 1.
+`N.times` beside them has the time of each commit of segment N. Recovery is SQLite's own: a base with a segment as its WAL is checkpointed, segment
 after segment, the last one cut off after the wanted commit. The format of a WAL: https://www.sqlite.org/fileformat2.html#the_write_ahead_log.
 
 One process keeps a file's history, the one that holds its lock. Where another program has checkpointed the file, a new base begins.
@@ -157,7 +159,7 @@ class WalArchive(WalHistory):
         self._segment_bytes = segment_bytes
         self._lock: int | None = None
         self._number = 0
-        self._last = Commit(0, b"")  # of the live WAL, that is noted
+        self._last = Commit(0, b"")  # the last recorded commit of the live WAL
         self._since_base = 0  # bytes of segments
 
     def attach(self, connection: Connection) -> None:
@@ -226,7 +228,7 @@ class WalArchive(WalHistory):
                 if before >= offset:
                     return  # it was noted before the process started
                 if before and int(before_s) == int(now_s):
-                    size -= TIMES.size  # of the commits of a second the last one
+                    size -= TIMES.size  # only the last commit of a second is recorded
             file.seek(size)
             file.truncate()
             file.write(TIMES.pack(now_s, offset))
@@ -284,7 +286,10 @@ class WalArchive(WalHistory):
                 path.unlink(missing_ok=True)
 
     def _give_up(self, connection: Connection, error: OSError) -> None:
-        """Go on without a history until the file is opened again, with a new base then: the data itself is not in danger."""
+        """Continue without a history until the file is opened again, with a new base then.
+
+        The data itself is not in danger.
+        """
         log.error("%s: its history is not kept until it is opened again: %s", self.path, error)
         with suppress(OSError):
             (self.folder / "stamp").unlink(missing_ok=True)

@@ -185,8 +185,10 @@ class _Container:
         self.monitor = 0
 
     def find(self) -> bool:
-        """Tell whether its first process exists.
-        From then on a descriptor identifies it, so that its number cannot be reused."""
+        """Tell whether the container's first process exists.
+
+        From then on a descriptor identifies the process, so that its number cannot be reused.
+        """
         try:
             pid = int(self.pid_file.read_text())
             pidfd = os.pidfd_open(pid)

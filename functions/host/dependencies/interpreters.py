@@ -25,8 +25,8 @@ from pilotlight.functions.manifest import ManifestError, read_toml
 
 log = logging.getLogger("pilotlight.function")
 
-MINORS = (11, 12, 13, 14)  # of Python 3, that functions may run on
-NEEDED = ("msgspec>=0.19",)  # of ours, by a zygote
+MINORS = (11, 12, 13, 14)  # minor versions of Python 3 that functions may use
+NEEDED = ("msgspec>=0.19",)  # packages that our zygote needs
 
 
 class Interpreter(NamedTuple):

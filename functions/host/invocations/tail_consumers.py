@@ -55,7 +55,7 @@ class TailConsumers:
                     if consumer not in self._unheard:
                         log.warning("the tail consumer %s does not get its events: %s", consumer, failure.message)
                     self._unheard.add(consumer)
-                except Exception:  # of ours: later events still have their turn
+                except Exception:  # a fault of ours: later events are still delivered
                     log.exception("%d events for the tail consumer %s are lost", len(batch), consumer)
         finally:
             del self._tasks[consumer]

@@ -42,7 +42,7 @@ UNKNOWN_OF_CF: dict[str, Any] = {  # names in the platform's documentation whose
     "asn": None, "asOrganization": None, "city": None, "continent": None, "country": None, "latitude": None, "longitude": None,
     "metroCode": None, "postalCode": None, "region": None, "regionCode": None, "timezone": None, "tlsCipher": None, "tlsVersion": None,
 }  # fmt: skip
-ANSWER_IN_ONE = 64 << 10  # bytes: a larger body goes in pieces, so that it cannot hold up others
+ANSWER_IN_ONE = 64 << 10  # bytes: a larger body is sent in pieces, so that it cannot delay others
 
 
 def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:

@@ -75,7 +75,7 @@ class IsolateSet:
         self.living.append(isolate)
         try:
             await self._factory.start(isolate, is_on_probation=is_on_probation)
-        except BaseException as error:  # of the client's, too, that left at this very moment
+        except BaseException as error:  # including the cancellation of a client that leaves at this moment
             self._retire(isolate)
             self._waiters.notify()
             if isinstance(error, ZygoteError | OSError):
@@ -102,7 +102,7 @@ class IsolateSet:
         return is_busy
 
     def _look(self, isolate: IsolateHandle, now: float) -> bool:
-        """Look at one isolate, or retire it. Returns whether it has work."""
+        """Check one isolate, or retire it. Returns whether it has work."""
         if isolate.work.load or isolate.work.background or not isolate.is_ready:
             isolate.watch()
             return True

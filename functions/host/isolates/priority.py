@@ -21,12 +21,14 @@ from pilotlight.functions.host.confinement import system
 # tick: beside two loops the runtime's thread waited for 346 ms of 8 s, with 0.7 ms for 134.
 PROMPT_SLICE_NS = 700_000
 MAY_RETURN = os.geteuid() == 0  # to normal priority, for isolates that have proven themselves
-OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # as the site was started
+OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # the priority with which the site was started
 PROMPT_NICE = -5  # if the site may: otherwise a computing process that got too little time recently comes first
 YIELD_NICE = 10
 HALF_S = 1.0  # half-life of observations
 PROVEN = 5  # answers after which an isolate leaves probation
-PIECE_BYTES = 1 << 10  # of a stream or a WebSocket count as one answer: single bytes would earn priority for nothing
+PIECE_BYTES = (
+    1 << 10
+)  # so many bytes of a stream or a WebSocket count as one answer: single bytes would gain priority unfairly
 PROMPT_S = 0.005  # of CPU time for one answer, or PIECE_BYTES of a stream
 PROMPT_SHARE = 0.25  # of a core; an isolate that uses more is not served first
 YIELD_S = 0.02

@@ -18,7 +18,7 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.host.subrequests import Dial, Subrequests
 
 MAX_QUESTION_BYTES = 2048
-MAX_OPEN = 64  # questions of one isolate that wait for their answers
+MAX_OPEN = 64  # unanswered requests of one isolate
 READ_AT_ONCE = 16
 
 

@@ -50,7 +50,7 @@ class PoolZygote:
         self._packages = packages
         self._scratch = scratch
         self._new_log = new_log
-        self._imports: list[str] | None = None  # of its files, once they have been read
+        self._imports: list[str] | None = None  # imports of its files, once they have been read
         self._log: FunctionLog | None = None
 
     @property

@@ -26,7 +26,7 @@ class Provision(NamedTuple):
 
     context: PoolContext
     install: Callable[[], Awaitable[Path | None]] | None  # runs before it starts; returns the layer of its dependencies
-    takes_long: bool  # to have its first process, which no request should wait for
+    takes_long: bool  # whether its first process takes long, so that no request should wait for it
     use: Callable[[], None]  # notes that it is served
     release: Callable[[], None]  # notes that it has ended
 

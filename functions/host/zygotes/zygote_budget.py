@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pilotlight.functions.host.pool import FunctionPool
 from pilotlight.functions.host.zygotes.zygote_client import COPIED_MIB
 
-PREPARE_AFTER_S = 0.5  # of a site's start, whose models come first
+PREPARE_AFTER_S = 0.5  # after a site's start: models come first
 PREPARE_EVERY_S = 0.05  # a zygote for each function, one after the other: each takes 6 ms of a core
 TRIM_S = 2.0
 
@@ -22,7 +22,7 @@ class ZygoteBudget:
         self._unprepared: asyncio.Queue[FunctionPool] = asyncio.Queue()
 
     def add(self, pool: FunctionPool) -> None:
-        """Let it have its zygote soon."""
+        """Start a function's zygote soon."""
         self._unprepared.put_nowait(pool)
 
     async def prepare(self, is_served: Callable[[FunctionPool], bool]) -> None:

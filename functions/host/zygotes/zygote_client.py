@@ -36,12 +36,12 @@ from pilotlight.functions.host.zygotes.control_messages import (
 )
 
 AGAIN_S = 0.002
-COPIED_MIB = 3  # of the pages shared with the site's zygote, those that a zygote has written to
+COPIED_MIB = 3  # MiB of shared pages that a zygote has written to, and so copied
 FORK_TIMEOUT_S = 10.0  # for a process to be there
 FORK_CPU_S = 0.05  # CPU time that a fork, and the report of a death, may cost a zygote; 0.01 measured
 BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
 LOOK_S = 0.5  # between two checks of a zygote
-SELDOM_S = 5.0  # the same while its function sleeps: there may be thousands
+SELDOM_S = 5.0  # the same interval while its function sleeps: there may be thousands
 MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
 READ_AT_ONCE = 64  # messages read before other work continues
 FORGED = "its packages forged reports of its zygote"
@@ -107,9 +107,9 @@ class ZygoteConnection:
         self._children: dict[int, ChildProcess] = {}
         self._unverified: set[int] = set()  # children whose start is handled again, once their parent is known
         self._next_id = 0
-        self.num_settled = 0  # of the commands
+        self.num_settled = 0  # commands with a result
         self.num_forks = 0  # allowed forks
-        self._listener = -1  # of the forks
+        self._listener = -1  # listener for fork requests
         self._num_denied = 0
         self.is_confined = self.is_imported = False
         self.closed = False
@@ -368,7 +368,9 @@ async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
     try:
         async with asyncio.timeout(FORK_TIMEOUT_S):
             await made.started()
-            probe = made.fork(Boot("", [], []), [])  # it cannot run without descriptors: that it starts is enough
+            probe = made.fork(
+                Boot("", [], []), []
+            )  # without descriptors it cannot run, but its start shows that forks work
             await asyncio.wait({probe.started})
             return made.why_failed or ("" if probe.started.exception() is None else str(probe.started.exception()))
     except (TimeoutError, ZygoteError) as error:

@@ -41,7 +41,7 @@ JsIterable = JsIterator = JsMap = JsMutableMap = JsOnceCallable = JsPromise = Js
 
 
 class PyProxy:
-    """A value that JavaScript was to call; `destroy` frees nothing here."""
+    """A value for JavaScript's use; `destroy` frees nothing here."""
 
     def __init__(self, value: Any) -> None:
         self.__wrapped__ = value

@@ -50,7 +50,7 @@ class _Lifespan:
     """An application that has none raises, or returns, and is served all the same."""
 
     def __init__(self, app: App) -> None:
-        self.app = app  # held, so that its id stays its own
+        self.app = app  # a reference, so that its id is not reused
         self.state: dict[str, Any] = {}
         self._started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._run())
@@ -96,7 +96,7 @@ class _Exchange:
         self._has_sent_body = False
         self._gone = asyncio.Event()
         self._head: asyncio.Future[tuple[int, list[tuple[str, str]]]] = asyncio.get_running_loop().create_future()
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)  # one: the application waits for its reader
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)  # one piece: the application waits for its reader
         self._status, self._headers = 0, list[tuple[str, str]]()
         self._whole: bytes | None = None
         self._task: asyncio.Task[None] | None = None

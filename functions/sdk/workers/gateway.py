@@ -8,7 +8,7 @@ EncodeBody = Literal["automatic", "manual"]
 
 @dataclass(frozen=True, kw_only=True)
 class BaseOptions:
-    """`encode_body` has no effect here: an application's body is sent as it is, in the coding that its own headers name."""
+    """`encode_body` has no effect here: a body is sent as it is, in the coding that its headers name."""
 
     encode_body: EncodeBody = "automatic"
 

@@ -108,7 +108,7 @@ def _unpacked(tag: str, inner: Any, further: Unpackers) -> Any:
 def _datetime(text: str) -> Any:
     try:
         return datetime.fromisoformat(text)
-    except ValueError:  # kept before such dicts were written as pairs
+    except ValueError:  # stored by a version that did not write such dicts as pairs
         return Record({DATE: text})
 
 

@@ -71,7 +71,7 @@ class _Rest:
     async def aclose(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            wait_until(self._close())  # its work there outlives the client
+            wait_until(self._close())  # its work there continues after the client's disconnect
 
     async def _close(self) -> None:
         if self._reading is not None:

@@ -1,4 +1,4 @@
-"""The gated delta rule, token after token: a program holds some columns of a head's matrix in registers.
+"""The gated delta rule, token by token: a program has some columns of a head's matrix in registers.
 
 That is the form of decodes. Prompts are computed by it, too: correctly, and slower than chunks in tensor cores would be.
 """

@@ -1,4 +1,7 @@
-"""Short causal convolutions: a program convolves some tokens of a sequence in some channels; another one then keeps their last inputs."""
+"""Short causal convolutions.
+
+One program convolves some tokens of a sequence in some channels; another one then stores their last inputs.
+"""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""The state space of Mamba-2, token after token: a program holds some columns of a head's matrix in registers.
+"""Mamba-2's state space, token by token: a program has some columns of a head's matrix in registers.
 
 That is the form of decodes. Prompts are computed by it, too: correctly, and slower than chunks in tensor cores would be.
 """

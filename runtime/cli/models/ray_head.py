@@ -25,7 +25,10 @@ _LOOK_S = 0.1
 
 @contextmanager
 def ray_head(address: str | None = None, port: int = PORT) -> Iterator[str]:
-    """Run it, and yield its HOST:PORT. `address`: of this machine, as others reach it. Raises CliError."""
+    """Run a Ray head, and yield its HOST:PORT.
+
+    `address` is this machine's, as other machines reach it. Raises CliError.
+    """
     if importlib.util.find_spec("ray") is None:
         raise CliError("Ray is not installed: pip install 'pilotlight-inference[cluster]'")
     address = address or own_address()

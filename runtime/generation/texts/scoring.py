@@ -66,7 +66,7 @@ class Scorer:
 
 
 class _Encoder:
-    """The texts of one request as one model takes them."""
+    """The texts of one request in a model's form."""
 
     def __init__(self, request: ValidScoring, model: AwakeModel, pieces: PairPieces | None) -> None:
         """Score pairs.

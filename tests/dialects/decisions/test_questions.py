@@ -52,7 +52,7 @@ def test_a_question_is_the_end_of_what_the_user_says_so_that_states_have_one_beg
     assert len(request.asked(first).messages) == 2
 
 
-def test_a_question_behind_another_role_is_a_turn_of_its_own_and_behind_images_a_part() -> None:
+def test_a_question_after_another_role_is_a_separate_turn_and_after_images_a_part() -> None:
     question = Question("choice", "Which?", (Option("a", "one"), Option("b")))
     spoken = asked(MessageBody(role="user", content="Hi"), MessageBody(role="assistant", content="Hello"))
     assert [message["role"] for message in spoken.asked(question).messages] == ["user", "assistant", "user"]

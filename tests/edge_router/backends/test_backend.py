@@ -388,7 +388,7 @@ def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_wa
     assert backend.view().pending_requests == 0
 
 
-def test_a_decline_does_not_make_what_is_known_of_a_site_older() -> None:
+def test_a_decline_does_not_age_the_knowledge_of_a_site() -> None:
     """Its request may have been sent long before: a body of many images takes seconds, and probes continue meanwhile."""
     clock = Clock()
     backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]

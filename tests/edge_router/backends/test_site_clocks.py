@@ -28,7 +28,7 @@ def test_a_site_that_is_not_known_has_this_routers_time() -> None:
     assert SiteClocks((), lambda: 5.0).now_s("nowhere") == 5.0
 
 
-def test_only_who_has_the_secret_tells_the_time_and_only_in_answer_to_one_request() -> None:
+def test_the_time_comes_only_with_the_secret_and_only_in_answer_to_one_request() -> None:
     told = tell_clock(SECRET, 123_456.7, "ams1", "id")
     assert told_clock(told, SECRET, "ams1", "id") == 123_456.0
     for secret, site, request_id in (("another", "ams1", "id"), (SECRET, "iad1", "id"), (SECRET, "ams1", "other")):
@@ -56,6 +56,18 @@ async def test_a_site_with_another_clock_serves_and_the_log_says_by_how_much(
     assert f"site ams1's clock is {abs(ahead_s):.0f} s" in _said(caplog)[0].replace("179", "180").replace(
         "3601", "3600"
     )
+
+
+@pytest.mark.process
+async def test_a_clock_that_is_set_between_two_probes_costs_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HOP_SECRET_ENV, SECRET)
+    async with sites("ams1") as [site]:
+        site.secret = SECRET
+        async with router([site], probe_interval_s=3600.0) as client:
+            for ahead_s in (180.0, -3600.0):
+                site.clock_ahead_s = ahead_s
+                async with client.chat() as answer:
+                    assert answer.status == 200
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -40,6 +40,15 @@ async def test_a_site_takes_orders_that_are_signed_with_its_secret_by_its_own_cl
             assert site.bodies == []
 
 
+async def test_a_clock_that_was_set_since_the_last_probe_costs_no_order() -> None:
+    async with sites("ams1") as [site], aiohttp.ClientSession() as session, AsyncExitStack() as stack:
+        site.secret, site.clock_ahead_s, site.behave = SECRET, 3600.0, answer(202, {})
+        orders = SiteControl({"ams1": site.url}, SECRET, SiteClocks(["ams1"]))
+        stack.enter_context(orders.by(session))
+        assert (await orders.exchange("POST", "ams1", WAKE_PATH, b"{}")).status == 202
+        assert site.bodies == [b"{}"]
+
+
 async def test_what_is_no_answer_says_why() -> None:
     async with sites("ams1") as [site], aiohttp.ClientSession() as session, AsyncExitStack() as stack:
         orders = SiteControl({"ams1": site.url}, None, SiteClocks([]))

@@ -29,7 +29,7 @@ def preference(name: str, cost_ms: float, wake_ms: float = 0.0, **model: Any) ->
     return Preference(view(name, model=model), cost_ms, {"rtt": cost_ms - wake_ms, "wake": wake_ms}, "cheapest")
 
 
-def test_only_who_would_have_won_awake_is_told() -> None:
+def test_only_a_site_that_would_have_won_awake_gets_a_hint() -> None:
     chosen = preference("ams1", 100.0)
     cheap = preference("iad1", 250.0, 200.0, residency="host")
     cheaper = preference("sin1", 1020.0, 1000.0, residency="disk")
@@ -51,7 +51,7 @@ def test_a_model_that_does_not_sleep_needs_no_hint(residency: Any) -> None:
     )
 
 
-def test_an_alias_is_told_as_the_models_own_name() -> None:
+def test_an_alias_is_reported_as_the_models_own_name() -> None:
     sleeping = preference("iad1", 250.0, 200.0, residency="host", aliases=("@x/ember",))
     assert sleeping_winner("@x/ember", [preference("ams1", 100.0), sleeping]) == ("iad1", "ember")
 
@@ -117,7 +117,7 @@ async def test_one_hint_in_a_while_is_enough(hinted: Hinted, monkeypatch: pytest
     await hinted.until("heeded", 2)
 
 
-async def test_a_site_that_never_answers_delays_nobody(hinted: Hinted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_site_that_never_answers_delays_no_request(hinted: Hinted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_control, "TIMEOUT_S", 0.2)
     hinted.asleep.behave = hang
     async with asyncio.timeout(30):
@@ -138,7 +138,7 @@ async def test_hints_are_bounded_and_what_is_too_much_is_counted(
 
 
 @pytest.mark.parametrize("broken", [reset_before_first_byte, stream_of(1)])
-async def test_failures_are_counted_and_hurt_nobody(hinted: Hinted, broken: Any) -> None:
+async def test_failures_are_counted_and_hurt_no_request(hinted: Hinted, broken: Any) -> None:
     async def refuse(site: FakeSite, request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"code": "forbidden"}}, status=403)
 

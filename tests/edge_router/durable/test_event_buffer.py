@@ -48,7 +48,7 @@ def test_a_place_is_one_that_the_stream_has_had() -> None:
         assert refused.value.word == "invalid_request"
 
 
-async def test_readers_hear_what_comes_all_at_once_and_a_comment_where_nothing_does(
+async def test_readers_get_all_events_at_once_and_a_comment_if_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     buffer = filled(b"a")

@@ -214,7 +214,7 @@ def test_what_a_full_disk_has_taken_of_an_entry_is_taken_back(tmp_path: Path, mo
     assert not (tmp_path / "j").exists()
 
 
-async def test_a_router_that_ends_has_written_what_was_on_its_way(
+async def test_a_router_that_ends_has_written_records_on_their_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journals = Journals(tmp_path)
@@ -248,7 +248,7 @@ async def test_what_is_kept_for_a_moment_is_swept_as_often(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["../usage", "x" * 32, NAME.upper(), "", NAME + "\n"])
-async def test_a_name_that_is_none_opens_no_file(tmp_path: Path, name: str) -> None:
+async def test_an_invalid_name_opens_no_file(tmp_path: Path, name: str) -> None:
     journals = Journals(tmp_path / "journals")
     (tmp_path / "usage").write_text("secret")
     assert await journals.find(name) is None
@@ -266,7 +266,7 @@ async def test_a_deleted_journal_is_a_stream_that_was_stopped(tmp_path: Path) ->
 
 
 @pytest.mark.process
-async def test_the_disk_is_told_no_key(tmp_path: Path) -> None:
+async def test_the_disk_gets_no_key(tmp_path: Path) -> None:
     async with sites("ams1") as fakes, router(fakes, tables={"durable": {"directory": str(tmp_path)}}) as running:
         fakes[0].behave = continued_stream(6)
         headers = {**ALICE, "cookie": "c=alice", "x-pilotlight-hop": "alice"}
@@ -379,7 +379,7 @@ async def test_a_disk_that_is_full_costs_the_journal_and_not_the_stream(
         assert (await read_again(other, name))[0] == 404
 
 
-async def test_a_journal_that_cannot_be_begun_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_journal_that_cannot_be_started_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: JournalFile, entry: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -407,7 +407,7 @@ async def never_done(recording: DurableStream) -> None:
     raise AssertionError
 
 
-async def test_a_journal_that_cannot_be_read_costs_its_readers_the_stream_and_nobody_else(
+async def test_a_journal_that_cannot_be_read_costs_only_its_readers_the_stream(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = DurableStreams(DurableConfig(directory=str(tmp_path)), Clock())
@@ -520,7 +520,7 @@ def test_a_folder_of_journals_needs_the_networks_secret(monkeypatch: pytest.Monk
             build_app(network({"ams1": "http://127.0.0.1:9"}, durable={"directory": str(tmp_path / folder)}))
 
 
-async def test_a_killed_router_is_billed_for_what_it_told_and_no_more(tmp_path: Path) -> None:
+async def test_a_killed_router_is_billed_for_delivered_tokens_and_no_more(tmp_path: Path) -> None:
     streams = DurableStreams(DurableConfig(directory=str(tmp_path)), Clock())
     assert streams.journals is not None
     journal = await streams.journals.begin(NAME, ASKED)

@@ -94,7 +94,7 @@ async def test_each_event_is_a_place_of_its_own_whatever_a_function_calls_it(ids
         assert [event.data for event in left] == [b"%d" % j for j in range(i + 1, len(ids))]
 
 
-async def test_it_goes_on_when_its_client_leaves_and_who_comes_back_misses_nothing() -> None:
+async def test_it_continues_when_its_client_leaves_and_a_returning_one_misses_nothing() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
         response = await running.chat(headers=ALICE, **DURABLE)
@@ -122,7 +122,7 @@ async def test_an_ordinary_stream_still_ends_with_its_client() -> None:
             await running.until(lambda: fakes[0].active == 0)
 
 
-async def test_a_client_that_does_not_want_to_wait_is_told_where_to_look() -> None:
+async def test_a_client_that_does_not_want_to_wait_gets_the_streams_address() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
         async with running.chat(headers={**ALICE, "prefer": "respond-async"}) as response:
@@ -135,7 +135,7 @@ async def test_a_client_that_does_not_want_to_wait_is_told_where_to_look() -> No
         assert (status, data(body)) == (200, event(0) + event(99) + DONE)
 
 
-async def test_nobody_but_its_tenant_learns_that_it_exists() -> None:
+async def test_only_its_tenant_learns_that_it_exists() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
         response = await running.chat(headers=ALICE, **DURABLE)
@@ -154,7 +154,7 @@ async def test_nobody_but_its_tenant_learns_that_it_exists() -> None:
         assert data(await response.read()) == event(0) + event(99) + DONE
 
 
-async def test_a_stream_that_is_stopped_frees_its_site_and_tells_who_reads_along() -> None:
+async def test_a_stopped_stream_frees_its_site_and_notifies_its_readers() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
         response = await running.chat(headers=ALICE, **DURABLE)
@@ -190,7 +190,7 @@ async def test_a_refusal_is_what_its_reader_gets() -> None:
         assert (status, json.loads(body)["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_a_drain_waits_for_recordings_and_tells_those_it_cuts() -> None:
+async def test_a_drain_waits_for_recordings_and_reports_those_it_cuts() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(event(0), end="on command")
         response = await running.chat(headers=ALICE, **DURABLE)
@@ -291,7 +291,7 @@ async def told(recording: DurableStream, place: int = 0) -> Reader:
     return reader
 
 
-async def test_a_reader_is_told_the_answers_head_and_the_streams_name() -> None:
+async def test_a_reader_gets_the_answers_head_and_the_streams_name() -> None:
     given = [("content-type", "text/event-stream"), ("content-length", "7"), ("x-a", "b"), ("x-request-id", "q")]
     recording = stream()
     await recording.start_stream(203, given)
@@ -345,7 +345,7 @@ FUNCTION = Head("POST", "/fn/f", "/fn/f", [])
         (Head("GET", "/fn/f", "/fn/f", []), [], False, True),
     ],
 )
-async def test_what_another_router_has_left_can_be_gone_on_with_where_all_of_it_is_known_or_nothing_was_told(
+async def test_another_routers_stream_can_be_continued_if_all_of_it_is_known_or_nothing_was_delivered(
     head: Head, entries: list[Any], is_over: bool, may_go_on: bool
 ) -> None:
     recording = stream(head=head)
@@ -427,7 +427,7 @@ class AskedStreams:
         await recording.respond(200, [], b"whole")
 
 
-async def test_a_stream_is_read_and_stopped_by_who_has_its_key_where_one_is_required() -> None:
+async def test_a_stream_is_read_and_stopped_only_with_its_key_if_one_is_required() -> None:
     asked = AskedStreams(is_required=True)
     for key in ("", "other"):
         assert await asked.ask("GET", "x" * 32, key) == "unauthorized"

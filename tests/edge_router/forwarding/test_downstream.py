@@ -126,7 +126,7 @@ async def test_a_body_has_a_time_for_each_pause_and_one_for_all_of_it(looks: tup
     assert refused.value.word == "request_timeout"
 
 
-async def test_work_that_goes_on_behind_a_body_that_took_too_long_is_not_taken_for_cancelled() -> None:
+async def test_work_that_continues_after_a_body_that_took_too_long_is_not_taken_for_cancelled() -> None:
     client = Client(part(b"a"))
 
     async def work() -> int:
@@ -204,7 +204,7 @@ async def test_one_listens_to_a_client_however_often_it_is_looked_at() -> None:
     assert client.num_asked == 1
 
 
-async def test_work_that_is_cut_ends_with_the_reason_and_none_begins_behind_it() -> None:
+async def test_work_that_is_cut_ends_with_the_reason_and_none_starts_after_it() -> None:
     client, reason = Client(), ApiError("aborted", "cut")
     with pytest.raises(ApiError, match="cut"):
         await looked_at(
@@ -283,7 +283,7 @@ async def test_a_cancellation_from_elsewhere_stays_one() -> None:
             await task
 
 
-async def test_a_refusal_is_a_status_before_the_answer_an_event_inside_it_and_nothing_behind_it() -> None:
+async def test_a_refusal_is_a_status_before_the_answer_an_event_inside_it_and_nothing_after_it() -> None:
     error = ApiError("overloaded", "later", retry_after_s=3)
     client = Client()
     await client.downstream.refuse(error)

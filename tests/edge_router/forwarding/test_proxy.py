@@ -41,7 +41,7 @@ async def test_a_stream_passes_through_byte_for_byte_with_the_decision_in_a_head
         assert running.counted("pilotlight_router_time_to_first_token_seconds_count", site="ams1") == 1
 
 
-async def test_a_sites_own_decision_stands_behind_the_routers() -> None:
+async def test_a_sites_own_decision_follows_the_routers() -> None:
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = answer(200, {}, x_pilotlight_route="prompt=engine 0; here=480.0; there=120.5")
         async with running.chat(stream=False) as response:
@@ -170,7 +170,7 @@ async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_a_fault_of_the_router_itself_is_told_and_counted_and_frees_what_was_under_way(
+async def test_a_fault_of_the_router_itself_is_reported_and_counted_and_frees_its_requests(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with sites("ams1") as fakes, router(fakes) as running:

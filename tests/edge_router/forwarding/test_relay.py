@@ -90,7 +90,7 @@ def delivered(log: DeliveryLog) -> Delivery:
 @pytest.mark.long
 @settings(max_examples=60, deadline=None)
 @given(PIECES, st.integers(1, 40))
-def test_a_stream_lost_at_any_byte_is_told_once_and_whole(pieces: list[Piece], chunk: int) -> None:
+def test_a_stream_lost_at_any_byte_is_delivered_once_and_whole(pieces: list[Piece], chunk: int) -> None:
     stream = tell(pieces)
     undisturbed = said(EventDecoder().feed(relayed(DeliveryLog(), stream)[0]))
     assert undisturbed[-1] == DONE
@@ -130,7 +130,7 @@ def test_nothing_of_the_side_field_and_nothing_without_a_resume_point_reaches_th
     assert client.count(b"data: a") == before[: last + 1].count(b"data: a\n\n")
 
 
-def test_an_answer_that_is_too_long_to_be_told_to_another_site_is_not_continued(
+def test_an_answer_too_long_to_be_handed_to_another_site_is_not_continued(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = DeliveryLog()
@@ -143,7 +143,7 @@ def test_an_answer_that_is_too_long_to_be_told_to_another_site_is_not_continued(
         log.delivery()
 
 
-def test_a_choice_that_has_ended_does_not_go_on() -> None:
+def test_a_choice_that_has_ended_does_not_continue() -> None:
     log = DeliveryLog()
     client, others = relayed(log, b':pl [0,[1],"stop",0]\ndata: a\n\n:pl [0,[2],null,0]\ndata: b\n\n')
     assert client == b"data: a\n\n"
@@ -231,7 +231,7 @@ def test_every_dialects_error_is_found_and_nothing_else_is_one(body: bytes, erro
     assert error_of(body) == error
 
 
-def test_an_answer_has_begun_with_its_first_event_that_is_no_comment() -> None:
+def test_an_answer_has_started_with_its_first_event_that_is_no_comment() -> None:
     for is_resumable in (True, False):
         relay = StreamRelay(DeliveryLog(), is_resumable=is_resumable)
         assert (relay.has_data, relay.num_events) == (False, 0)

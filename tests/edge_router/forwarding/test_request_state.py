@@ -50,7 +50,7 @@ def test_losses_and_hand_overs_of_a_stream_are_counted_apart() -> None:
     assert not recovery.may_be_cut_again
 
 
-def test_a_wait_is_told_once_and_from_the_last_word_before_the_cut() -> None:
+def test_a_wait_is_reported_once_and_from_the_last_event_before_the_cut() -> None:
     recovery = StreamRecovery(RELAY)
     assert recovery.delivered(10.0) is None
     recovery.cut("ams1", StreamLost("closed", "it was"), 11.0)
@@ -97,7 +97,7 @@ def test_the_last_that_may_decline_makes_all_of_them_askable() -> None:
     assert len(tries.declined) == MAX_DECLINES
 
 
-def test_who_may_decline_is_told_for_how_long_a_queue() -> None:
+def test_a_site_that_may_decline_gets_the_longest_queue() -> None:
     one = proxied()
     assert one.ask(100.0).max_queue_ms == 100.0
     for number in range(MAX_DECLINES):
@@ -128,7 +128,7 @@ def test_a_new_request_has_tries_and_a_stream_has_time() -> None:
 @pytest.mark.parametrize(
     ("fields", "is_held"), [({}, True), ({"wants_stream": False}, False), ({"model": None}, False)]
 )
-def test_a_site_is_held_to_what_was_predicted_of_a_new_stream_alone(fields: dict[str, object], is_held: bool) -> None:
+def test_a_site_is_held_only_to_predictions_of_new_streams(fields: dict[str, object], is_held: bool) -> None:
     predicted = Preference(view(), 5.0, {}, "cheapest")
     one = RequestState(replace(request(), **fields), RELAY, 0.0)  # type: ignore[arg-type]
     assert one.expected_ms(predicted) == (5.0 if is_held else None)
@@ -137,7 +137,7 @@ def test_a_site_is_held_to_what_was_predicted_of_a_new_stream_alone(fields: dict
     assert one.expected_ms(predicted) is None
 
 
-def test_a_client_is_told_who_was_lost_and_who_could_not_go_on() -> None:
+def test_a_client_learns_which_site_was_lost_and_which_could_not_continue() -> None:
     one = proxied()
     one.recovery.cut("ams1", StreamLost("closed", "it was reset"), 0.0)
     assert str(one.end_of_stream().message) == "the site ams1 was lost before the end of its answer: it was reset"
@@ -156,7 +156,7 @@ def test_a_first_try_is_one_before_which_no_site_has_said_or_lost_anything() -> 
         assert not one.is_at_first_try
 
 
-def test_what_a_client_has_had_is_counted_once_whoever_has_counted_it_before() -> None:
+def test_a_clients_tokens_are_counted_once_whichever_router_has_counted_them_before() -> None:
     one = proxied()
     one.log.add(ResumePoint(0, (1, 2, 3)))
     one.log.num_uncounted = 2
@@ -178,7 +178,9 @@ def test_what_a_client_has_had_is_counted_once_whoever_has_counted_it_before() -
     assert (fresh.recovery.lost, fresh.request.answer_name) == (None, started.name)
 
 
-def test_what_another_router_has_told_too_much_of_is_not_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_routers_stream_with_too_many_delivered_tokens_is_not_continued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     log = DeliveryLog()
     log.add(ResumePoint(0, (1, 2, 3)))
     monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 1)

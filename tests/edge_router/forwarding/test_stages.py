@@ -58,7 +58,7 @@ async def test_limits_that_a_reload_brings_hold_for_the_next_request() -> None:
     assert names(router) == []
 
 
-async def test_a_model_that_the_account_may_not_use_is_refused_and_what_asks_no_model_is_not() -> None:
+async def test_a_model_that_the_account_may_not_use_is_refused_and_requests_without_a_model_are_not() -> None:
     router = made(**CLOSED)
     with pytest.raises(ApiError, match="not available to the account acme") as refused:
         await opened(router, request("other"))

@@ -16,7 +16,7 @@ NEVER = float("-inf")
 class Waiting:
     def __init__(self) -> None:
         self.looks: list[tuple[float, float]] = []
-        self.leaving: set[Waiting] | None = None  # requests that end when this one is looked at
+        self.leaving: set[Waiting] | None = None  # the watched requests, which all end when this one is looked at
 
     def look(self, now: float, awake_since: float) -> None:
         self.looks.append((now, awake_since))
@@ -35,7 +35,7 @@ async def running(watch: SilenceWatch) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_all_are_looked_at_again_and_again_and_who_has_left_is_not() -> None:
+async def test_all_waits_are_looked_at_repeatedly_and_ended_ones_are_not() -> None:
     watch = SilenceWatch(0.001)
     all_of_them = [Waiting() for _ in range(2 * LOOKED_AT_ONCE + 1)]
     watch.watched.update(all_of_them)
@@ -85,7 +85,7 @@ async def test_whatever_else_has_come_goes_between() -> None:
     assert firsts[0] < firsts[1] < firsts[2]
 
 
-async def test_who_leaves_while_others_are_looked_at_is_not_looked_at_any_more() -> None:
+async def test_a_wait_that_ends_while_others_are_looked_at_is_not_looked_at_any_more() -> None:
     watch = SilenceWatch(0.001)
     each_ends_the_others: list[Waiting] = [Waiting() for _ in range(LOOKED_AT_ONCE // 2)]
     for each in each_ends_the_others:
@@ -97,7 +97,7 @@ async def test_who_leaves_while_others_are_looked_at_is_not_looked_at_any_more()
     assert sum(len(each.looks) for each in each_ends_the_others) == 1
 
 
-async def test_a_standstill_of_this_process_is_told_and_ordinary_delays_are_none(
+async def test_a_standstill_of_this_process_is_reported_and_ordinary_delays_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timeouts, "LOOK_AGAIN_S", 0.05)

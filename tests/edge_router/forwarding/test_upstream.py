@@ -432,7 +432,7 @@ async def test_what_an_answer_in_one_piece_has_used_is_its_sites_word_or_stands_
     assert (await Attempt().response(whole(body, b"200 OK", *headers))).use == use
 
 
-async def test_lengths_are_told_where_a_body_follows_or_would_have() -> None:
+async def test_lengths_are_sent_where_a_body_follows_or_would_have() -> None:
     for status, told in ((b"204 No Content", []), (b"304 Not Modified", []), (b"200 OK", [("content-length", "0")])):
         assert (await Attempt().response(whole(b"", status))).headers == told
     head = Attempt(asked("/fn/f", "HEAD", b""))

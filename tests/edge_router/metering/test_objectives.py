@@ -183,7 +183,7 @@ async def slo(running: Router) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 @pytest.mark.process
-async def test_a_failover_fails_nobody_and_the_next_router_goes_on_counting(
+async def test_a_failover_fails_no_request_and_the_next_router_continues_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with judging(tmp_path, monkeypatch) as (running, fakes):

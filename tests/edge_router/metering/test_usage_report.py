@@ -138,7 +138,7 @@ async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
         assert len(fakes[0].seen) == 1
 
 
-async def test_usage_is_written_down_without_anybodys_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_usage_is_written_without_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with sites("ams1") as fakes, metered(fakes, tmp_path, monkeypatch) as running:
         fakes[0].behave = continued_stream(2)
         async with running.chat(headers=ACME) as response:

@@ -78,7 +78,7 @@ def test_an_account_takes_routes_below_its_own_hosts_alone_and_no_other_function
         hosts.check("f", [":80/*"], None, "")
 
 
-def test_a_file_that_is_read_again_keeps_what_is_deployed() -> None:
+def test_a_reloaded_file_keeps_deployments() -> None:
     hosts = made()
     hosts.serve({"blog": deployment("blog", "blog.example/*")})
     hosts.reload(network({"ams1": "http://127.0.0.1:1"}))
@@ -86,7 +86,7 @@ def test_a_file_that_is_read_again_keeps_what_is_deployed() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["shop.example", "shop.example:80/*", "shop.example/a*b"])
-def test_a_pattern_that_is_none_stops_the_start(pattern: str) -> None:
+def test_an_invalid_pattern_stops_the_start(pattern: str) -> None:
     with pytest.raises(ConfigError, match="pattern"):
         made([{"pattern": pattern, "function": "f"}])
 

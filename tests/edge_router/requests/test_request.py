@@ -112,7 +112,7 @@ def test_whatever_a_request_asks_its_prompt_has_tokens(path: str, fields: dict[s
     assert look(orjson.dumps({"model": "m", **fields}), head(path)).conversation.tokens == pytest.approx(250, rel=0.2)
 
 
-def test_a_run_in_the_form_of_responses_is_a_conversation_and_texts_to_embed_are_none() -> None:
+def test_a_run_in_the_form_of_responses_is_a_conversation_and_texts_to_embed_are_not() -> None:
     turns = [
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "two"},

@@ -215,7 +215,7 @@ ASKED = st.builds(
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(ASKED, st.sampled_from("abcdef"), st.sampled_from([0.0, 1.0, 30.0, 60.0])), max_size=20))
-def test_a_table_knows_who_was_told_last_and_for_how_long(
+def test_a_table_knows_the_last_site_and_for_how_long(
     steps: list[tuple[ConversationFingerprint, str, float]],
 ) -> None:
     sessions, clock = table(entries=5)

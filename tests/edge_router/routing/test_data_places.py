@@ -31,7 +31,7 @@ async def test_an_accounts_data_stays_where_it_may_go_whatever_is_nearer(monkeyp
         assert [len(fake.seen) for fake in fakes] == [1, 1]
 
 
-async def test_a_site_is_told_who_else_may_see_a_request_whatever_its_client_says(
+async def test_a_site_learns_which_others_may_see_a_request_whatever_its_client_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
@@ -91,7 +91,7 @@ async def test_a_models_rule_holds_by_any_of_its_names_and_rules_are_joined(monk
         assert (len(fakes[0].seen), len(fakes[1].seen)) == (2, 0)
 
 
-def test_a_place_that_is_none_of_the_networks_stops_the_start() -> None:
+def test_a_place_outside_the_network_stops_the_start() -> None:
     for data, why in (
         ({"sites": ["ams2"]}, "the site 'ams2'"),
         ({"regions": ["eu"]}, "the region 'eu'"),

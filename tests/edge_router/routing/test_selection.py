@@ -178,14 +178,14 @@ def test_a_site_that_is_wished_for_comes_first_and_may_not_decline() -> None:
     assert [(each.backend.name, each.reason) for each in ranking] == [("ams1", "next")]
 
 
-def test_a_model_has_its_own_name_behind_an_alias_and_behind_an_adapter() -> None:
+def test_a_model_has_its_own_name_for_an_alias_and_for_an_adapter() -> None:
     choosing = selector(Site("ams1", status=None), Site("iad1", model={"aliases": ("@x/ember",)}))
     names = [choosing.own_names(name) for name in ("ember", "@x/ember", "ember:french", "@x/ember:a", "none", "none:a")]
     assert names == [("ember", ""), ("ember", ""), ("ember", "french"), ("ember", "a"), ("none", ""), ("none:a", "")]
     assert choosing.own_name("@x/ember:a") == "ember"
 
 
-def test_who_has_nowhere_to_go_is_told_what_was_tried_and_when_to_come_back() -> None:
+def test_a_request_without_a_site_learns_which_were_tried_and_when_to_come_back() -> None:
     sites = Site("ams1", state="unhealthy"), Site("iad1", state="draining")
     error = selector(*sites).nothing_left(asked(), {})
     assert (error.word, error.retry_after_s) == ("no_site_available", 1.0)
@@ -366,7 +366,7 @@ async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_t
     assert await next_name(choosing, proxied) is None
 
 
-async def test_a_sleeping_model_is_told_that_it_may_be_wanted_at_the_first_try_and_where_there_is_a_choice() -> None:
+async def test_a_sleeping_model_gets_a_hint_at_the_first_try_and_if_there_is_a_choice() -> None:
     for sites, is_first, told in (
         (("ams1", "iad1"), True, [("ember", 2)]),
         (("ams1", "iad1"), False, []),

@@ -99,7 +99,7 @@ def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:
         before = new
 
 
-def test_who_is_early_for_one_function_is_not_early_for_all() -> None:
+def test_an_early_client_of_one_function_is_not_early_for_all() -> None:
     named = [Deployment(name, 1, (version(1), version(2)), (Share(2, 50), Share(1, 50))) for name in ("one", "two")]
     same = sum(named[0].chosen(key) == named[1].chosen(key) for key in map(str, range(1000)))
     assert 400 < same < 600
@@ -423,9 +423,7 @@ async def test_a_deploy_that_is_cut_off_leaves_nothing(app: Starlette, tmp_path:
     assert [path for path in (tmp_path / "router").rglob("*") if path.is_file()] == []
 
 
-async def test_only_who_has_the_token_deploys_and_sites_may_read(
-    app: Starlette, fake: FakeSite, tmp_path: Path
-) -> None:
+async def test_only_the_token_deploys_and_sites_may_read(app: Starlette, fake: FakeSite, tmp_path: Path) -> None:
     data = bundle(tmp_path)
     path = f"{PATH}/bundles/{digest_of(data)}"
     for headers, why in (
@@ -527,7 +525,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     assert (await call(again, url, **bob)).status == 403, "and after a restart"
 
 
-async def test_routes_of_a_version_are_checked_before_it_is_tried_and_told_where_it_answers(
+async def test_routes_of_a_version_are_checked_before_its_trial_and_published_with_its_address(
     fake: FakeSite, tmp_path: Path
 ) -> None:
     accounts = [{"name": "alice", "hosts": ["*.alice.example"]}]

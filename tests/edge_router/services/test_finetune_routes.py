@@ -177,7 +177,7 @@ async def test_what_one_site_cannot_hand_on_another_one_does() -> None:
     ]
 
 
-async def test_what_a_site_tells_wrongly_leaves_what_was_known(caplog: pytest.LogCaptureFixture) -> None:
+async def test_wrong_reports_of_a_site_leave_the_earlier_state(caplog: pytest.LogCaptureFixture) -> None:
     sites = Sites("ams1", is_whole=True)
     await sites.finetunes.look()
     for answer in (SiteAnswer(503, b"{}"), SiteAnswer(200, b"[]")):

@@ -83,7 +83,7 @@ async def test_anthropics_list_has_first_and_last_of_what_it_shows(
             assert (listed["data"], listed["first_id"], listed["last_id"]) == ([], None, None)
 
 
-async def test_a_model_by_its_name_is_told_by_a_site_that_has_it() -> None:
+async def test_a_model_by_its_name_is_described_by_a_site_that_has_it() -> None:
     async with sites("ams1", "iad1") as fakes:
         serve(fakes[0], "ember")
         serve(fakes[1], "coal", "@org/coal")
@@ -129,7 +129,7 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
                 assert (response.status, (await response.json())["result"]) == (200, [])
 
 
-async def test_an_adapter_is_told_by_the_kind_of_site_that_has_it() -> None:
+async def test_an_adapter_is_described_by_the_kind_of_site_that_has_it() -> None:
     async with sites("ams1", "iad1") as fakes:
         serve(fakes[0], "ember")
         serve(fakes[1], "ember", "coal")
@@ -211,7 +211,7 @@ async def test_an_account_sees_what_it_may_use_with_prices(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("odd", [[], {"data": 7}, {"data": [7]}, {"data": [{}]}, "text", {"data": [{"id": 7}]}])
-async def test_what_is_no_list_is_nobodys_and_alone_it_is_passed_on(odd: object) -> None:
+async def test_an_invalid_list_belongs_to_no_site_and_alone_it_is_passed_on(odd: object) -> None:
     async with sites("ams1", "iad1") as fakes:
         serve(fakes[0], "ember")
         serve(fakes[1], "coal")
@@ -236,7 +236,7 @@ async def test_a_list_is_read_with_get_and_its_head_is_there() -> None:
                 assert response.status == 200
 
 
-async def test_a_client_that_leaves_frees_what_was_asked_for_it() -> None:
+async def test_a_client_that_leaves_frees_its_requests() -> None:
     async with sites("ams1", "iad1") as fakes:
         serve(fakes[0], "ember")
         serve(fakes[1], "coal")

@@ -246,7 +246,7 @@ async def test_a_router_that_stops_leaves_what_it_was_making_failed_for_the_othe
         assert (events, is_last) == (made.events, True)
 
 
-async def test_all_that_routers_keep_has_one_limit_and_who_has_most_makes_room(server: Postgres) -> None:
+async def test_all_that_routers_keep_has_one_limit_and_the_largest_owner_makes_room(server: Postgres) -> None:
     async with opened(server, 100_000) as a, opened(server, 100_000) as b:
         assert await a.keep(response("quiet", tenant="u"))
         for i in range(40):
@@ -286,7 +286,7 @@ async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: 
 
 
 @pytest.mark.parametrize("fails", ["killed", "stopped"])
-async def test_a_database_that_is_away_costs_what_ends_meanwhile_and_nobody_waits_long(
+async def test_a_database_that_is_away_costs_records_that_end_meanwhile_and_no_long_waits(
     server: Postgres, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fail, mend = (server.kill, server.start) if fails == "killed" else (server.stop, server.go_on)
@@ -413,7 +413,7 @@ async def test_who_writes_does_so_alone(server: Postgres, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_work_that_nobody_waits_for_any_more_holds_up_no_other(server: Postgres, leaves: bool) -> None:
+async def test_work_without_waiting_callers_delays_no_other(server: Postgres, leaves: bool) -> None:
     async with opened(server) as a:
         assert await a.keep(response("before"))
         await stop(a)
@@ -445,7 +445,7 @@ async def test_a_router_that_stands_still_amid_its_turn_loses_it(
 
 
 @pytest.mark.long
-async def test_who_waits_for_a_turn_that_does_not_come_keeps_no_connection_for_it(
+async def test_a_waiter_for_a_turn_that_does_not_come_keeps_no_connection_for_it(
     server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_responses, "_TURN", shared_responses._TURN.replace("'3s'", "'1s'"))
@@ -491,7 +491,7 @@ async def two_routers(
         yield fakes[0], files, session
 
 
-async def test_clients_go_on_at_another_router_and_are_told_when_one_was_killed(
+async def test_clients_continue_at_another_router_and_learn_when_one_was_killed(
     server: Postgres, tmp_path: Path
 ) -> None:
     async with two_routers(tmp_path, server) as (site, files, session), process(files[1]) as (_, b_url):
@@ -564,7 +564,7 @@ async def streamed(session: aiohttp.ClientSession, url: str, rest: str, number: 
     return names
 
 
-async def test_a_client_is_told_what_is_not_kept_while_the_database_is_away_and_a_metric_says_so(
+async def test_a_client_learns_what_is_not_kept_while_the_database_is_away_and_a_metric_counts_it(
     server: Postgres, tmp_path: Path
 ) -> None:
     async def is_failing() -> str:
@@ -594,7 +594,7 @@ async def test_a_client_is_told_what_is_not_kept_while_the_database_is_away_and_
         assert await is_failing() == "0.0"
 
 
-async def test_what_was_told_to_be_kept_is_kept_whichever_is_killed_under_load(
+async def test_a_response_confirmed_as_kept_is_kept_whichever_is_killed_under_load(
     server: Postgres, tmp_path: Path
 ) -> None:
     rng = random.Random(7)

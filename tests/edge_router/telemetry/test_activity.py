@@ -34,7 +34,7 @@ async def test_browsers_get_the_page_and_programs_what_they_got_before() -> None
             assert (program.status, (await program.json())["error"]["code"]) == (404, "not_found")
 
 
-async def test_a_stream_that_moves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_moved_stream_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HOP_SECRET_ENV, "s3cret")  # a stream without a resume point does not move
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[0].behave, fakes[1].behave = continued_stream(5, until=3, ending=end_it), continued_stream(5)

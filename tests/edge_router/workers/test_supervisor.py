@@ -128,7 +128,7 @@ async def test_a_worker_that_is_killed_costs_its_own_streams_and_is_replaced(tmp
                 assert (await response.read()).endswith(DONE)
 
 
-async def test_a_durable_stream_of_a_killed_worker_goes_on_at_another(tmp_path: Path) -> None:
+async def test_a_durable_stream_of_a_killed_worker_continues_at_another(tmp_path: Path) -> None:
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         (killed, other) = (await router.workers()).items()
         site.behave = continued_stream(40)

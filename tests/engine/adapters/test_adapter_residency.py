@@ -121,7 +121,7 @@ def test_a_slot_that_is_held_is_never_taken() -> None:
     assert store.slots == {0: "b"}
 
 
-def test_nobody_waits_for_ever_behind_newcomers_of_a_popular_adapter() -> None:
+def test_no_request_waits_for_ever_after_newcomers_of_a_popular_adapter() -> None:
     residency = AdapterResidency("m", FakeStore(1))
     held = [got(asked(residency, "a")[1])]
     awaited = read(asked(residency, "b")[1])
@@ -137,7 +137,7 @@ def test_nobody_waits_for_ever_behind_newcomers_of_a_popular_adapter() -> None:
     assert got(late_awaited) is late
 
 
-def test_where_whoever_waited_has_gone_a_popular_adapter_goes_on() -> None:
+def test_if_the_waiting_requests_have_gone_a_popular_adapter_continues() -> None:
     residency = AdapterResidency("m", FakeStore(1))
     held = got(asked(residency, "a")[1])
     awaited = read(asked(residency, "b")[1])
@@ -175,7 +175,7 @@ def test_all_who_wait_for_an_adapter_hear_why_it_cannot_be_read() -> None:
     assert [got(one).why_unadapted for one in waiting] == ["adapter 'bad' cannot be used: it is of another model"] * 2
 
 
-def test_what_failed_when_nobody_waited_any_more_is_read_again() -> None:
+def test_an_adapter_that_failed_without_waiting_requests_is_read_again() -> None:
     store = FakeStore(1)
     residency = AdapterResidency("m", store)
     _, awaited = asked(residency, "bad")
@@ -243,7 +243,7 @@ def test_a_sequence_awaits_what_it_asks_for_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens_everybody_gets_the_adapter_that_was_asked_for(seed: int) -> None:
+def test_whatever_happens_each_request_gets_its_adapter(seed: int) -> None:
     draw, store = Random(seed), FakeStore(3, host_bytes=400)
     residency = AdapterResidency("m", store)
     waiting: list[AwaitedAdapter] = []

@@ -252,14 +252,14 @@ def test_an_adapter_of_another_model_is_refused(adapter: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e38])
-def test_numbers_that_are_none_are_refused(adapter: Path, value: float) -> None:
+def test_non_finite_numbers_are_refused(adapter: Path, value: float) -> None:
     stored(adapter, lambda tensors: tensors[NAME.replace("_A", "_B")][3].fill_(value))
     configured(adapter, lora_alpha=400)
     with pytest.raises(AdapterError, match=r"q_proj\.lora_B\.weight holds NaN or infinity"):
         read_content(source_of(adapter), projections(), torch.float32)
 
 
-def test_files_that_were_changed_behind_a_registration_are_refused(adapter: Path) -> None:
+def test_files_that_were_changed_after_their_registration_are_refused(adapter: Path) -> None:
     source = source_of(adapter)
     configured(adapter, lora_alpha=9)
     with pytest.raises(AdapterError, match="are not those that were registered"):

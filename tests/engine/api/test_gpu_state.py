@@ -60,11 +60,11 @@ def test_clocks_power_heat_errors_and_what_slows_it_are_read() -> None:
     assert first["memory_used_bytes"] == 3 << 30
 
 
-def test_what_a_device_does_not_know_is_left_out_and_the_rest_is_told() -> None:
+def test_values_that_a_device_does_not_know_are_left_out_and_the_rest_is_reported() -> None:
     (state,) = states_of(FakeNvml(has_ecc=False))
     assert "ecc_uncorrected_errors" not in state
     assert state["power_watts"] == 612.5
 
 
-def test_a_gpu_that_is_lost_is_no_error_of_whoever_asks() -> None:
+def test_a_lost_gpu_is_not_the_clients_error() -> None:
     assert states_of(FakeNvml(broken=True)) == ()

@@ -112,7 +112,7 @@ def test_what_is_prepared_is_there_for_later_jobs(pool: GuardedPool) -> None:
     assert run(pool, prepared) == "tokenizer.json"
 
 
-def test_an_exception_of_a_job_is_named_and_its_child_goes_on(pool: GuardedPool) -> None:
+def test_an_exception_of_a_job_is_named_and_its_child_continues(pool: GuardedPool) -> None:
     child = run(pool, process_id)
     with pytest.raises(JobError, match="Atlantis") as raised:
         run(pool, raise_unknown_city)
@@ -172,7 +172,7 @@ def test_what_ends_a_child_while_it_prepares_is_no_fault_of_the_job(pool: Guarde
     assert run(pool, add, 1, 2) == 3
 
 
-def test_beside_a_job_that_crashes_others_go_on() -> None:
+def test_beside_a_job_that_crashes_others_continue() -> None:
     pool = GuardedPool(2)
     crashing = [pool.submit(GuardedJob(JobCall(crash), 20.0, 64 << 20)) for _ in range(3)]
     adding = [pool.submit(GuardedJob(JobCall(add, (i, 1)), 20.0, 64 << 20)) for i in range(6)]

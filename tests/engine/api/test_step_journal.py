@@ -30,7 +30,7 @@ def test_what_models_hold_is_read_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_crash_leaves_what_was_noted(tmp_path: Path) -> None:
+def test_a_crash_leaves_the_notes(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", DIES, str(tmp_path / "steps")], cwd=os.getcwd())
     assert ended.returncode == -signal.SIGSEGV
     assert read_journal(tmp_path / "steps") == HeldSequences(("a", "b"), ("c",))

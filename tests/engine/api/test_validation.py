@@ -111,7 +111,7 @@ def test_a_text_to_be_embedded_may_fill_the_context() -> None:
         ((image(0, num_bytes=33),), "has 33 bytes"),
     ],
 )
-def test_images_lie_in_the_prompt_one_behind_the_other(images: tuple[PromptImage, ...], says: str) -> None:
+def test_images_are_in_the_prompt_one_after_the_other(images: tuple[PromptImage, ...], says: str) -> None:
     code, sentence = refusal(asked(images=images), VISION_MODEL) or ("", "")
     assert (code, says in sentence, bool(sentence)) == ("invalid_request" if says else "", True, bool(says))
 
@@ -145,7 +145,7 @@ def test_a_hosts_number_has_a_least_value(name: str, least: int) -> None:
         ({"kv_disk_dir": "/d", "kv_store": "h:1", "kv_host_bytes": 1, "kv_host_dir": "/h", "threads": 1}, ""),
     ],
 )
-def test_what_lies_behind_the_host_tier_needs_it(fields: dict[str, Any], says: str) -> None:
+def test_tiers_below_the_host_tier_need_it(fields: dict[str, Any], says: str) -> None:
     told = host_problem(HostConfig(**fields))
     assert says in (told or "")
     assert bool(told) == bool(says)

@@ -86,7 +86,7 @@ def test_two_sequences_that_no_step_computes_end_and_the_device_is_not_taken_for
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_failure_that_does_not_come_again_ends_nobody(depth: int) -> None:
+def test_a_failure_that_does_not_repeat_ends_no_sequence(depth: int) -> None:
     engine, runner = engine_of(6, depth)
     engine.step()
     runner.explode = True

@@ -176,7 +176,7 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
     assert engine.scheduler.counts.preemptions > 0
 
 
-def test_a_steps_time_is_told_by_phase() -> None:
+def test_a_steps_time_is_reported_by_phase() -> None:
     engine, runner = fake_engine()
     ticks = iter([0, 100, 250, 300, 1000])  # at the start, then after scheduling, computing, publishing, and all
     engine._clock = lambda: next(ticks)

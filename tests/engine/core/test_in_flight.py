@@ -57,7 +57,7 @@ def sequence(name: str, num_tokens: int, computed: int, first_block: int = 0, **
     return made
 
 
-def test_each_chunk_that_is_current_chooses_behind_its_tokens_and_behind_each_of_its_drafts() -> None:
+def test_each_current_chunk_samples_after_its_tokens_and_after_each_of_its_drafts() -> None:
     runner = Runner(1)
     steps = InFlightSteps(runner, SIZE, time.perf_counter)
     drafting = sequence("drafting", 6, 5)
@@ -101,7 +101,7 @@ def test_each_chunk_that_is_current_chooses_behind_its_tokens_and_behind_each_of
     assert (collected.chunks, collected.num_decodes, len(steps)) == (chunks, 4, 0)
 
 
-def test_what_penalties_count_behind_a_draft_has_the_drafts_before_it() -> None:
+def test_penalties_after_a_draft_count_the_drafts_before_it() -> None:
     runner = Runner(1)
     steps = InFlightSteps(runner, SIZE, time.perf_counter)
     counted = sequence("counted", 4, 0, presence_penalty=1.0)

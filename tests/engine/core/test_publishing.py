@@ -70,7 +70,7 @@ def outputs(engine: Engine, *names: str, **sampling: Any) -> dict[str, list[Toke
     return told
 
 
-def test_what_is_told_once_comes_with_the_first_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_time_facts_come_with_the_first_output(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10_000))
     engine, _ = fake_engine(clock=lambda: float(next(ticks)))
     one(engine, submit("before", PROMPT, max_tokens=1))

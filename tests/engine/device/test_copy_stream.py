@@ -63,7 +63,7 @@ def test_an_error_leaves_no_copy_under_way(stream: CudaCopyStream) -> None:
     assert bool((here == 5).all())
 
 
-def test_what_has_begun_can_be_waited_for_before_the_end(stream: CudaCopyStream) -> None:
+def test_started_work_can_be_waited_for_before_the_end(stream: CudaCopyStream) -> None:
     there, here = torch.full((NUM_BYTES,), 5, dtype=torch.uint8, device=DEVICE), stream.allocate(NUM_BYTES)
     here.fill_(0)
     keep_busy()

@@ -58,7 +58,7 @@ def test_a_mapping_is_registered_piece_by_piece_by_another_thread_and_unregister
     assert len(fake.calls) == 6
 
 
-def test_what_is_registered_is_covered_while_the_rest_is_on_its_way_and_nobody_waits_for_it() -> None:
+def test_registered_pieces_are_covered_while_the_rest_is_on_its_way_without_waiting() -> None:
     fake = FakeRegistrar()
     registered = RegisteredMemory(mapping(3 * PIECE), CUDA, PIECE, registrar=fake)
     registered.register(PIECE, PIECE + 1)
@@ -90,7 +90,7 @@ def test_closing_waits_for_the_piece_under_way_and_begins_no_other() -> None:
     assert fake.registered == {}
 
 
-def test_a_refusal_is_said_once_and_what_was_registered_before_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refusal_is_logged_once_and_earlier_registrations_stay(caplog: pytest.LogCaptureFixture) -> None:
     fake = FakeRegistrar(limit=2)
     registered = RegisteredMemory(mapping(256 * PIECE), CUDA, PIECE, registrar=fake)
     registered.start()

@@ -76,7 +76,7 @@ def test_what_only_white_space_may_stand_before_is_likely(grammars: Grammars) ->
     assert found.kind != "grammar", "how often it is right is counted apart"
 
 
-def test_no_more_than_asked_for_and_nothing_behind_the_end(grammars: Grammars) -> None:
+def test_no_more_than_requested_and_nothing_after_the_end(grammars: Grammars) -> None:
     choice = Constraint("choice", '["a very long answer that is the only one there is"]')
     found = matcher(grammars, choice)
     assert len(found.foreseen((), 3)[0]) == 3

@@ -65,7 +65,7 @@ def counting(ahead: list[int], most: int) -> list[int]:
     return list(range(len(ahead), len(ahead) + most))
 
 
-def test_each_goes_on_behind_the_other_in_turns() -> None:
+def test_each_follows_the_other_in_turns() -> None:
     forced = FakeDrafter(lambda ahead, most: [7, 8] if len(ahead) in (0, 5) else None, "forced")
     copied = FakeDrafter(lambda ahead, most: [1, 2, 3][:most], "copied")
     made = speculator(forced, copied)
@@ -102,11 +102,11 @@ def test_a_budget_is_one_for_all() -> None:
     assert sum(map(len, made.drafts(plan_of(*several, budget=20)).values())) == 20
 
 
-def test_behind_a_token_that_is_not_known_the_first_guess_is_no_draft() -> None:
+def test_after_an_unknown_token_the_first_guess_is_no_draft() -> None:
     assert drafts(speculator(FakeDrafter(counting)), sequence(PENDING), room=4) == (1, 2, 3, 4)
 
 
-def test_drafts_behind_a_wrong_one_say_nothing_of_their_kind() -> None:
+def test_drafts_after_a_wrong_one_do_not_count_for_their_kind() -> None:
     made = speculator(
         FakeDrafter(lambda ahead, most: None if ahead else [7], "first"),
         FakeDrafter(lambda ahead, most: [8] if len(ahead) == 1 else None, "second"),
@@ -189,7 +189,7 @@ def test_drafts_that_are_right_become_more() -> None:
     assert len(drafts(made, one)) == MOST_DRAFTS >= len(first)
 
 
-def test_counts_say_what_came_of_drafts_by_position() -> None:
+def test_counts_contain_the_outcome_of_drafts_by_position() -> None:
     made, one = speculator(FakeDrafter(counting)), sequence()
     for accepted in (3, 1, 0):
         note(made, one, drafts(made, one, room=3), accepted)

@@ -19,7 +19,7 @@ def drafts(drafter: SuffixDrafter, of: Sequence, most: int = 4, ahead: tuple[int
     return [] if found is None else list(found.token_ids)
 
 
-def test_it_copies_what_followed_in_the_prompt_and_goes_on_as_the_sequence_grows() -> None:
+def test_it_copies_the_continuation_in_the_prompt_and_continues_as_the_sequence_grows() -> None:
     drafter, copying = SuffixDrafter(), sequence(1, 2, 3, 4, 5, 6, 9, 1, 2)
     assert drafts(drafter, copying) == [3, 4, 5, 6]
     copying.token_ids += [3, 4]
@@ -49,7 +49,7 @@ def test_a_longer_match_is_another_kind_of_draft_and_likelier() -> None:
     assert priors == sorted(priors)
 
 
-def test_a_tenant_s_outputs_help_its_next_sequences_and_nobody_else_s() -> None:
+def test_a_tenant_s_outputs_help_only_its_own_next_sequences() -> None:
     drafter, first = SuffixDrafter(), sequence(50, 51, 52, output=(1, 2, 3, 4, 5))
     drafts(drafter, first)
     drafter.forget(first)
@@ -58,7 +58,7 @@ def test_a_tenant_s_outputs_help_its_next_sequences_and_nobody_else_s() -> None:
     assert drafts(drafter, sequence(60, 1, 2, tenant=b"b")) == []
 
 
-def test_one_answer_does_not_go_on_as_the_next_one_began() -> None:
+def test_one_answer_does_not_continue_as_the_next_one_starts() -> None:
     drafter = SuffixDrafter()
     for output in ((1, 2, 3, 4, 5), (7, 8, 9)):
         answered = sequence(50, 51, 52, output=output)

@@ -181,7 +181,7 @@ def test_sizes_that_cannot_be_recorded_are_not_tried_and_cost_the_others_nothing
     assert graphs.num_graphs == 1, "the last sequence's"
 
 
-def test_a_model_that_cannot_be_recorded_goes_on_without(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_be_recorded_runs_without(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = tokens(load_engine(checkpoint))
     engine = load_engine(checkpoint)
     graphs = with_graphs(engine, Unable())

@@ -88,7 +88,7 @@ def test_a_row_chooses_in_company_what_it_chooses_alone(asked: list[tuple[Sampli
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_row_without_a_finite_highest_logit_is_told_and_spoils_no_other(bad: float) -> None:
+def test_a_row_without_a_finite_highest_logit_is_reported_and_spoils_no_other(bad: float) -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(3))
     best = logits.argmax(-1).tolist()
     logits[1, 5] = bad

@@ -65,7 +65,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_file_is_refused_by_what_is_wrong(name: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_with_its_error(name: str, tmp_path: Path) -> None:
     content, message = DAMAGED[name]
     (tmp_path / "bad.gguf").write_bytes(content)
     with pytest.raises(CheckpointError, match=message):

@@ -134,7 +134,7 @@ def test_a_choice_may_be_among_thousands(grammars: Grammars) -> None:
     assert found in texts
 
 
-def test_a_matcher_goes_on_behind_what_was_delivered(grammars: Grammars) -> None:
+def test_a_matcher_continues_after_delivered_tokens(grammars: Grammars) -> None:
     schema = json.dumps(SCHEMAS[1])
     tokens = walk(started(grammars, "json_schema", schema), random.Random(3))
     for cut in range(len(tokens) + 1):

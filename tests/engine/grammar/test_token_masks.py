@@ -28,7 +28,7 @@ def after(taken: Sequence) -> tuple[list[Chunk], list[TokenOutput]]:
 
 
 @pytest.mark.parametrize("is_optional", [False, True])
-def test_a_sequence_whose_grammar_is_late_can_be_sent_again_and_never_goes_on_without_it(is_optional: bool) -> None:
+def test_a_sequence_whose_grammar_is_late_can_be_sent_again_and_never_continues_without_it(is_optional: bool) -> None:
     late, matcher = sequence(is_optional=is_optional), Future[Matcher]()
     awaited = AwaitedGrammar(late, matcher, 0.0)
     awaited.cancel()

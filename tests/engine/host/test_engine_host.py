@@ -347,7 +347,7 @@ async def test_a_killed_host_ends_every_stream_with_an_error(tmp_path: Path, che
 
 
 @pytest.mark.process
-async def test_what_a_dead_host_never_read_keeps_nobody_waiting(tmp_path: Path, checkpoint: Path) -> None:
+async def test_messages_that_a_dead_host_never_read_keep_no_caller_waiting(tmp_path: Path, checkpoint: Path) -> None:
     async with host_process(tmp_path) as (process, address):
         client = SocketEngineClient(address)
         await load(client, checkpoint)

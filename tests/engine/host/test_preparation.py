@@ -9,7 +9,7 @@ from pilotlight.engine.host.preparation import prepare
 from pilotlight.engine.planning.memory_plan import beside_kv
 
 
-def test_a_host_that_waits_beside_a_serving_one_tells_the_whole_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_beside_a_serving_host_reports_the_whole_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes over when the other has died: the memory that was free while that one held weights and cache would have no room for any model."""
     zeros = torch.zeros
     monkeypatch.setattr(pilotlight.engine.device.device, "choose_device", lambda name: torch.device("cuda"))

@@ -42,7 +42,7 @@ async def test_a_host_makes_ready_at_low_priority_and_when_it_fails_loads_all_th
 
 
 @pytest.mark.cpu_only
-async def test_a_host_of_an_earlier_version_is_not_told() -> None:
+async def test_a_host_of_an_earlier_version_is_not_notified() -> None:
     sent: list[object] = []
     client = InProcessEngineClient(CONFIG)
     await client.hello()

@@ -147,7 +147,7 @@ async def test_the_front_end_with_the_keys_is_served_for_longer_than_a_lease(
 
 
 @pytest.mark.parametrize("which", ["other keys", "the host's own keys", "no keys"])
-async def test_who_has_not_the_keys_is_refused_by_name(
+async def test_a_client_without_the_keys_is_refused_by_name(
     which: str, host: Host, keys: tuple[Keys, Keys], tmp_path: Path
 ) -> None:
     write_keys(tmp_path / "other_host", tmp_path / "other_front_end")
@@ -358,7 +358,7 @@ async def test_peers_of_different_versions_refuse_each_other_by_name() -> None:
         await asyncio.to_thread(host.stop)
 
 
-async def test_a_host_process_that_listens_to_the_network_serves_whoever_has_the_keys_and_is_missed_when_it_is_silent(
+async def test_a_host_process_on_the_network_serves_clients_with_the_keys_and_is_missed_when_it_is_silent(
     keys: tuple[Keys, Keys], tmp_path: Path
 ) -> None:
     port = free_address().rpartition(":")[2]

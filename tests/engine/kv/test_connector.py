@@ -73,7 +73,7 @@ def test_a_transfer_that_does_not_come_by_its_deadline_is_computed(on_disk: int)
     assert sum(runner.batch_tokens[1:]) == len(prompt) + 2
 
 
-def test_those_behind_a_late_transfer_do_not_wait_for_one_each() -> None:
+def test_sequences_after_a_late_transfer_do_not_wait_for_one_each() -> None:
     clock = Clock()
     engine, tiers, runner = stuck_engine(clock)
     prompts = {name: [*PROMPT, i] for i, name in enumerate("abcd")}
@@ -92,7 +92,7 @@ def test_those_behind_a_late_transfer_do_not_wait_for_one_each() -> None:
     assert not engine.has_work, "the next finds it on the device"
 
 
-def test_what_has_come_of_a_late_transfer_is_used() -> None:
+def test_arrived_blocks_of_a_late_transfer_are_used() -> None:
     clock = Clock()
     engine, tiers, runner = stuck_engine(clock)
     assert isinstance(tiers.draw, NeverDone)

@@ -25,7 +25,7 @@ def test_errors_in_a_row_are_followed_by_pauses_that_double_up_to_a_bound(caplog
     assert caplog.text.count("the disk is no longer read after 3 consecutive errors, the last: input/output") == 1
 
 
-def test_one_success_ends_the_row_and_is_told_where_there_were_pauses(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_success_ends_the_row_and_is_reported_if_there_were_pauses(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     backoff = ErrorBackoff("the disk", "read", clock)
     with caplog.at_level(logging.WARNING):

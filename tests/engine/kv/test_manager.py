@@ -133,7 +133,7 @@ def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     assert made.manager.num_spare(sequence) == 6
 
 
-def test_a_pool_that_is_empty_leaves_what_was_taken() -> None:
+def test_an_empty_pool_keeps_the_allocated_blocks() -> None:
     made = Made((None,), num_blocks=3)
     sequence = made.computed(made.sequence(20), 4)
     assert not made.manager.grow(sequence, 20)
@@ -163,7 +163,7 @@ def fetched(
 
 @pytest.mark.parametrize("on_device", [0, 2])
 @pytest.mark.parametrize("num_arrived", [0, 1, 3, 4])
-def test_a_sequence_goes_on_behind_what_has_come(num_arrived: int, on_device: int) -> None:
+def test_a_sequence_continues_after_the_received_tokens(num_arrived: int, on_device: int) -> None:
     made, sequence, prefix = fetched((None,), num_arrived, on_device)
     whole = on_device + num_arrived
     assert (prefix.num_blocks, len(prefix.missing)) == (6, 6 - on_device)
@@ -223,7 +223,7 @@ def test_of_twins_the_one_that_others_find_is_swapped_out() -> None:
     assert made.tiers.swapped[:2] == (made.names(3), [*first.tables[0].blocks[:3]])
 
 
-def test_what_is_discarded_is_found_nowhere_and_its_own_blocks_are_told() -> None:
+def test_discarded_blocks_are_found_nowhere_and_the_own_ones_are_reported() -> None:
     made = Made()
     other = made.computed(made.sequence(9, "other"), 8)
     sequence = made.computed(made.sequence(30), 16, 24)

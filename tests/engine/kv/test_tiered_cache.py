@@ -424,7 +424,7 @@ def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_a
     assert rig.tiers.load().num_pinned == 0
 
 
-def test_a_sequence_that_goes_on_before_its_blocks_are_copied_leaves_no_pin(rig: Rig) -> None:
+def test_a_sequence_that_continues_before_its_blocks_are_copied_leaves_no_pin(rig: Rig) -> None:
     for n in range(6):
         rig.fill(n)
     owner = object()
@@ -545,9 +545,7 @@ class Noted:
         return note
 
 
-def test_what_happens_to_blocks_is_told_to_every_tier_that_may_have_them(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_tier_that_may_have_blocks_learns_what_happens_to_them(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, object]] = []
     host, behind = rig.host, rig.tiers._behind
     monkeypatch.setattr(rig.tiers, "_host", Noted(told, "host"))

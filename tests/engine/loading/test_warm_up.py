@@ -40,7 +40,7 @@ def test_what_a_process_remembers_is_made_ready_once(monkeypatch: pytest.MonkeyP
     assert dry_runs == ["a", "c", "d", "e"]
 
 
-def test_what_has_failed_is_made_ready_by_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_preparation_is_done_by_the_next_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pilotlight.engine.loading.warm_up, "_ready", set())
     monkeypatch.setattr(pilotlight.engine.loading.warm_up, "takes_triton", lambda: True)
     BackgroundWarmUp("m", unplannable, CUDA, "x").wait()
@@ -50,7 +50,7 @@ def test_what_has_failed_is_made_ready_by_the_next_load(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("device", "proved", "awaited", "both"), [("cpu", False, False, False), ("cuda", True, True, False)]
 )
-def test_who_is_waited_for_waits_for_no_proof_twice(device: str, proved: bool, awaited: bool, both: bool) -> None:
+def test_an_awaited_model_waits_for_no_proof_twice(device: str, proved: bool, awaited: bool, both: bool) -> None:
     """A CPU needs either of the two to skip the warm-up; a GPU, which also loads kernels, needs both."""
 
     def needs(is_proved: bool, is_awaited: bool) -> bool:
@@ -65,7 +65,9 @@ def test_who_is_waited_for_waits_for_no_proof_twice(device: str, proved: bool, a
     assert needs(True, True) is both
 
 
-def test_a_model_whose_dry_run_fails_goes_on(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_whose_dry_run_fails_is_loaded_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(pilotlight.engine.loading.warm_up, "takes_triton", lambda: True)
     with caplog.at_level(logging.WARNING):
         BackgroundWarmUp("m", unplannable, CUDA).wait()

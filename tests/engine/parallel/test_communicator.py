@@ -163,7 +163,7 @@ def test_two_stages_never_wait_for_each_other_in_a_circle() -> None:
             assert mine.split()[1] == other.split()[1]
 
 
-def test_who_is_alone_exchanges_nothing() -> None:
+def test_a_lone_router_exchanges_nothing() -> None:
     alone, x = Communicator(None, WHOLE), torch.arange(3).unsqueeze(1)
     assert alone.total(x) is alone.from_rank(0, x) is alone.join(x, (1,)) is x
     assert alone.exchange(x, [3], [3]).tolist() == x.tolist()

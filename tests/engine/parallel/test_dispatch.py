@@ -133,7 +133,7 @@ def test_prompts_in_chunks_and_beside_decodes_are_the_same(tmp_path: Path, pair:
 
 
 @pytest.mark.parametrize("family", [WINDOWED, LATENT])
-def test_preempted_sequences_go_on_with_the_same_tokens(tmp_path: Path, pair: Ranks, family: str) -> None:
+def test_preempted_sequences_continue_with_the_same_tokens(tmp_path: Path, pair: Ranks, family: str) -> None:
     write(tmp_path, family)
     expected = drain(load_engine(tmp_path), several())
     with pair.loaded(tmp_path) as model:

@@ -353,7 +353,7 @@ def test_a_rank_that_is_lost_while_tokens_are_guessed_is_no_drafters_failure(
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", [DENSE, WINDOWS, SPARSE, LATENT, CHUNKS])
-def test_preempted_sequences_go_on_with_the_same_tokens(tmp_path: Path, pair: KvMemory, family: str) -> None:
+def test_preempted_sequences_continue_with_the_same_tokens(tmp_path: Path, pair: KvMemory, family: str) -> None:
     write_family(tmp_path, family)
     expected = drain(load_engine(tmp_path), several())
     with loaded(tmp_path, pair) as model:

@@ -83,7 +83,7 @@ def step(engine: Engine) -> list[str]:
     return [output.sequence_id for output in engine.sequences.take_outputs()]
 
 
-def test_others_go_on_until_it_has_come(compiler: Compiler) -> None:
+def test_others_continue_until_it_has_arrived(compiler: Compiler) -> None:
     engine, _ = fake_engine(clock=Clock())
     compiling = compiler.compile()
     grammar = open_awaiting(engine, "constrained", compiling)
@@ -126,7 +126,7 @@ def test_one_that_runs_gives_its_blocks_back_and_keeps_its_place(compiler: Compi
     assert [step(engine) for _ in range(4)] == [["second"], ["first"], ["third"], ["third"]]
 
 
-def test_at_its_deadline_the_sequence_goes_on_without(compiler: Compiler) -> None:
+def test_at_its_deadline_the_sequence_continues_without(compiler: Compiler) -> None:
     clock = Clock()
     engine, _ = fake_engine(clock=clock)
     grammar = open_awaiting(engine, "constrained", compiler.compile())

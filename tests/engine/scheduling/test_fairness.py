@@ -175,7 +175,7 @@ def test_a_preempted_sequence_goes_before_its_tenants_others_and_is_not_paid_twi
     assert [line.admit().arrival for _ in range(3)] == [0, 1, 2], "paid once, its tenant still had 10 tokens to spend"
 
 
-def test_debts_are_forgotten_when_nobody_waits_and_do_not_pile_up() -> None:
+def test_debts_are_forgotten_without_a_queue_and_do_not_pile_up() -> None:
     line = Line()
     for i in range(1000):
         line.add(b"steady", 100)
@@ -207,7 +207,7 @@ def test_a_flood_delays_another_tenants_request_by_its_share_alone() -> None:
     assert len(ended) >= 50
 
 
-def test_what_has_started_is_preempted_by_age_whatever_its_priority() -> None:
+def test_started_sequences_are_preempted_by_age_whatever_their_priority() -> None:
     engine, _ = fake_engine(num_blocks=6, block_size=4)
     engine.submit(Submit("old", "tiny", tuple(range(6)), SamplingParams(18), priority=8))
     engine.step()
@@ -244,7 +244,9 @@ def test_an_absence_pays_debts_and_saves_up_nothing() -> None:
 @pytest.mark.parametrize("queued", [0, 3])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(("salt", "priority"), [(b"other", 0), (b"other", -8), (b"long", -8)])
-def test_a_long_prompt_holds_up_nobody_elses_short_one(salt: bytes, priority: int, depth: int, queued: int) -> None:
+def test_a_long_prompt_delays_no_short_one_of_another_tenant(
+    salt: bytes, priority: int, depth: int, queued: int
+) -> None:
     engine, runner = fake_engine(num_blocks=300, max_num_batched_tokens=16, depth=depth)
     for i in range(1 + queued):
         prompt = tuple(i * 7 + n % 900 for n in range(800 // (1 + queued)))

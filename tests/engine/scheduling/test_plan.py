@@ -77,7 +77,7 @@ def test_a_chunk_chooses_a_token_at_its_sequences_end_unless_that_is_embedded_an
 
 
 @pytest.mark.parametrize(("length", "most"), [(18, 1), (19, 0), (20, -1)])
-def test_the_token_behind_the_last_draft_is_the_sequences_last_at_most(length: int, most: int) -> None:
+def test_the_token_after_the_last_draft_is_the_sequences_last_at_most(length: int, most: int) -> None:
     assert most_drafts(sequence(length)) == most
 
 
@@ -115,7 +115,7 @@ def test_a_sequence_that_loses_its_blocks_keeps_its_tokens_and_chooses_the_open_
     assert len(one.token_ids) == 7
 
 
-def test_a_prompt_is_computed_once_it_is_complete_or_an_output_has_told_of_it() -> None:
+def test_a_prompt_is_computed_once_it_is_complete_or_an_output_has_reported_it() -> None:
     one = sequence(6, 5)
     assert not one.has_computed_prompt
     one.num_completed_tokens = 6
@@ -148,7 +148,7 @@ def test_two_sequences_share_a_prompt_where_whatever_its_blocks_depend_on_is_the
     ]  # fmt: skip
 
 
-def test_what_a_device_took_is_told_in_whole_microseconds_and_the_rest_later() -> None:
+def test_a_devices_time_is_reported_in_whole_microseconds_and_the_rest_later() -> None:
     one = sequence()
     told = []
     for more in (0.75, 0.75, 2.0, 0.0):

@@ -32,7 +32,7 @@ def test_the_youngest_that_is_not_planned_yet_gives_way() -> None:
     assert scheduler.counts.preemptions == 1
 
 
-def test_nobody_gives_way_to_a_younger_one() -> None:
+def test_no_sequence_gives_way_to_a_younger_one() -> None:
     scheduler, (old, middle, young) = running("old", "middle", "young")
     assert not scheduler.preemption.preempt_for(young, StepPlan(64))
     assert scheduler.preemption.preempt_for(middle, StepPlan(64))

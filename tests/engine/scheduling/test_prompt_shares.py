@@ -21,7 +21,7 @@ owners = st.tuples(st.integers(-2, 2), st.sampled_from([b"a", b"b", b"c"]))
     st.sets(st.integers(-2, 2), max_size=2),
 )
 @settings(max_examples=300, deadline=None)
-def test_nobody_gets_more_than_it_wants_and_nothing_is_left_that_somebody_wants(
+def test_no_owner_gets_more_than_it_wants_and_nothing_wanted_is_left(
     budget: int, wanted: dict[Owner, int], waiting: set[int]
 ) -> None:
     shares = PromptShares(BLOCK).divide(budget, wanted, waiting)
@@ -50,7 +50,7 @@ def test_tenants_of_one_priority_get_the_same_even_where_a_step_has_fewer_blocks
 
 
 @pytest.mark.parametrize("budget", [16, 170, 2048])
-def test_the_most_urgent_get_nearly_all_and_nobody_starves(budget: int) -> None:
+def test_the_most_urgent_get_nearly_all_and_none_starves(budget: int) -> None:
     total = divided(160, budget, (-8, b"urgent"), (0, b"usual"), (5, b"patient"))
     most = 160 * budget
     assert total[-8, b"urgent"] >= most * (1 - 2 / AGEING_ADMISSIONS) - 2048
@@ -89,7 +89,7 @@ def test_an_absence_ends_no_debt() -> None:
     assert divided(AGEING_ADMISSIONS - 2, BLOCK, usual, patient, shares=shares)[patient] == 0
 
 
-def test_newcomers_one_after_the_other_do_not_starve_who_was_there() -> None:
+def test_newcomers_one_after_the_other_do_not_starve_earlier_ones() -> None:
     """Each has a block's worth, and the step no more than that."""
     shares = PromptShares(BLOCK)
     steady = [

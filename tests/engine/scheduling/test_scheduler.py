@@ -34,7 +34,7 @@ def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRu
 
 
 def held_up_s(max_decode_delay_s: float) -> tuple[float, int]:
-    """Return how long a stream waits for its next token at most while another tenant's 2,048 tokens are computed, and in how many steps they are."""
+    """Return a stream's longest wait for its next token while another tenant's 2,048 tokens are computed, and the number of steps."""
     engine, _ = slow_engine(max_decode_delay_s)
     engine.submit(submit("stream", list(range(100)), salt=b"a", max_tokens=200))
     for _ in range(5):
@@ -117,7 +117,7 @@ def test_a_short_prompt_at_top_priority_waits_for_no_long_one(budget: int, num_l
     assert steps_until_short_ends(budget, num_long, depth) == depth
 
 
-def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_goes_on() -> None:
+def test_the_more_urgent_of_two_long_prompts_is_computed_first_and_the_other_continues() -> None:
     engine, _ = fake_engine(num_blocks=1000, block_size=16, max_num_batched_tokens=256)
     for name, priority in (("usual", 0), ("urgent", -8)):
         prompt = tuple((priority + 10 + n) % 1000 for n in range(4096))

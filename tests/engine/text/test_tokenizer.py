@@ -89,7 +89,7 @@ def test_a_stream_never_shows_half_a_character(text: str) -> None:
     assert not detokenizer.is_pending
 
 
-def test_what_is_pending_is_told() -> None:
+def test_a_pending_character_is_reported() -> None:
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
     first, second = tokenizer.encode("\u00e9")
     detokenizer = tokenizer.detokenizer()
@@ -231,7 +231,7 @@ FORGING = [
         "{% for message in messages %}{{ message.content }}{{ message | items | list }}{% endfor %}",
     ],
 )
-def test_whatever_a_template_does_to_a_special_token_that_somebody_wrote_it_is_text(source: str) -> None:
+def test_a_special_token_that_a_user_wrote_is_text_whatever_a_template_does_to_it(source: str) -> None:
     """Keys count as well as values: schemas of tools often come from third parties."""
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
     messages, tools = tokenizer.shield((FORGING, [SCHEMA]))
@@ -301,7 +301,7 @@ DECODERS = {
 @pytest.mark.long
 @pytest.mark.parametrize("kind", DECODERS)
 @given(token_ids=st.lists(st.integers(0, 11), max_size=12))
-def test_a_decoder_that_is_none_of_ours_is_left_to_the_tokenizers_library(kind: str, token_ids: list[int]) -> None:
+def test_a_foreign_decoder_is_left_to_the_tokenizers_library(kind: str, token_ids: list[int]) -> None:
     backend = Backend(models.WordLevel(vocab=WORDS, unk_token="a"))
     if (decoder := DECODERS[kind]) is not None:
         backend.decoder = decoder
@@ -332,7 +332,7 @@ def test_the_library_is_asked_too_where_a_token_begins_behind_half_a_character(
     assert tuple(found) == starts
 
 
-def test_wordpiece_tokens_go_on_with_a_word_or_begin_one() -> None:
+def test_wordpiece_tokens_continue_a_word_or_start_one() -> None:
     vocabulary = {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "pilot": 3, "light": 4, "##s": 5}
     backend = Backend(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -113,7 +113,7 @@ def test_kimis_ids_are_tiktokens(kimi: Tokenizer, text: str) -> None:
 
 @given(text=TEXTS)
 @settings(max_examples=400)
-def test_mistrals_ids_are_tiktokens_behind_the_special_ones(tekken: Tokenizer, text: str) -> None:
+def test_mistrals_ids_are_tiktokens_after_the_special_ones(tekken: Tokenizer, text: str) -> None:
     assert list(tekken.encode(text)) == [token + NUM_SPECIAL for token in TEKKEN.encode_ordinary(text)]
 
 
@@ -178,7 +178,7 @@ def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
         grammars.close()
 
 
-def test_files_that_are_none_are_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer\.json is missing; .* or tekken\.json, or tiktoken\.model"):
         Tokenizer.from_directory(tmp_path)
     spoilt: list[tuple[Path, str]] = [

@@ -155,7 +155,7 @@ def test_a_place_that_cannot_be_a_directory_is_a_sentence(directory: Path, tmp_p
 
 
 @pytest.mark.process
-def test_packing_ends_without_a_word_when_nobody_listens_any_more(directory: Path, out: Path) -> None:
+def test_packing_ends_silently_when_its_reader_has_left(directory: Path, out: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "wb") as stdout:
@@ -195,7 +195,7 @@ def half_packed(process_tier: None, checkpoint: Path, tmp_path_factory: pytest.T
 
 
 @pytest.mark.process
-def test_packing_goes_on_where_it_was_killed(
+def test_packing_continues_where_it_was_killed(
     directory: Path, half_packed: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(half_packed, out)
@@ -241,9 +241,7 @@ def test_a_renamed_bundle_is_not_what_it_is_called(directory: Path, out: Path) -
         verify(renamed, lambda done, total: None)
 
 
-def test_a_full_disk_is_an_error_that_says_how_to_go_on(
-    directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error_with_a_remedy(directory: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 

@@ -128,7 +128,7 @@ async def test_models_are_listed_as_cards(ai: AI) -> None:
     assert await ai.models({"search": "nothing like it"}) == []
 
 
-async def test_who_leaves_a_stream_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
+async def test_leaving_a_stream_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = [*says("Hello", finish=None), asyncio.Event()]
     stream = await ai.run(MODEL, {**INTERACTIVE, "stream": True})
     async for chunk in stream:
@@ -139,7 +139,7 @@ async def test_who_leaves_a_stream_stops_the_model(site: Site, ai: AI) -> None: 
     assert len(site.engine.aborted) == 1
 
 
-async def test_who_leaves_before_the_first_token_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
+async def test_leaving_before_the_first_token_stops_the_model(site: Site, ai: AI) -> None:  # noqa: F811
     site.engine.script = [asyncio.Event()]
     for inputs in (INTERACTIVE, {**INTERACTIVE, "stream": True}):
         task = asyncio.ensure_future(ai.run(MODEL, inputs))
@@ -360,7 +360,7 @@ async def test_misspelt_options_are_named(ai: AI) -> None:
         await ai.run(MODEL, [INTERACTIVE])
 
 
-async def test_an_unknown_model_is_told_what_there_is(ai: AI) -> None:
+async def test_an_unknown_model_gets_the_list_of_known_ones(ai: AI) -> None:
     with pytest.raises(Failure, match=r"5007: this site has no model named '@cf/meta/llama'.*; it has ") as told:
         await ai.run("@cf/meta/llama", INTERACTIVE)
     assert MODEL.rpartition("/")[2] in told.value.message
@@ -501,7 +501,7 @@ async def test_a_gateways_retries_and_its_time_limit_are_kept(wire: Wire, tmp_pa
     refused = Answering(400)
     with pytest.raises(Exception, match="3043: broken"):
         await run(refused, retries={"maxAttempts": 5})
-    assert refused.num_calls == 1, "what is wrong with the call stays wrong"
+    assert refused.num_calls == 1, "an invalid call stays invalid"
     slow = Answering(stands_still=True)
     with pytest.raises(Exception, match="3007: the model has not answered within 20 ms"):
         await run(slow, requestTimeoutMs=20, retries={"maxAttempts": 2})

@@ -120,7 +120,7 @@ async def test_so_many_requests_wait_and_no_more(made: Made, monkeypatch: pytest
     await eventually(lambda: len(made.asked) == 3)
 
 
-async def test_a_file_that_cannot_be_written_is_told_and_what_it_had_is_answered_later(
+async def test_a_file_that_cannot_be_written_is_reported_and_its_content_is_answered_later(
     made: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, failures = made.database.run, 0

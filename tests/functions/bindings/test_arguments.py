@@ -88,7 +88,7 @@ async def test_a_data_point_is_refused_where_it_is_written(wire: Wire) -> None:
             points.writeDataPoint(point)
 
 
-async def test_vectors_that_are_none_are_named_and_a_write_has_the_id_of_its_mutation(wire: Wire) -> None:
+async def test_invalid_vectors_are_named_and_a_write_has_the_id_of_its_mutation(wire: Wire) -> None:
     index = (await wire(("vectorize", "V", {"index_name": "i"}))).env["V"]
     with pytest.raises(TypeError, match="takes a list of vectors"):
         await index.insert({"id": "1", "values": [1]})

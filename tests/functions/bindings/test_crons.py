@@ -116,7 +116,7 @@ async def test_two_that_follow_the_same_trigger_fire_it_once(start: Callable[...
     assert [at for _, at in site.fired] == ["12:00", "12:01", "12:02", "12:03", "12:04"]
 
 
-async def test_a_trigger_goes_on_after_a_fault_of_its_file(
+async def test_a_trigger_continues_after_a_fault_of_its_file(
     start: Callable[..., Awaitable[Crons]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, clock, claims, failures = Site(), Clock(NOON - 30), Crons._claims, 0

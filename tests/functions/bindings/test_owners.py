@@ -86,7 +86,7 @@ def test_props_for_another_function_need_a_word_of_the_site_file_of_their_own(tm
     Owners(tmp_path, (), {}).check(manifest(tmp_path, "victim", text))
 
 
-def test_models_and_what_has_no_name_of_its_own_are_nobodys(tmp_path: Path) -> None:
+def test_models_and_unnamed_resources_have_no_owner(tmp_path: Path) -> None:
     text = '[[services]]\nbinding = "A"\nservice = "@org/model"\n[[ratelimits]]\nname = "B"\nsimple = { limit = 1, period = 10 }'
     for name in ("one", "two"):
         Owners(tmp_path, (), {}).claim(manifest(tmp_path, name, text))

@@ -63,7 +63,7 @@ async def empty(queue: Queue) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_a_consumer_gets_is_what_was_sent_whatever_it_looks_like(wire: Wire, tmp_path: Path) -> None:
+async def test_a_consumer_gets_the_sent_message_unchanged_in_any_form(wire: Wire, tmp_path: Path) -> None:
     wired, handler = await wire(QUEUE), Handler()
     sent = [{"$date": "2026-01-02"}, {"$date": "soon"}, {"$set": [1]}, {"a": [{"$date": "x"}]}]
     for body in sent:
@@ -540,7 +540,7 @@ async def test_what_is_settled_is_gone_or_comes_again_after_its_delay(tmp_path: 
     await queue.close()
 
 
-async def test_what_nobody_has_taken_for_days_is_forgotten(tmp_path: Path) -> None:
+async def test_messages_that_are_not_consumed_for_days_are_forgotten(tmp_path: Path) -> None:
     now_s = 1000.0
     queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
     await queue.put([(b"old", 0.0)])
@@ -556,7 +556,7 @@ async def test_what_nobody_has_taken_for_days_is_forgotten(tmp_path: Path) -> No
     await queue.close()
 
 
-async def test_a_consumer_goes_on_after_a_fault_of_its_queue_and_has_its_room_again(
+async def test_a_consumer_continues_after_a_fault_of_its_queue_and_has_its_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queues, "PAUSE_AFTER_ERROR_S", 0.01)

@@ -55,7 +55,7 @@ def test_nothing_is_kept_before_a_ledger_has_asked(tmp_path: Path) -> None:
     kept.close()
 
 
-def test_a_record_is_told_until_it_is_written_and_no_longer(tmp_path: Path) -> None:
+def test_a_record_is_reported_until_it_is_written_and_no_longer(tmp_path: Path) -> None:
     kept = opened(tmp_path)
     use(kept, 5)
     (record,) = told(kept, "one")
@@ -149,7 +149,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.process
-def test_what_was_used_when_the_site_is_killed_is_told_by_the_next_one(tmp_path: Path) -> None:
+def test_usage_at_a_sites_death_is_reported_by_the_next_one(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60, env={**os.environ})
     assert done.returncode == -signal.SIGKILL
     kept = usage(tmp_path)
@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_used_stops_the_start_by_its_reason(tmp_path: Path
         FunctionUsage(tmp_path, "ams1", lambda function: "acme")
 
 
-def test_what_ends_when_nobody_counts_any_more_is_no_fault(tmp_path: Path) -> None:
+def test_an_end_that_is_no_longer_counted_is_no_fault(tmp_path: Path) -> None:
     usage = FunctionUsage(tmp_path, "ams1", lambda function: "acme")
     usage.hand_out(UsageAsked("ledger", ()))
     meter = usage.begin("hello", "m")

@@ -101,7 +101,7 @@ async def test_a_call_that_fails_says_how_and_leaves_the_channel_open() -> None:
         await closed(channel)
 
 
-async def test_what_is_asked_meanwhile_is_answered_when_the_loop_goes_on_but_pings_at_once() -> None:
+async def test_requests_of_the_meantime_are_answered_when_the_loop_continues_but_pings_at_once() -> None:
     heard: list[str] = []
     with other_side() as ours:
         channel = await opened(ours, heard)

@@ -119,7 +119,7 @@ async def test_what_only_who_answers_may_say_ends_the_channel(said: AnyFrame) ->
         assert "broke the protocol" in peer.channel.why_closed
 
 
-async def test_an_answer_that_is_over_is_forgotten_and_what_is_still_said_of_it_changes_nothing() -> None:
+async def test_an_answer_that_is_over_is_forgotten_and_later_reports_change_nothing() -> None:
     async with met(nothing) as peer:
         for id, said in (
             (1, (Reply(1, "a"),)),
@@ -319,7 +319,7 @@ async def test_notes_are_handed_on_and_a_ping_is_answered_only_where_there_is_ro
         assert not peer.channel.closed.is_set()
 
 
-async def test_a_closed_channel_keeps_its_first_reason_and_whoever_begins_or_waits_hears_it() -> None:
+async def test_a_closed_channel_keeps_its_first_reason_for_all_later_and_waiting_calls() -> None:
     async with met(nothing) as peer:
         pinging = asyncio.ensure_future(peer.channel.ping())
         asking = asyncio.ensure_future(peer.channel.call("X", "m"))

@@ -67,7 +67,7 @@ async def test_small_pieces_that_wait_are_joined_so_that_a_window_is_few_of_them
     assert len(pieces) <= 128
 
 
-async def test_credit_is_given_for_what_was_taken_half_a_window_at_a_time_and_none_behind_the_end() -> None:
+async def test_credit_is_given_for_taken_bytes_half_a_window_at_a_time_and_none_after_the_end() -> None:
     written = Written()
     stream, _ = inbound(written)
     half = WINDOW_BYTES // 2
@@ -122,7 +122,7 @@ async def test_a_reader_that_waits_is_woken_by_a_piece_by_the_end_and_by_leaving
             assert (outcome, left) == (b"" if wake is Inbound.end else b"a", [])
 
 
-async def test_a_reader_that_leaves_tells_it_once_and_what_comes_later_is_dropped() -> None:
+async def test_a_reader_that_leaves_is_reported_once_and_later_pieces_are_dropped() -> None:
     stream, left = inbound(Written())
     stream.push(b"unread")
     await stream.aclose()
@@ -133,7 +133,7 @@ async def test_a_reader_that_leaves_tells_it_once_and_what_comes_later_is_droppe
         await anext(stream)
 
 
-async def test_a_body_may_be_as_large_as_its_limit_and_beyond_it_nobody_reads_on() -> None:
+async def test_a_body_may_be_as_large_as_its_limit_and_is_read_no_further() -> None:
     for last, is_refused in ((b"b", False), (b"bc", True)):
         stream, left = inbound(Written())
         for piece in (b"a" * 60, b"b" * 39, last):
@@ -186,7 +186,7 @@ async def test_a_stream_is_sent_in_small_pieces_that_join_to_what_it_was_and_the
     assert max(map(len, sent)) <= CHUNK_BYTES
 
 
-async def test_a_stream_that_breaks_says_so_behind_what_it_gave_and_one_whose_channel_has_gone_says_nothing() -> None:
+async def test_a_broken_stream_reports_it_after_its_bytes_and_one_without_its_channel_reports_nothing() -> None:
     written, closed = Written(), list[bool]()
     await feed(written.channel, 7, stream_of([b"a", KeyError("nothing there")], closed), Credit())
     chunk, fail = written.frames

@@ -114,7 +114,7 @@ def test_the_page_lies_beside_the_function_which_has_all_other_paths(dev: Dev) -
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found")
 
 
-def test_a_mistake_of_syntax_is_shown_when_it_is_saved_and_before_anybody_asks(dev: Dev, tmp_path: Path) -> None:
+def test_a_syntax_error_is_shown_when_the_file_is_saved_before_any_request(dev: Dev, tmp_path: Path) -> None:
     entry = tmp_path / "f/entry.py"
     good = entry.read_text()
     assert httpx.get(dev.url + "quick", timeout=30).text == "done"  # it watches the files by now

@@ -68,7 +68,7 @@ async def test_a_status_that_is_no_answers_is_refused(served: Served, status: st
     assert served.functions.pools["f"].isolates.load == 0
 
 
-def test_a_length_is_told_once_however_often_a_function_tells_it() -> None:
+def test_a_length_is_sent_once_however_often_a_function_sets_it() -> None:
     pairs = [("Content-Length", "3"), ("a", "b"), ("content-length", " 3"), ("CONTENT-LENGTH", "3")]
     assert checked_headers(pairs) == [("content-length", "3"), ("a", "b")]
 

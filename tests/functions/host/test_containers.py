@@ -62,7 +62,7 @@ async def test_an_isolate_that_dies_is_replaced_within_the_same_container(contai
     assert _container_of(contained) == container
 
 
-async def test_a_container_that_is_killed_fails_what_is_under_way_and_the_next_request_gets_another_one(
+async def test_a_killed_container_fails_its_requests_and_the_next_request_gets_another_one(
     contained: Served,
 ) -> None:
     contained.add(LOOKS)

@@ -185,7 +185,7 @@ async def test_a_function_without_traffic_is_not_served(site: Site) -> None:
     assert await site.deployed.pool_of("f", "key") is None
 
 
-async def test_a_name_that_nobody_knows_is_asked_for_now_and_then_and_one_of_the_site_file_never(site: Site) -> None:
+async def test_an_unknown_name_is_requested_now_and_then_and_one_of_the_site_file_never(site: Site) -> None:
     before = len(site.router.asked)
     site.now += ASK_AGAIN_S + 0.1
     for after_s, times in ((0.0, 1), (ASK_AGAIN_S, 1), (0.1, 2)):
@@ -228,7 +228,7 @@ async def test_what_is_known_is_served_on_while_the_router_is_away(site: Site) -
         assert (told.healthy, "cannot be reached: no server there" in told.detail) == (False, True)
 
 
-async def test_a_bundle_that_is_not_what_was_deployed_is_not_served_and_is_asked_for_again_later(site: Site) -> None:
+async def test_a_bundle_that_differs_from_the_deployed_one_is_not_served_and_requested_again_later(site: Site) -> None:
     version, other = site.version(1), site.version(2)
     right = site.router.bundles[version.digest]
     site.router.bundles[version.digest] = site.router.bundles[other.digest]

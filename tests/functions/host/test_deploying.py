@@ -167,7 +167,7 @@ async def test_a_deployment_says_what_of_the_manifest_has_no_effect(
     )
 
 
-async def test_a_name_that_was_never_deployed_is_told_so_by_every_command(
+async def test_every_command_reports_a_name_that_was_never_deployed(
     network: Network, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command, further in ((rollback, None), (versions, False)):
@@ -235,7 +235,7 @@ async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(
     assert queue.consumer is not None
 
 
-async def test_a_deployment_that_is_refused_owns_nothing_and_what_is_anothers_refuses_one(network: Network) -> None:
+async def test_a_refused_deployment_owns_nothing_and_anothers_resources_refuse_one(network: Network) -> None:
     broken = ENTRY.replace('return Response("VERSION")', 'raise ValueError("broken inside")')
     network.write("one", broken, MANIFEST.replace("greeter", "squatter"))
     with pytest.raises(CliError, match="broken inside"):
@@ -325,7 +325,7 @@ async def test_a_class_of_objects_is_renamed_when_the_version_takes_the_traffic(
     assert (await network.ask()).body == b"7"
 
 
-async def test_a_site_goes_on_with_what_it_knows_when_the_router_is_gone(
+async def test_a_site_continues_with_its_knowledge_when_the_router_is_gone(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
@@ -423,9 +423,7 @@ async def test_the_log_of_a_function_is_read_through_the_router(
         await read(since="yesterday")
 
 
-async def test_a_log_that_is_followed_goes_on_with_what_comes(
-    network: Network, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_followed_log_continues_with_new_lines(network: Network, capsys: pytest.CaptureFixture[str]) -> None:
     network.write("one")
     await network.deploy()
     rounds: list[int] = []

@@ -119,7 +119,7 @@ async def test_a_function_that_forks_without_end_does_not_outlive_itself(sites: 
 
 
 @TIERS
-async def test_a_function_that_exits_is_told_so_and_serves_again(sites: Sites, tier: int) -> None:
+async def test_a_function_that_exits_is_reported_and_serves_again(sites: Sites, tier: int) -> None:
     source = hostile(
         """
 if request.url.endswith('/os'):
@@ -270,7 +270,7 @@ return Response.json(found)
     )  # channel, trace, the zygote's poll, the loop's selector and pair
 
 
-async def test_a_missing_import_is_told_with_its_line_and_does_not_stay(sites: Sites) -> None:
+async def test_a_missing_import_is_reported_with_its_line_and_is_not_permanent(sites: Sites) -> None:
     async with beside_a_good_one(sites[2], "import not_there\n") as served:
         fault = await fault_of(served)
         assert "No module named 'not_there'" in fault.message
@@ -301,7 +301,7 @@ await asyncio.sleep(30)
         assert "broke the protocol" in (await fault_of(served)).message
 
 
-async def test_a_request_beyond_its_wall_time_fails_and_the_function_goes_on(sites: Sites) -> None:
+async def test_a_request_beyond_its_wall_time_fails_and_the_function_continues(sites: Sites) -> None:
     source = hostile("await asyncio.sleep(0 if request.url.endswith('/quick') else 60)\nreturn Response('ok')")
     async with beside_a_good_one(sites[2], source, wall_s=0.1) as served:
         assert (await fault_of(served)).code == "wall_time"

@@ -51,7 +51,7 @@ async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_
     assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal goes to the site only
 
 
-async def test_who_comes_after_an_isolate_that_died_gives_way_from_its_birth(served: Served) -> None:
+async def test_the_successor_of_an_isolate_that_died_has_low_priority_from_its_start(served: Served) -> None:
     served.add(
         """
         import os
@@ -102,7 +102,7 @@ async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_
         assert await served.get() != first
 
 
-async def test_a_mistake_of_syntax_is_told_once_and_without_our_frames(
+async def test_a_syntax_error_is_shown_once_and_without_our_frames(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     served.add("def broken(:\n    pass\n")

@@ -30,7 +30,7 @@ async def served(make_served: ServedMaker) -> AsyncIterator[Served]:
         yield made
 
 
-async def test_who_comes_when_as_many_wait_as_may_is_refused(served: Served) -> None:
+async def test_a_request_beyond_the_limit_of_waiting_ones_is_refused(served: Served) -> None:
     released = asyncio.Event()
 
     async def late() -> AsyncIterator[bytes]:
@@ -53,7 +53,7 @@ async def starting(served: Served) -> list["asyncio.Task[bytes]"]:
     return asking
 
 
-async def test_who_waits_hears_that_an_isolate_could_not_be_started(
+async def test_a_waiter_learns_that_an_isolate_could_not_be_started(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = asyncio.Event()
@@ -73,7 +73,7 @@ async def test_who_waits_hears_that_an_isolate_could_not_be_started(
     await eventually(lambda: zygote._connection.is_settled and not zygote._connection.pids)  # no process is left
 
 
-async def test_who_waits_hears_that_those_have_left_for_whom_an_isolate_was_started(
+async def test_a_waiter_learns_that_those_have_left_for_whom_an_isolate_was_started(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(sock: socket.socket, *args: Any, **options: Any) -> Channel:
@@ -88,7 +88,7 @@ async def test_who_waits_hears_that_those_have_left_for_whom_an_isolate_was_star
     assert await asyncio.wait_for(waiting, LIMIT_S) == b"here"
 
 
-async def test_who_waits_for_a_function_that_is_removed_hears_so_at_once(served: Served) -> None:
+async def test_a_waiter_for_a_function_that_is_removed_gets_an_error_at_once(served: Served) -> None:
     never = asyncio.Event()
 
     async def late() -> AsyncIterator[bytes]:

@@ -84,7 +84,7 @@ async def test_where_none_is_free_and_none_may_be_started_a_request_waits() -> N
     assert (await closing.chosen(), closing.num_waits) == (0, 1)
 
 
-async def test_one_that_is_being_started_counts_who_waits_for_it_and_is_passed_over_if_it_fails() -> None:
+async def test_an_isolate_that_is_being_started_counts_its_waiters_and_is_passed_over_if_it_fails() -> None:
     starting = isolate(is_started=False)
     waiting = asyncio.create_task(_is_started(starting))
     await asyncio.sleep(0)

@@ -187,7 +187,7 @@ async def test_versions_that_come_and_go_quickly_each_finish_their_own(site: Sit
 
 
 @WAYS
-async def test_a_stream_goes_on_to_its_end(site: Site, replace: Replace) -> None:
+async def test_a_stream_continues_to_its_end(site: Site, replace: Replace) -> None:
     replace(site, 1)
     response = await site.served.ask("/stream")
     assert response.stream is not None
@@ -199,7 +199,7 @@ async def test_a_stream_goes_on_to_its_end(site: Site, replace: Replace) -> None
 
 
 @WAYS
-async def test_background_work_goes_on_to_its_end(site: Site, replace: Replace) -> None:
+async def test_background_work_continues_to_its_end(site: Site, replace: Replace) -> None:
     replace(site, 1)
     await site.served.get("/background")
     await site.began("background")

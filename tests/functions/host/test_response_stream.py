@@ -91,14 +91,14 @@ async def test_a_byte_beyond_its_size_ends_it_unless_it_is_a_sockets() -> None:
     assert await socket.read() == 2 * MIB + 1
 
 
-async def test_a_stream_that_goes_on_for_too_long_or_breaks_ends_with_the_reason() -> None:
+async def test_a_stream_that_takes_too_long_or_breaks_ends_with_the_reason() -> None:
     assert (await Answer(b"a", None, within_s=0.01).fault()).code == "wall_time"
     assert (await Answer(b"a", ChannelClosed()).fault()).message == "it was killed"
     fault = await Answer(Failure("a\x1b", code="c", status=418)).fault()
     assert (fault.message, fault.code, fault.status) == ("a\\x1b", "c", 500)
 
 
-async def test_a_reader_that_leaves_ends_it_though_nothing_was_read_and_nobody_is_blamed() -> None:
+async def test_a_reader_that_leaves_ends_it_without_blame_though_nothing_was_read() -> None:
     answer = Answer(None)
     await answer.stream.aclose()
     await answer.stream.aclose()

@@ -33,7 +33,7 @@ async def test_each_follower_gets_every_line_of_its_function_from_now_on() -> No
     await other.aclose()
 
 
-async def test_who_is_too_slow_misses_lines_and_hears_how_many() -> None:
+async def test_a_slow_follower_misses_lines_and_learns_how_many() -> None:
     tails = Tails()
     following, waiting = await started(tails)
     tails.publish("f", "begin")
@@ -49,7 +49,7 @@ async def test_who_is_too_slow_misses_lines_and_hears_how_many() -> None:
     await following.aclose()
 
 
-async def test_a_function_has_so_many_followers_and_who_leaves_makes_room() -> None:
+async def test_a_function_has_a_limit_of_followers_and_a_leaving_one_makes_room() -> None:
     tails = Tails()
     assert not tails.is_full("f")
     followers = [await started(tails) for _ in range(MAX_FOLLOWERS - 1)]

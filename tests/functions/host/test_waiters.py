@@ -33,13 +33,13 @@ async def test_as_many_wait_as_may_and_all_are_woken() -> None:
     assert waiters.count == 0
 
 
-async def test_who_waits_for_some_time_goes_on_without_news() -> None:
+async def test_a_waiter_continues_after_some_time_without_news() -> None:
     waiters = Waiters("f", 1)
     await asyncio.wait_for(waiters.wait(0.01), 60)
     assert waiters.count == 0
 
 
-async def test_nobody_begins_to_wait_where_nobody_will_come() -> None:
+async def test_no_request_starts_to_wait_if_no_isolate_will_come() -> None:
     waiters = Waiters("f", 1)
     (task,) = await waiting(waiters, 1)
     waiters.close()

@@ -191,7 +191,7 @@ async def test_a_browser_gets_a_page_with_the_authors_frames_alone(
     assert "isolate_main" not in page
 
 
-async def test_a_stream_that_fails_after_it_has_begun_is_cut_and_its_author_told_once(
+async def test_a_stream_that_fails_after_its_start_is_cut_and_its_author_gets_one_error(
     make_server: SiteMaker, tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     source = """
@@ -255,7 +255,7 @@ async def test_a_client_cannot_say_what_its_address_is_but_a_router_of_the_netwo
                 assert address is None or await answer.text() == address
 
 
-async def test_without_a_secret_there_is_no_hop_and_nobody_may_say_what_its_address_is(
+async def test_without_a_secret_there_is_no_hop_and_no_caller_may_set_its_address(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(HOP_SECRET_ENV, raising=False)

@@ -192,7 +192,7 @@ async def test_a_function_that_does_not_open_the_socket_answers_as_http(
         assert failed.value.status == 404
 
 
-async def test_a_plain_request_to_a_socket_is_told_so(server: Site) -> None:
+async def test_a_plain_request_to_a_socket_is_refused_by_name(server: Site) -> None:
     async with aiohttp.ClientSession(server.url) as client, client.get("/fn/f/echo") as answer:
         assert answer.status == 426
 
@@ -216,7 +216,7 @@ async def test_a_replaced_function_closes_its_sockets_with_1012(server: Site) ->
         assert await closed(socket) == (1012, "the function is being replaced")
 
 
-async def test_a_replaced_function_closes_its_sockets_though_other_work_of_it_goes_on(server: Site) -> None:
+async def test_a_replaced_function_closes_its_sockets_though_its_other_work_continues(server: Site) -> None:
     functions = server.app.functions.served
     with functions.functions.version("f").held():
         async with aiohttp.ClientSession(server.url) as client, client.ws_connect("/fn/f/echo") as socket:

@@ -128,7 +128,7 @@ async def told(served: Served, wanted: Callable[[str], bool], name: str = "f") -
             await asyncio.sleep(0.01)
 
 
-async def test_a_response_ends_with_its_last_body_and_its_application_goes_on(served: Served) -> None:
+async def test_a_response_ends_with_its_last_body_and_its_application_continues(served: Served) -> None:
     assert await served.get("/stream") == b"[DONE]"
     assert await served.get("/whole") == b"whole"
     pool = served.functions.pools["f"]
@@ -138,7 +138,7 @@ async def test_a_response_ends_with_its_last_body_and_its_application_goes_on(se
     await eventually(lambda: not pool.isolates.is_at_work)
 
 
-async def test_the_application_goes_on_though_its_client_leaves(served: Served) -> None:
+async def test_the_application_continues_though_its_client_leaves(served: Served) -> None:
     response = await served.ask("/stream")
     stream: Any = response.stream
     assert await anext(stream) == b"[DONE]"
@@ -155,7 +155,7 @@ async def test_an_application_that_is_still_sending_ends_when_its_client_leaves(
     await told(served, lambda found: found == "cancelled")
 
 
-async def test_what_an_application_raises_behind_its_response_is_printed(served: Served) -> None:
+async def test_an_exception_of_an_application_after_its_response_is_printed(served: Served) -> None:
     assert await served.get("/late") == b"first"
     lines = served.functions.pools["f"].isolates.living[0].process.log.lines
     await eventually(lambda: any("behind the response" in line for line in lines))
@@ -176,7 +176,7 @@ async def test_a_head_request_gets_no_body_and_its_application_runs_to_its_end(s
 
 
 @pytest.mark.parametrize("path", ["/closes", "/waits"])
-async def test_an_application_goes_on_behind_its_socket(served: Served, path: str) -> None:
+async def test_an_application_continues_after_its_socket(served: Served, path: str) -> None:
     async def messages() -> AsyncIterator[bytes]:
         await asyncio.Event().wait()
         yield b""

@@ -65,7 +65,7 @@ async def test_names_are_importable_from_where_the_platform_has_them(served: Ser
     ]  # fmt: skip
 
 
-async def test_run_sync_waits_in_code_that_cannot_await_while_others_go_on(served: Served) -> None:
+async def test_run_sync_waits_in_code_that_cannot_await_while_others_continue(served: Served) -> None:
     source = """
 from pyodide.ffi import run_sync
 beats = []

@@ -109,7 +109,7 @@ async def test_listeners_inside_an_object_are_its_events(stateful: Served) -> No
             assert await socket.get() == str(n)
 
 
-async def test_the_example_room_tells_everybody(stateful: Served) -> None:
+async def test_the_example_room_sends_to_all(stateful: Served) -> None:
     stateful.functions.add(load_manifest(ROOM))
     async with opened(stateful, "/lobby?name=Ada", name="room") as ada:
         assert await ada.json() == {"joined": "Ada", "here": 1}

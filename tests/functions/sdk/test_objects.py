@@ -216,7 +216,7 @@ async def test_transactions_are_all_or_nothing(site: Make) -> None:
         ("", "1 to 1000 statements"),
     ],
 )
-async def test_hostile_sql_is_refused_and_the_object_goes_on(site: Make, sql: str, sentence: str) -> None:
+async def test_hostile_sql_is_refused_and_the_object_continues(site: Make, sql: str, sentence: str) -> None:
     async with site(SQL) as served:
         assert sentence in (await ask(served, f"/run?sql={quote(sql) or '%20'}"))["error"]
         assert await ask(served, "/add?name=a") == 1

@@ -281,7 +281,7 @@ async def test_functions_are_called_back_while_the_call_runs(served: Served) -> 
     assert await go(served, body) == [1, [[[1, [2]], {"key": "v"}]], "plain", "X", True]
 
 
-async def test_what_a_callback_raises_reaches_who_called_it_and_whoever_called_that(served: Served) -> None:
+async def test_an_exception_of_a_callback_reaches_its_caller_and_that_ones_caller(served: Served) -> None:
     body = """
     def fails():
         raise LookupError("not there")
@@ -317,7 +317,7 @@ async def test_a_target_is_asked_for_what_its_class_defines_and_nothing_else(ser
     ]  # fmt: skip
 
 
-async def test_a_target_is_told_when_the_last_of_its_stubs_is_disposed_of(served: Served) -> None:
+async def test_a_target_is_notified_when_the_last_of_its_stubs_is_disposed_of(served: Served) -> None:
     body = """
     counter = await other.counter()
     second = counter.dup()
@@ -339,7 +339,7 @@ async def test_a_target_is_told_when_the_last_of_its_stubs_is_disposed_of(served
     assert await go(served, body) == [1, [], ["disposed"], "this stub was disposed of:"]
 
 
-async def test_functions_inside_of_what_is_returned_are_stubs_and_go_on_to_others(served: Served) -> None:
+async def test_functions_inside_of_results_are_stubs_and_can_be_passed_on(served: Served) -> None:
     body = """
     tools = await other.adder()
     found = [await tools.add(2), await tools["add"](3), await tools.names[1](), callable(tools.add)]
@@ -528,7 +528,7 @@ def framed(message: Any) -> list[bytes]:
         ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and its results were given back"),
     ],
 )
-async def test_what_breaks_a_session_fails_the_call_and_nothing_else(messages: list[Any], sentence: str) -> None:
+async def test_a_fault_of_a_session_fails_the_call_and_nothing_else(messages: list[Any], sentence: str) -> None:
     incoming = Incoming(*messages)
     with pytest.raises(Failure, match=sentence):
         await RpcSession().result(incoming)

@@ -88,7 +88,7 @@ async def test_a_name_that_is_not_bound_is_named_with_those_that_are(served: Ser
     assert "host.py" not in failed.value.detail
 
 
-async def test_an_authors_mistake_is_told_by_its_own_name_and_frames_alone(served: Served) -> None:
+async def test_an_authors_mistake_is_shown_with_its_own_name_and_frames_alone(served: Served) -> None:
     body = """
 def ask():
     return self.env.SELF.missing()
@@ -109,7 +109,7 @@ except Exception as error:
     ]
 
 
-async def test_what_waits_behind_the_response_and_fails_is_logged_without_an_empty_line(
+async def test_work_after_the_response_that_fails_is_logged_without_an_empty_line(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "pilotlight.function")
@@ -124,7 +124,7 @@ async def test_what_waits_behind_the_response_and_fails_is_logged_without_an_emp
     assert not [line for line in caplog.messages if line.rstrip() == "f:"]
 
 
-async def test_wait_until_goes_on_after_the_response(served: Served) -> None:
+async def test_wait_until_continues_after_the_response(served: Served) -> None:
     served.add(
         HEAD
         + """
@@ -444,7 +444,7 @@ return Response.json([Uint8Array.new(digest).to_bytes().hex()[:8], len(random), 
     ]  # fmt: skip
 
 
-async def test_what_javascript_has_and_nobody_offers_here_is_refused_by_name(served: Served) -> None:
+async def test_javascript_features_that_are_not_offered_here_are_refused_by_name(served: Served) -> None:
     served.add(default("from js import Intl"))
     with pytest.raises(Fault, match=r"js\.Intl is not offered"):
         await served.ask()

@@ -107,7 +107,7 @@ async def test_handlers_overlap_as_a_browsers_do(served: Served) -> None:
         assert [await socket.get() for _ in range(3)] == ["2", "3", "1"]
 
 
-async def test_what_a_handler_raises_is_logged_and_the_socket_goes_on(served: Served) -> None:
+async def test_an_exception_of_a_handler_is_logged_and_the_socket_stays_open(served: Served) -> None:
     served.add(PAIRS)
     async with opened(served, "/raises") as socket:
         socket.send("x")
@@ -139,7 +139,7 @@ async def test_a_sender_that_never_waits_is_stopped(served: Served) -> None:
         await eventually(lambda: any("full after" in line and "await send()" in line for line in lines))
 
 
-async def test_a_switch_that_nobody_asked_for_is_a_failure(served: Served) -> None:
+async def test_a_switch_that_was_not_requested_is_a_failure(served: Served) -> None:
     served.add(PAIRS)
     with pytest.raises(Fault, match="did not ask for a WebSocket"):
         await served.ask("/properties")

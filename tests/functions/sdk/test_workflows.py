@@ -132,7 +132,7 @@ class Flow(WorkflowEntrypoint):
         assert await notes(served) == ["try1", "try2", "try3", "once"]
 
 
-async def test_a_failure_that_nobody_catches_ends_the_instance(site: Make) -> None:
+async def test_an_uncaught_failure_ends_the_instance(site: Make) -> None:
     source = """
 class Flow(WorkflowEntrypoint):
     async def run(self, event, step):
@@ -158,7 +158,7 @@ class Flow(WorkflowEntrypoint):
 """
 
 
-async def test_a_long_sleep_leaves_memory_and_goes_on_where_it_was_at_another_process(site: Make) -> None:
+async def test_a_long_sleep_leaves_memory_and_continues_in_another_process(site: Make) -> None:
     async with site(SLEEPS) as served:
         await served.get("/create")
         await until(served, "waiting")
@@ -188,7 +188,7 @@ class Flow(WorkflowEntrypoint):
         assert await notes(served) == ["first", "dies"]
 
 
-async def test_an_event_wakes_who_waits_for_its_type(site: Make) -> None:
+async def test_an_event_wakes_waiters_for_its_type(site: Make) -> None:
     source = """
 class Flow(WorkflowEntrypoint):
     async def run(self, event, step):

@@ -126,6 +126,20 @@ def test_without_a_folder_for_its_state_a_worker_leaves_nothing(folder: Path) ->
             worker.run(worker.env.KV.put("name", "Ada"))
 
 
+def test_workers_share_the_packages_that_one_of_them_has_installed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "requirements.txt").write_text("idna==3.10\n")
+    (folder / "entry.py").write_text("import idna\n" + dedent(ENTRY))
+    layers = tmp_path / "layers"
+    layers.mkdir()
+    with LocalWorker(folder, layers=layers) as worker:
+        assert worker.fetch("/x").status == 200
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/nothing")
+    with LocalWorker(folder, layers=layers) as worker:
+        assert worker.fetch("/x").status == 200
+
+
 def test_models_answer_what_the_test_says(make: Callable[..., LocalWorker]) -> None:
     asked: list[Any] = []
 
@@ -192,7 +206,7 @@ def test_the_plug_in_offers_the_function_of_the_project(pytester: pytest.Pyteste
     result.assert_outcomes(passed=2)
 
 
-def test_a_project_without_a_function_is_told_so(pytester: pytest.Pytester) -> None:
+def test_a_project_without_a_function_is_refused_by_name(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_it(worker): ...")
     result = pytester.runpytest_subprocess("-p", "no:xdist")
     result.stdout.fnmatch_lines(["*has a wrangler.jsonc or wrangler.json or wrangler.toml: name one by --worker*"])

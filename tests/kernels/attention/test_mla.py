@@ -37,7 +37,7 @@ def test_projecting_queries_down_is_projecting_keys_and_values_up(
 
 
 @pytest.mark.long
-def test_a_needle_is_found_in_256k_tokens_and_nothing_behind_the_query() -> None:
+def test_a_needle_is_found_in_256k_tokens_and_nothing_after_the_query() -> None:
     """One key that a query asks for outweighs all others, wherever it is; the block after the last token holds a louder one."""
     length, block = (1 << 18) - 5, 16
     heads = Heads(HEADS, 1, LATENT + ROTARY, block)

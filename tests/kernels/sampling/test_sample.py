@@ -209,7 +209,7 @@ def test_what_is_no_number_gets_a_token_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 5, 16, 431, 32000])
-def test_the_highest_is_the_first_of_equals_and_no_number_if_any_is_none(vocab: int) -> None:
+def test_the_highest_is_the_first_of_equals_and_not_a_number_if_any_is_not(vocab: int) -> None:
     logits = torch.randn(6, vocab + 3)[:, :vocab]
     logits[1] = logits[1].round()  # many are equal
     logits[2] = -torch.inf

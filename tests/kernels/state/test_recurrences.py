@@ -1,4 +1,4 @@
-"""What the catalogue does not say of recurrent layers' operations: a token's bits in any chunk and company, and where states lie."""
+"""Recurrent layers' operations beyond the catalogue: a token's bits in any chunk and batch, and the places of states."""
 
 from typing import Any
 

@@ -37,7 +37,7 @@ def compile(kernel, replaced=(), warps=4, stages=3, maxnreg=None, **constants):
             types[name] = "*fp32"
         else:
             types[name] = TYPES.get(name, "i32")
-    types.update(replaced)
+    types |= {name: kind for name, kind in dict(replaced).items() if name in types}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name.startswith("cache_")}
     options = {"num_warps": warps, "num_stages": stages, "maxnreg": maxnreg}
     source = GluonASTSource if kernel.is_gluon() else ASTSource

@@ -70,7 +70,7 @@ def test_a_site_that_misleads_costs_little_more_than_its_own_share(name: str, mo
     assert p95_ms(TROUBLES[name]) <= most * p95_ms(NONE)
 
 
-def test_without_what_routers_observe_a_site_that_says_it_is_idle_ruins_everybody(
+def test_without_what_routers_observe_a_site_that_claims_to_be_idle_ruins_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The test above depends on this: the fault is severe."""

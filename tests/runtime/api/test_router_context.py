@@ -122,7 +122,7 @@ def test_a_body_may_be_longer_by_what_a_router_puts_before_it() -> None:
     assert refused.value.word == "forbidden"
 
 
-def test_a_request_is_whose_a_router_says_or_else_its_keys() -> None:
+def test_a_request_belongs_to_the_routers_account_or_else_to_its_keys() -> None:
     key = {"authorization": "Bearer k"}
     assert tenant_in(scope(**key)) == tenant_of("k", None)
     assert tenant_in({**scope(**key), ACCOUNT: "acme"}) == tenant_of(owner_of(None, "acme"), None)

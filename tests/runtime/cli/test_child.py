@@ -40,7 +40,7 @@ def test_a_process_that_was_killed_is_not_quoted_as_if_it_had_said_so(modules: P
     assert run("killed", code, modules).last_line() == "it was ended by SIGKILL; its last line: model ember is ready"
 
 
-def test_a_silent_end_after_one_that_spoke_quotes_nobody(modules: Path) -> None:
+def test_a_silent_end_after_one_with_a_message_quotes_no_other(modules: Path) -> None:
     child = run("once", "print('hello')\n", modules)
     (modules / "once.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     child.start()

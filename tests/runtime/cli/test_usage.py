@@ -38,7 +38,7 @@ def test_usage_is_a_table_json_or_csv(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert asked == ["/usage?from=2026-11-01", "/usage?", "/usage?format=csv"]
 
 
-def test_what_a_newer_router_tells_has_columns_too(
+def test_a_newer_routers_records_have_columns_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")

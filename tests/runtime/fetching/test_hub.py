@@ -1,4 +1,4 @@
-"""A search on the hub, in a process of its own, against a stand-in of the hub on loopback."""
+"""A search on the hub, in a separate process, with a stand-in of the hub on loopback."""
 
 import json
 import socket

@@ -65,7 +65,7 @@ def test_while_it_drains_nothing_new_is_admitted_and_clients_are_sent_away_for_l
     assert admission.inflight == 0
 
 
-async def test_a_drain_waits_for_requests_and_for_sockets_which_take_nobodys_place() -> None:
+async def test_a_drain_waits_for_requests_and_for_sockets_which_take_no_places() -> None:
     admission = Admission(max_inflight=1)
     await admission.wait_until_empty()
     for first, second in (

@@ -124,7 +124,7 @@ async def test_what_was_no_fault_of_the_grammar_can_be_tried_again(reason: EndRe
     assert await site.known("good") is None
 
 
-async def test_who_waits_too_long_for_a_turn_can_try_again() -> None:
+async def test_a_wait_for_a_turn_that_took_too_long_can_be_repeated() -> None:
     site = Site(wait_s=0.01)
     first, second = site.ask("large"), site.ask("next")
     for each in (first, second):
@@ -136,7 +136,7 @@ async def test_who_waits_too_long_for_a_turn_can_try_again() -> None:
     assert site.pool.order == ["large"], "no request waits for the second any more"
 
 
-async def test_a_check_that_nobody_waits_for_is_not_begun_and_one_that_has_begun_keeps_its_turn() -> None:
+async def test_a_check_without_waiting_callers_is_not_started_and_a_started_one_keeps_its_turn() -> None:
     site = Site()
     first, second, third = site.ask("first"), site.ask("second"), site.ask("third")
     await eventually(lambda: site.pool.order == ["first"])

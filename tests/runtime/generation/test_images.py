@@ -108,7 +108,7 @@ async def test_results_of_tools_may_have_images(site: Site) -> None:
     assert [len(submit.images) for submit in site.engine.submits] == [1, 1]
 
 
-async def test_a_placeholder_that_somebody_writes_is_text(site: Site) -> None:
+async def test_a_placeholder_that_a_user_writes_is_text(site: Site) -> None:
     answer = await call(site.app, CHAT, chat({"type": "text", "text": f"{MARKER} and"}, part(RED)))
     assert answer.status == 200, answer.body
     assert site.engine.submits[0].prompt_token_ids.count(PLACEHOLDER) == 2

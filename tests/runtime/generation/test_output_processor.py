@@ -64,7 +64,7 @@ TEXTS = st.text(alphabet="ab<E\u00e9\u65e5 \n", max_size=30)
     stops=st.lists(st.text(alphabet="abE\u00e9", min_size=1, max_size=3), max_size=3),
     seed=st.integers(0, 2**32),
 )
-def test_the_text_is_what_comes_before_the_first_stop_string(text: str, stops: list[str], seed: int) -> None:
+def test_the_text_ends_before_the_first_stop_string(text: str, stops: list[str], seed: int) -> None:
     found = [(start + len(stop), start) for stop in stops if (start := text.find(stop)) >= 0]
     made = processor(*stops)
     deltas = run(made, cut((*ids(text), EOS), seed))
@@ -148,13 +148,13 @@ def test_a_call_that_the_length_cuts_has_what_there_is_and_the_reason_is_length(
 
 
 @pytest.mark.parametrize("stop", ["ame", "\n</tool", '"f"', "tool_call"])
-def test_a_stop_string_inside_a_call_or_its_markup_is_none(stop: str) -> None:
+def test_a_stop_string_inside_a_call_or_its_markup_has_no_effect(stop: str) -> None:
     (delta,) = run(processor(stop, tools=True), [(*ids(f"Yes. {CALL}"), EOS)])
     assert (delta.text, called(delta)) == ("Yes.", [("f", '{"a": "</tool_call>\u00e9"}')])
     assert delta.finish_reason == "tool_calls"
 
 
-def test_a_stop_string_behind_a_call_ends_the_answer_that_has_called() -> None:
+def test_a_stop_string_after_a_call_ends_the_answer_that_has_called() -> None:
     (delta,) = run(processor("Do", tools=True), [ids(f"{CALL} I Do not")])
     assert (delta.text, len(delta.calls), delta.finish_reason) == ("I ", 1, "tool_calls")
 
@@ -183,7 +183,7 @@ def test_who_wants_one_call_gets_one() -> None:
 THOUGHT = "Hm, a stop: END.\n</think>\n\n"
 
 
-def test_reasoning_is_told_apart_counted_and_free_of_stop_strings() -> None:
+def test_reasoning_is_separated_counted_and_free_of_stop_strings() -> None:
     made = processor("END", thinks=True)
     delta = joined(run(made, [(token,) for token in ids(f"\n{THOUGHT}It is. END x")]))
     assert (delta.reasoning, delta.text, delta.finish_reason) == ("Hm, a stop: END.", "It is. ", "stop")
@@ -316,7 +316,7 @@ ANSWERED = st.lists(
     seed=st.integers(0, 2**32), tools=st.booleans(), thinks=st.booleans(), whole=st.booleans(),
     cut_after=st.integers(0, 4), in_one=st.booleans(),
 )  # fmt: skip
-def test_a_processor_that_is_told_what_another_has_shown_goes_on_with_the_next_character(
+def test_a_processor_that_knows_the_shown_text_continues_with_the_next_character(
     text: str, stops: list[str], seed: int, tools: bool, thinks: bool, whole: bool, cut_after: int, in_one: bool
 ) -> None:
     options = {"tools": tools, "thinks": thinks, "whole": whole}

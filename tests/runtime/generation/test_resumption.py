@@ -180,7 +180,7 @@ def _add_call(calls: list[Any], item: dict[str, Any]) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("case", CASES)
-async def test_a_stream_goes_on_wherever_it_was_cut(make_site: SiteMaker, model_directory: Path, case: str) -> None:
+async def test_a_stream_continues_wherever_it_was_cut(make_site: SiteMaker, model_directory: Path, case: str) -> None:
     (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> #}")
     path, body, texts = CASES[case]
     await assert_goes_on(make_site, path, body, texts)
@@ -188,7 +188,7 @@ async def test_a_stream_goes_on_wherever_it_was_cut(make_site: SiteMaker, model_
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", CALLED)
-async def test_calls_of_every_format_go_on_wherever_they_were_cut(
+async def test_calls_of_every_format_continue_wherever_they_were_cut(
     make_site: SiteMaker, model_directory: Path, name: str
 ) -> None:
     models = [{"name": "tiny", "source": str(model_directory), "aliases": ["@test/tiny"], "tool_format": name}]
@@ -207,7 +207,7 @@ BLOCK_TEXTS = {
 
 @pytest.mark.process
 @pytest.mark.parametrize(("path", "case"), in_turn(BLOCKS, BLOCK_TEXTS))
-async def test_an_answer_of_blocks_goes_on_wherever_it_was_cut(
+async def test_an_answer_of_blocks_continues_wherever_it_was_cut(
     make_site: SiteMaker, model_directory: Path, path: str, case: str
 ) -> None:
     (model_directory / "chat_template.jinja").write_text(CHATML + "{# <think> #}")
@@ -356,7 +356,7 @@ async def test_a_name_that_no_router_gave_is_not_heard(make_site: SiteMaker, sec
         assert site.engine.submits[0].sampling.seed != NAME.seed
 
 
-async def test_without_a_secret_nobody_may_continue_an_answer(site: Site) -> None:
+async def test_without_a_secret_no_caller_may_continue_an_answer(site: Site) -> None:
     delivery = encode_delivery(Delivery((Delivered((1, 2)),)))
     raw = delivery + json.dumps(ASKED).encode()
     answer = await call(site.app, CHAT, body=raw, **hop(CHAT, ASKED, delivery))
@@ -417,7 +417,7 @@ async def test_an_engine_that_takes_another_way_is_noticed_where_tokens_come_aga
         await site.is_idle()
 
 
-async def test_a_site_that_drains_tells_the_router_and_not_a_client(make_site: SiteMaker) -> None:
+async def test_a_site_that_drains_notifies_the_router_and_not_a_client(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         site.engine.answer = lambda submit: [TokenOutput("", ids("a")), 30.0]
         routed, plain = start(site.app, CHAT, ASKED, **hop(CHAT, ASKED)), start(site.app, CHAT, ASKED)

@@ -125,7 +125,7 @@ async def test_operations_that_cannot_be_done_say_why(
         assert [state.name for state in site.app.site.models.states.values()] == ["tiny"]
 
 
-async def test_nobody_but_a_router_manages_a_site_of_a_network(make_site: SiteMaker, tables: dict[str, Any]) -> None:
+async def test_only_a_router_manages_a_site_of_a_network(make_site: SiteMaker, tables: dict[str, Any]) -> None:
     async with make_site(**tables) as site:
         for path in (CATALOGUE_PATH, OPERATION_PATH, HUB_PATH):
             method = "GET" if path == CATALOGUE_PATH else "POST"

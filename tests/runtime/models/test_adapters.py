@@ -53,7 +53,7 @@ def adapter_of(site: Site) -> tuple[str, str] | None:
     ("name", "adapter"),
     [("tiny", None), ("tiny:de", "de"), ("@test/tiny:fr", "fr"), ("tiny:latest", None), ("tiny:latest:de", "de")],
 )
-async def test_a_name_with_an_adapters_behind_it_asks_for_it(
+async def test_a_name_with_an_adapters_suffix_requests_it(
     make_site: SiteMaker, models: list[dict[str, Any]], written: Path, name: str, adapter: str | None
 ) -> None:
     async with make_site(models=models) as site:

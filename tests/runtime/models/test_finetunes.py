@@ -71,7 +71,7 @@ def why(answer: Exchange) -> str:
     return str((answer.json.get("errors") or [answer.json.get("error")])[0]["message"])
 
 
-async def test_an_uploaded_adapter_is_used_by_its_id_its_name_and_behind_its_model(
+async def test_an_uploaded_adapter_is_used_by_its_id_its_name_and_as_a_suffix_of_its_model(
     make_site: SiteMaker, tables: dict[str, Any], tmp_path: Path
 ) -> None:
     async with make_site(**tables) as site:
@@ -310,7 +310,7 @@ async def test_a_site_that_keeps_none_says_where_it_would(make_site: SiteMaker, 
         assert (refused.status, "finetunes.directory" in why(refused)) == (404, True)
 
 
-async def test_the_adapters_for_everybody_are_listed_a_part_at_a_time(
+async def test_the_public_adapters_are_listed_a_part_at_a_time(
     make_site: SiteMaker, tables: dict[str, Any], tmp_path: Path
 ) -> None:
     for i in range(5):
@@ -324,7 +324,7 @@ async def test_the_adapters_for_everybody_are_listed_a_part_at_a_time(
         assert (await call(site.app, f"{PATH}/public?limit=-1")).status == 400
 
 
-async def test_routers_read_bring_and_remove_and_nobody_else(make_site: SiteMaker, tables: dict[str, Any]) -> None:
+async def test_only_routers_read_bring_and_remove(make_site: SiteMaker, tables: dict[str, Any]) -> None:
     async with make_site(**tables, hop_secret=SECRET) as site:
         id = await upload(site)
         one = f"{INTERNAL_PATH}/{id}"
@@ -384,7 +384,7 @@ class SlowFile(io.BytesIO):
         return super().read(size)
 
 
-def test_a_file_that_is_being_kept_keeps_nobody_waiting_who_asks_for_another(tmp_path: Path) -> None:
+def test_storing_a_file_delays_no_request_for_another(tmp_path: Path) -> None:
     """Requests find their adapters on the site's event loop."""
     store, base = FinetuneStore(tmp_path, FinetunesConfig()), {}
     old = store.create("ann", "", "tiny", "old", "")

@@ -68,7 +68,7 @@ def test_a_status_of_changes_is_small_and_one_without_changes_has_none() -> None
     assert backend.view().prefixes == held - {0, 4} | {1}
 
 
-def test_a_router_that_was_away_for_long_is_told_all() -> None:
+def test_a_router_that_was_away_for_long_gets_everything() -> None:
     editions = DigestEditions()
     first = editions.publish(status(1, m={0}), 0)
     for sequence in range(2, 2 + KEPT):
@@ -77,7 +77,7 @@ def test_a_router_that_was_away_for_long_is_told_all() -> None:
     assert told.models[0].prefixes == encode_prefixes({sequence})
 
 
-def test_changes_of_what_is_not_known_are_not_applied_and_all_is_asked_for() -> None:
+def test_changes_of_an_unknown_edition_are_not_applied_and_all_is_requested() -> None:
     editions, backend = DigestEditions(), router()
     first = editions.publish(status(1, m={5}), 0)
     changes = editions.publish(status(2, m={5, 6}), first.digests)
@@ -94,7 +94,7 @@ def test_a_site_that_lies_of_its_digests_has_none_and_costs_no_memory() -> None:
     assert (backend.view().prefixes, backend.published.digests) == (frozenset(), 0)
 
 
-async def test_a_site_answers_a_router_with_changes_and_everybody_else_with_all(make_site: SiteMaker) -> None:
+async def test_a_site_answers_a_router_with_changes_and_all_others_in_full(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         site.engine.script = says("Hello")
         named = encode_prompt_prefixes([(77, 40), (33, 20)])

@@ -116,7 +116,7 @@ def test_a_scrape_has_the_names_types_and_labels_that_were_promised() -> None:
     assert found == OBSERVED | created | READ
 
 
-def test_gpus_are_told_of_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_reported_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[dict[str, float]] = [{"power_watts": 612.5, "slowed_by_power_cap": 1.0}, {"power_watts": 90.0}]
     monkeypatch.setattr(metrics, "read_states", lambda: states)
     watched = Metrics("ams1")

@@ -17,7 +17,7 @@ from tests.runtime.conftest import SiteMaker
 SECRET = "a shared secret"
 
 
-async def test_a_router_reads_the_phases_of_what_has_been_answered(make_site: SiteMaker) -> None:
+async def test_a_router_reads_the_phases_of_answers(make_site: SiteMaker) -> None:
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
     async with make_site(hop_secret=SECRET) as site:
         answer = await call(site.app, "/v1/chat/completions", body)

@@ -102,7 +102,7 @@ async def test_a_function_gets_the_requests_span_and_its_calls_are_in_the_trace(
         assert spans["chat tiny"].trace_id == invocation.trace_id
 
 
-async def test_what_is_asked_outside_of_any_request_is_a_part_of_none() -> None:
+async def test_calls_outside_of_any_request_are_a_part_of_none() -> None:
     async def answer(frame: Any, body: Any) -> Any:
         return dict(CURRENT.get())
 

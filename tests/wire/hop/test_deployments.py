@@ -22,7 +22,7 @@ def numbers(of: Deployment) -> dict[str, int]:
     return {key: version.number for key, version in chosen.items() if version is not None}
 
 
-def test_a_client_has_one_place_for_good_whichever_router_is_asked_and_of_whichever_version() -> None:
+def test_a_client_has_a_permanent_place_at_all_routers_and_for_all_versions() -> None:
     """The first 48 bits of the SHA-256 of "hello", a zero and "client-1" are 2.347 percent of the range."""
     for percent, number in ((2.3, 0), (2.4, 1)):
         chosen = deployment((1, percent), (0, 100 - percent), name="hello").chosen("client-1")

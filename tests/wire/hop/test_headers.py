@@ -116,7 +116,7 @@ def test_a_signature_is_hmac_sha256_for_keys_of_any_length() -> None:
         assert sign_hop(secret, 1000.4, ASKED, b"body") == f"1000.{digest}.{mac}.ams1"
 
 
-def test_a_clock_is_believed_of_its_site_for_one_answer_and_only_from_who_has_the_secret() -> None:
+def test_a_clock_is_trusted_for_its_site_for_one_answer_and_only_with_the_secret() -> None:
     value = tell_clock("secret", 1234.9, "ams1", "r1")
     assert told_clock(value, "secret", "ams1", "r1") == 1234.0
     stamp, _, mac = value.partition(".")

@@ -104,7 +104,7 @@ def test_a_file_has_one_process_and_grows_but_never_shrinks(tmp_path: Path) -> N
         again.close()
 
 
-def test_a_file_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "meters"
     file.write_bytes(b"a letter to a friend")
     with pytest.raises(MetersError, match="not a file of meters"):
@@ -158,7 +158,7 @@ def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: P
         again.close()
 
 
-def test_all_that_was_counted_is_read_as_it_was_written_whatever_came_of_it(tmp_path: Path) -> None:
+def test_all_counts_are_read_as_they_were_written_whatever_the_outcome(tmp_path: Path) -> None:
     meters = MeterFile(tmp_path / "meters", len(OUTCOMES) + 1)
     expected = []
     for number, outcome in enumerate((*OUTCOMES, None), 1):

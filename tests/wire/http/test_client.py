@@ -66,7 +66,7 @@ async def ask(connection: UpstreamConnection) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     "behind", [b"HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\ntwo", b"HTTP/1.1 201 Cr", b"surplus"]
 )
-async def test_what_comes_behind_an_answer_is_nobodys(behind: bytes) -> None:
+async def test_bytes_after_an_answer_belong_to_no_request(behind: bytes) -> None:
     async with asyncio.timeout(60), site(ANSWER + b"one" + behind) as origin:
         pool = ConnectionPool(connect_timeout_s=2)
         connection = await pool.connect(origin)
@@ -175,7 +175,7 @@ def test_protocols_are_switched_where_that_was_asked_for() -> None:
     assert parsed(ANSWER + b"one", may_switch=True).switched is None
 
 
-def test_what_comes_before_the_answer_is_no_part_of_it() -> None:
+def test_bytes_before_the_answer_are_no_part_of_it() -> None:
     parser = parsed(
         b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" + ANSWER.replace(b"\r\n\r\n", b"\r\na: 1\r\nA: 2\r\n\r\n")
     )
@@ -367,7 +367,7 @@ async def test_a_pump_gives_each_piece_to_its_taker_without_waking_the_task_that
     assert (taken, connection.response.is_done) == ([b"0", b"1", b"2"], True)
 
 
-async def test_a_pump_ends_with_the_first_piece_that_is_refused_and_keeps_what_comes_then() -> None:
+async def test_a_pump_ends_with_the_first_refused_piece_and_keeps_later_ones() -> None:
     connection = answered_by_hand()
     pumping = asyncio.create_task(connection.pump(taker(lambda piece: piece != b"b")))
     await asyncio.sleep(0)

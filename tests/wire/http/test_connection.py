@@ -180,7 +180,7 @@ async def test_who_reads_an_answer_late_has_the_time_that_is_left_to_its_connect
         (b"GET / HT", ["write_eof"], "request_timeout", b"408"),
     ],
 )
-async def test_a_connection_whose_time_is_over_is_closed_and_told_why_where_it_has_begun_to_ask(
+async def test_a_connection_that_timed_out_is_closed_with_a_reason_if_it_has_started_a_request(
     begins: bytes, told: list[str], cut: str | None, status: bytes | None
 ) -> None:
     client = Client()
@@ -252,7 +252,7 @@ async def test_an_answer_before_its_requests_end_is_the_last_one() -> None:
         assert client.scope["scheme"] == ("https" if is_tls else "http")
 
 
-async def test_a_server_that_stops_answers_what_it_has_begun_and_closes_the_others() -> None:
+async def test_a_server_that_stops_answers_started_requests_and_closes_the_others() -> None:
     client = Client()
     await client.says(GET % 1)
     client.connection.close_if_idle()
@@ -265,7 +265,7 @@ async def test_a_server_that_stops_answers_what_it_has_begun_and_closes_the_othe
     assert idle.transport.told == ["close"]
 
 
-async def test_who_leaves_is_told_to_all_that_he_asked_and_counts_no_longer() -> None:
+async def test_a_leaving_client_ends_all_its_requests_and_no_longer_counts() -> None:
     for leave in (HttpConnection.eof_received, lambda connection: connection.connection_lost(None)):
         client = Client()
         await client.says(GET % 1 + GET % 2)
@@ -278,7 +278,7 @@ async def test_who_leaves_is_told_to_all_that_he_asked_and_counts_no_longer() ->
         assert (len(client.server.connections), dict(client.server.by_client)) == (0, {})
 
 
-async def test_connections_beyond_a_limit_are_told_so_and_far_beyond_it_are_closed_at_once() -> None:
+async def test_connections_beyond_a_limit_get_an_error_and_far_beyond_it_are_closed_at_once() -> None:
     first = Client()
     second = Client(first.server, Transport(("192.0.2.1", 8)))
     assert second.statuses == [b"429"]
@@ -292,7 +292,7 @@ async def test_connections_beyond_a_limit_are_told_so_and_far_beyond_it_are_clos
     assert dict(first.server.cut) == {"quota_exceeded": 1, "overloaded": REFUSED_AT_ONCE, "closed": 1}
 
 
-async def test_what_comes_before_a_handshake_is_answered_is_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_before_a_handshakes_answer_are_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[bytearray] = []
 
     async def nothing(scope: Any, receive: Any, send: Any) -> None:

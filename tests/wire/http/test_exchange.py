@@ -61,7 +61,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_body_comes_as_it_is_received_and_what_is_held_of_it_is_bounded() -> None:
+async def test_a_body_arrives_in_pieces_and_the_held_part_is_bounded() -> None:
     made, connection = exchange()
     made.take(b"a" * HELD_BODY_BYTES)
     assert connection.told == []
@@ -94,7 +94,7 @@ async def test_a_whole_body_is_one_message_and_an_empty_one_is_too() -> None:
     assert RequestBody(expects=False).take() is None
 
 
-async def test_a_client_that_waits_is_told_to_go_on_once_and_not_behind_the_answers_beginning() -> None:
+async def test_a_waiting_client_is_asked_to_continue_once_and_not_after_the_answers_start() -> None:
     made, connection = exchange(expects=True)
     waiting = asyncio.ensure_future(made.receive())
     await turn()
@@ -140,7 +140,7 @@ async def test_a_whole_answer_is_one_write_and_a_streams_head_does_not_wait_for_
     assert len(connection.written) == 3, "nothing is sent after the end"
 
 
-async def test_a_connection_goes_on_where_the_request_is_whole_and_the_server_does_not_stop() -> None:
+async def test_a_connection_continues_if_the_request_is_whole_and_the_server_keeps_running() -> None:
     for is_whole, is_stopping, goes_on in ((True, False, True), (False, False, False), (True, True, False)):
         made, connection = exchange()
         if is_whole:

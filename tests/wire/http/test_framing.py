@@ -33,7 +33,7 @@ def test_an_answer_of_unknown_length_is_chunked_and_to_an_older_client_ends_with
         ("1.0", True, True, {b"connection: keep-alive"}), ("1.0", False, True, {b"connection: close"}),
     ],
 )  # fmt: skip
-def test_a_client_is_told_whether_it_may_go_on(
+def test_a_client_learns_whether_it_may_continue(
     version: str, keep_alive: bool, on: bool, connection: set[bytes]
 ) -> None:
     made = framing(version=version, keep_alive=keep_alive)
@@ -51,7 +51,7 @@ def test_what_is_longer_or_shorter_than_it_says_is_no_answer() -> None:
     assert made.framed(b"ab", False) + made.framed(b"c", True) == b"abc"
 
 
-def test_a_head_request_is_told_a_length_where_that_is_known_and_has_no_body() -> None:
+def test_a_head_request_gets_a_length_if_it_is_known_and_has_no_body() -> None:
     made = framing(method=b"HEAD")
     assert told(made, whole=0) == set()
     assert told(made, whole=3) == {b"content-length: 3"}

@@ -55,7 +55,7 @@ def followed(parent_pid: int) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_a_process_whose_parent_is_gone_is_told_so() -> None:
+def test_a_process_whose_parent_is_gone_is_notified() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     assert followed(gone.pid) == "False"
@@ -96,7 +96,7 @@ def test_a_port_below_1024_is_named_where_it_needs_privileges(monkeypatch: pytes
         bind("127.0.0.1", 70_000)
 
 
-def test_a_process_that_nobody_watches_over_follows_none_and_its_children_hear_of_no_parent(
+def test_an_unwatched_process_follows_no_parent_and_its_children_see_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(PARENT_PID_ENV, raising=False)

@@ -45,7 +45,7 @@ def test_a_local_listener_answers_to_no_other_name(host: bytes) -> None:
     [b"[::1", b"[", b"localhost:70000", b"localhost:x", b"localhost/a", b"evil.example#127.0.0.1", b"a?b", b"127.0.0.1@evil.example", b"a b",
      b"a\\b", b"caf\xe9"],
 )  # fmt: skip
-def test_no_listener_takes_a_host_that_is_none(host: bytes) -> None:
+def test_no_listener_takes_an_invalid_host(host: bytes) -> None:
     """A function's request.url is made from it."""
     assert refused(LOCAL, host=host) == refused(Origins(is_local=False), host=host) == 400
 
@@ -144,7 +144,7 @@ def test_what_operators_ask_for_is_read_by_pages_of_a_configured_origin_alone() 
 
 
 @pytest.mark.process
-async def test_what_a_site_said_of_pages_is_said_once_behind_a_router() -> None:
+async def test_cors_headers_of_a_site_are_sent_once_at_a_router() -> None:
     async with client_of(OriginCheck(OriginCheck(App(), LOCAL), LOCAL)) as client:
         await client.say(b"GET /v1/x HTTP/1.1\r\nhost: localhost\r\norigin: http://localhost:3000\r\n\r\n")
         assert (await client.hear_until(b"ok")).count(b"access-control-allow-origin") == 1

@@ -43,7 +43,7 @@ def test_a_request_is_the_same_in_whatever_pieces_it_comes(at: tuple[int, ...]) 
     assert not any(isinstance(event, Refused) for event in events)
 
 
-def test_a_scope_tells_of_the_request_and_of_its_connection() -> None:
+def test_a_scope_describes_the_request_and_its_connection() -> None:
     (started, *_) = read(POST)
     assert isinstance(started, RequestStarted)
     scope = started.head.scope({"scheme": "https"})
@@ -61,7 +61,7 @@ def test_a_websocket_is_asked_for_in_whatever_pieces(size: int) -> None:
     assert asked.head.url == b"/s"
 
 
-def test_what_comes_behind_a_handshake_is_kept_and_only_a_request_alone_becomes_a_websocket() -> None:
+def test_bytes_after_a_handshake_are_kept_and_only_a_request_alone_becomes_a_websocket() -> None:
     (asked,) = read(SOCKET + b"\x81\0")
     assert isinstance(asked, WebSocketAsked)
     assert asked.rest == b"\x81\0"
@@ -70,7 +70,7 @@ def test_what_comes_behind_a_handshake_is_kept_and_only_a_request_alone_becomes_
         assert isinstance(events[-1], Ended)
 
 
-def test_what_is_refused_comes_behind_what_was_read() -> None:
+def test_a_refusal_follows_the_bytes_that_were_read() -> None:
     events = read(POST + b"GET / HTTP/1.1\r\n\r\n")
     assert isinstance(events[-1], Refused)
     assert "host" in events[-1].error.message

@@ -153,7 +153,7 @@ async def test_a_client_that_does_not_read_a_large_answer_costs_a_buffer_and_not
         assert connection.transport.get_write_buffer_size() <= limits.write_buffer_bytes + SLICE_BYTES + 100
 
 
-async def test_what_all_clients_leave_unread_is_bounded_and_who_has_for_the_longest_is_cut_off(
+async def test_unread_bytes_of_all_clients_are_bounded_and_the_longest_unread_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given_back: list[int] = []
@@ -208,7 +208,7 @@ async def test_a_streams_first_part_comes_with_its_head_when_it_is_there() -> No
 @pytest.mark.parametrize(
     ("method", "status"), [(b"HEAD", 200), (b"GET", 204), (b"GET", 304)], ids=["HEAD", "204", "304"]
 )
-async def test_an_answer_that_has_no_body_gets_none_and_the_connection_goes_on(method: bytes, status: int) -> None:
+async def test_an_answer_without_a_body_gets_none_and_the_connection_continues(method: bytes, status: int) -> None:
     async with client_of(App(start(status=status), body(b"this is not for you", True), body(b"nor this"))) as client:
         for _ in range(2):
             await client.say(GET.replace(b"GET", method))
@@ -248,14 +248,14 @@ async def test_an_answer_of_another_length_than_it_says_is_not_sent(length: byte
 
 
 @pytest.mark.parametrize("parts", [(b"fo", b"ur!"), (b"f", b"ou")])
-async def test_an_answer_that_has_begun_with_a_wrong_length_is_cut(parts: tuple[bytes, bytes]) -> None:
+async def test_an_answer_that_has_started_with_a_wrong_length_is_cut(parts: tuple[bytes, bytes]) -> None:
     app = App(start((b"content-length", b"4")), body(parts[0], True), body(parts[1]))
     async with client_of(app) as client:
         await client.say(GET)
         assert parts_of(await client.hear_all())[1] == parts[0]
 
 
-async def test_who_listens_while_a_full_client_is_written_to_hears_that_it_leaves() -> None:
+async def test_a_listener_during_writes_to_a_full_client_notices_that_it_leaves() -> None:
     """A site watches for its client's disconnect while it streams to it."""
     told = asyncio.Event()
 
@@ -335,7 +335,7 @@ async def test_a_body_in_chunks_is_put_together_and_its_trailers_are_dropped() -
         assert b"x-last" not in dict(app.scopes[0]["headers"])
 
 
-async def test_a_client_is_told_to_go_on_only_when_its_body_is_wanted() -> None:
+async def test_a_client_is_asked_to_continue_only_when_its_body_is_wanted() -> None:
     ask = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n"
     async with client_of(App()) as client:
         await client.say(ask)
@@ -527,7 +527,7 @@ async def test_an_upgrade_with_a_body_is_a_plain_request(framing: bytes) -> None
     assert app.bodies == [b"onetwo"]
 
 
-async def test_a_body_that_nobody_asks_for_is_not_read_on() -> None:
+async def test_a_body_that_is_not_requested_is_not_read_on() -> None:
     gate = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Send) -> None:
@@ -548,7 +548,7 @@ async def test_a_body_that_nobody_asks_for_is_not_read_on() -> None:
         assert status_of(await client.hear_until(b"ok")) == 200
 
 
-async def test_what_comes_behind_an_answer_that_was_given_before_the_bodys_end_is_no_request() -> None:
+async def test_bytes_after_an_answer_that_was_given_before_the_bodys_end_are_no_request() -> None:
     asked: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Send) -> None:

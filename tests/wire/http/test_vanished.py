@@ -24,7 +24,7 @@ def tcp_info(unacked: int, last_ack_ms: int) -> bytes:
     ("unacked", "last_ack_ms", "silent"),
     [(0, 10 * SILENT_MS, False), (3, SILENT_MS, False), (3, SILENT_MS + 1, True), (3, 0, False)],
 )
-def test_bytes_that_nobody_acknowledges_for_long_are_silence(unacked: int, last_ack_ms: int, silent: bool) -> None:
+def test_bytes_that_are_not_acknowledged_for_long_are_silence(unacked: int, last_ack_ms: int, silent: bool) -> None:
     assert is_silent(tcp_info(unacked, last_ack_ms)) is silent
 
 

@@ -194,14 +194,14 @@ async def test_each_message_may_be_as_large_as_the_limit() -> None:
         assert await peer.messages() == ["x" * 1000, b"y" * 1000]
 
 
-async def test_a_lost_connection_is_1006_behind_what_has_come() -> None:
+async def test_a_lost_connection_is_1006_after_the_received_messages() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x"))
         peer.socket.connection_lost(None)
         assert await peer.messages() == ["x", WebSocketClose(1006)]
 
 
-async def test_a_peer_is_not_read_while_nobody_receives_and_read_again_afterwards() -> None:
+async def test_a_peer_is_not_read_without_a_receiver_and_read_again_afterwards() -> None:
     async with Peer() as peer:
         for _ in range(HELD_MESSAGES + 1):
             peer.feed(frame(TEXT, b"x"))
@@ -230,7 +230,7 @@ async def test_many_frames_that_come_at_once_are_read_a_few_at_a_time_and_the_pe
         assert peer.transport.is_reading
 
 
-async def test_a_peer_that_is_told_the_end_is_read_for_its_own_when_its_frames_are_through() -> None:
+async def test_a_peer_that_got_the_end_is_read_to_its_own_end_when_its_frames_are_sent() -> None:
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x") * 200)
         peer.socket.close(4000)
@@ -242,7 +242,7 @@ async def test_a_peer_that_is_told_the_end_is_read_for_its_own_when_its_frames_a
         assert (await peer.messages())[-1] == WebSocketClose(4000)
 
 
-async def test_nothing_behind_a_close_is_looked_at() -> None:
+async def test_nothing_after_a_close_is_looked_at() -> None:
     async with Peer() as peer:
         peer.feed(
             frame(CLOSE, struct.pack("!H", 4000)) + frame(TEXT, b"x") * 1000 + frame(CLOSE, struct.pack("!H", 4001))
@@ -275,7 +275,7 @@ async def test_pieces_without_anything_in_them_cost_no_memory() -> None:
         assert await peer.messages() == ["ab"]
 
 
-async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_goes_on_when_it_leaves() -> None:
+async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_continues_when_it_leaves() -> None:
     async with Peer() as peer:
         peer.socket.pause_writing()
         sending = asyncio.create_task(peer.socket.send("x"))
@@ -287,7 +287,7 @@ async def test_a_writer_waits_for_a_peer_that_takes_nothing_and_goes_on_when_it_
         await asyncio.wait_for(sending, 60)
 
 
-async def test_a_writer_goes_on_when_its_peer_takes_more() -> None:
+async def test_a_writer_continues_when_its_peer_takes_more() -> None:
     async with Peer() as peer:
         peer.socket.pause_writing()
         sending = asyncio.create_task(peer.socket.send("x"))
@@ -358,7 +358,7 @@ async def shaken(client: Wire, behind: bytes = b"") -> bytes:
 
 
 @pytest.mark.process
-async def test_an_application_sees_a_websocket_and_its_client_what_was_agreed_on() -> None:
+async def test_an_application_sees_a_websocket_and_its_client_the_agreed_protocol() -> None:
     app = App()
     async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         head = await shaken(client)
@@ -379,7 +379,7 @@ async def test_an_application_sees_a_websocket_and_its_client_what_was_agreed_on
 
 
 @pytest.mark.process
-async def test_what_a_client_says_before_its_answer_is_heard_behind_it() -> None:
+async def test_messages_before_the_answer_are_heard_after_it() -> None:
     async with served(App()) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         await shaken(client, frame(TEXT, b"early"))
         assert await client.reader.readexactly(7) == b"\x81\x05early"
@@ -419,7 +419,7 @@ async def test_an_application_ends_a_socket_with_its_own_code_and_reason() -> No
 @pytest.mark.parametrize(
     "answers", [("websocket.accept", "websocket.accept"), ("websocket.send",), ("http.response.start",)]
 )
-async def test_an_application_that_speaks_out_of_turn_is_told_and_so_is_its_client(answers: tuple[str, ...]) -> None:
+async def test_an_application_that_sends_out_of_turn_is_refused_and_so_is_its_client(answers: tuple[str, ...]) -> None:
     heard: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -447,9 +447,7 @@ async def test_an_application_that_speaks_out_of_turn_is_told_and_so_is_its_clie
         ((b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n", b""), b"400"),
     ],
 )
-async def test_a_handshake_that_is_none_never_reaches_the_application(
-    change: tuple[bytes, bytes], status: bytes
-) -> None:
+async def test_an_invalid_handshake_never_reaches_the_application(change: tuple[bytes, bytes], status: bytes) -> None:
     app = App()
     async with served(app) as server, wire(server.url) as client:  # type: ignore[attr-defined]
         await client.say(HANDSHAKE.replace(*change))
@@ -458,7 +456,7 @@ async def test_a_handshake_that_is_none_never_reaches_the_application(
 
 
 @pytest.mark.process
-async def test_an_application_that_ends_without_a_word_is_told_of() -> None:
+async def test_an_application_that_ends_without_an_answer_is_reported() -> None:
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "websocket.accept"})
         raise RuntimeError("broken")
@@ -487,7 +485,7 @@ async def test_a_message_beyond_the_servers_limit_ends_the_socket() -> None:
 
 
 @pytest.mark.process
-async def test_a_client_that_leaves_while_its_handshake_is_judged_is_told_of() -> None:
+async def test_a_client_that_leaves_during_its_handshake_is_reported() -> None:
     heard: list[dict[str, Any]] = []
 
     async def slow(scope: Any, receive: Any, send: Any) -> None:

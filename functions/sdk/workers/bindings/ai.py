@@ -22,7 +22,7 @@ class AI(Face):
     ai_gateway_log_id = None  # there is no gateway
 
     async def run(self, model: str, inputs: Any = None, options: Any = None, **named: Any) -> Any:
-        if inputs is None and options is None:  # as keywords, which are a call's last argument on the platform
+        if inputs is None and options is None:  # inputs as keywords, which are a call's last argument on the platform
             inputs, named = named, {}
         given = options_of(options, named, _OPTIONS, "AI run")
         sent = _plain(inputs if inputs is not None else {})

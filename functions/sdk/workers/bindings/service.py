@@ -15,7 +15,7 @@ from workers.trouble import remote_error
 
 
 class Fetcher(Face):
-    __is_stub__ = True  # others may be given it
+    __is_stub__ = True  # it may be passed on to other functions
 
     async def fetch(self, resource: Any, options: Any = None, **named: Any) -> Any:
         """`fetch(url_or_request, method=, headers=, body=)` gives a Response."""

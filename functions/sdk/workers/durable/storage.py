@@ -230,7 +230,7 @@ class Storage(Named):
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
         self._keys = Keys(asker)
-        self._turn = asyncio.Lock()  # of transactions
+        self._turn = asyncio.Lock()  # held by one transaction at a time
         self.kv = SyncKv(self._keys)
         self.sql = Sql(asker)
 

@@ -1,4 +1,6 @@
-"""`js.caches`, the Cache API: responses that the site keeps for this function, in memory, for as long as their headers allow.
+"""`js.caches`, the Cache API: the site stores a function's responses in memory.
+
+They stay as long as their headers allow.
 
 The site decides what is kept (functions/bindings/storage/response_cache.py); here are the platform's methods and refusals, and the cache that the
 options `cf` of `fetch` fill.
@@ -24,7 +26,10 @@ class Cache(Named):
         self._name = name
 
     async def match(self, request: Any, options: Any = None, **named: Any) -> Response | None:
-        """Return the response that is kept for a request; None if there is none, or it is no GET (but for `ignore_method`)."""
+        """Return the stored response of a request, or None.
+
+        Requests other than GET find none, unless `ignore_method` is set.
+        """
         asked, given = _asked(request), options_of(options, named, ("ignore_method",), "caches: match")
         if asked.method != "GET" and not given.get("ignore_method"):
             return None
@@ -74,7 +79,10 @@ class CacheStorage:
 
 
 def kept_for_s(options: Mapping[str, Any], status: int) -> float | None:
-    """Return for how long the options `cf` of a fetch have a response kept: 0 for not at all, None for as long as its headers say."""
+    """Return for how long the options `cf` of a fetch keep a response, in seconds.
+
+    0 not to keep it; None for as long as its headers say.
+    """
     for statuses, ttl_s in dict(options.get("cacheTtlByStatus") or {}).items():
         first, _, last = str(statuses).partition("-")
         if int(first) <= status <= int(last or first):

@@ -1,4 +1,6 @@
-"""The content coding of responses: the runtime compresses what the header `Content-Encoding` promises, unless the body has that form already.
+"""The content coding of responses.
+
+The runtime compresses a body as its header `Content-Encoding` says, unless the body is compressed already.
 
 That is the option `encodeBody` of the platform: https://developers.cloudflare.com/workers/runtime-apis/response/#the-encodebody-option
 """

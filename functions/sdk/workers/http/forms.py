@@ -86,7 +86,10 @@ class File(Blob):
         type: str = "",
         name: str = "",
     ) -> None:
-        """`last_modified` is in milliseconds; now, or that of the file that this one is made of."""
+        """Make a file of `parts`.
+
+        `last_modified` is in milliseconds; by default now, or that of the file in `parts`.
+        """
         super().__init__(parts, content_type, endings, type=type)
         self.name = filename or name
         before = parts.last_modified if isinstance(parts, File) else time.time_ns() // 1_000_000

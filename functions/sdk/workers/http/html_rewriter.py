@@ -22,7 +22,7 @@ VOID = frozenset(
 
 
 class Token(Named):
-    """A part of the page, and the text around it or in its place."""
+    """A part of the page, with the text that is inserted around it or replaces it."""
 
     def __init__(self, source: str) -> None:
         self._source = source

@@ -26,7 +26,7 @@ class SelectableElement(Protocol):
     def tag(self) -> str: ...
     @property
     def position(self) -> int:
-        """Its place among its parent's elements, from 1."""
+        """The element's position among its parent's elements, from 1."""
 
     def attribute(self, name: str) -> str | None: ...
 

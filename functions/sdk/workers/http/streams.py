@@ -245,7 +245,7 @@ class TransformStream(Named):
 
 
 async def _called(source: Any, name: str, *arguments: Any) -> bool:
-    """Call a source's function, if it has one. Returns whether it has."""
+    """Call a source's function, if it exists; return whether it does."""
     function = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
     if function is None:
         return False

@@ -24,7 +24,7 @@ from workers.values import DataCloneError
 
 SESSION = "$session"  # the only key of a reply whose value comes over the session, and the mark of a caller that supports sessions
 MAX_MESSAGE_BYTES = 32 << 20
-MAX_CALLS = 128  # of one side at once; further ones wait
+MAX_CALLS = 128  # calls of one side in progress; further ones wait
 PIECE_BYTES = 256 << 10  # of a stream, at once
 HIDDEN = frozenset({"dup", "dispose", "constructor"})  # of a target
 FIRST = 0  # the number of the call that began the session

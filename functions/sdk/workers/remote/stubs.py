@@ -13,7 +13,7 @@ class Remote(Protocol):
     """The object that a stub represents."""
 
     def call(self, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
-        """Call it, or a method of it."""
+        """Call the object, or one of its methods."""
 
     def read(self, name: str) -> Awaitable[Any]: ...
 

@@ -103,7 +103,7 @@ class Socket:
             raise RuntimeError(f"the application sent {kind!r}, for which it is too late or too early")
 
     def _run_on(self) -> None:
-        """Let the application finish, now that its socket is closed: an open one counts for itself."""
+        """Let the application finish after its socket was closed, as background work of the request."""
         if self._task is not None and not self._is_run_on:
             self._is_run_on = True
             self._context.wait_until(self._task)

@@ -35,7 +35,7 @@ def test_what_is_reserved_counts_until_it_is_settled() -> None:
     kept.reserve("bob", 10**9, 10**18)  # unlimited
 
 
-def test_a_quota_that_is_set_today_counts_what_was_used_today() -> None:
+def test_a_quota_that_is_set_today_counts_todays_usage() -> None:
     kept = quotas(Clock())
     kept.settle(kept.reserve("acme", 60, 0), 50, 0)
     kept.set([CustomerConfig(name="acme", tokens_per_day=100)])
@@ -139,7 +139,7 @@ class Shared:
         return next((lease for lease, _ in needs if lease.key == self.too_little), None)
 
 
-async def test_what_is_at_work_and_what_was_spent_is_told_to_other_routers() -> None:
+async def test_open_requests_and_spending_are_reported_to_other_routers() -> None:
     clock, shared = Clock(), Shared()
     kept = DailyQuotas(clock, cast(SharedQuotas, shared))
     kept.set([CustomerConfig(name="acme", tokens_per_day=100, cost_per_day=2.0), CustomerConfig(name="free")])
@@ -170,7 +170,7 @@ async def test_what_is_at_work_and_what_was_spent_is_told_to_other_routers() -> 
     )
 
 
-async def test_who_has_too_little_left_at_all_routers_is_told_how_much_of_what() -> None:
+async def test_an_account_with_too_little_left_at_all_routers_learns_how_much_of_what() -> None:
     clock, shared = Clock(), Shared()
     kept = DailyQuotas(clock, cast(SharedQuotas, shared))
     kept.set([CustomerConfig(name="acme", tokens_per_day=1000, cost_per_day=2.0)])

@@ -84,7 +84,7 @@ def test_claims_are_taken_down_all_or_none(leases: PostgresLeases) -> None:
     assert leases.exchange("a", [claim(spare=100)]) == [LeaseGrant(100, 0)]
 
 
-def test_what_nobody_has_used_for_days_is_forgotten_when_a_router_starts(
+def test_unused_entries_are_forgotten_after_days_when_a_router_starts(
     leases: PostgresLeases, database: psycopg.Connection, postgres: Postgres
 ) -> None:
     for key in (DAY, MINUTE):

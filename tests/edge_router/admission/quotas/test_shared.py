@@ -153,7 +153,7 @@ def test_the_store_hears_of_a_lease_when_there_is_something_to_tell(
     assert lease.is_due(100.0 + after_s) == is_due
 
 
-def test_a_lease_is_worth_what_is_left_of_it_until_the_store_may_have_given_it_away() -> None:
+def test_a_lease_is_worth_its_rest_until_the_store_may_have_given_it_away() -> None:
     lease = lease_of(10, at_work=3, spent=2)
     assert [lease.room(100.0), lease.room(100.0 + EXPIRES_S - 0.1), lease.room(100.0 + EXPIRES_S)] == [5, 5, 0]
     assert QuotaLease(KEY, 160, 0, 0, now=100.0).room(100.0) == 0
@@ -163,7 +163,7 @@ def test_a_lease_is_worth_what_is_left_of_it_until_the_store_may_have_given_it_a
     assert lease_of(4).wait_s(9, 100.0) == 1.0, "nothing of it comes back by itself"
 
 
-def test_a_claim_says_what_was_spent_since_the_last_one_and_what_is_wanted_beyond_what_is_at_work() -> None:
+def test_a_claim_contains_spending_since_the_last_one_and_the_wanted_reserve() -> None:
     lease = lease_of(10, spent=2, at_work=3)
     claim = lease.claim(100.0)
     assert claim == LeaseClaim(KEY, 160, 0, 0, 2, 3, spare=10)
@@ -181,7 +181,7 @@ def test_a_lease_is_forgotten_when_nothing_is_left_of_it(still: dict[str, float]
     assert not lease_of(**{"used_at": UNUSED, **still}).is_gone(100.0)
 
 
-async def test_what_was_spent_while_the_store_was_away_is_told_however_long_it_was() -> None:
+async def test_spending_without_the_store_is_reported_however_long_it_was() -> None:
     network = Network(1)  # its router exchanges claims only on demand
     (router,) = network.routers
     lease = router.lease(KEY, 100)
@@ -333,7 +333,7 @@ CONFIRMED = 3.0  # more than the time between two confirmations
 async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configured(serves_without: bool) -> None:
     async with Network(2, serves_without=serves_without) as network:
         one = network.routers[0]
-        assert await take(one, 160) is None  # 10 more stay in leases
+        assert await take(one, 160) is None  # it leases 10 more
         network.store.fault = "it is away"
         if serves_without:
             assert [await take(one, 160) for _ in range(100)] == [None] * 100

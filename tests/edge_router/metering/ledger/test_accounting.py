@@ -92,7 +92,7 @@ def own_names(model: str) -> tuple[str, str]:
     return model.removeprefix("@x/"), "french" if model == "m:french" else ""
 
 
-def test_a_router_begins_with_what_was_used_today_and_tells_others_what_it_died_with() -> None:
+def test_a_router_starts_with_todays_usage_and_reports_to_others_what_it_died_with() -> None:
     books = Books()
     books.used = [
         {"account": "acme", "prompt_tokens": 10, "output_tokens": 5, "cost": 3},
@@ -126,7 +126,7 @@ async def test_a_request_reserves_what_it_may_come_to_and_settles_for_what_it_ca
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/fn/f"), ("GET", "/v1/models")])
-async def test_what_asks_no_model_is_not_written_down(method: str, path: str) -> None:
+async def test_requests_without_a_model_are_not_recorded(method: str, path: str) -> None:
     books = Books()
     kept, quotas = accounting(books)
     assert await kept.begin(asked(ACME, method, path), own_names) is None

@@ -62,7 +62,7 @@ def rows(place: Place) -> list[Any]:
 ROW = ("acme", "acme-ci", "m", "ams1", "complete", 10, 4, 20, COST)
 
 
-async def test_what_has_ended_is_written_once_and_its_meter_is_free(place: Place) -> None:
+async def test_an_ended_request_is_written_once_and_its_meter_is_free(place: Place) -> None:
     kept = place.ledger()
     writing = asyncio.create_task(kept.run())
     used(kept)
@@ -262,7 +262,7 @@ async def test_a_clock_that_jumps_leaves_the_time_that_a_request_took(tmp_path: 
 
 
 @pytest.mark.parametrize("is_failing", [False, True])
-async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_could_not_be_written(
+async def test_a_router_that_restarts_knows_todays_usage_even_where_it_could_not_be_written(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_failing: bool
 ) -> None:
     if is_failing:
@@ -281,7 +281,7 @@ async def test_a_router_that_restarts_knows_what_was_used_today_even_where_it_co
     await again.close()
 
 
-async def test_of_a_store_that_cannot_be_read_a_router_knows_what_waits_to_be_written(
+async def test_a_router_with_an_unreadable_store_knows_the_records_that_wait(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(place.kind, "add", _refuse)

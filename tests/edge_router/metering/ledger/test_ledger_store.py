@@ -144,7 +144,7 @@ def test_a_store_that_is_closed_leaves_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "url", ["//u:sec%ret@h/d", "//u:secret@[h/d", "//u:se@cret@h/d", '//u:se"c%ret@h/d', "//u:secret@h/d?a=b"]
 )
-def test_what_is_wrong_with_a_url_is_told_without_its_password(url: str) -> None:
+def test_an_error_in_a_url_is_reported_without_its_password(url: str) -> None:
     with pytest.raises(UsageStoreError) as refused:
         PostgresStore(f"postgresql:{url}").usage(UsageQuery())
     assert "ret" not in str(refused.value)

@@ -47,7 +47,7 @@ def test_one_token_has_a_price_and_sums_are_whole_billionths() -> None:
 
 
 @pytest.mark.parametrize(("at", "prompt"), [(0.0, "0.0000002"), (JULY.timestamp(), "0.0000001")])
-def test_a_list_of_models_tells_the_price_of_one_token(at: float, prompt: str) -> None:
+def test_a_list_of_models_contains_the_price_of_one_token(at: float, prompt: str) -> None:
     told = PRICES.listed("llama-8b", at)
     assert told is not None
     assert (told["prompt"], told["currency"]) == (prompt, "EUR")

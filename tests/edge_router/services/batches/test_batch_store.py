@@ -53,7 +53,7 @@ def parts(store: BatchStore, name: str | None, owner: str = "acme") -> list[byte
             return found
 
 
-def test_what_is_out_of_time_is_given_up_and_told_but_not_what_is_under_way(store: BatchStore) -> None:
+def test_overdue_requests_are_given_up_and_reported_but_not_running_ones(store: BatchStore) -> None:
     made = asked(store, "a", "b", "c")
     number = answer(store)
     under_way = [number + 1]
@@ -73,7 +73,7 @@ def test_what_is_out_of_time_is_given_up_and_told_but_not_what_is_under_way(stor
     assert store.waiting() == []
 
 
-def test_what_has_ended_is_kept_for_a_day_and_then_nothing_of_it_is(store: BatchStore) -> None:
+def test_an_ended_batch_is_kept_for_a_day_and_then_removed_completely(store: BatchStore) -> None:
     asked(store, "a")
     answer(store, at_s=10)
     file = store.batch("batch_1", "acme")[0].output_file
@@ -152,7 +152,7 @@ def test_answers_are_read_as_they_lie_and_not_sorted_for_each_part(store: BatchS
     assert "INTEGER PRIMARY KEY" in plan[3]
 
 
-def test_a_cancelled_batch_ends_with_what_is_under_way(store: BatchStore) -> None:
+def test_a_cancelled_batch_ends_with_its_running_requests(store: BatchStore) -> None:
     made = asked(store, "a", "b", "c")
     number = answer(store)
     store.cancel(made, [number + 1], 5)

@@ -168,7 +168,7 @@ async def test_a_batch_is_its_accounts_alone(tmp_path: Path, monkeypatch: pytest
             assert [each.request_counts.completed for each in (await same.batches.list()).data] == [1]
 
 
-async def test_a_request_that_cannot_be_answered_is_told_in_the_error_file(
+async def test_a_request_that_cannot_be_answered_is_in_the_error_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def judge(site: FakeSite, request: web.Request) -> web.StreamResponse:
@@ -184,7 +184,7 @@ async def test_a_request_that_cannot_be_answered_is_told_in_the_error_file(
         assert [*await read(made, done.output_file_id)] == ["good"]
 
 
-async def test_a_cancelled_batch_keeps_what_was_answered_and_begins_nothing_more(
+async def test_a_cancelled_batch_keeps_its_answers_and_starts_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def wait(site: FakeSite, request: web.Request) -> web.StreamResponse:
@@ -224,7 +224,7 @@ async def test_a_router_that_goes_leaves_its_batches_to_the_next_and_each_is_bil
             assert (row["requests"], row["output_tokens"]) == (3, 15)
 
 
-async def test_accounts_have_their_turns_whoever_came_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_accounts_have_their_turns_whichever_came_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def wait(site: FakeSite, request: web.Request) -> web.StreamResponse:
         await site.go_on.wait()
         return await echo(site, request)

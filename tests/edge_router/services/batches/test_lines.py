@@ -39,7 +39,9 @@ def line(**changes: Any) -> bytes:
         (line(body={"model": "ember", "stream": True}), "body.stream", "leave stream out"),
     ],
 )
-def test_a_line_that_cannot_be_asked_is_told_with_its_number_and_field(raw: bytes, param: str, words: str) -> None:
+def test_a_line_with_an_invalid_request_is_reported_with_its_number_and_field(
+    raw: bytes, param: str, words: str
+) -> None:
     asked, (fault,) = read_lines(b"\n".join((line(custom_id="b"), b"", raw, b"")), CHAT)
     assert [each.name for each in asked] == ["b"]
     assert (fault["line"], fault["param"], words in fault["message"]) == (3, param, True)
@@ -54,7 +56,7 @@ def test_a_line_is_asked_as_it_stands() -> None:
     )
 
 
-def test_so_many_faults_and_requests_are_told_of_one_file_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_and_requests_of_one_file_are_reported_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_FAULTS", 3)
     monkeypatch.setattr(lines, "MOST_REQUESTS", 2)
     assert [fault["line"] for fault in read_lines(b"{\n" * 5, CHAT)[1]] == [1, 2, 3]
@@ -103,7 +105,7 @@ def test_a_body_is_an_object(body: bytes, words: str) -> None:
         (0, b"", {"success": False, "errors": [{"code": 3007, "message": OUT_OF_TIME}]}),
     ],
 )
-def test_what_became_of_a_request_of_workers_ai_is_told_at_its_place(
+def test_the_outcome_of_a_request_of_workers_ai_is_at_its_place(
     status: int, answer: bytes, told: dict[str, Any]
 ) -> None:
     assert queued_response(3, "", status, answer) == {"id": 3, **told}

@@ -102,7 +102,7 @@ async def test_a_request_has_the_rights_that_its_key_has_now(
     ("key", "owner", "authorization"),
     [("mine", "acme", None), ("", "anonymous", None), ("", "somebody", "Bearer batches-of-somebody")],
 )
-async def test_who_has_no_known_key_has_a_prefix_cache_of_its_own_all_the_same(
+async def test_a_client_without_a_known_key_still_has_a_separate_prefix_cache(
     tmp_path: Path, key: str, owner: str, authorization: str | None
 ) -> None:
     made = Made(tmp_path)
@@ -233,5 +233,7 @@ async def test_sites_are_looked_at_once_for_each_model_however_many_wait_for_it(
         (site_status(models=(model_status(queued_tokens=1),)), 0, False),
     ],
 )
-def test_a_site_is_idle_where_nobody_waits_and_few_are_at_work(status: Any, outstanding: int, is_idle: bool) -> None:
+def test_a_site_is_idle_without_a_queue_and_with_few_open_requests(
+    status: Any, outstanding: int, is_idle: bool
+) -> None:
     assert queue._is_idle(cast("Any", SimpleNamespace(status=status, outstanding=outstanding))) is is_idle

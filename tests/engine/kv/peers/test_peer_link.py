@@ -42,7 +42,7 @@ def test_a_models_blocks_are_served_while_it_is_there(host: HostTier, tmp_path: 
         ({"peer_address": "nonsense"}, "argument"),
     ],
 )
-def test_where_blocks_cannot_be_served_the_log_says_why_and_the_host_goes_on(
+def test_where_blocks_cannot_be_served_the_log_has_the_reason_and_the_host_continues(
     host: HostTier, tmp_path: Path, caplog: pytest.LogCaptureFixture, more: dict[str, str], why: str
 ) -> None:
     config = {"peer_address": f"ipc://{tmp_path}/peers", **more}

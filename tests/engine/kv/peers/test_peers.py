@@ -181,9 +181,7 @@ def test_a_sequence_that_ends_early_ends_the_read_with_what_came(hosts: Hosts, m
     assert hosts.reader.num_lost == 1
 
 
-def test_a_block_that_was_damaged_where_it_lies_is_offered_to_nobody(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_damaged_in_place_is_never_offered(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_server, "_LATE_S", 0.05)
     hosts.compute(0, 1, 2)
     slot = hosts.there.pin(name(1), is_hit=False)
@@ -204,7 +202,7 @@ def test_a_reader_of_another_site_says_nothing_of_the_way_to_this_ones(hosts: Ho
     assert hosts.server.rate.bytes_per_s == 0
 
 
-def test_a_sequence_that_nobody_knows_ends_the_read(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_sequence_ends_the_read(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_server, "_LATE_S", 0.1)
     assert hosts.take(hosts.read(0, hand_over="unheard of")) == 0
 
@@ -249,7 +247,7 @@ def test_a_cancelled_read_leaves_nothing_pinned(hosts: Hosts) -> None:
     until(lambda: not hosts.server._grants)
 
 
-def test_an_address_that_is_none_ends_its_read_and_does_not_keep_the_host_from_ending(
+def test_an_invalid_address_ends_its_read_and_does_not_keep_the_host_from_ending(
     hosts: Hosts, caplog: pytest.LogCaptureFixture
 ) -> None:
     hosts.address = "nonsense://x"
@@ -344,7 +342,7 @@ def test_a_reader_of_blocks_without_bytes_is_refused_and_holds_up_no_other(hosts
         assert hosts.take(hosts.read(0)) == 1
 
 
-def test_only_who_has_the_keys_is_heard(tmp_path: Path) -> None:
+def test_only_messages_with_the_keys_are_accepted(tmp_path: Path) -> None:
     def own_pair() -> Keys:
         public, secret = zmq.curve_keypair()
         return Keys(secret, public, public)

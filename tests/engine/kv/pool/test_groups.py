@@ -141,7 +141,7 @@ def test_a_real_arena_holds_as_many_tokens_as_the_arithmetic_says(checkpoint: Pr
     assert engine.scheduler.counts.preemptions == 0
 
 
-def test_bad_numbers_reach_nobody_through_blocks_that_a_window_has_left() -> None:
+def test_bad_numbers_reach_no_sequence_through_blocks_that_a_window_has_left() -> None:
     engine, runner = fake_engine(num_blocks=64, block_size=4, windows=(None, 9), max_num_batched_tokens=8)
     prompt = random_prompt(40, seed=1)
     engine.submit(submit("bad", prompt, max_tokens=9))

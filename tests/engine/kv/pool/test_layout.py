@@ -54,7 +54,7 @@ def test_a_segment_in_fp8_is_written_and_read_with_its_scales() -> None:
     assert_close("o", expected, actual, 0.1)
 
 
-def test_layouts_are_told_apart_by_all_that_their_bytes_depend_on() -> None:
+def test_layouts_are_distinguished_by_all_that_their_bytes_depend_on() -> None:
     layouts = [
         CacheLayout((GROUPED,) * 2, 4, torch.float32),
         CacheLayout((GROUPED,) * 2, 4, torch.bfloat16),
@@ -68,7 +68,7 @@ def test_layouts_are_told_apart_by_all_that_their_bytes_depend_on() -> None:
     assert CacheLayout((GROUPED,) * 2, 4, torch.float32).identity == layouts[0].identity
 
 
-def test_stages_that_are_cut_elsewhere_are_told_apart_by_each_of_them() -> None:
+def test_each_stage_detects_stages_that_are_cut_elsewhere() -> None:
     cuts = ([range(2), range(2, 4), range(4, 5)], [range(2), range(2, 3), range(3, 5)])
     layouts = [
         CacheLayout((GROUPED,) * 5, 4, torch.float32, 64, stages, stage) for stages in cuts for stage in range(3)

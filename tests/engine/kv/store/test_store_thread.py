@@ -129,7 +129,7 @@ def test_of_what_the_store_has_a_bounded_number_of_names_is_known_the_newest(
     assert [n for n in range(5) if name(n) in cluster.reader] == [2, 3, 4]
 
 
-def test_a_lookup_that_nobody_waits_for_asks_nothing(cluster: Cluster) -> None:
+def test_a_lookup_without_waiting_callers_asks_nothing(cluster: Cluster) -> None:
     cluster.write(0)
     cluster.package.may_answer.clear()
     first = cluster.reader.look_up([name(9)])
@@ -288,6 +288,6 @@ def test_a_host_starts_without_its_store_and_uses_it_when_it_comes(
     host.close()
 
 
-def test_an_address_that_is_none_is_refused_by_name() -> None:
+def test_an_invalid_address_is_refused_by_name() -> None:
     with pytest.raises(StoreError, match="nonsense is not an address of Mooncake's master"):
         pilotlight.engine.kv.store.store_tier.own_address("nonsense")

@@ -99,7 +99,7 @@ def test_a_lower_limit_is_met_at_the_next_start(tmp_path: Path) -> None:
     smaller.close()
 
 
-def test_a_flipped_bit_is_noticed_and_the_block_forgotten_for_good(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_noticed_and_the_block_forgotten_permanently(tmp_path: Path) -> None:
     tier = DiskTier.open(tmp_path, LIMIT)
     tier.scan()
     for n in range(4):
@@ -158,9 +158,7 @@ def test_a_segment_that_cannot_be_read_to_its_end_gives_what_was_found(
     tier.close()
 
 
-def test_what_has_been_found_is_read_while_the_rest_is_looked_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_found_blocks_are_read_while_the_rest_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = DiskTier.open(tmp_path, LIMIT)
     for n in range(4):
         put(tier, n)
@@ -343,7 +341,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         DiskTier.open(tmp_path / "file" / "tier", LIMIT)
 
 
-def test_nobody_else_may_read_it_and_strangers_files_are_left_alone(tmp_path: Path) -> None:
+def test_no_other_user_may_read_it_and_strangers_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "segment-notes.kv").write_text("mine")
     tier = DiskTier.open(tmp_path, LIMIT)
     tier.scan()

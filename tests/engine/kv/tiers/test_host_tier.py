@@ -254,7 +254,7 @@ def test_a_tier_that_is_closed_while_a_slot_is_being_filled_is_no_other_processs
     os.close(tier._lock_fd)
 
 
-def test_a_tier_whose_slots_are_all_filled_or_given_up_is_anybodys_when_it_is_closed(tmp_path: Path) -> None:
+def test_a_tier_whose_slots_are_all_filled_or_given_up_is_free_for_others_when_it_is_closed(tmp_path: Path) -> None:
     tier = HostTier.open(tmp_path, 10 * STRIDE)
     for end in (lambda slot: tier.commit(slot, 0), tier.abandon):
         slot = tier.reserve(name(1), SIZE)
@@ -266,7 +266,7 @@ def test_a_tier_whose_slots_are_all_filled_or_given_up_is_anybodys_when_it_is_cl
     HostTier.open(tmp_path, 10 * STRIDE).close()
 
 
-def test_nobody_else_may_read_it(tier: HostTier, tmp_path: Path) -> None:
+def test_no_other_user_may_read_it(tier: HostTier, tmp_path: Path) -> None:
     put(tier, 1)
     modes = {
         path.name: stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "tier", *(tmp_path / "tier").iterdir()]
@@ -450,9 +450,7 @@ def test_a_slot_that_is_being_filled_again_is_not_found_under_its_old_name(tier:
     assert found_after_a_kill(tier, tmp_path) == list(range(1, 10))
 
 
-def test_a_forgotten_block_is_not_found_after_a_kill_though_somebody_still_holds_it(
-    tier: HostTier, tmp_path: Path
-) -> None:
+def test_a_forgotten_block_is_not_found_after_a_kill_though_it_is_still_held(tier: HostTier, tmp_path: Path) -> None:
     put(tier, 1)
     put(tier, 2)
     pinned = tier.pin_prefix([name(1)])

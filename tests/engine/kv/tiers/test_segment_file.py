@@ -71,7 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(deadline=None)
 @given(SIZES, st.data())
-def test_a_file_that_was_cut_has_its_whole_records_and_ends_behind_them(sizes: list[int], draw: st.DataObject) -> None:
+def test_a_file_that_was_cut_has_its_whole_records_and_ends_after_them(sizes: list[int], draw: st.DataObject) -> None:
     path, expected = written(Path(os.environ["SEGMENTS"]), sizes)
     length = draw.draw(st.integers(0, path.stat().st_size - 1))
     os.truncate(path, length)
@@ -108,7 +108,7 @@ def test_a_record_that_is_blotted_out_keeps_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [1, 9, 10])
-def test_a_record_that_a_disk_did_not_take_whole_is_none(
+def test_a_record_that_a_disk_did_not_write_whole_is_ignored(
     missing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     segment = Segment.create(tmp_path / "segment.kv")

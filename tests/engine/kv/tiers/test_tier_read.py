@@ -28,7 +28,7 @@ def read(host: Host) -> TierRead:
     return made
 
 
-def test_what_has_come_is_its_takers(read: TierRead, host: Host) -> None:
+def test_arrived_blocks_belong_to_their_taker(read: TierRead, host: Host) -> None:
     assert read.num_blocks == 0, "it may not be whole"
     read.finish()
     assert (read.num_blocks, read.num_read) == (2, 1)
@@ -37,7 +37,7 @@ def test_what_has_come_is_its_takers(read: TierRead, host: Host) -> None:
     assert (read.take(), host.unpinned) == ([], [])
 
 
-def test_what_comes_too_late_for_its_taker_is_unpinned_once(read: TierRead, host: Host) -> None:
+def test_blocks_that_arrive_too_late_for_their_taker_are_unpinned_once(read: TierRead, host: Host) -> None:
     assert read.take() == []
     assert host.unpinned == [], "its thread continues with it"
     read.finish()
@@ -46,7 +46,7 @@ def test_what_comes_too_late_for_its_taker_is_unpinned_once(read: TierRead, host
     assert len(host.unpinned) == 2
 
 
-def test_what_was_cancelled_behind_its_end_is_unpinned_once(read: TierRead, host: Host) -> None:
+def test_a_read_cancelled_after_its_end_is_unpinned_once(read: TierRead, host: Host) -> None:
     read.finish()
     read.cancel()
     read.cancel()

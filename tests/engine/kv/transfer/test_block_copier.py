@@ -88,7 +88,7 @@ def test_blocks_come_from_their_places_whatever_of_these_is_registered(rig: Rig,
     assert rig.straight() == sum(place < num_pieces * 4 for place in PLACES)
 
 
-def test_copies_of_what_is_registered_are_begun_behind_the_mark_and_waited_for_once(rig: Rig) -> None:
+def test_copies_of_registered_memory_start_after_the_mark_and_are_waited_for_once(rig: Rig) -> None:
     rig.register(4)
     for move in (rig.copier.store, rig.copier.fetch):
         rig.stream.events.clear()
@@ -116,7 +116,7 @@ def test_a_buffer_is_emptied_while_the_device_fills_the_other_and_filled_once_it
     assert "".join(event[0] for event in rig.stream.events[1:]) == "cccc" + "wcc" + "wc" + "w"
 
 
-def test_memory_of_nobody_goes_through_staging(rig: Rig) -> None:
+def test_unregistered_memory_goes_through_staging(rig: Rig) -> None:
     """The parts of ranks, which the host puts together, are such memory."""
     rig.register(4)
     places = [memoryview(bytearray(BLOCK)) for _ in BLOCKS]
@@ -163,12 +163,12 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     asked = []
     found = CpuBlockCopier(rig.cache).map(lambda n: asked.append(n) or n == 1, [1, 0, 1])
     assert not all(found)
-    assert asked == [1, 0], "a transfer that need not be polled is not"
+    assert asked == [1, 0], "elements after a failure are not looked at"
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("size", [1 << 20, 64 << 10, 3 * BLOCK - 100])
-def test_blocks_of_any_size_go_to_slots_and_back_before_and_behind_their_registration(
+def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registration(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU's own copies do it, if there is one."""

@@ -67,7 +67,7 @@ def say_nothing(port: int) -> None:
 
 
 @pytest.mark.parametrize("stranger", [greet_with_another_key, say_something_else, say_nothing])
-def test_a_stranger_is_not_heard_and_holds_up_nobody_for_long(
+def test_a_stranger_is_not_served_and_delays_no_other_for_long(
     stranger: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "_HANDSHAKE_S", 0.5)
@@ -82,7 +82,7 @@ def test_a_stranger_is_not_heard_and_holds_up_nobody_for_long(
     other.close()
 
 
-def test_a_rank_does_not_follow_who_has_another_key() -> None:
+def test_a_rank_does_not_follow_a_leader_with_another_key() -> None:
     with RankListener(LOCALHOST, new_group_key()) as listener:
         accepting = threading.Thread(target=listener.accept, args=(5.0,))
         accepting.start()
@@ -91,6 +91,6 @@ def test_a_rank_does_not_follow_who_has_another_key() -> None:
         accepting.join()
 
 
-def test_nobody_who_comes_is_none() -> None:
+def test_without_a_connection_accept_returns_none() -> None:
     with RankListener(LOCALHOST, KEY) as listener:
         assert listener.accept(0.01) is None

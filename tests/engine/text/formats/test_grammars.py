@@ -157,7 +157,7 @@ def test_a_document_or_calls(made: Writer) -> None:
 
 
 @pytest.mark.parametrize("thinking", [Thinking.OPEN, Thinking.MAYBE])
-def test_a_document_comes_behind_the_reasoning(made: Writer, thinking: Thinking) -> None:
+def test_a_document_follows_the_reasoning(made: Writer, thinking: Thinking) -> None:
     rules = AnswerRules(document=document(Constraint("choice", '["yes", "no"]')))
     found = list(made.answers_to(rules, thinking))
     for ((kind, text),) in found:  # without the reasoning
@@ -165,7 +165,7 @@ def test_a_document_comes_behind_the_reasoning(made: Writer, thinking: Thinking)
 
 
 @pytest.mark.long
-def test_calls_come_behind_the_reasoning(made: Writer) -> None:
+def test_calls_follow_the_reasoning(made: Writer) -> None:
     for answer in made.answers_to(AnswerRules(TOOLS, True), Thinking.OPEN):
         assert_allowed(answer)
         assert answer[-1][0] == "call"

@@ -182,13 +182,13 @@ THOUGHT = "Let me <b>think</b>.\nYes"
         ),
     ],
 )
-def test_reasoning_is_told_apart(thinking: Thinking, text: str, expected: list[Read], tags: bool) -> None:
+def test_reasoning_is_separated(thinking: Thinking, text: str, expected: list[Read], tags: bool) -> None:
     assert_same_however_cut("hermes", text, expected, tags=tags, think=THINK_TAGS[0], thinking=thinking)
 
 
 @pytest.mark.parametrize("end", ["<think>", "<think>\n", "<think>\n\n</think>\n\n", "</think>", "assistant\n"])
 @pytest.mark.parametrize("tags", [True, False])
-def test_the_end_of_a_prompt_tells_where_it_leaves_the_reasoning(end: str, tags: bool) -> None:
+def test_the_end_of_a_prompt_shows_where_it_leaves_the_reasoning(end: str, tags: bool) -> None:
     answers, tokenizer = format_of("hermes", tags=tags, think=THINK_TAGS[0])
     prompt = [
         tokenizer.id_of(chunk)
@@ -340,7 +340,7 @@ ODD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", ODD)
 @pytest.mark.parametrize("tools", FORMATS, ids=lambda tools: tools.name)
-def test_a_schema_that_is_none_breaks_no_reader_and_is_written_or_refused(
+def test_an_invalid_schema_breaks_no_reader_and_is_written_or_refused(
     tools: ToolFormat, schema: dict[str, Any]
 ) -> None:
     answers, _ = format_of(tools.name, tags=False)

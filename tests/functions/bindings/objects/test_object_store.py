@@ -114,7 +114,7 @@ async def test_hostile_requests_are_refused(
     assert num_files(tmp_path) == 1
 
 
-async def test_a_full_storage_says_so_and_what_was_kept_stays(binding: ObjectStorage) -> None:
+async def test_a_full_storage_is_reported_and_its_content_stays(binding: ObjectStorage) -> None:
     storage = await Storage(binding).start()
     await storage("put", entries={"kept": 1})
     await storage("commit")
@@ -245,7 +245,7 @@ async def test_a_store_that_ends_leaves_each_object_in_one_file(tmp_path: Path) 
     await store.close()
 
 
-async def test_work_goes_on_when_who_asked_has_left(tmp_path: Path) -> None:
+async def test_work_continues_when_the_caller_has_left(tmp_path: Path) -> None:
     store = ObjectStore(tmp_path, 1 << 20)
     number = await store.start(KEY)
 

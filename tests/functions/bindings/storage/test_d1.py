@@ -264,7 +264,7 @@ async def test_a_statement_is_stopped_at_its_time_limit_and_the_next_one_runs(tm
         await database.close()
 
 
-async def test_who_leaves_a_statement_stops_it(db: Face) -> None:
+async def test_leaving_a_statement_stops_it(db: Face) -> None:
     await db.exec("CREATE TABLE t (i)")
     endless = db.prepare(
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) INSERT INTO t SELECT i FROM n"

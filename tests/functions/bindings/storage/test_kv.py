@@ -95,7 +95,7 @@ async def test_several_keys_are_read_at_once(wire: Wire) -> None:
         await kv.get(["a"], "stream")
 
 
-async def test_a_list_goes_on_where_its_cursor_says(wire: Wire) -> None:
+async def test_a_list_continues_at_its_cursor(wire: Wire) -> None:
     kv = (await wire(KV)).env["KV"]
     names = sorted([f"user:{i:03}" for i in range(25)] + ["user:é", "user:\U0001f600"], key=str.encode)
     for name in [*names, "uses", "user", "vser:1"]:
@@ -116,7 +116,7 @@ async def test_a_list_goes_on_where_its_cursor_says(wire: Wire) -> None:
         await kv.list({"limit": 1001})
 
 
-async def test_what_has_expired_is_neither_read_nor_listed_and_is_deleted_in_time(tmp_path: Path) -> None:
+async def test_expired_keys_are_neither_read_nor_listed_and_are_deleted_in_time(tmp_path: Path) -> None:
     clock = Clock(1_000_000.0)
     database = Database(tmp_path / "kv.sqlite", lambda c: create(c, SCHEMA))
     kv = KVNamespace(database, clock)
@@ -186,7 +186,7 @@ async def test_values_and_metadata_beyond_the_limits_are_refused(wire: Wire) -> 
     assert await kv.get("k") == "v"
 
 
-async def test_what_is_asked_for_at_once_is_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_values_of_one_read_are_bounded(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     wired = await wire(KV)
     monkeypatch.setattr("pilotlight.functions.bindings.storage.kv.MAX_VALUE_BYTES", 1000)
     for key in ("a", "b", "c"):
@@ -210,7 +210,7 @@ async def test_what_is_asked_for_at_once_is_bounded(wire: Wire, monkeypatch: pyt
     assert (await wired.raw("KV", "list", prefix="x" * 512, limit=1000))["keys"] == []
 
 
-async def test_mistakes_are_named_with_what_would_be_right(wire: Wire) -> None:
+async def test_mistakes_are_named_with_the_right_value(wire: Wire) -> None:
     kv = (await wire(KV)).env["KV"]
     with pytest.raises(TypeError, match=r"no option 'expirationTTl'; did you mean 'expiration_ttl'"):
         await kv.put("k", "v", {"expirationTTl": 60})

@@ -198,7 +198,7 @@ async def test_two_checksums_at_once_are_refused(bucket: R2Bucket) -> None:
         await bucket.put("k", b"", md5="00" * 16, sha1="00" * 20)
 
 
-async def test_a_list_goes_on_where_its_cursor_says_and_groups_by_delimiter(bucket: R2Bucket) -> None:
+async def test_a_list_continues_at_its_cursor_and_groups_by_delimiter(bucket: R2Bucket) -> None:
     keys = [f"photos/{year}/{i}.jpg" for year in (2024, 2025) for i in range(7)] + [
         "photos/readme",
         "photos/x/y/z",

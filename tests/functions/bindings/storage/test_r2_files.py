@@ -220,7 +220,7 @@ async def test_an_object_whose_file_is_lost_or_cut_says_so(bucket: R2Bucket, tmp
     assert await read(await bucket.get("k")) == b"again"
 
 
-async def test_a_part_of_an_upload_that_is_none_is_not_even_read(tmp_path: Path) -> None:
+async def test_an_invalid_part_of_an_upload_is_not_even_read(tmp_path: Path) -> None:
     store, was_read = FileStore(tmp_path, 1 << 20), False
 
     async def content() -> AsyncIterator[bytes]:
@@ -257,7 +257,7 @@ async def test_an_upload_that_cannot_be_entered_in_the_index_leaves_its_parts_an
     assert (await upload.complete([part])).size == 100
 
 
-async def test_uploads_that_nobody_completes_are_forgotten(tmp_path: Path) -> None:
+async def test_uploads_that_are_never_completed_are_forgotten(tmp_path: Path) -> None:
     async def one() -> AsyncIterator[bytes]:
         yield b"part"
 

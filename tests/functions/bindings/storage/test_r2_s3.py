@@ -375,7 +375,7 @@ async def no_bytes() -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("status", [404, 409, 412])
-async def test_who_is_overtaken_looks_at_the_condition_anew_and_gives_up_after_a_while(status: int) -> None:
+async def test_an_overtaken_waiter_looks_at_the_condition_again_and_gives_up_after_a_while(status: int) -> None:
     for times in (1, r2_s3.MAX_RACES):
         store = object.__new__(r2_s3.S3Store)
         racing = Racing(times, status)
@@ -403,7 +403,7 @@ async def test_who_is_overtaken_looks_at_the_condition_anew_and_gives_up_after_a
 
 
 @pytest.mark.parametrize("cursor", ["x", "AAAA", base64.urlsafe_b64encode(b"other").decode()])
-def test_a_cursor_of_nobodys_is_refused(cursor: str) -> None:
+def test_an_unknown_cursor_is_refused(cursor: str) -> None:
     assert r2_s3._token_of(r2_s3._as_cursor("a/b=")) == "a/b="
     with pytest.raises(R2Error, match="the cursor does not come from a list"):
         r2_s3._token_of(cursor)

@@ -1,4 +1,4 @@
-"""What a cache keeps, for how long, and within which bounds."""
+"""The content of a cache, its expiry, and its bounds."""
 
 import pytest
 

@@ -100,7 +100,7 @@ def test_of_the_commits_of_one_second_the_last_is_found_by_its_time(path: Path, 
         WalHistory(path).at(1.0)
 
 
-def test_the_history_goes_on_after_a_close_and_after_a_kill(path: Path, make: Callable[..., Owner]) -> None:
+def test_the_history_continues_after_a_close_and_after_a_kill(path: Path, make: Callable[..., Owner]) -> None:
     owner = make()
     first = owner.run("CREATE TABLE t (n)", "INSERT INTO t VALUES (1)")
     owner.close()

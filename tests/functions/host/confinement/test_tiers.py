@@ -127,7 +127,7 @@ def test_a_process_has_namespaces_of_its_own_from_tier_2_on_and_is_no_root_outsi
 @pytest.mark.parametrize(
     ("tier", "uid", "counts_processes"), [(1, None, False), (1, 7, True), (2, None, True), (2, 7, True)]
 )
-def test_every_limit_is_set_for_good_and_processes_are_counted_where_they_are_the_functions_alone(
+def test_every_limit_is_permanent_and_processes_are_counted_where_they_are_the_functions_alone(
     tier: int, uid: int | None, counts_processes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[int, tuple[int, int]] = {}
@@ -160,7 +160,7 @@ def test_a_folder_within_another_is_not_bound_twice_and_one_beside_it_is(tmp_pat
     assert list(top_most(["/", str(tmp_path)])) == ["/"]
 
 
-def test_folders_that_others_may_not_enter_are_hidden_behind_what_is_needed_of_them_and_no_others_are(
+def test_folders_closed_to_others_are_hidden_beyond_their_needed_parts_and_no_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("open/lib", "closed/deep/lib", "closed/other"):

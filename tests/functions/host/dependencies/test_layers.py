@@ -174,7 +174,7 @@ def layer_in(folder: Path, name: str, *, kib: int, days_unused: float) -> Path:
     return path
 
 
-async def test_layers_that_nobody_uses_are_deleted_by_age_and_beyond_their_room_the_longest_unused_first(
+async def test_unused_layers_are_deleted_by_age_and_beyond_their_room_the_longest_unused_first(
     tmp_path: Path,
 ) -> None:
     for name, days in (("ancient", 40), ("old", 20), ("newer", 10), ("young", 0.01), ("used", 50)):

@@ -172,7 +172,7 @@ class Default(WorkerEntrypoint):
 """
 
 
-async def test_a_tail_consumer_gets_what_became_of_invocations_and_its_own_are_sent_to_nobody(
+async def test_a_tail_consumer_gets_outcomes_of_invocations_and_its_own_are_sent_to_none(
     make_served: ServedMaker, tmp_path: Path
 ) -> None:
     async with kept(make_served, tmp_path) as served:

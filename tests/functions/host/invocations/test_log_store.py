@@ -45,7 +45,7 @@ async def test_what_is_too_old_is_forgotten_with_its_lines(store: LogStore) -> N
     ) == (1,)
 
 
-async def test_a_function_that_prints_a_lot_forgets_its_own_oldest_and_nobody_elses(store: LogStore) -> None:
+async def test_a_function_that_prints_a_lot_loses_only_its_own_oldest_lines(store: LogStore) -> None:
     await store.write([row(id, "quiet") for id in range(1, 101)], [])
     for first in range(1000, 1400, 100):
         loud = range(first, first + 100)

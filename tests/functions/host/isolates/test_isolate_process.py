@@ -11,7 +11,7 @@ from pilotlight.functions.host.zygotes.control_messages import Died
 from pilotlight.functions.host.zygotes.zygote_client import ChildProcess
 
 
-async def test_a_death_that_is_heard_of_before_the_start_is_told_by_its_signal() -> None:
+async def test_a_death_reported_before_the_start_is_described_by_its_signal() -> None:
     """Its zygote's reports come over another socket than its own answers do."""
     log = FunctionLog("f", 64)
     try:

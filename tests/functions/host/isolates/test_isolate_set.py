@@ -164,7 +164,7 @@ async def test_one_at_work_is_watched_and_one_that_sleeps_for_too_long_is_retire
 @pytest.mark.parametrize(
     "error", [ZygoteError("no room"), OSError("no room"), Fault("theirs"), asyncio.CancelledError()]
 )
-async def test_one_that_cannot_be_started_is_left_nowhere_and_who_waits_hears_of_it(
+async def test_an_isolate_that_cannot_be_started_is_left_nowhere_and_waiters_get_the_reason(
     kept: Kept, error: BaseException
 ) -> None:
     kept.factory.fails_with = error
@@ -183,7 +183,7 @@ async def test_one_that_cannot_be_started_is_left_nowhere_and_who_waits_hears_of
     assert kept.factory.made[0].is_closed
 
 
-async def test_one_that_is_gone_by_itself_is_counted_once_and_its_time_is_told(kept: Kept) -> None:
+async def test_an_isolate_that_ended_by_itself_is_counted_once_and_its_time_is_reported(kept: Kept) -> None:
     isolate = await kept.started()
     isolate.watcher.total_s = 0.5
     assert [kept.isolates.spent_cpu_s(), kept.isolates.spent_cpu_s()] == [0.5, 0.0]
@@ -268,7 +268,7 @@ async def test_one_without_memory_is_replaced_unless_that_would_lose_what_only_i
 
 
 @pytest.mark.parametrize("lives", [False, True])
-async def test_a_zygote_that_does_what_it_must_not_is_ended_and_its_author_is_told(kept: Kept, lives: bool) -> None:
+async def test_a_misbehaving_zygote_is_ended_and_its_author_gets_an_error(kept: Kept, lives: bool) -> None:
     if lives:
         await kept.started()
     kept.factory.zygote.why_to_end = "it forks"

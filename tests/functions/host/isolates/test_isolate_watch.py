@@ -77,7 +77,7 @@ async def test_an_import_may_take_as_long_as_was_said_whatever_it_computes(now: 
     assert watch.look(None) is None, "no request is charged for the import"
 
 
-async def test_a_request_is_charged_what_is_spent_between_two_looks(now: list[float]) -> None:
+async def test_a_request_is_charged_the_spending_between_two_looks(now: list[float]) -> None:
     watch, process, work = watched()
     work.begin(1)
     assert watch.look(None) is None

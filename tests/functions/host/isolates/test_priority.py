@@ -93,7 +93,7 @@ def test_a_successor_on_probation_gives_way_until_it_has_answered() -> None:
 
 
 @pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
-async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: ServedMaker) -> None:
+async def test_the_kernel_gets_the_high_and_the_low_priority_classes(make_served: ServedMaker) -> None:
     async with make_served(limits={"blocked_s": 20.0}) as served:  # a low-priority isolate on a busy machine is slow
         served.add(
             """
@@ -131,7 +131,7 @@ async def test_the_kernel_hears_who_comes_first_and_who_gives_way(make_served: S
 
 @pytest.mark.process
 @pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
-def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
+def test_the_loop_itself_is_reported_and_its_children_are_as_usual() -> None:
     apply_priority(0, PriorityClass.INTERACTIVE)
     try:
         assert _scheduled(0)[1] == PROMPT_SLICE_NS
@@ -151,7 +151,7 @@ def test_the_loop_itself_is_told_of_and_its_children_are_as_usual() -> None:
         (0, 7, PriorityClass.NORMAL, [(7, 0, 0)], True),
         (0, 7, PriorityClass.BACKGROUND, [(7, YIELD_NICE, 0)], True),
         (0, 0, PriorityClass.NORMAL, [(0, 0, 0)], False),  # this thread alone
-        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # the high class does not occur here
+        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # nothing is raised above the site
         (18, 7, PriorityClass.BACKGROUND, [(7, 19, 0)], True),
     ],
 )

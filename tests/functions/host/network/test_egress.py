@@ -237,7 +237,7 @@ async def test_a_body_that_came_as_a_stream_is_not_sent_a_second_time() -> None:
     assert len(heard) == 1
 
 
-async def test_a_function_says_what_becomes_of_a_redirect_and_none_goes_on_for_ever(
+async def test_a_function_learns_the_end_of_a_redirect_and_loops_are_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(egress_module, "MAX_REDIRECTS", 2)
@@ -253,7 +253,7 @@ async def test_a_function_says_what_becomes_of_a_redirect_and_none_goes_on_for_e
 
 
 @pytest.mark.parametrize("location", ["http://[", "http://h:x/"])
-async def test_a_redirect_to_what_is_no_url_fails_by_name(location: str) -> None:
+async def test_a_redirect_to_an_invalid_url_fails_by_name(location: str) -> None:
     async with far_side(f"HTTP/1.1 302 Found\r\nlocation: {location}\r\n".encode()) as (here, _):
         with pytest.raises(Failure, match="is no URL"):
             await fetched(here + "/")
@@ -283,7 +283,7 @@ async def test_what_frames_a_request_is_the_clients_own_and_never_the_functions(
 
 
 @pytest.mark.parametrize(("host", "port"), [("8.8.8.8", 25), ("8.8.8.8", 0), ("8.8.8.8", 65536), ("127.0.0.1", 80)])
-async def test_a_function_dials_neither_mail_nor_what_is_no_port_nor_this_machine(host: str, port: int) -> None:
+async def test_a_function_dials_no_mail_server_no_invalid_port_and_not_this_machine(host: str, port: int) -> None:
     async with Egress() as egress:
         with pytest.raises(Failure):
             await egress.dial(Dial(host, port, connects=True))

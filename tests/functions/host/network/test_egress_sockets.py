@@ -139,7 +139,7 @@ class Default(WorkerEntrypoint):
 """
 
 
-async def test_a_websocket_made_from_its_address_tells_by_events_what_comes_of_it(make_served: ServedMaker) -> None:
+async def test_a_websocket_made_from_its_address_reports_its_fate_by_events(make_served: ServedMaker) -> None:
     async with far_side() as (place, _), make_served(tier=1, egress_allow=["127.0.0.1"]) as served:
         served.add(CONNECTING)
         told = json.loads(await served.get(headers=[("x-to", f"ws://{place}/")]))

@@ -112,7 +112,7 @@ for count in range(10):
     assert "4 subrequests" in sentence
 
 
-async def test_what_a_hostile_isolate_says_to_its_broker_harms_nobody(make_served: ServedMaker) -> None:
+async def test_messages_of_a_hostile_isolate_to_its_broker_do_no_harm(make_served: ServedMaker) -> None:
     """Descriptors that are not sockets, malformed packets, unread answers, and a redirected connection."""
     source = """
 import brokered_sockets as broker, struct, msgspec

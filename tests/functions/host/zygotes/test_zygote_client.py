@@ -103,7 +103,7 @@ async def test_a_process_that_was_asked_for_is_known_until_it_is_dead(zygote: Zy
     child.kill()
 
 
-async def test_a_process_that_cannot_be_made_says_why_and_a_zygote_that_cannot_go_on_too(zygote: Zygote) -> None:
+async def test_a_process_that_cannot_be_made_has_a_reason_and_so_has_a_failed_zygote(zygote: Zygote) -> None:
     child = zygote.ask()
     zygote.say(Failed(1, "no room"))
     with pytest.raises(ZygoteError, match="no room"):

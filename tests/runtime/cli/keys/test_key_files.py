@@ -22,7 +22,7 @@ def digest(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def test_a_key_is_shown_once_and_its_digest_is_kept_behind_what_the_file_had(
+def test_a_key_is_shown_once_and_its_digest_is_appended_to_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "network.toml"
@@ -43,13 +43,13 @@ def test_a_key_is_shown_once_and_its_digest_is_kept_behind_what_the_file_had(
     assert file.read_text().startswith("# mine\n")
 
 
-def test_without_a_file_the_table_is_told_beside_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_the_table_is_printed_beside_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     create(NewKey("alice"), None)
     said = capsys.readouterr()
     assert digest(said.out.strip()) in said.err
 
 
-def test_a_name_that_is_taken_or_is_none_and_a_file_that_is_no_toml_are_refused(tmp_path: Path) -> None:
+def test_a_taken_or_invalid_name_and_a_file_that_is_no_toml_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
     create(NewKey("alice"), file)
     assert file.stat().st_mode & 0o077 == 0
@@ -179,7 +179,7 @@ def test_serve_knows_the_keys_of_its_option_and_of_a_file(tmp_path: Path) -> Non
         Clients("two words").known()
 
 
-def test_serve_and_dev_refuse_other_machines_until_somebody_says_who_may_come(tmp_path: Path) -> None:
+def test_serve_and_dev_refuse_other_machines_without_an_access_rule(tmp_path: Path) -> None:
     with pytest.raises(CliError, match=r"--api-key KEY or --keys FILE .* --open-to-all"):
         serve(Served("embedded:ember", "0.0.0.0", 8000))
     with pytest.raises(CliError, match="--open-to-all"):

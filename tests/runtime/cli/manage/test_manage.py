@@ -21,7 +21,7 @@ MODEL = {
 
 
 class ScriptedApi:
-    """Stands in for the client: answers by path, notes what was sent, and changes as a network would, a step at each look."""
+    """A stand-in for the client: it answers by path, records requests, and changes as a network would, a step at each look."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, Any]] = []
@@ -59,7 +59,7 @@ Typed = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def typed() -> Typed:
-    """Type a command; return what it printed, and what it said beside."""
+    """Type a command; return its output, and its messages on stderr."""
 
     def typed(*words: str) -> tuple[str, str]:
         result = CliRunner().invoke(commands, words)

@@ -63,7 +63,7 @@ def test_what_a_site_would_refuse_is_not_added(adapter: Path, tmp_path: Path) ->
     assert not folder.exists()
 
 
-def test_a_damaged_adapter_is_listed_with_what_is_wrong(adapter: Path, tmp_path: Path) -> None:
+def test_a_damaged_adapter_is_listed_with_its_error(adapter: Path, tmp_path: Path) -> None:
     shutil.copytree(adapter, tmp_path / "tone")
     (tmp_path / "tone" / "adapter_model.safetensors").write_bytes(b"")
     listed = runner.invoke(app, ["adapters", "list", "--dir", str(tmp_path)])

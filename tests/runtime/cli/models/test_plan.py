@@ -32,7 +32,7 @@ def test_json_names_bytes_of_every_rank_and_of_all(capsys: pytest.CaptureFixture
     assert "assumed" in best["speed"]["efficiency"]
 
 
-def test_people_are_told_the_best_split_the_others_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_see_the_best_split_the_others_and_the_reasons(capsys: pytest.CaptureFixture[str]) -> None:
     plan(PlanRequest(SCOUT, "2xh200"))
     said = capsys.readouterr().out
     assert "Llama4ForConditionalGeneration: 108.6 billion parameters, bfloat16, plain; on 2xh200" in said
@@ -65,7 +65,7 @@ def test_weights_in_12_bits_are_planned_where_a_site_would_have_them() -> None:
             plan(PlanRequest("embedded:ember", devices, dtype=dtype, is_lossless=True))
 
 
-def test_a_link_is_told_from_which_queue_on_anothers_prefill_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_link_publishes_from_which_queue_on_anothers_prefill_is_worth_it(capsys: pytest.CaptureFixture[str]) -> None:
     def over(gbits: float) -> dict[str, Any]:
         found: dict[str, Any] = told(capsys, model="embedded:ember", devices="1xh100", link_gbits=gbits, rtt_ms=20.0)[
             "link"

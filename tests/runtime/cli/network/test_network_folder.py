@@ -58,7 +58,7 @@ def test_one_more_machine_gets_a_token_of_its_own(folder: Path, capsys: pytest.C
     assert not load_network(folder / "network.toml").sites
 
 
-def test_a_secret_is_rotated_in_three_steps_between_which_nobody_is_refused(folder: Path) -> None:
+def test_a_secret_is_rotated_in_three_steps_without_a_refusal(folder: Path) -> None:
     file = folder / "secret"
     seen = [file.read_text()]
     for _ in range(3):

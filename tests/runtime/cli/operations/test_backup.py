@@ -304,7 +304,7 @@ def test_what_cannot_be_restored_is_said_before_anything_is_written(state: State
     assert not [*new.iterdir()]
 
 
-def test_a_damaged_chunk_is_never_taken_for_what_was_stored(state: StateRoot, tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_never_accepted(state: StateRoot, tmp_path: Path) -> None:
     backup(tmp_path / "backups", [state], None)
     first, second = sorted((tmp_path / "backups/chunks").glob("*/*"))[:2]
     shutil.copy(first, second)

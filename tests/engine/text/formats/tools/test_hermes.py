@@ -76,7 +76,7 @@ def text(said: str) -> Read:
         ),
     ],
 )
-def test_calls_and_text_are_told_apart_however_they_are_cut(said: str, expected: list[Read], tags: bool) -> None:
+def test_calls_and_text_are_distinguished_however_they_are_cut(said: str, expected: list[Read], tags: bool) -> None:
     assert_same_however_cut("hermes", said, expected, tags=tags)
 
 

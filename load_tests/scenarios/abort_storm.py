@@ -1,0 +1,205 @@
+"""What is left of 2,000 requests whose clients leave within a second? `make bench-abort-storm` runs it: python -m load_tests.scenarios.abort_storm.
+
+A router and one site, with one engine host, and with hosts that compute prompts or answers. In each phase of a request all clients close their
+connections: while most wait for a place, while prompts are computed, while their blocks move to another host, while tokens come, and while grammars
+restrict the tokens. From the last leave on it is measured how long requests, permits, sequences, KV blocks and connections are still counted, and
+how much slower the same small work is in the first seconds than it was before the storm.
+
+Published (sglang#28651): after an abort storm a fleet with separate prefill and decode hosts failed 89 % of its requests for more than an hour.
+"""
+
+import argparse
+import asyncio
+import random
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import aiohttp
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from load_tests.client import stream_chat
+from load_tests.local_network import LocalNetwork
+from load_tests.records import write_record
+
+CLIENTS = 2000
+LEAVE_WITHIN_S = 1.0
+FREE_WITHIN_S = 1.0  # of the last leave
+WORK_STREAMS, WORK_TOKENS = 8, 48
+SHARE = 0.95  # of the throughput before
+AFTER_S = 5.0  # in which it must be back
+LIMITS = "\n[limits]\nmax_inflight = 4096\n"
+SPLIT = "".join(f'\n[[engine.hosts]]\ndevice = "cpu"\nrole = "{role}"\n' for role in ("prefill", "decode"))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one host": {"num_sites": 1, "site_settings": LIMITS},
+    "prefill and decode": {"num_sites": 1, "site_settings": LIMITS + SPLIT, "engine_settings": "kv_host_gib = 0.125"},
+}
+WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}  # fmt: skip
+# What must be zero when nobody asks for anything, by where it is counted
+SITE_GAUGES = {
+    "permits": r"^pilotlight_inflight_requests(?:\{.*\})? (\S+)$",
+    "reserved tokens": r"^pilotlight_reserved_tokens(?:\{.*\})? (\S+)$",
+    "sequences": r"^vllm:num_requests_(?:running|waiting)\{.*\} (\S+)$",
+    "pinned blocks": r"^pilotlight_kv_pinned_blocks\{.*\} (\S+)$",
+}
+ROUTER_GAUGES = {"requests": r"^pilotlight_router_open_requests (\S+)$"}
+CONNECTIONS = r"^pilotlight_router_connections (\S+)$"
+
+
+class Phase(NamedTuple):
+    name: str
+    num_words: int
+    options: dict[str, Any]
+    has_come: Callable[[dict[str, float], int], bool]  # of the gauges and the number of streams with a token
+
+
+PHASES = (
+    Phase("queued", 8, {"max_tokens": 400, "ignore_eos": True}, lambda gauges, told: gauges["permits"] >= CLIENTS / 2),
+    Phase("prefill", 700, {"max_tokens": 8, "ignore_eos": True}, lambda gauges, told: gauges["sequences"] >= CLIENTS / 4),
+    Phase("decode", 4, {"max_tokens": 400, "ignore_eos": True}, lambda gauges, told: told >= 32),
+    Phase(
+        "grammar", 4,
+        {"max_tokens": 400, "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}},
+        lambda gauges, told: gauges["sequences"] >= CLIENTS / 4,
+    ),
+)  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--only", default="", help="settings whose names hold this text")
+    parser.add_argument("--no-record", action="store_true")
+    options = parser.parse_args()
+    console, rows = Console(), list[dict[str, Any]]()
+    for name, setting in SETTINGS.items():
+        if options.only in name:
+            with LocalNetwork(**setting) as network:
+                for phase in PHASES:
+                    with console.status(f"{name}, {phase.name}"):
+                        rows.append({"setting": name, **asyncio.run(storm(network, phase, options.clients))})
+    show(console, rows)
+    if not options.no_record:
+        console.print(
+            f"Record: {write_record('abort-storm', {'clients': options.clients, 'rows': rows})}", soft_wrap=True
+        )
+    return int(any(row["wrong"] for row in rows))
+
+
+async def storm(network: LocalNetwork, phase: Phase, clients: int) -> dict[str, Any]:
+    """Let clients come and leave; return what was seen."""
+    gauges = _Gauges(network)
+    before_s = await _work_s(network.url)
+    connections_before = await gauges.connections()
+    told: set[int] = set()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
+        tasks = [asyncio.create_task(_ask(session, network.url, phase, number, told)) for number in range(clients)]
+        came_s = await _until(gauges.read, lambda found: phase.has_come(_scaled(found, clients), len(told)), 120.0)
+        held = await gauges.read()
+        began = time.perf_counter()
+        for number, task in enumerate(tasks):
+            task.cancel()
+            if number % 100 == 99:
+                await asyncio.sleep(0.9 * LEAVE_WITHIN_S * 100 / clients)
+        await asyncio.gather(*tasks, return_exceptions=True)
+    left_s = time.perf_counter() - began
+    free_s = await _until(gauges.read, lambda found: not any(found.values()), 60.0)
+    connections_s = await _until(gauges.connections, lambda found: found <= connections_before + 1, 60.0)
+    after_s = await _work_s(network.url)
+    wrong = [f"not free after {free_s} s"] if free_s is None or free_s > FREE_WITHIN_S else []
+    wrong += ["connections stay open"] if connections_s is None else []
+    return {
+        "phase": phase.name, "came_s": came_s, "with_tokens": len(told), "held": held, "left_s": round(left_s, 2),
+        "free_s": free_s, "connections_free_s": connections_s, "left_behind": await gauges.read(),
+        "throughput_after": round(before_s / after_s, 2), "work_before_s": round(before_s, 2), "wrong": wrong,
+    }  # fmt: skip
+
+
+def _scaled(found: dict[str, float], clients: int) -> dict[str, float]:
+    """Return the gauges as they would be with all clients, so that a smaller storm has the same phases."""
+    return {name: value * CLIENTS / clients for name, value in found.items()}
+
+
+async def _ask(session: aiohttp.ClientSession, url: str, phase: Phase, number: int, told: set[int]) -> None:
+    draw = random.Random(number)
+    words = " ".join(draw.choice(WORDS) + str(draw.randrange(10**4)) for _ in range(phase.num_words))
+    messages = [{"role": "user", "content": words}]
+    body = orjson.dumps({"model": "ember", "stream": True, "messages": messages, **phase.options})
+    headers = {"content-type": "application/json"}
+    async with session.post(f"{url}/v1/chat/completions", data=body, headers=headers) as answer:
+        async for chunk in answer.content.iter_any():
+            if b'"content"' in chunk:
+                told.add(number)
+
+
+async def _work_s(url: str) -> float:
+    """Return the seconds that a small, fixed piece of work takes."""
+    began = time.perf_counter()
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        bodies = [
+            {"model": "ember", "max_tokens": WORK_TOKENS, "ignore_eos": True, "temperature": 0,
+             "messages": [{"role": "user", "content": f"Tell me the story number {number}."}]}
+            for number in range(WORK_STREAMS)
+        ]  # fmt: skip
+        answers = await asyncio.gather(*(stream_chat(session, url, body) for body in bodies))
+    failed = [answer.error for answer in answers if answer.error is not None or not answer.finished]
+    if failed:
+        raise RuntimeError(f"{len(failed)} of {len(answers)} streams failed: {failed[0]}")
+    return time.perf_counter() - began
+
+
+async def _until(read: Callable[[], Any], condition: Callable[[Any], bool], within_s: float) -> float | None:
+    """Return the seconds until what is read fulfils the condition; None if it does not in time."""
+    began = time.perf_counter()
+    while (now_s := time.perf_counter() - began) < within_s:
+        if condition(await read()):
+            return round(now_s, 3)
+        await asyncio.sleep(0.01)
+    return None
+
+
+class _Gauges:
+    """What router and site count of requests that are under way."""
+
+    def __init__(self, network: LocalNetwork) -> None:
+        (self._site,) = network.site_urls.values()
+        self._router = network.url
+
+    async def read(self) -> dict[str, float]:
+        site, router = await asyncio.gather(_metrics(self._site), _metrics(self._router))
+        found = {name: _sum(pattern, site) for name, pattern in SITE_GAUGES.items()}
+        return found | {name: _sum(pattern, router) for name, pattern in ROUTER_GAUGES.items()}
+
+    async def connections(self) -> float:
+        return _sum(CONNECTIONS, await _metrics(self._router))
+
+
+async def _metrics(url: str) -> str:
+    def fetch() -> str:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(fetch)
+
+
+def _sum(pattern: str, text: str) -> float:
+    return sum(float(value) for value in re.findall(pattern, text, re.MULTILINE))
+
+
+def show(console: Console, rows: Sequence[dict[str, Any]]) -> None:
+    titles = ("held then", "left in s", "all free after s", "connections after s", "throughput after", "wrong")
+    table = Table("setting", "phase", *titles, box=None, header_style="bold")
+    for row in rows:
+        held = ", ".join(f"{value:g} {name}" for name, value in row["held"].items() if value)
+        columns = (row[name] for name in ("left_s", "free_s", "connections_free_s", "throughput_after"))
+        table.add_row(row["setting"], row["phase"], held, *map(str, columns), "; ".join(row["wrong"]))
+    console.print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

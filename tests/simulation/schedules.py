@@ -1,0 +1,168 @@
+"""Schedules of requests and faults, drawn by a seed, and the promises that hold after each.
+
+A schedule is a value: it can be printed, run again, and run with a part of its faults.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+from unittest.mock import patch
+
+from pilotlight.wire.hop.headers import HOP_SECRET_ENV
+from tests.simulation.faults import FAULTS, PlannedFault
+from tests.simulation.virtual_network import Network
+from tests.simulation.virtual_time import BusyLoopError, NothingToRunError, virtual_time
+from tests.simulation.world import SECRET, SITES, Heard, Kind, World, new_world, noting_exceptions
+
+REQUESTS_FOR_S = 4.0
+FAULTS_FOR_S = 8.0
+# The longest that a request may take: three tries of 60 s, three losses of 30 s, and the longest fault
+ENDS_WITHIN_S = 400.0
+SETTLED_S = 10.0  # after the last request, until nothing may be counted any more
+STOPS_WITHIN_S = 60.0
+# An honest end of a request that no site could answer
+HONEST = frozenset({"no_site_available", "upstream_lost", "overloaded", "draining", "engine_error", "request_timeout",
+                    "model_load_failed", "upstream_timeout", "request_failed"})  # fmt: skip
+
+
+class PlannedRequest(NamedTuple):
+    at_s: float
+    seed: int
+    kind: Kind
+    num_words: int
+    leaves_after_s: float | None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    seed: int
+    devices: int  # of the first site
+    spared: str | None  # a site without any fault, so that no request may fail
+    requests: tuple[PlannedRequest, ...]
+    faults: tuple[PlannedFault, ...]
+
+
+def draw(seed: int) -> Schedule:
+    chance = random.Random(seed)
+    spared = chance.choice([None, *SITES])
+    struck = [name for name in SITES if name != spared]
+    planned = (
+        PlannedFault(
+            round(chance.uniform(0.2, FAULTS_FOR_S), 3),
+            chance.choice(list(FAULTS)),
+            chance.choice(struck),
+            round(chance.choice([0.3, 2.0, 8.0, 20.0]) * chance.uniform(0.5, 1.5), 3),
+        )
+        for _ in range(chance.randrange(1, 8))
+    )
+    requests = (
+        PlannedRequest(
+            round(chance.uniform(0.0, REQUESTS_FOR_S), 3),
+            1000 * (seed % 1_000_000) + number,
+            "whole" if chance.random() < 0.25 else "stream",
+            chance.choice([3, 40, 900]),
+            round(chance.uniform(0.0, 3.0), 3) if chance.random() < 0.25 else None,
+        )
+        for number in range(chance.randrange(6, 15))
+    )
+    devices = chance.choice([1, 2])
+    return Schedule(seed, devices, spared, tuple(sorted(requests)), tuple(sorted(planned)))
+
+
+def run(schedule: Schedule, on_step: Callable[[str], None] = lambda step: None) -> list[str]:
+    """Run a schedule; return the promises that were broken. `on_step` gets a line for each delivery of bytes."""
+    network = Network(on_step)
+    with virtual_time(network, schedule.seed), patch.dict("os.environ", {HOP_SECRET_ENV: SECRET}):
+        world = new_world(network, devices=schedule.devices)
+        with noting_exceptions(world):
+            try:
+                broken = network.run_until_complete(_run(world, schedule))
+            except (NothingToRunError, BusyLoopError) as error:
+                broken = [f"{type(error).__name__} {error}"]
+        return [*broken, *world.answers.broken, *network.failures, *world.logged]
+
+
+async def _run(world: World, schedule: Schedule) -> list[str]:
+    network, members = world.network, [world.router, *world.sites.values()]
+    for member in members:
+        member.start()
+    if not await world.until_healthy():
+        return [f"the network did not start: {world.router.states()}"]
+    began = network.now
+    under_way = [
+        *(asyncio.ensure_future(_request(world, planned, began)) for planned in schedule.requests),
+        *(asyncio.ensure_future(_fault(world, planned, began)) for planned in schedule.faults),
+    ]
+    _, late = await asyncio.wait(under_way, timeout=ENDS_WITHIN_S)
+    broken = [f"a request has no end: {heard}" for heard in world.heard if heard.ended_at is None]
+    for task in late:
+        task.cancel()
+    broken += [sentence for heard in world.heard for sentence in _wrong(heard, world, schedule)]
+    world.heal()
+    if not await world.until_healthy():
+        return [*broken, f"the network does not recover: {world.router.states()}"]
+    again = [world.ask(1_000_000_000 + number, "stream", 40) for number in range(4)]
+    await asyncio.wait(again, timeout=ENDS_WITHIN_S)
+    unwell = [heard for heard in world.heard[-len(again) :] if not _is_whole(heard, world)]
+    broken += [f"after recovery a request fails: {heard}" for heard in unwell]
+    await asyncio.sleep(SETTLED_S)
+    broken += [sentence for member in (world.router, *world.sites.values()) for sentence in member.held()]
+    return [*broken, *await _stopped(world)]
+
+
+async def _request(world: World, planned: PlannedRequest, began: float) -> None:
+    await asyncio.sleep(began + planned.at_s - world.network.now)
+    task = world.ask(planned.seed, planned.kind, planned.num_words)
+    await asyncio.wait({task}, timeout=planned.leaves_after_s)
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _fault(world: World, planned: PlannedFault, began: float) -> None:
+    await asyncio.sleep(began + planned.at_s - world.network.now)
+    await FAULTS[planned.name](world, planned)
+
+
+def _is_whole(heard: Heard, world: World) -> bool:
+    return heard.is_complete and heard.finish == "stop" and heard.text.strip() == world.answers.text(heard.seed).strip()
+
+
+def _wrong(heard: Heard, world: World, schedule: Schedule) -> Iterator[str]:
+    """Yield what is wrong with one answer."""
+    expected = world.answers.text(heard.seed)
+    if not expected.strip().startswith(heard.text.strip()):
+        yield f"the answer {heard.seed} has other text: {heard.text!r}, not {expected!r}"
+    if heard.has_left or _is_whole(heard, world):
+        return
+    if heard.is_complete:
+        yield f"the answer {heard.seed} ended early as if whole: {heard}"
+    elif heard.cut is not None:
+        yield f"the answer {heard.seed} was cut: {heard}"
+    elif heard.error is not None and heard.error not in HONEST:
+        yield f"the request {heard.seed} ended with {heard.error!r}: {heard}"
+    elif schedule.spared is not None and heard.error is not None and not _may_fail(heard, schedule):
+        yield f"the request {heard.seed} failed, though {schedule.spared} was well: {heard}"
+
+
+def _may_fail(heard: Heard, schedule: Schedule) -> bool:
+    """Tell whether a request may fail although a site was well: two hosts have crashed in a step that held it."""
+    return heard.error == "request_failed" and sum("crash" in fault.name for fault in schedule.faults) > 1
+
+
+async def _stopped(world: World) -> list[str]:
+    """End everything as an operator does; return what does not end."""
+    members = [world.router, *world.sites.values()]
+    for member in members:
+        member.stop.set()
+    served = {member.served for member in members if member.served is not None}
+    await asyncio.wait(served, timeout=STOPS_WITHIN_S)
+    await asyncio.sleep(1.0)
+    return [
+        f"{member.name} does not stop: {task!r}"
+        for member in members
+        for task in member.process.tasks.values()
+        if not task.done()
+    ]

@@ -1,0 +1,78 @@
+"""Promises that hold whatever is killed, suspended, cut off, slow, full or late, and in whatever order; each can be seen to be broken."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from pilotlight.edge_router.backends.backend import Backend, Ticket
+from pilotlight.edge_router.forwarding.relay import DeliveryLog
+from pilotlight.edge_router.forwarding.upstream import UpstreamResponse
+from tests.simulation.faults import PlannedFault
+from tests.simulation.schedules import PlannedRequest, Schedule, draw, run
+
+pytestmark = pytest.mark.long
+
+BLOCKS, SCHEDULES = 8, 6
+KILLED = PlannedFault(1.0, "kill the site", "ams1", 1.0)  # the nearest, which answers
+CUT_OFF = PlannedFault(1.0, "cut the link", "ams1", 30.0)
+CUT_OFF_FOR_EVER = CUT_OFF._replace(lasts_s=1000.0)
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_every_request_ends_once_with_its_own_tokens_and_nothing_is_held(block: int) -> None:
+    seeds = range(block * SCHEDULES, (block + 1) * SCHEDULES)
+    broken = {seed: found for seed in seeds if (found := run(draw(seed)))}
+    assert not broken, "python -m tests.simulation --schedules 1 --seed N runs one of them again"
+
+
+def one_stream(*faults: PlannedFault) -> Schedule:
+    return Schedule(1, 1, "sin1", (PlannedRequest(0.0, LONG, "stream", 3, None),), faults)
+
+
+LONG = 5  # the seed of an answer that takes some seconds
+
+
+@pytest.mark.parametrize("fault", [KILLED, CUT_OFF])
+def test_a_stream_whose_site_is_lost_is_whole(fault: PlannedFault) -> None:
+    assert run(one_stream(fault)) == []
+
+
+def test_a_token_that_is_delivered_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DeliveryLog, "delivery", lambda self: b"")
+    assert any("other text" in sentence for sentence in run(one_stream(KILLED)))
+
+
+def test_work_that_is_counted_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    inflight = Backend.inflight
+
+    @contextmanager
+    def forgetful(self: Backend, *arguments: Any) -> Iterator[Ticket]:
+        with inflight(self, *arguments) as ticket:
+            yield ticket
+        self.open.add(ticket)
+
+    monkeypatch.setattr(Backend, "inflight", forgetful)
+    assert any("the router counts" in sentence for sentence in run(one_stream()))
+
+
+def test_a_stream_that_stands_still_for_ever_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UpstreamResponse, "look", lambda self, now, awake_since: None)
+    assert any("no end" in sentence for sentence in run(one_stream(CUT_OFF_FOR_EVER)))
+
+
+def test_an_exception_in_background_work_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(self: Any, now: float, awake_since: float) -> None:
+        raise RuntimeError("on purpose")
+
+    monkeypatch.setattr(UpstreamResponse, "look", look)
+    assert any("on purpose" in sentence for sentence in run(one_stream()))
+
+
+def test_a_seed_runs_the_same_steps_again() -> None:
+    first, second = [], []
+    run(draw(3), first.append)
+    run(draw(3), second.append)
+    assert len(first) > 100
+    assert first == second
