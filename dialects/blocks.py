@@ -19,7 +19,7 @@ class Block:
     __slots__ = ("_pieces", "call_id", "kind", "logprobs", "name")
 
     def __init__(self, kind: Kind, name: str = "", call_id: str = "") -> None:
-        """`name` and `call_id`: of a call."""
+        """Start a part; `name` and `call_id` are a call's."""
         self.kind = kind
         self.name = name
         self.call_id = call_id

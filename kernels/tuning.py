@@ -88,7 +88,7 @@ def read_table(file: Path) -> Table:
 
 
 def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
-    """Write a table. `facts`: where and when it was measured."""
+    """Write a table. `facts` are the machine and the time of the measurement."""
     rows = {" ".join(map(str, sizes)): list(chosen) for sizes, chosen in sorted(table.items())}
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(f".{os.getpid()}")

@@ -25,7 +25,15 @@ from starlette.routing import BaseRoute, Route
 from pilotlight.page.bodies import read_body, respond
 from pilotlight.page.sessions import Sessions
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import Catalogue, HubModel, HubQuery, SiteOperation, Store, StorePage, StoreQuery
+from pilotlight.wire.hop.management import (
+    Catalogue,
+    FunctionStore,
+    HubModel,
+    HubQuery,
+    SiteOperation,
+    StorePage,
+    StoreQuery,
+)
 
 log = logging.getLogger("pilotlight.audit")
 
@@ -63,7 +71,7 @@ class Operator(Protocol):
     async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
         """Search the hub from a site's machine. Raises ApiError."""
 
-    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+    async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
         """Return the stores of each site that serves functions, or why they cannot be read."""
 
     async def read_store(self, site: str, query: StoreQuery) -> StorePage:

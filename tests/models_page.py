@@ -44,6 +44,7 @@ REMARKS = {
     "GptOssForCausalLM": "plain or MXFP4",
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
+    "Mistral3ForConditionalGeneration": "text and pictures; of Mistral Small 4 text alone",
     "Phi3ForCausalLM": "of two lists of rotary factors the long one at every length",
 }
 
@@ -99,6 +100,8 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
         config["text_config"] = getattr(transformers, _TEXTS[name])().to_dict()
     changed = config.get("text_config") or config
     changed |= _CHANGES.get(name, {})
+    if "out_hidden_size" in (config.get("vision_config") or {}):  # whose default does not fit the decoder's
+        config["vision_config"]["out_hidden_size"] = changed["hidden_size"]
     return config | {"architectures": [architecture]}
 
 

@@ -68,5 +68,5 @@ def refuse_inexact_fields(raw: bytes) -> None:
 
 def _check(digits: str) -> None:
     if len(digits) > _MOST_SIGNS or int(digits) not in _RANGE:
-        message = f"the number {digits[:40]} is beyond 64 bits, and JSON readers would make another one of it: send it as a string"
+        message = f"the number {digits[:40]} is beyond 64 bits, which JSON parsers would round: send it as a string"
         raise ApiError("invalid_request", message)

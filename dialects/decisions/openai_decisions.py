@@ -146,7 +146,7 @@ def _values(body: QuestionBody) -> tuple[bool | str, ...]:
 def decision_object(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the answer. `probabilities`: of each question's options."""
+    """Return the answer. `probabilities` has those of each question's options."""
     assert isinstance(request, OpenAIDecision)
     answers = zip(request.questions, request.values, probabilities, strict=True)
     return msgspec.json.encode({

@@ -104,7 +104,7 @@ def _options(criteria: Any, where: str) -> Iterator[Option]:
 def system_one_object(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the answers, by the names of their questions. `probabilities`: of each question's options."""
+    """Return the answers by question; `probabilities` has those of each question's options."""
     return msgspec.json.encode(_object(request, probabilities, input_tokens))
 
 

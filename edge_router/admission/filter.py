@@ -168,7 +168,7 @@ class TenantLimits:
         clock: Callable[[], float],
         shared: SharedQuotas | None = None,
     ) -> None:
-        """`shared`: with the network's other routers."""
+        """Limit clients; `shared` are the limits common to the network's routers."""
         self.shared = shared
         self._secret = secret
         self._clock = clock

@@ -38,7 +38,7 @@ class Lateness:
         return self._late_ms == 0.0
 
     def mean_ms(self, overdue_ms: float = 0.0) -> float:
-        """`overdue_ms`: by how much an answer that has not come yet is late already."""
+        """Return the mean lateness; `overdue_ms` is that of an answer that has not arrived yet."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()

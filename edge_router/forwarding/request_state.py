@@ -261,7 +261,7 @@ class RequestState:
         return self.log.num_tokens - self.log.metered_before.output + self.whole.output + self.log.num_uncounted
 
     def end_trace(self, error: BaseException | None) -> None:
-        """`error`: with which the request ended."""
+        """`error` ended the request, if any."""
         if self.trace is not None:
             used = self.log.used if self.log.has_started else self.whole
             self.trace.end(

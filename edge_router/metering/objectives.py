@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class JudgedRequests(NamedTuple):
-    """Numbers of requests. `late`: of streams."""
+    """Numbers of requests. `late` counts streams."""
 
     answers: int = 0  # answers and failures
     failed: int = 0

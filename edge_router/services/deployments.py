@@ -77,7 +77,7 @@ from pilotlight.wire.hop.status import FunctionsStatus
 from pilotlight.wire.http.asgi import read_body
 
 MAX_BODY = 64 << 10
-TRY_TIMEOUT_S = 120.0
+TRY_TIMEOUT_S = 360.0  # a site may take 300 s to install packages, and then calls the version
 LOGS_TIMEOUT_S = 15.0
 SERVE_TIMEOUT_S = 10.0  # for a version that was tried: a site fetches it, and a process may have to start
 JSON = "application/json"

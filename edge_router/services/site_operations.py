@@ -18,10 +18,10 @@ from pilotlight.wire.hop.management import (
     OPERATION_PATH,
     STORES_PATH,
     Catalogue,
+    FunctionStore,
     HubModel,
     HubQuery,
     SiteOperation,
-    Store,
     StorePage,
     StoreQuery,
 )
@@ -61,7 +61,7 @@ class SiteOperations:
         body = await self._answer(self._backend(site).name, HUB_PATH, query, HUB_TIMEOUT_S)
         return _decoded(body, tuple[HubModel, ...])
 
-    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+    async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
         """Return the stores of each healthy site that serves functions, or why they cannot be read."""
         serving = [name for name, each in self._backends.items() if each.state == "healthy" and _has_functions(each)]
         return dict(zip(serving, await asyncio.gather(*map(self._stores, serving)), strict=True))
@@ -80,8 +80,8 @@ class SiteOperations:
     async def _catalogue(self, site: str) -> Catalogue | str:
         return await self._listed(site, CATALOGUE_PATH, CATALOGUE_TIMEOUT_S, Catalogue)
 
-    async def _stores(self, site: str) -> tuple[Store, ...] | str:
-        return await self._listed(site, STORES_PATH, STORE_TIMEOUT_S, tuple[Store, ...])
+    async def _stores(self, site: str) -> tuple[FunctionStore, ...] | str:
+        return await self._listed(site, STORES_PATH, STORE_TIMEOUT_S, tuple[FunctionStore, ...])
 
     async def _listed(self, site: str, path: str, timeout_s: float, kind: type[AnswerT]) -> AnswerT | str:
         """Return what a site lists, or why it lists nothing."""

@@ -96,7 +96,7 @@ class RequestTrace:
         used: ResourceUse | None,
         error: BaseException | None,
     ) -> None:
-        """`used`: by a model. `error`: with which the request ended."""
+        """`used` is a model's usage; `error` ended the request, if any."""
         self.end_try("" if is_complete else "cut")
         span = self._span
         if used is not None:

@@ -24,7 +24,7 @@ class AcceptanceRates:
     """
 
     def __init__(self, weight: float, kept: float, kept_untried: float) -> None:
-        """`weight`: of the prior, in drafts. `kept`: factor of the counts at each further draft.
+        """`weight` is the prior's, in drafts. `kept`: factor of the counts at each further draft.
 
         `kept_untried`: factor at each draft that is not verified.
         """

@@ -19,7 +19,7 @@ class ModelDrafter:
     def __init__(self, name: str, prior: float, runner: Runner, block_size: int) -> None:
         """`prior`: acceptance rate before any draft was verified.
 
-        `runner`: of the drafter, over the blocks of the model.
+        `runner` runs the drafter over the model's blocks.
         """
         self.name = name
         self.prior = prior

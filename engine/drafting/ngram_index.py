@@ -16,7 +16,7 @@ _LEAST_ENTRIES = 1 << 8
 
 
 class Match(NamedTuple):
-    end: int  # of the matching part: what follows there may follow here
+    end: int  # end of the match: the tokens after it are the draft
     length: int
 
 

@@ -53,7 +53,7 @@ class SharedTiers:
             return None
 
     def cache_for(self, identity: CacheIdentity, copier: BlockCopier, block_bytes: int) -> Tiers:
-        """Return one model's view of the tiers. `block_bytes`: of a block there, with all ranks' parts."""
+        """Return one model's view of the tiers; `block_bytes` includes all ranks' parts of a block."""
         link = self.peers.link(identity) if self.peers is not None else None
         try:
             return TieredCache(self.host, self.disk, copier, block_bytes, peers=link, store=self.store)

@@ -71,7 +71,7 @@ class JointNorm:
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, numbers: Sequence[int]) -> None:
-        """`numbers`: of a token's queries and keys, on this rank."""
+        """Normalize queries and keys; `numbers` is their count per token on this rank."""
         self.weight = weight
         self.eps = eps
         self.numbers = numbers

@@ -28,7 +28,7 @@ class MtpHead:
     def __init__(
         self, model: Decoder, layer: DecoderLayer, norms: tuple[RMSNorm, RMSNorm, RMSNorm], projection: Linear
     ) -> None:
-        """`norms`: of the token, of the features and of what the head reads."""
+        """Make the drafter; `norms` are the token's, the features', and the one before the head."""
         self._model = model
         self._layer = layer
         self._token_norm, self._feature_norm, self._norm = norms

@@ -231,7 +231,7 @@ def new_store(address: str = LOCALHOST) -> TCPStore:
 def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, address: str = LOCALHOST) -> RankLinks:
     """Connect one rank with the others; returns when all of them have called it.
 
-    `rank`: among those of all stages. `address`: of this rank.
+    `rank` counts all stages; `address` is this rank's.
     """
     size, per_stage, num_stages = degrees.size, degrees.per_stage, degrees.pp
     stage, within = divmod(rank, per_stage)

@@ -181,7 +181,9 @@ class RankGroup:
             self.send(ClearSlab(slab))
 
     def store(self, model: str, into: "Sequence[RankBlocks]") -> None:
-        """Copy blocks of the other ranks to host memory. `into`: of each of those ranks. Raises RankLostError."""
+        """Copy the other ranks' blocks to host memory, each rank's to its buffer of `into`.
+
+        Raises RankLostError."""
         orders = [StoreBlocks(model, tuple(one.blocks)) for one in into]
         self._copy(orders, into, lambda copies, place: copies.receive_into(place))
 

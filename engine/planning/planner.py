@@ -150,7 +150,7 @@ def _split_plan(model: PlannedModel, parallelism: Parallelism, devices: DeviceSe
 
 
 def described(plan: ModelPlan, price_per_hour: float | None = None) -> dict[str, Any]:
-    """Return a plan as JSON has it. `price_per_hour`: of one device."""
+    """Return a plan as JSON has it. `price_per_hour` is one device's."""
     model, workload = plan.model, plan.best.workload
     return {
         "architecture": model.architecture,

@@ -18,7 +18,7 @@ class Preemption:
     def __init__(
         self, running: list[Sequence], waiting: WaitingSequences, blocks: BlockManager, counts: SchedulerCounts
     ) -> None:
-        """`running`: by arrival."""
+        """Choose among `running`, ordered by arrival."""
         self._running = running
         self._waiting = waiting
         self._blocks = blocks

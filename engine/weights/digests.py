@@ -95,7 +95,7 @@ class _Found(NamedTuple):
 def check_sound(directory: Path, folder: Path) -> None:
     """Raise CheckpointError for a checkpoint that is known to be damaged or was modified in place.
 
-    `folder`: of the records of first loads.
+    `folder` has the records of first loads.
     """
     record = _record_of(directory, folder)
     for name, found in _read(record).items():

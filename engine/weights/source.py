@@ -47,7 +47,7 @@ class WeightSource:
         format: WeightFormat | None = None,
         fused: tuple[FusedRows, ...] = (),
     ) -> None:
-        """`shared_path`: where a bundle in memory is, or may be written.
+        """`shared_path` is that of a bundle in memory, which may not exist yet.
 
         `fused`: tensors that contain several of the model's matrices. Raises CheckpointError if the directory has no weights.
         """

@@ -49,7 +49,7 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def pause_s(self, attempt: int) -> float:
         """Return the pause after an attempt, counted from 1."""
-        times = {"constant": 1, "linear": attempt, "exponential": 2 ** (attempt - 1)}[self.backoff]
+        times = {"constant": 1.0, "linear": float(attempt), "exponential": 2.0 ** (attempt - 1)}[self.backoff]
         return self.retry_delay_ms * times / 1000
 
 

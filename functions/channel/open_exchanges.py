@@ -9,7 +9,7 @@ from pilotlight.functions.channel.failure import ChannelClosed
 
 class OpenExchanges:
     def __init__(self, parity: int) -> None:
-        """`parity`: of this side's numbers."""
+        """Track no exchange yet; `parity` is that of this side's numbers."""
         self.taken: dict[int, IncomingExchange] = {}
         self._started: dict[int, OutgoingExchange] = {}
         self._parity = parity

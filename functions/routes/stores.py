@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from pilotlight.functions.bindings.storage.store_view import NoStoreError, StoreError, list_stores, read_page
+from pilotlight.functions.bindings.storage.store_view import NoStoreError, StoreReadError, list_stores, read_page
 from pilotlight.runtime.api.connection import json_response, read_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import STORES_PATH, Store, StorePage, StoreQuery
+from pilotlight.wire.hop.management import STORES_PATH, FunctionStore, StorePage, StoreQuery
 
 MAX_BODY = 8 << 10
 
@@ -36,7 +36,7 @@ class StoreRoutes:
         query = await read_json(request, StoreQuery, MAX_BODY, "the body is not a valid request of a router")
         return json_response(msgspec.json.encode(await self.read(query)))
 
-    async def stores(self) -> tuple[Store, ...]:
+    async def stores(self) -> tuple[FunctionStore, ...]:
         return await asyncio.to_thread(list_stores, self._state_dir)
 
     async def read(self, query: StoreQuery) -> StorePage:
@@ -45,7 +45,7 @@ class StoreRoutes:
             return await asyncio.to_thread(read_page, self._state_dir, query)
         except NoStoreError as error:
             raise ApiError("not_found", str(error)) from None
-        except StoreError as error:
+        except StoreReadError as error:
             raise ApiError("overloaded", str(error), retry_after_s=5) from None
 
 

@@ -30,7 +30,7 @@ class AnsweredModels:
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
         asked = json.loads(inputs)
         if self._answer is None:
-            sentence = f"the test says nothing that {model} could answer: give the worker ai=lambda model, inputs: ..."
+            sentence = f"the test defines no answer of {model}: give the worker ai=lambda model, inputs: ..."
             body = {"success": False, "result": {}, "messages": [], "errors": [{"code": 5007, "message": sentence}]}
             return InferenceResponse(400, [], json.dumps(body).encode())
         answer = self._answer(model, asked)

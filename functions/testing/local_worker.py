@@ -98,8 +98,9 @@ class LocalWorker:
         services: Iterable[Path] = (),
         layers: Path | None = None,
     ) -> None:
-        """`state` is the folder for the bindings' data; without it the data is deleted at the end. `layers` is a folder of installed packages that
-        several workers share; without it each installs its own."""
+        """`state` is the folder for the bindings' data, by default a temporary one.
+
+        `layers` is a folder of installed packages for several workers; by default each worker installs its own."""
         self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
         self._others = [_for_tests(load_manifest(each), {}) for each in services]
         self._state, self._layers = state, layers

@@ -215,6 +215,11 @@ def show(console: Console, rows: Sequence[dict[str, Any]]) -> None:
     for setting, gap, failed, dark in PUBLISHED:
         table.add_row(setting, gap, "", "", failed, "", "", dark, "", "", style="dim")
     console.print(table)
+    for row in rows:
+        if row["first_failure"] is not None:
+            console.print(
+                f"{row['setting']}, {row['gap_s']:g} s apart: {row['first_failure']}", soft_wrap=True, markup=False
+            )
 
 
 if __name__ == "__main__":

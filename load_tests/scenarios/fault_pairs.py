@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 
 from rich.console import Console
@@ -62,11 +62,11 @@ def main() -> int:
 
 
 def drawn(count: int, seed: int) -> list[Row]:
-    """Return so many pairs, each pair once before any comes again."""
+    """Return so many pairs, each in one order or the other, or in both."""
     draw = random.Random(seed)
-    pairs = [pair for pair in combinations(single_faults(), 2) if can_meet(*pair)]
+    pairs = [(one, other) for one, other in permutations(single_faults(), 2) if can_meet(one, other)]
     draw.shuffle(pairs)
-    return [both(*draw.sample(pair, 2), round(draw.uniform(0.0, LATEST_S), 2)) for pair in pairs[:count]]
+    return [both(first, second, round(draw.uniform(0.0, LATEST_S), 2)) for first, second in pairs[:count]]
 
 
 def single_faults() -> list[Row]:

@@ -203,15 +203,15 @@ def _their_answer(server: LlamaServer, prompt: Sequence[int], tokens: int) -> An
 def parting(ours: Answer, theirs: Answer) -> Parting | None:
     """Return the first place at which two greedy answers differ; None if there is none.
 
-    A token that is not among an engine's likeliest has a margin of infinity there.
+    A token that is not among an engine's likeliest counts as the last of them: the margin is at least so large.
     """
     for place, (mine, other) in enumerate(zip(ours.token_ids, theirs.token_ids, strict=True)):
         if mine != other:
             ours_at, theirs_at = ours.logprobs[place], theirs.logprobs[place]
             return Parting(
                 place,
-                ours_at[mine] - ours_at.get(other, -math.inf),
-                theirs_at[other] - theirs_at.get(mine, -math.inf),
+                ours_at[mine] - ours_at.get(other, min(ours_at.values())),
+                theirs_at[other] - theirs_at.get(mine, min(theirs_at.values())),
             )
     return None
 

@@ -108,7 +108,7 @@ def main() -> int:
     if program is None:
         print("llama.cpp is not set up; run: make peers", file=sys.stderr)
         return 3
-    console, files = Console(width=150), {}
+    console, files = Console(width=150), dict[str, Body]()
     for file in options.files:
         found = {OURS: _by_us(file, options), PEER: _by_peer(program, file, options)}
         files[file.name] = found

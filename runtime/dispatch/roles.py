@@ -31,7 +31,7 @@ class RoleShift(NamedTuple):
 
 class RolePolicy:
     def __init__(self, roles: Sequence[Role], hot_wait_s: float, cool_for_s: float) -> None:
-        """`roles`: of each host, as the site's file has them."""
+        """Decide nothing yet; `roles` are the hosts' roles in the site's file."""
         self._own = tuple(roles)
         self._roles = list(roles)
         self._hot_wait_s = hot_wait_s

@@ -107,16 +107,17 @@ def search(words: str) -> list[dict[str, Any]]:
     Each result has its id, architectures, parameters, licence, downloads, and whether access must be requested. Raises FetchError.
     """
     from huggingface_hub import constants, get_session, get_token
-    from huggingface_hub.utils import hf_raise_for_status
 
     fields = ("config", "downloads", "gated", "safetensors", "tags")
-    query = {"search": words, "filter": "safetensors", "sort": "downloads", "limit": MAX_FOUND, "expand": fields}
+    query: list[tuple[str, str | int | float | bool | None]]
+    query = [("search", words), ("filter", "safetensors"), ("sort", "downloads"), ("limit", MAX_FOUND)]
+    query += [("expand", field) for field in fields]
     headers = {"authorization": f"Bearer {token}"} if (token := get_token()) else {}
     try:  # not by HfApi.list_models, which would try an unreachable hub for half a minute
         answer = get_session().get(
             f"{constants.ENDPOINT}/api/models", params=query, headers=headers, timeout=SEARCH_TIMEOUT_S
         )
-        hf_raise_for_status(answer)
+        answer.raise_for_status()
         return [_described(model) for model in answer.json()]
     except Exception as error:  # the library's HTTP client, and so the class of its errors, depends on its version
         raise FetchError(f"the hub cannot be searched: {error or type(error).__name__}") from None

@@ -27,7 +27,7 @@ class AnswerForm:
     """The form of one request's answers."""
 
     def __init__(self, model: AwakeModel, request: ValidGeneration, prompt: tuple[int, ...]) -> None:
-        """`prompt`: of a conversation, its tokens."""
+        """Make the form of an answer; `prompt` is the conversation's tokens."""
         self.left_out: tuple[str, ...] = ()  # of the tools' schemas, once there is a constraint
         self._model = model
         self._request = request

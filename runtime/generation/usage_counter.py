@@ -16,7 +16,7 @@ class UsageCounter:
     def __init__(self, prompts: list[EncodedPrompt], processors: Sequence[OutputProcessor], delivery: Delivery) -> None:
         """`processors`: one for each choice; they count its tokens.
 
-        `delivery`: what another site has made of this answer, and counted."""
+        `delivery` is the part that another site has computed and counted."""
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.cached_tokens = delivery.cached_tokens
         self.delivered_tokens = sum(len(delivered.token_ids) for delivered in delivery.choices)

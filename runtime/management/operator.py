@@ -19,7 +19,15 @@ from pilotlight.runtime.models.sources import SourceError, directory_of, is_url,
 from pilotlight.sites.config import ConfigError, parse, state_directory
 from pilotlight.sites.site import ModelConfig, SiteConfig
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import Catalogue, HubModel, HubQuery, SiteOperation, Store, StorePage, StoreQuery
+from pilotlight.wire.hop.management import (
+    Catalogue,
+    FunctionStore,
+    HubModel,
+    HubQuery,
+    SiteOperation,
+    StorePage,
+    StoreQuery,
+)
 
 log = logging.getLogger("pilotlight.models")
 
@@ -123,7 +131,7 @@ class SiteOperator:
 class FunctionStores(Protocol):
     """The databases and namespaces of a site's functions."""
 
-    async def stores(self) -> tuple[Store, ...]: ...
+    async def stores(self) -> tuple[FunctionStore, ...]: ...
 
     async def read(self, query: StoreQuery) -> StorePage:
         """Raises ApiError."""
@@ -151,7 +159,7 @@ class OwnSite:
         self._check(site)
         return await self._operator.search_hub(query)
 
-    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+    async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
         return {} if self._stores is None else {self._name: await self._stores.stores()}
 
     async def read_store(self, site: str, query: StoreQuery) -> StorePage:

@@ -17,7 +17,7 @@ def test_equal_answers_do_not_part() -> None:
 def test_answers_part_at_their_first_different_token_by_what_each_engine_thinks_of_both() -> None:
     ours = Answer([5, 6, 1], [{5: -0.1}, {6: -0.50, 7: -0.75}, {1: 0.0}])
     theirs = Answer([5, 7, 2], [{5: -0.1}, {7: -0.25, 9: -3.0}, {2: 0.0}])
-    assert parting(ours, theirs) == Parting(place=1, ours_nats=0.25, theirs_nats=float("inf"))
+    assert parting(ours, theirs) == Parting(place=1, ours_nats=0.25, theirs_nats=2.75)
 
 
 def test_every_prompt_is_asked_in_two_ways() -> None:

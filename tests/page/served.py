@@ -32,10 +32,10 @@ from pilotlight.wire.hop.management import (
     DeviceReading,
     Download,
     Fit,
+    FunctionStore,
     HubModel,
     HubQuery,
     SiteOperation,
-    Store,
     StorePage,
     StoreQuery,
 )
@@ -92,9 +92,9 @@ class ToldOperator:
     async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
         return tuple(HubModel(text, text, 1, text, 1, True) for text in self._texts("hub"))
 
-    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+    async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
         texts = self._texts("stores")
-        return {texts[0]: tuple(Store("d1", text, text, 1) for text in texts), f"{texts[0]}2": texts[-1]}
+        return {texts[0]: tuple(FunctionStore("d1", text, text, 1) for text in texts), f"{texts[0]}2": texts[-1]}
 
     async def read_store(self, site: str, query: StoreQuery) -> StorePage:
         texts = tuple(self._texts("rows"))

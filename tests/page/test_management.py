@@ -12,10 +12,18 @@ from pilotlight.page.management import KeyRequest, ManagementRoutes
 from pilotlight.page.sessions import Sessions
 from pilotlight.wire.credentials import Access
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.hop.management import Catalogue, HubModel, HubQuery, SiteOperation, Store, StorePage, StoreQuery
+from pilotlight.wire.hop.management import (
+    Catalogue,
+    FunctionStore,
+    HubModel,
+    HubQuery,
+    SiteOperation,
+    StorePage,
+    StoreQuery,
+)
 from tests.asgi import Exchange, call
 
-NOTES = Store("kv", "notes", "f", 10)
+NOTES = FunctionStore("kv", "notes", "f", 10)
 
 
 class ScriptedOperator:
@@ -35,7 +43,7 @@ class ScriptedOperator:
         self.asked.append((site, query))
         return (HubModel("org/tiny"),)
 
-    async def stores(self) -> dict[str, tuple[Store, ...] | str]:
+    async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
         return {"ams1": (NOTES,), "iad1": "too old"}
 
     async def read_store(self, site: str, query: StoreQuery) -> StorePage:

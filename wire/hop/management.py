@@ -137,7 +137,7 @@ class GenerationTimes(msgspec.Struct, frozen=True):
     outcome: str  # a finish reason, or an error's word
 
 
-class Store(msgspec.Struct, frozen=True):
+class FunctionStore(msgspec.Struct, frozen=True):
     kind: StoreKind
     name: str  # of its directory: the id in wrangler.toml, or one made of it
     owner: str  # the function whose it is; `@site` if it belongs to the functions of the site's file

@@ -75,7 +75,7 @@ class ResponseParser:
         self._may_switch = False
 
     def header(self, name: str) -> str:
-        """Return the first of that name, which is lower case, or nothing."""
+        """Return the first value of a header; "" if it is missing. `name` is lower case."""
         for key, value in self.headers:
             if key == name:
                 return value

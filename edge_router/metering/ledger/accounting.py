@@ -38,7 +38,7 @@ class Accounting:
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
         """Start to count a request for a model. Return None for other requests, and without a ledger.
-        `own_names` are the model's own name, which the request may have an alias of, and its adapter's; `part` names the journal that keeps the
+        `own_names` are the names of the model and of its adapter, without aliases; `part` names the journal that keeps the
         answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
         head = request.head
         if self.ledger is None or request.model is None or head.is_for_function or head.method != "POST":

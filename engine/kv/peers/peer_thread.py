@@ -76,7 +76,7 @@ class PeerThread:
         transports: Sequence[str] = (SHARED_MEMORY, INLINE),
         engine: "TransferEngine | None" = None,
     ) -> None:
-        """`transports`: in order of preference. `engine`: Mooncake's."""
+        """`transports`: in order of preference. `engine` is Mooncake's."""
         self.num_heard = 0  # messages of peers
         self.num_lost = 0  # reads that ended early
         self.num_corrupt = 0  # blocks that arrived whole and do not match their checksums

@@ -73,7 +73,7 @@ class HostTier:
     ) -> "HostTier":
         """Open the tier with the blocks of an earlier process of the same owner. Raises TierError.
 
-        `device`: with which the slots are registered.
+        The slots are registered with `device`.
         """
         try:
             lock_fd = lock_directory(directory, patience_s)

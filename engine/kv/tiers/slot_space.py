@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 class SlotSpace:
     def __init__(self, directory: Path, limit_bytes: int, device: torch.device) -> None:
-        """`device`: with which the slots are registered."""
+        """Make slots, registered with `device`."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0  # whole pages of all slots that hold something or are being filled
         self._directory = directory

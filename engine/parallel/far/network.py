@@ -37,7 +37,7 @@ class RankListener:
     """The port at which other ranks reach the first one; a context manager."""
 
     def __init__(self, address: str, key: bytes) -> None:
-        """`address`: of this machine, as seen by the others."""
+        """`address` is this machine's, as seen by the others."""
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, key)
         self._listener = socket.create_server(
             (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pilotlight.functions.bindings.storage.sql import RESERVED
 from pilotlight.support.database import STEPS_BETWEEN_CHECKS
-from pilotlight.wire.hop.management import Store, StoreKind, StorePage, StoreQuery
+from pilotlight.wire.hop.management import FunctionStore, StoreKind, StorePage, StoreQuery
 
 TIME_LIMIT_S = 2.0
 MAX_CELL = 500  # characters of a value
@@ -22,25 +22,25 @@ FILES: dict[StoreKind, str] = {"d1": "database.sqlite", "kv": "entries.sqlite"}
 KV_COLUMNS = ("key", "value", "metadata", "expires")
 
 
-class StoreError(Exception):
+class StoreReadError(Exception):
     """A store cannot be read; the message says why."""
 
 
-class NoStoreError(StoreError):
+class NoStoreError(StoreReadError):
     """A store or table that does not exist."""
 
 
-def list_stores(state_dir: Path) -> tuple[Store, ...]:
+def list_stores(state_dir: Path) -> tuple[FunctionStore, ...]:
     """List the stores of a site's functions, those of functions that are gone included."""
     found = []
     for kind, file in FILES.items():
         for path in sorted((state_dir / "bindings" / kind).glob(f"*/{file}")):
-            found.append(Store(kind, path.parent.name, _owner(path.parent), path.stat().st_size))
+            found.append(FunctionStore(kind, path.parent.name, _owner(path.parent), path.stat().st_size))
     return tuple(found)
 
 
 def read_page(state_dir: Path, query: StoreQuery) -> StorePage:
-    """Read a page of a store: blocks, so call it in a thread. Raises StoreError."""
+    """Read a page of a store: blocks, so call it in a thread. Raises StoreReadError."""
     path = state_dir / "bindings" / query.kind / query.name / FILES[query.kind]
     if query.name in (".", "..") or "/" in query.name or "\0" in query.name or not path.is_file():
         raise NoStoreError(f"this site has no {query.kind} store named {query.name!r}")
@@ -49,8 +49,8 @@ def read_page(state_dir: Path, query: StoreQuery) -> StorePage:
             return _keys(connection, query) if query.kind == "kv" else _table(connection, query)
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorname", "") == "SQLITE_INTERRUPT":
-            raise StoreError(f"the page was not read within {TIME_LIMIT_S:g} s") from None
-        raise StoreError(f"{query.name} cannot be read: {error}") from None
+            raise StoreReadError(f"the page was not read within {TIME_LIMIT_S:g} s") from None
+        raise StoreReadError(f"{query.name} cannot be read: {error}") from None
 
 
 @contextmanager

@@ -6,8 +6,8 @@ A *base* is a copy of the file, a *segment* a whole WAL of the commits after it.
 `N.times` beside them has the time of each commit of segment N. Recovery is SQLite's own: a base with a segment as its WAL is checkpointed, segment
 after segment, the last one cut off after the wanted commit. The format of a WAL: https://www.sqlite.org/fileformat2.html#the_write_ahead_log.
 
-One process keeps a file's history, the one that holds its lock. Where another program has checkpointed the file, a new base begins.
-Used by the thread of the file's connection.
+One process writes a file's history: the process with its lock. If another program has checkpointed the file, a new base is made. All methods run in
+the thread of the file's connection.
 """
 
 import fcntl

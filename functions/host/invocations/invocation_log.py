@@ -142,7 +142,7 @@ class FunctionJournal:
         return invocation
 
     def printed(self, id: int, level: str, text: str) -> None:
-        """Record a line. `id`: of the invocation; 0: it belongs to none."""
+        """Record a line. `id` is the invocation's; 0 without one."""
         if id > 0 or (id == 0 and self._sampling):
             self._log.keep_line(self._function, self._version, id, level, text)
         if (invocation := self._open.get(id)) is not None and len(invocation.printed) <= MAX_LINES:

@@ -17,10 +17,10 @@ from pilotlight.wire.hop.management import (
     OPERATION_PATH,
     STORES_PATH,
     Catalogue,
+    FunctionStore,
     HubModel,
     HubQuery,
     SiteOperation,
-    Store,
     StorePage,
     StoreQuery,
 )
@@ -106,7 +106,7 @@ async def test_a_store_is_read_at_its_site() -> None:
 
 
 async def test_stores_are_listed_of_healthy_sites_that_serve_functions() -> None:
-    stores = msgspec.json.encode([Store("kv", "notes", "f", 10)])
+    stores = msgspec.json.encode([FunctionStore("kv", "notes", "f", 10)])
 
     class Orders:
         async def exchange(self, method: str, site: str, path: str, **_: object) -> SiteAnswer:
@@ -119,7 +119,7 @@ async def test_stores_are_listed_of_healthy_sites_that_serve_functions() -> None
     backends = {"ams1": backend("healthy", 1), "iad1": backend("healthy", 1), "sin1": backend("healthy", None)}
     backends |= {"gru1": backend("unhealthy", 1), "new1": SimpleNamespace(state="healthy", status=None)}
     found = await SiteOperations(backends, cast("Any", Orders())).stores()
-    assert found == {"ams1": (Store("kv", "notes", "f", 10),), "iad1": "no answer"}
+    assert found == {"ams1": (FunctionStore("kv", "notes", "f", 10),), "iad1": "no answer"}
 
 
 @pytest.mark.parametrize(

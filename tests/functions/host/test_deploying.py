@@ -17,12 +17,13 @@ from starlette.applications import Starlette
 from pilotlight.edge_router.backends.published_status import PublishedStatus
 from pilotlight.edge_router.backends.site_clocks import SiteClocks
 from pilotlight.edge_router.requests.function_hosts import FunctionHosts
-from pilotlight.edge_router.services.deployments import DeployGuard, DeploymentApi
+from pilotlight.edge_router.services.deployments import TRY_TIMEOUT_S, DeployGuard, DeploymentApi
 from pilotlight.edge_router.telemetry.status_routes import FAILURES
 from pilotlight.functions.bindings.queues import Queue
 from pilotlight.functions.cli.deploy import delete_secret, deploy, put_secret, rollback, secret_names, tail, versions
 from pilotlight.functions.cli.logs_command import logs
 from pilotlight.functions.host import deployed
+from pilotlight.functions.host.dependencies.layers import INSTALL_S
 from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.wire.credentials import Access
@@ -508,3 +509,7 @@ async def test_a_secret_that_is_put_through_the_router_reaches_the_first_version
         await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
     with pytest.raises(CliError, match="is no name of a secret"):
         await asyncio.to_thread(put_secret, network.api, "greeter", "TO-KEN", "x")
+
+
+def test_a_deployment_waits_for_as_long_as_a_site_may_install_packages() -> None:
+    assert TRY_TIMEOUT_S > INSTALL_S + 30.0

@@ -2,8 +2,8 @@
 
 They stay as long as their headers allow.
 
-The site decides what is kept (functions/bindings/storage/response_cache.py); here are the platform's methods and refusals, and the cache that the
-options `cf` of `fetch` fill.
+The site decides which responses are stored (functions/bindings/storage/response_cache.py); this module has the platform's methods and errors, and the
+lifetimes that the option `cf` of `fetch` sets.
 """
 
 from collections.abc import Mapping
@@ -65,8 +65,8 @@ class Cache(Named):
     async def _put(self, url: str, response: Body, ttl_s: float | None) -> None:
         assert isinstance(response, Response)
         whole, stream = response.taken()
-        if whole is not None and len(whole) > IN_ONE:
-            whole, stream = None, pieces(whole)
+        if len(whole or b"") > IN_ONE:
+            whole, stream = b"", pieces(whole)
         told = {"cache": self._name, "url": url, "status": response.status, "headers": response.headers.multi_items()}
         await host.channel().begin(CACHE, "put", (), {**told, "content": whole or b"", "ttl_s": ttl_s}, stream)
 

@@ -2,19 +2,19 @@
 
 The runtime compresses a body as its header `Content-Encoding` says, unless the body is compressed already.
 
-That is the option `encodeBody` of the platform: https://developers.cloudflare.com/workers/runtime-apis/response/#the-encodebody-option
+With `encodeBody="manual"` the body is compressed already: https://developers.cloudflare.com/workers/runtime-apis/response/#the-encodebody-option
 """
 
 import zlib
-from collections.abc import AsyncIterator
 from typing import Any
 
+from workers.http.body import ByteStream
 from workers.http.response import Response
 
 WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's numbers for the two formats, RFC 9110 section 8.4.1
 
 
-def coded(response: Response) -> tuple[bytes | None, AsyncIterator[bytes] | None, list[tuple[str, str]]]:
+def coded(response: Response) -> tuple[bytes | None, ByteStream | None, list[tuple[str, str]]]:
     """Take a response's body to send it: (bytes or None, stream or None, headers)."""
     whole, stream = response.taken()
     headers = response.headers.multi_items()
@@ -23,7 +23,7 @@ def coded(response: Response) -> tuple[bytes | None, AsyncIterator[bytes] | None
         return whole, stream, headers
     headers = [pair for pair in headers if pair[0] != "content-length"]
     if stream is not None:
-        return None, _Compressed(stream, bits), headers
+        return None, ByteStream(_Compressed(stream, bits)), headers
     compress = zlib.compressobj(wbits=bits)
     return compress.compress(whole) + compress.flush(), None, headers
 

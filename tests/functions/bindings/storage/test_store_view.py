@@ -14,7 +14,7 @@ from pilotlight.functions.bindings.storage.store_view import (
     KV_COLUMNS,
     MAX_CELL,
     NoStoreError,
-    StoreError,
+    StoreReadError,
     list_stores,
     read_page,
 )
@@ -112,7 +112,7 @@ def test_a_page_that_takes_too_long_ends(make: Make, tmp_path: Path, monkeypatch
     monkeypatch.setattr(store_view, "TIME_LIMIT_S", 0.0)
     slow = make("d1", "shop", "CREATE TABLE t (x)")
     slow.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(10_000)])
-    with pytest.raises(StoreError, match="was not read within 0 s"):
+    with pytest.raises(StoreReadError, match="was not read within 0 s"):
         page(tmp_path, "d1", "shop", after="9999")
 
 
@@ -126,5 +126,5 @@ def test_a_name_leads_to_no_other_file(make: Make, tmp_path: Path, name: str) ->
 def test_a_file_that_is_no_database_is_an_error(make: Make, tmp_path: Path) -> None:
     make("d1", "shop", "CREATE TABLE t (x)").close()
     (tmp_path / "bindings/d1/shop/database.sqlite").write_bytes(b"x" * 5000)
-    with pytest.raises(StoreError, match="shop cannot be read"):
+    with pytest.raises(StoreReadError, match="shop cannot be read"):
         page(tmp_path, "d1", "shop")
