@@ -114,7 +114,7 @@ docs: $(DEV)
 	@$(BIN)/python -m load_tests.book
 
 reference: $(BASE)
-	@$(BIN)/python -m pilotlight.sites.schema
+	@$(BIN)/python -m load_tests.config_schema
 	@$(BIN)/python -m load_tests.reference
 
 bench: $(BASE)

@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.edge_router.forwarding.downstream import Downstream, DownstreamGone, head_of
 from pilotlight.edge_router.forwarding.proxy import Proxy
 from pilotlight.edge_router.telemetry.metrics import NO_SITE
-from pilotlight.response_store.app import ClientGone, ReadBody
+from pilotlight.response_store.app import ReadBody
 from pilotlight.wire.errors import ApiError
 
 
@@ -35,13 +36,13 @@ class ResponseDoor:
         return self._proxy.admission.limits.held(head, address)
 
     async def _body(self, client: Downstream, limit: int) -> bytes:
-        """Raises ApiError, ClientGone."""
+        """Raises ApiError, ClientDisconnect."""
         proxy = self._proxy
         watched = proxy.upstream.silence.watched
         watched.add(client)
         try:
             return await client.body(limit, proxy.config.idle_timeout_s, proxy.body_timeout_s)
         except DownstreamGone:
-            raise ClientGone from None
+            raise ClientDisconnect from None
         finally:
             watched.discard(client)

@@ -37,7 +37,7 @@ from pilotlight.support.signals import follow_signals
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, OVERLOADED
 from pilotlight.wire.http.access_log import AccessLog
 from pilotlight.wire.http.certificate import Certificate
-from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.listen import (
     GRACE_S,
     ListenError,

@@ -42,11 +42,11 @@ from pilotlight.functions.manifest import (
     load_manifest,
 )
 from pilotlight.functions.network_inference import NetworkInference
-from pilotlight.runtime.api.connection import header
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.sites.site import FunctionsConfig
 from pilotlight.support import background
 from pilotlight.wire.hop.headers import CLIENT_ADDRESS, DEPLOY_TOKEN_ENV, HOP_SECRET_ENV, HOPS, SESSION_AFFINITY
+from pilotlight.wire.http.asgi import header
 
 log = logging.getLogger("pilotlight.function")
 

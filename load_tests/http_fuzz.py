@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NamedTuple
 
 from load_tests.peers.uvicorn_server import SERVERS, make_server
-from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.listen import bind
 
 ANSWER_S = 1.0  # the time for a server to answer; a server that is silent for so long waits for more bytes

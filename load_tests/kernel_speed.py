@@ -14,10 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from load_tests.ceilings import NAMES
-from load_tests.tables.kernels import OURS
-from load_tests.timing import Contender, Work, take_turns
-from pilotlight.kernels.catalogue.operation import (
+from load_tests.catalogue.operation import (
     Arguments,
     Case,
     Cost,
@@ -27,6 +24,9 @@ from pilotlight.kernels.catalogue.operation import (
     in_double,
     tensors,
 )
+from load_tests.ceilings import NAMES
+from load_tests.tables.kernels import OURS
+from load_tests.timing import Contender, Work, take_turns
 
 _MOST_ROUNDS = 50
 _MOST_COPIES = 64

@@ -16,10 +16,10 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import typer
 from typer.models import OptionInfo
 
+from load_tests.config_schema import render
 from pilotlight.dialects.openapi import document
 from pilotlight.runtime.cli.commands import app
 from pilotlight.sites.network import NetworkConfig
-from pilotlight.sites.schema import render
 from pilotlight.sites.site import SiteConfig
 from pilotlight.sites.table import Table
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import parse_qs
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotlight.response_store.asked_responses import AskedResponse, Fields, read_fields
@@ -26,13 +27,13 @@ from pilotlight.response_store.kept_responses import CONVERSATION, KeptResponse
 from pilotlight.response_store.response_database import RetentionPolicy
 from pilotlight.wire.credentials import Access, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.asgi import header, read_body, response_start, send_json, until_disconnect
 from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_event
 
 if TYPE_CHECKING:
     from pilotlight.response_store.storage import ResponseStore
 
 INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # paths that stand where an id would
-BODY_TIMEOUT_S = 60.0
 AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
 REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
 HEARTBEAT_S = 10.0
@@ -57,11 +58,7 @@ EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]  # from a pla
 log = logging.getLogger("pilotlight.http")
 
 
-ReadBody = Callable[[int], Awaitable[bytes]]  # of at most so many bytes; raises ApiError, ClientGone
-
-
-class ClientGone(Exception):
-    """The client has left."""
+ReadBody = Callable[[int], Awaitable[bytes]]  # of at most so many bytes; raises ApiError, ClientDisconnect
 
 
 class Door(Protocol):
@@ -81,7 +78,7 @@ class OpenDoor:
 
     @asynccontextmanager
     async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
-        yield partial(_read_body, receive)
+        yield partial(read_body, scope, receive)
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
@@ -127,8 +124,8 @@ class ResponsesApp:
             await self._answer(scope, receive, send)
         except ApiError as error:
             body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
-            await _send_json(send, body, error.status(Dialect.OPENAI_RESPONSES), error.headers())
-        except ClientGone:
+            await send_json(send, body, error.status(Dialect.OPENAI_RESPONSES), error.headers())
+        except ClientDisconnect:
             return
 
     async def run(self) -> None:
@@ -153,11 +150,11 @@ class ResponsesApp:
                 return await self._admitted(found, read_body, scope, receive, send)
             assert talk is not None
             body = await self._converse(talk, self._tenant(talk, scope), read_body, scope)
-            await _send_json(send, body)
+            await send_json(send, body)
 
     def _tenant(self, found: re.Match[str], scope: Scope) -> str:
         """Return whose a request is. Raises ApiError."""
-        authorization = _header(scope, b"authorization")
+        authorization = header(scope, "authorization")
         holder = self._access.holder(authorization)
         owner = owner_of(authorization, holder.account.name if holder is not None else "")
         return tenant_of(owner, found["account"]).id
@@ -213,13 +210,13 @@ class ResponsesApp:
             place = _number(query, "starting_after", -1) + 1
             return await _send_events(self._events(kept), place, receive, send)
         if (method, verb) == ("GET", None):
-            return await _send_json(send, orjson.dumps(kept.fields))
+            return await send_json(send, orjson.dumps(kept.fields))
         if (method, verb) == ("GET", "input_items"):
             items = await self.store.input_items(kept)
-            return await _send_json(send, await asyncio.to_thread(_listed, items, query))
+            return await send_json(send, await asyncio.to_thread(_listed, items, query))
         if (method, verb) == ("DELETE", None):
             await self.store.delete(kept)
-            return await _send_json(send, orjson.dumps({"id": kept.id, "object": "response", "deleted": True}))
+            return await send_json(send, orjson.dumps({"id": kept.id, "object": "response", "deleted": True}))
         if (method, verb) == ("POST", "cancel"):
             return await self._cancel(kept, send)
         raise ApiError("method_not_allowed", f"{scope['path'][:200]} does not take {method}")
@@ -286,10 +283,10 @@ class ResponsesApp:
             with contextlib.suppress(ApiError):
                 await self.store.delete(kept)
             status, headers, refused = recorded.refusal
-            return await _send_json(send, refused, status, headers)
+            return await send_json(send, refused, status, headers)
         if asked.wants_stream:
             return await _send_events(kept.after, 0, receive, send)
-        await _send_json(send, orjson.dumps(kept.fields))
+        await send_json(send, orjson.dumps(kept.fields))
 
     async def _make(self, asked: AskedResponse, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
         error = ApiError("internal_error", "the response ended before its end")
@@ -322,32 +319,13 @@ class ResponsesApp:
             await asyncio.wait({kept.task}, timeout=WRITTEN_WITHIN_S)
         elif not kept.is_ended:
             kept = await self.store.cancel(kept)
-        await _send_json(send, orjson.dumps(kept.fields))
+        await send_json(send, orjson.dumps(kept.fields))
 
     def _events(self, kept: KeptResponse) -> EventsAfter:
         """Return the source of a response's events: this process, or the database."""
         if kept.fields["background"] is not True:
             raise ApiError("invalid_request", "only a response created with background: true can be streamed again")
         return kept.after if kept.task is not None else partial(self.store.after, kept)
-
-
-async def _read_body(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size, more = 0, True
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            while more:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGone
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > limit:
-                    raise ApiError("body_too_large", f"the body is larger than {limit >> 20} MiB")
-                more = message.get("more_body", False)
-    except TimeoutError:
-        raise ApiError("request_timeout", f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
-    return b"".join(parts)
 
 
 class _Patched:
@@ -521,8 +499,8 @@ def _numbered_error(raw: bytes, number: int) -> bytes:
 
 
 async def _send_events(after: EventsAfter, place: int, receive: Receive, send: Send) -> None:
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    headers = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+    await send(response_start(200, headers))
 
     async def tell() -> None:
         while True:
@@ -543,26 +521,7 @@ async def _send_events(after: EventsAfter, place: int, receive: Receive, send: S
         nonlocal place
         place += number
 
-    async def leave() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    telling, leaving = asyncio.ensure_future(tell()), asyncio.ensure_future(leave())
-    try:
-        await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if telling.done():
-            telling.result()
-    finally:
-        for task in (telling, leaving):
-            task.cancel()
-        await asyncio.gather(telling, leaving, return_exceptions=True)
-
-
-async def _send_json(send: Send, body: bytes, status: int = 200, headers: list[tuple[str, str]] | None = None) -> None:
-    pairs = [("content-type", "application/json"), ("content-length", str(len(body))), *(headers or ())]
-    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
-    await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": body})
+    await until_disconnect(receive, tell())
 
 
 def _sized(scope: Scope, body: bytes) -> Scope:
@@ -591,7 +550,3 @@ def _replayed(body: bytes, receive: Receive | None) -> Receive:
 def _content_type(start: Message) -> str:
     value = next((value for name, value in start["headers"] if name == b"content-type"), b"")
     return bytes(value).decode("latin-1").partition(";")[0].strip().lower()
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    return next((bytes(value).decode("latin-1") for key, value in scope["headers"] if key == name), None)

@@ -27,9 +27,8 @@ from pilotlight.runtime.api.routes.openai_responses import ResponsesEndpoint
 from pilotlight.runtime.api.routes.openai_routes import openai_routes
 from pilotlight.runtime.api.routes.rerank import scoring_routes
 from pilotlight.runtime.api.routes.workers_ai import workers_ai_routes
-from pilotlight.runtime.hosts.launch import launchers_of
+from pilotlight.runtime.hosts.launch import ProcessLauncher, launchers_of
 from pilotlight.runtime.hosts.memory_budget import model_bytes
-from pilotlight.runtime.hosts.running_host import Launcher
 from pilotlight.runtime.management.operator import OwnSite
 from pilotlight.runtime.models.adapters import refuse_unusable
 from pilotlight.runtime.site import Site
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 def build_app(
     config: SiteConfig,
     *,
-    launchers: Sequence[Launcher] | None = None,
+    launchers: Sequence[ProcessLauncher] | None = None,
     hop_secret: str | None = None,
     url: str | None = None,
 ) -> "SiteApp":

@@ -19,7 +19,7 @@ from pilotlight.runtime.generation.generator import Generator
 from pilotlight.runtime.generation.grammar_checks import GrammarChecks
 from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.hosts.fleet import Fleet
-from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.hosts.launch import ProcessLauncher
 from pilotlight.runtime.management.operator import SiteOperator
 from pilotlight.runtime.models.finetunes import FinetuneStore
 from pilotlight.runtime.models.registry import Models
@@ -42,7 +42,11 @@ class Site:
     """The parts, and their life: `async with site.running()`."""
 
     def __init__(
-        self, config: SiteConfig, launchers: Sequence[Launcher], secret: str | None = None, url: str | None = None
+        self,
+        config: SiteConfig,
+        launchers: Sequence[ProcessLauncher],
+        secret: str | None = None,
+        url: str | None = None,
     ) -> None:
         """Assemble a site.
 

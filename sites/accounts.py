@@ -16,44 +16,36 @@ Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # Python's
 KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256 of the key, in hexadecimal digits.")]
 Moment = Annotated[datetime, Meta(tz=True, description="A time with its zone, such as 2027-01-01T00:00:00Z.")]
 Scope = Literal["models", "deploy", "metrics", "admin"]
-AllowedModels = Annotated[
-    tuple[str, ...] | None, Meta(description="Names, with *, of models that the account may use; unset: all.")
-]
 
 
 class AccountConfig(Table, frozen=True, kw_only=True):
     """An account of a site, and the models that it may use."""
 
-    name: Annotated[Name, Meta(description="Name of the account.")]
-    models: AllowedModels = None
+    name: Name
+    """Name of the account."""
+    models: tuple[str, ...] | None = None
+    """Names, with *, of models that the account may use; unset: all."""
 
 
 class KeyConfig(Table, frozen=True, kw_only=True):
     """An API key, by its digest."""
 
-    name: Annotated[Name, Meta(description="Name of the key.")]
-    key_sha256: Annotated[KeyDigest, Meta(description="SHA-256 of the key, in hexadecimal digits.")]
-    account: Annotated[
-        Name | None, Meta(description="Account of the key; unset: an account with the key's own name.")
-    ] = None
-    scopes: Annotated[
-        tuple[Scope, ...],
-        Meta(
-            min_length=1,
-            description=(
-                "models: use models; deploy: deploy functions; metrics: read /metrics, /status and the page; admin: "
-                "everything."
-            ),
-        ),
-    ] = ("models",)
-    expires: Annotated[Moment | None, Meta(description="Time from which the key is refused; unset: never.")] = None
-    revoked: Annotated[
-        bool, Meta(description="Refuse the key, with its name in the error (`pilotlight keys revoke`).")
-    ] = False
-    former_sha256: Annotated[
-        KeyDigest | None, Meta(description="SHA-256 of the previous key (`pilotlight keys rotate`).")
-    ] = None
-    former_expires: Annotated[Moment | None, Meta(description="Time until which the previous key is accepted.")] = None
+    name: Name
+    """Name of the key."""
+    key_sha256: KeyDigest
+    """SHA-256 of the key, in hexadecimal digits."""
+    account: Name | None = None
+    """Account of the key; unset: an account with the key's own name."""
+    scopes: Annotated[tuple[Scope, ...], Meta(min_length=1)] = ("models",)
+    """models: use models; deploy: deploy functions; metrics: read /metrics, /status and the page; admin: everything."""
+    expires: Moment | None = None
+    """Time from which the key is refused; unset: never."""
+    revoked: bool = False
+    """Refuse the key, with its name in the error (`pilotlight keys revoke`)."""
+    former_sha256: KeyDigest | None = None
+    """SHA-256 of the previous key (`pilotlight keys rotate`)."""
+    former_expires: Moment | None = None
+    """Time until which the previous key is accepted."""
 
     def agree(self) -> None:
         if (self.former_sha256 is None) != (self.former_expires is None):
@@ -63,8 +55,10 @@ class KeyConfig(Table, frozen=True, kw_only=True):
 class KeysFile(Table, frozen=True, kw_only=True):
     """Accounts and keys only, for `pilotlight serve --keys`."""
 
-    accounts: Annotated[tuple[AccountConfig, ...], Meta(description="Accounts and the models that they may use.")] = ()
-    keys: Annotated[tuple[KeyConfig, ...], Meta(description="API keys, by their digests.")] = ()
+    accounts: tuple[AccountConfig, ...] = ()
+    """Accounts and the models that they may use."""
+    keys: tuple[KeyConfig, ...] = ()
+    """API keys, by their digests."""
 
     def agree(self) -> None:
         check_accounts([account.name for account in self.accounts], self.keys)

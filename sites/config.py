@@ -61,27 +61,23 @@ class PlaceConfig(Table, frozen=True, kw_only=True):
     """Location of a router or site.
     Routers estimate round-trip times from the coordinates until they have measured some."""
 
-    city: Annotated[str, Meta(description="City, as shown on the map.")]
-    latitude: Annotated[float, Meta(ge=-90, le=90, description="Degrees, north positive.")]
-    longitude: Annotated[float, Meta(ge=-180, le=180, description="Degrees, east positive.")]
+    city: str
+    """City, as shown on the map."""
+    latitude: Annotated[float, Meta(ge=-90, le=90)]
+    """Degrees, north positive."""
+    longitude: Annotated[float, Meta(ge=-180, le=180)]
+    """Degrees, east positive."""
 
 
 class ListenConfig(Table, frozen=True, kw_only=True):
-    host: Annotated[
-        str,
-        Meta(description="Address to listen on. Others than this machine's own need keys, require_hop or open_to_all."),
-    ] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0: any free port.")]
-    tls_certificate: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "PEM file with the certificate chain, leaf first. Together with tls_key it makes the process speak HTTPS. "
-                "Read again when it changes."
-            )
-        ),
-    ] = None
-    tls_key: Annotated[str | None, Meta(description="PEM file with the private key.")] = None
+    host: str = "127.0.0.1"
+    """Address to listen on. Others than this machine's own need keys, require_hop or open_to_all."""
+    port: Annotated[int, Meta(ge=0, le=65535)]
+    """TCP port; 0: any free port."""
+    tls_certificate: str | None = None
+    """PEM file with the certificate chain, leaf first. Together with tls_key it makes the process speak HTTPS. Read again when it changes."""
+    tls_key: str | None = None
+    """PEM file with the private key."""
 
     def agree(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):
@@ -91,24 +87,12 @@ class ListenConfig(Table, frozen=True, kw_only=True):
 class HopConfig(Table, frozen=True, kw_only=True):
     """Trust between the routers and sites of a network."""
 
-    authority: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "PEM file of the authority that signs the network's certificates (`pilotlight network init` makes one). It is "
-                "trusted beside the system's authorities for connections between routers and sites."
-            )
-        ),
-    ] = None
-    secret_file: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "File with the network's secret, read if PILOTLIGHT_HOP_SECRET is unset. While one secret replaces another it "
-                "holds both, with a comma between them: the first signs, both are accepted."
-            )
-        ),
-    ] = None
+    authority: str | None = None
+    """PEM file of the authority that signs the network's certificates (`pilotlight network init` makes one). It is trusted beside the system's
+    authorities for connections between routers and sites."""
+    secret_file: str | None = None
+    """File with the network's secret, read if PILOTLIGHT_HOP_SECRET is unset. While one secret replaces another it holds both, with a comma between
+    them: the first signs, both are accepted."""
 
     def secret(self) -> str:
         """Return the secret of the file, or an empty string if no file is named. Raises ConfigError."""
@@ -123,41 +107,18 @@ class HopConfig(Table, frozen=True, kw_only=True):
 class AccessConfig(Table, frozen=True, kw_only=True):
     """Rules for the clients that are served."""
 
-    require_key: Annotated[
-        bool, Meta(description="Serve only clients with a key of this file. Functions check their clients themselves.")
-    ] = False
-    open_to_all: Annotated[
-        bool,
-        Meta(
-            description="Serve every client: from other machines without a key, and on this machine under any host name."
-        ),
-    ] = False
-    hosts: Annotated[
-        tuple[str, ...],
-        Meta(description="Host names, without ports, that a listener on 127.0.0.1 answers to besides local names."),
-    ] = ()
-    cors_origins: Annotated[
-        tuple[str, ...],
-        Meta(
-            description=(
-                'Origins whose pages may read answers, such as https://app.example.com; "*": all. Pages of localhost may '
-                "always use the API."
-            )
-        ),
-    ] = ()
-    server: Annotated[
-        Literal["own", "hypercorn"],
-        Meta(description="HTTP server. Limits of connections, request heads and unread answers work with own only."),
-    ] = "own"
-    http2: Annotated[
-        bool,
-        Meta(
-            description=(
-                "Also speak HTTP/2, through Hypercorn. Use it only with trusted clients, or "
-                "with a proxy in front that limits their frames."
-            )
-        ),
-    ] = False
+    require_key: bool = False
+    """Serve only clients with a key of this file. Functions check their clients themselves."""
+    open_to_all: bool = False
+    """Serve every client: from other machines without a key, and on this machine under any host name."""
+    hosts: tuple[str, ...] = ()
+    """Host names, without ports, that a listener on 127.0.0.1 answers to besides local names."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose pages may read answers, such as https://app.example.com; "*": all. Pages of localhost may always use the API."""
+    server: Literal["own", "hypercorn"] = "own"
+    """HTTP server. Limits of connections, request heads and unread answers work with own only."""
+    http2: bool = False
+    """Also speak HTTP/2, through Hypercorn. Use it only with trusted clients, or with a proxy in front that limits their frames."""
 
     rules: ClassVar[Rules] = {"hosts": are_host_names, "cors_origins": are_origins}
 
@@ -170,24 +131,15 @@ class AccessConfig(Table, frozen=True, kw_only=True):
 class TelemetryConfig(Table, frozen=True, kw_only=True):
     """Logs, and traces of requests. Neither contains anything of prompts and answers."""
 
-    log_format: Annotated[
-        Literal["text", "json"], Meta(description="Form of log lines, on standard error; json: one object per line.")
-    ] = "text"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Lowest level that is logged.")
-    ] = "info"
-    access_log: Annotated[
-        bool, Meta(description="Log a line for each request that has ended, except probes of health and status.")
-    ] = False
-    otlp: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "URL of a collector that accepts OTLP over HTTP, such as http://127.0.0.1:4318, for traces, which need the packages of "
-                "pilotlight-inference[telemetry]; unset: no traces."
-            )
-        ),
-    ] = None
+    log_format: Literal["text", "json"] = "text"
+    """Form of log lines, on standard error; json: one object per line."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""
+    access_log: bool = False
+    """Log a line for each request that has ended, except probes of health and status."""
+    otlp: str | None = None
+    """URL of a collector that accepts OTLP over HTTP, such as http://127.0.0.1:4318, for traces, which need the packages of
+    pilotlight-inference[telemetry]; unset: no traces."""
 
     def agree(self) -> None:
         if self.otlp is not None:
@@ -198,20 +150,12 @@ class TelemetryConfig(Table, frozen=True, kw_only=True):
 class ResponsesConfig(Table, frozen=True, kw_only=True):
     """Stored responses (POST /v1/responses), on the disk of a router or of a site that serves clients."""
 
-    directory: Annotated[
-        str | None,
-        Meta(description="Directory of this process only; unset: ~/.local/state/pilotlight/SITE, or router-PORT."),
-    ] = None
-    max_gib: Annotated[
-        NonNegative,
-        Meta(
-            description=(
-                "Size of all stored responses. Above it, the oldest of the account with the most are deleted. 0: none are"
-                " stored."
-            )
-        ),
-    ] = 1.0
-    keep_days: Annotated[Positive, Meta(description="Age after which stored responses are deleted.")] = 30.0
+    directory: str | None = None
+    """Directory of this process only; unset: ~/.local/state/pilotlight/SITE, or router-PORT."""
+    max_gib: NonNegative = 1.0
+    """Size of all stored responses. Above it, the oldest of the account with the most are deleted. 0: none are stored."""
+    keep_days: Positive = 30.0
+    """Age after which stored responses are deleted."""
 
     def file_of(self, name: str) -> Path:
         """Return the SQLite file of the process called `name`."""

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
-from pilotlight.sites.accounts import AllowedModels, KeyConfig, Moment, Name, check_accounts
+from pilotlight.sites.accounts import KeyConfig, Moment, Name, check_accounts
 from pilotlight.sites.config import (
     AccessConfig,
     Count,
@@ -29,19 +29,20 @@ from pilotlight.sites.rules import are_networks, is_http, refuse_twice
 from pilotlight.sites.table import Rules, Table
 
 NETWORK_FILE = Path(__file__).parent / "network.toml"
+PostgresUrl = Annotated[str, Meta(pattern=r"^postgres(ql)?://")]
 
 
 class SiteRef(Table, frozen=True, kw_only=True):
     """A site in the router's file."""
 
-    name: Annotated[Name, Meta(description="Name of the site, as in its own file.")]
-    url: Annotated[str, Meta(description="URL where the site listens.")]
-    place: Annotated[
-        PlaceConfig, Meta(description="Where the site is; first estimates of round-trip times come from it.")
-    ]
-    region: Annotated[
-        Name | None, Meta(description="Region of the site, which accounts and models can name in data.")
-    ] = None
+    name: Name
+    """Name of the site, as in its own file."""
+    url: str
+    """URL where the site listens."""
+    place: PlaceConfig
+    """Where the site is; first estimates of round-trip times come from it."""
+    region: Name | None = None
+    """Region of the site, which accounts and models can name in data."""
 
     rules: ClassVar[Rules] = {"url": is_http}
 
@@ -50,123 +51,84 @@ class SiteRef(Table, frozen=True, kw_only=True):
 
 
 class HealthConfig(Table, frozen=True, kw_only=True):
-    interval_s: Annotated[Positive, Meta(description="Time between two probes of one site.")] = 1.0
-    timeout_s: Annotated[Positive, Meta(description="Timeout of one probe.")] = 1.0
-    unhealthy_after: Annotated[Count, Meta(description="Failed probes in a row after which a site is unhealthy.")] = 3
-    stale_after_s: Annotated[Positive, Meta(description="Age after which a site's status is only an estimate.")] = 10.0
+    interval_s: Positive = 1.0
+    """Time between two probes of one site."""
+    timeout_s: Positive = 1.0
+    """Timeout of one probe."""
+    unhealthy_after: Count = 3
+    """Failed probes in a row after which a site is unhealthy."""
+    stale_after_s: Positive = 10.0
+    """Age after which a site's status is only an estimate."""
 
 
 class RelayConfig(Table, frozen=True, kw_only=True):
-    connect_timeout_s: Annotated[Positive, Meta(description="Timeout of a connection to a site.")] = 2.0
-    first_byte_timeout_s: Annotated[
-        Positive, Meta(description="Silence before a stream's first byte after which the next site is tried.")
-    ] = 120.0
-    answer_timeout_s: Annotated[
-        Positive,
-        Meta(
-            description="The same for an answer that is not streamed, which is generated as a whole before its first byte."
-        ),
-    ] = 600.0
-    idle_timeout_s: Annotated[
-        Positive, Meta(description="Silence within a stream after which its site counts as lost.")
-    ] = 60.0
-    stall_s: Annotated[
-        Positive,
-        Meta(
-            description=(
-                "Silence within a stream (twice that before its first token) after which another healthy site continues "
-                "it; longer if the site's published pace explains it."
-            )
-        ),
-    ] = 2.5
-    max_tries: Annotated[Count, Meta(description="Sites tried for one request.")] = 3
-    continue_within_s: Annotated[
-        NonNegative,
-        Meta(
-            description=(
-                "Time in which a stream must continue at another site after its site was lost; then it ends with an "
-                "error."
-            )
-        ),
-    ] = 30.0
-    max_losses: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Sites that one stream may lose; 0: streams are not continued. A site that drains does not count.",
-        ),
-    ] = 3
-    max_body_mib: Annotated[Positive, Meta(description="Size of a request's body.")] = 8.0
-    max_finetune_mib: Annotated[Positive, Meta(description="Size of one uploaded file of an adapter.")] = 300.0
-    max_hops: Annotated[
-        Count, Meta(description="Routers and sites that one request may pass; more are taken for a loop.")
-    ] = 4
-    session_entries: Annotated[
-        Count,
-        Meta(
-            description="Conversation prefixes that the router remembers, two for each turn; the oldest is dropped first."
-        ),
-    ] = 100_000
-    session_ttl_s: Annotated[Positive, Meta(description="Time after which a conversation prefix is dropped.")] = 3600.0
-    drain_timeout_s: Annotated[NonNegative, Meta(description="Time that open requests have after SIGTERM.")] = 30.0
+    connect_timeout_s: Positive = 2.0
+    """Timeout of a connection to a site."""
+    first_byte_timeout_s: Positive = 120.0
+    """Silence before a stream's first byte after which the next site is tried."""
+    answer_timeout_s: Positive = 600.0
+    """The same for an answer that is not streamed, which is generated as a whole before its first byte."""
+    idle_timeout_s: Positive = 60.0
+    """Silence within a stream after which its site counts as lost."""
+    stall_s: Positive = 2.5
+    """Silence within a stream (twice that before its first token) after which another healthy site continues it; longer if the site's published pace
+    explains it."""
+    max_tries: Count = 3
+    """Sites tried for one request."""
+    continue_within_s: NonNegative = 30.0
+    """Time in which a stream must continue at another site after its site was lost; then it ends with an error."""
+    max_losses: Annotated[int, Meta(ge=0)] = 3
+    """Sites that one stream may lose; 0: streams are not continued. A site that drains does not count."""
+    max_body_mib: Positive = 8.0
+    """Size of a request's body."""
+    max_finetune_mib: Positive = 300.0
+    """Size of one uploaded file of an adapter."""
+    max_hops: Count = 4
+    """Routers and sites that one request may pass; more are taken for a loop."""
+    session_entries: Count = 100_000
+    """Conversation prefixes that the router remembers, two for each turn; the oldest is dropped first."""
+    session_ttl_s: Positive = 3600.0
+    """Time after which a conversation prefix is dropped."""
+    drain_timeout_s: NonNegative = 30.0
+    """Time that open requests have after SIGTERM."""
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
     """Rules for the clients that are served, and limits of their connections."""
 
-    max_head_kib: Annotated[int, Meta(ge=1, le=1024, description="Size of a request's head.")] = 64
-    max_headers: Annotated[int, Meta(ge=8, description="Headers of a request.")] = 128
-    head_timeout_s: Annotated[Positive, Meta(description="Time for a request's head, from its first byte.")] = 15.0
-    body_timeout_s: Annotated[Positive, Meta(description="Time for a request's whole body.")] = 120.0
-    max_bodies_mib: Annotated[
-        Positive,
-        Meta(
-            description="Memory for the bodies of all requests in progress; above it, requests are refused with Retry-After."
-        ),
-    ] = 512.0
-    max_unread_mib: Annotated[
-        Positive,
-        Meta(
-            description=(
-                "Memory for answers that clients have not read; one address may use a quarter. Above it, the connection "
-                "that has used the most for the longest is closed."
-            )
-        ),
-    ] = 256.0
-    keep_alive_s: Annotated[
-        Positive, Meta(description="Time without a request after which a connection is closed.")
-    ] = 75.0
-    stall_timeout_s: Annotated[
-        Positive, Meta(description="Time after which a client that does not read its answer is disconnected.")
-    ] = 60.0
-    max_connections: Annotated[Count, Meta(description="Connections of all clients.")] = 20_000
-    max_connections_per_client: Annotated[
-        Count, Meta(description="Connections of one address. A load balancer is one address for all its clients.")
-    ] = 256
-    max_open_per_client: Annotated[
-        Count,
-        Meta(description="Requests in progress of one address. A load balancer is one address for all its clients."),
-    ] = 256
+    max_head_kib: Annotated[int, Meta(ge=1, le=1024)] = 64
+    """Size of a request's head."""
+    max_headers: Annotated[int, Meta(ge=8)] = 128
+    """Headers of a request."""
+    head_timeout_s: Positive = 15.0
+    """Time for a request's head, from its first byte."""
+    body_timeout_s: Positive = 120.0
+    """Time for a request's whole body."""
+    max_bodies_mib: Positive = 512.0
+    """Memory for the bodies of all requests in progress; above it, requests are refused with Retry-After."""
+    max_unread_mib: Positive = 256.0
+    """Memory for answers that clients have not read; one address may use a quarter. Above it, the connection that has used the most for the longest
+    is closed."""
+    keep_alive_s: Positive = 75.0
+    """Time without a request after which a connection is closed."""
+    stall_timeout_s: Positive = 60.0
+    """Time after which a client that does not read its answer is disconnected."""
+    max_connections: Count = 20_000
+    """Connections of all clients."""
+    max_connections_per_client: Count = 256
+    """Connections of one address. A load balancer is one address for all its clients."""
+    max_open_per_client: Count = 256
+    """Requests in progress of one address. A load balancer is one address for all its clients."""
 
 
 class ClientsConfig(Table, frozen=True, kw_only=True):
     """Locations of clients. A client with an unknown location counts as being near the router."""
 
-    front_ends: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Networks of CDNs and load balancers whose x-client-geo header (latitude,longitude) is believed."
-        ),
-    ] = ("127.0.0.0/8", "::1/128")
-    geo_database: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "File in MaxMind's format with coordinates, such as GeoLite2-City.mmdb; unset: other clients count as "
-                "being near the router. Replace the file by renaming."
-            )
-        ),
-    ] = None
+    front_ends: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    """Networks of CDNs and load balancers whose x-client-geo header (latitude,longitude) is believed."""
+    geo_database: str | None = None
+    """File in MaxMind's format with coordinates, such as GeoLite2-City.mmdb; unset: other clients count as being near the router. Replace the file by
+    renaming."""
 
     rules: ClassVar[Rules] = {"front_ends": are_networks}
 
@@ -174,24 +136,22 @@ class ClientsConfig(Table, frozen=True, kw_only=True):
 class TenantLimitsConfig(Table, frozen=True, kw_only=True):
     """Limits of one tenant: an account, or an unknown key."""
 
-    requests_per_min: Annotated[Positive | None, Meta(description="Requests per minute; unset: no limit.")] = None
-    tokens_per_min: Annotated[
-        Positive | None,
-        Meta(
-            description=(
-                "Tokens of prompts (as the router estimates them) and answers per minute. A request reserves its prompt "
-                "and max_tokens, or 256. Unset: no limit."
-            )
-        ),
-    ] = None
-    max_open: Annotated[Count | None, Meta(description="Requests in progress; unset: no limit.")] = None
+    requests_per_min: Positive | None = None
+    """Requests per minute; unset: no limit."""
+    tokens_per_min: Positive | None = None
+    """Tokens of prompts (as the router estimates them) and answers per minute. A request reserves its prompt and max_tokens, or 256. Unset: no
+    limit."""
+    max_open: Count | None = None
+    """Requests in progress; unset: no limit."""
 
 
 class PlacesConfig(Table, frozen=True, kw_only=True):
     """The sites to which data may go: the named sites, and all sites of the named regions."""
 
-    sites: Annotated[tuple[Name, ...], Meta(description="Names of sites.")] = ()
-    regions: Annotated[tuple[Name, ...], Meta(description="Regions of sites.")] = ()
+    sites: tuple[Name, ...] = ()
+    """Names of sites."""
+    regions: tuple[Name, ...] = ()
+    """Regions of sites."""
 
     def check(self, sites: Sequence[SiteRef], whose: str) -> None:
         """Raise ValueError for an unknown site or region; `whose` names the owner of the rule in the message."""
@@ -214,170 +174,110 @@ HostName = Annotated[
 class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     """An account with its own limits, which all its keys share."""
 
-    name: Annotated[Name, Meta(description="Name of the account.")]
-    models: AllowedModels = None
-    functions: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Names, with *, of functions that the account's keys may deploy, unless another account owns them."
-        ),
-    ] = ("*",)
-    tokens_per_day: Annotated[
-        Count | None,
-        Meta(
-            description=(
-                "Tokens of prompts and answers per day (UTC). Each router counts by its own ledger, unless quotas.store "
-                "is set."
-            )
-        ),
-    ] = None
-    cost_per_day: Annotated[Positive | None, Meta(description="Cost per day (UTC), in the ledger's currency.")] = None
-    hosts: Annotated[
-        tuple[HostName, ...],
-        Meta(description="Host names that routes of its functions may name, such as shop.example or *.acme.example."),
-    ] = ()
-    data: Annotated[
-        PlacesConfig | None, Meta(description="Sites and regions to which its data may go; unset: all.")
-    ] = None
+    name: Name
+    """Name of the account."""
+    models: tuple[str, ...] | None = None
+    """Names, with *, of models that the account may use; unset: all."""
+    functions: tuple[str, ...] = ("*",)
+    """Names, with *, of functions that the account's keys may deploy, unless another account owns them."""
+    tokens_per_day: Count | None = None
+    """Tokens of prompts and answers per day (UTC). Each router counts by its own ledger, unless quotas.store is set."""
+    cost_per_day: Positive | None = None
+    """Cost per day (UTC), in the ledger's currency."""
+    hosts: tuple[HostName, ...] = ()
+    """Host names that routes of its functions may name, such as shop.example or *.acme.example."""
+    data: PlacesConfig | None = None
+    """Sites and regions to which its data may go; unset: all."""
 
 
 class FunctionHostConfig(Table, frozen=True, kw_only=True):
     """A host name whose requests a function answers."""
 
-    pattern: Annotated[
-        str,
-        Meta(
-            pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9.-]*/(\*|[^*?]+\*?)?\Z",
-            max_length=300,
-            description="Host and path, such as shop.example/* or *.shop.example/api/*; of several that fit, the most specific counts.",
-        ),
-    ]
-    function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z", description="Name of the function.")]
+    pattern: Annotated[str, Meta(pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9.-]*/(\*|[^*?]+\*?)?\Z", max_length=300)]
+    """Host and path, such as shop.example/* or *.shop.example/api/*; of several that fit, the most specific counts."""
+    function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
+    """Name of the function."""
 
 
 class NetworkFunctionsConfig(Table, frozen=True, kw_only=True):
     """The names of functions in the network."""
 
-    domain: Annotated[
-        Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)+\Z")] | None,
-        Meta(
-            description="Domain such as fn.example: NAME.fn.example is the function NAME. DNS must lead *.fn.example to this router."
-        ),
-    ] = None
+    domain: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)+\Z")] | None = None
+    """Domain such as fn.example: NAME.fn.example is the function NAME. DNS must lead *.fn.example to this router."""
 
 
 class NetworkModelConfig(Table, frozen=True, kw_only=True):
     """A rule for models at all sites."""
 
-    model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
-    data: Annotated[
-        PlacesConfig | None, Meta(description="Sites and regions to which requests for it may go; unset: all.")
-    ] = None
+    model: Annotated[str, Meta(min_length=1)]
+    """Name of the models, with *."""
+    data: PlacesConfig | None = None
+    """Sites and regions to which requests for it may go; unset: all."""
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
     """Streams that can be read again.
     Their events are stored in the router's memory, and in a directory that routers may share."""
 
-    directory: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "Directory that routers may share: each continues a stream that another one started. Unset: a stream ends"
-                " with its router."
-            )
-        ),
-    ] = None
-    max_stream_mib: Annotated[Positive, Meta(description="Size of one stream; a longer one is ended.")] = 8.0
-    max_total_mib: Annotated[
-        Positive, Meta(description="Size of all streams; those that ended first are dropped first.")
-    ] = 256.0
-    keep_s: Annotated[Positive, Meta(description="Time for which a stream can be read after its end.")] = 300.0
-    max_age_s: Annotated[Positive, Meta(description="Time after which a stream that has not ended is ended.")] = 3600.0
+    directory: str | None = None
+    """Directory that routers may share: each continues a stream that another one started. Unset: a stream ends with its router."""
+    max_stream_mib: Positive = 8.0
+    """Size of one stream; a longer one is ended."""
+    max_total_mib: Positive = 256.0
+    """Size of all streams; those that ended first are dropped first."""
+    keep_s: Positive = 300.0
+    """Time for which a stream can be read after its end."""
+    max_age_s: Positive = 3600.0
+    """Time after which a stream that has not ended is ended."""
 
 
 class LedgerConfig(Table, frozen=True, kw_only=True):
     """The record of each account's usage.
     Needs PILOTLIGHT_HOP_SECRET, with which sites sign what they report."""
 
-    directory: Annotated[
-        str | None,
-        Meta(description="Directory of this router only, on a disk that outlives it; unset: usage is not recorded."),
-    ] = None
-    store: Annotated[
-        Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
-        Meta(
-            description=(
-                "PostgreSQL database that routers may share, as postgresql://USER@HOST/DATABASE, with the password in "
-                "PGPASSWORD or ~/.pgpass; unset: a SQLite file in the directory."
-            )
-        ),
-    ] = None
-    when_failing: Annotated[
-        Literal["refuse", "serve"],
-        Meta(
-            description=(
-                "While the store cannot be written: refuse new requests, or serve up to max_unwritten of them and write "
-                "their usage later."
-            )
-        ),
-    ] = "refuse"
-    max_unwritten: Annotated[
-        int, Meta(ge=16, le=1_000_000, description="Requests whose usage is not written yet, of 1 KiB each.")
-    ] = 16_384
-    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z", description="Currency of all prices (ISO 4217).")] = "USD"
+    directory: str | None = None
+    """Directory of this router only, on a disk that outlives it; unset: usage is not recorded."""
+    store: PostgresUrl | None = None
+    """PostgreSQL database that routers may share, as postgresql://USER@HOST/DATABASE, with the password in PGPASSWORD or ~/.pgpass; unset: a SQLite
+    file in the directory."""
+    when_failing: Literal["refuse", "serve"] = "refuse"
+    """While the store cannot be written: refuse new requests, or serve up to max_unwritten of them and write their usage later."""
+    max_unwritten: Annotated[int, Meta(ge=16, le=1_000_000)] = 16_384
+    """Requests whose usage is not written yet, of 1 KiB each."""
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z")] = "USD"
+    """Currency of all prices (ISO 4217)."""
 
 
 class SharedResponsesConfig(ResponsesConfig, frozen=True, kw_only=True):
     """Stored responses (POST /v1/responses) of this router, or of all routers that share a store."""
 
-    store: Annotated[
-        Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
-        Meta(
-            description=(
-                "PostgreSQL database in which all routers that name it store responses, as ledger.store; unset: a SQLite "
-                "file in the directory."
-            )
-        ),
-    ] = None
+    store: PostgresUrl | None = None
+    """PostgreSQL database in which all routers that name it store responses, as ledger.store; unset: a SQLite file in the directory."""
 
 
 class QuotasConfig(Table, frozen=True, kw_only=True):
     """Limits of accounts that all routers of a network enforce together."""
 
-    store: Annotated[
-        Annotated[str, Meta(pattern=r"^postgres(ql)?://")] | None,
-        Meta(
-            description=(
-                "PostgreSQL database through which routers share accounts' limits, as ledger.store; unset: each router "
-                "grants the whole limit."
-            )
-        ),
-    ] = None
-    when_failing: Annotated[
-        Literal["refuse", "serve"],
-        Meta(
-            description=(
-                "While the store cannot be reached: serve by the router's own counts, or refuse accounts with limits once"
-                " the router has used what it had leased."
-            )
-        ),
-    ] = "serve"
+    store: PostgresUrl | None = None
+    """PostgreSQL database through which routers share accounts' limits, as ledger.store; unset: each router grants the whole limit."""
+    when_failing: Literal["refuse", "serve"] = "serve"
+    """While the store cannot be reached: serve by the router's own counts, or refuse accounts with limits once the router has used what it had
+    leased."""
 
 
 class PriceConfig(Table, frozen=True, kw_only=True):
     """The price of a million tokens. Of several that fit a model, the newest valid one counts."""
 
-    model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
-    input: Annotated[NonNegative, Meta(description="Price of a million prompt tokens.")]
-    output: Annotated[NonNegative, Meta(description="Price of a million output tokens, reasoning included.")]
-    cached_input: Annotated[
-        NonNegative | None,
-        Meta(description="Price of a million prompt tokens that were cached; unset: the same as input."),
-    ] = None
-    valid_from: Annotated[
-        Moment | None, Meta(description="Start of requests from which the price counts; unset: always.")
-    ] = None
+    model: Annotated[str, Meta(min_length=1)]
+    """Name of the models, with *."""
+    input: NonNegative
+    """Price of a million prompt tokens."""
+    output: NonNegative
+    """Price of a million output tokens, reasoning included."""
+    cached_input: NonNegative | None = None
+    """Price of a million prompt tokens that were cached; unset: the same as input."""
+    valid_from: Moment | None = None
+    """Start of requests from which the price counts; unset: always."""
 
 
 Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
@@ -387,14 +287,14 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
     """A service-level objective over 30 days.
     A request counts for the first objective that fits its model."""
 
-    model: Annotated[str, Meta(min_length=1, description="Name of the models, with *.")]
-    answered: Annotated[Share | None, Meta(description="Share of requests that must not fail, such as 0.999.")] = None
-    first_token: Annotated[
-        Share | None, Meta(description="Share of streams whose first token must come within first_token_ms.")
-    ] = None
-    first_token_ms: Annotated[
-        Positive | None, Meta(description="Time to the first token, from the request's arrival at the router.")
-    ] = None
+    model: Annotated[str, Meta(min_length=1)]
+    """Name of the models, with *."""
+    answered: Share | None = None
+    """Share of requests that must not fail, such as 0.999."""
+    first_token: Share | None = None
+    """Share of streams whose first token must come within first_token_ms."""
+    first_token_ms: Positive | None = None
+    """Time to the first token, from the request's arrival at the router."""
 
     def agree(self) -> None:
         if (self.first_token is None) != (self.first_token_ms is None):
@@ -406,54 +306,57 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
 class JoinConfig(Table, frozen=True, kw_only=True):
     """Machines that become sites by a token (`pilotlight join`)."""
 
-    directory: Annotated[
-        str | None,
-        Meta(description="The network's folder, which `pilotlight network init` makes; unset: no machine may join."),
-    ] = None
+    directory: str | None = None
+    """The network's folder, which `pilotlight network init` makes; unset: no machine may join."""
 
 
 class NetworkConfig(Table, frozen=True, kw_only=True):
     """The router's file."""
 
-    listen: Annotated[ListenConfig, Meta(description="Address of the router's HTTP server, and its TLS certificate.")]
-    hop: Annotated[HopConfig, Meta(description="What the router and its sites know each other by.")] = HopConfig()
-    join: Annotated[JoinConfig, Meta(description="Machines that may join as sites.")] = JoinConfig()
-    door: Annotated[DoorConfig, Meta(description="Which clients are served, and limits of their connections.")] = (
-        DoorConfig()
-    )
-    clients: Annotated[ClientsConfig, Meta(description="Where clients are.")] = ClientsConfig()
-    tenant_limits: Annotated[
-        TenantLimitsConfig, Meta(description="Limits of every account without its own, and of unknown keys.")
-    ] = TenantLimitsConfig()
-    accounts: Annotated[tuple[CustomerConfig, ...], Meta(description="Accounts with their limits.")] = ()
-    keys: Annotated[
-        tuple[KeyConfig, ...], Meta(description="API keys, by their digests (`pilotlight keys create`).")
-    ] = ()
-    durable: Annotated[DurableConfig, Meta(description="Streams that can be read again.")] = DurableConfig()
-    responses: Annotated[SharedResponsesConfig, Meta(description="Stored responses (POST /v1/responses).")] = (
-        SharedResponsesConfig()
-    )
-    ledger: Annotated[LedgerConfig, Meta(description="Record of each account's usage.")] = LedgerConfig()
-    quotas: Annotated[QuotasConfig, Meta(description="Limits that routers share.")] = QuotasConfig()
-    telemetry: Annotated[TelemetryConfig, Meta(description="Logs and traces.")] = TelemetryConfig()
-    prices: Annotated[
-        tuple[PriceConfig, ...],
-        Meta(
-            description="Prices, shown in /v1/models and GET /usage. Of several that fit, the newest valid one counts."
-        ),
-    ] = ()
-    models: Annotated[tuple[NetworkModelConfig, ...], Meta(description="Rules for models, by name.")] = ()
-    functions: Annotated[NetworkFunctionsConfig, Meta(description="Names of functions in the network.")] = (
-        NetworkFunctionsConfig()
-    )
-    hosts: Annotated[tuple[FunctionHostConfig, ...], Meta(description="Host names that functions answer.")] = ()
-    objectives: Annotated[tuple[ObjectiveConfig, ...], Meta(description="Service-level objectives.")] = ()
-    place: Annotated[PlaceConfig, Meta(description="Where the router is.")]
-    sites: Annotated[
-        tuple[SiteRef, ...], Meta(description="The sites of the network; at least one, unless machines may join.")
-    ] = ()
-    health: Annotated[HealthConfig, Meta(description="Probes of sites.")] = HealthConfig()
-    relay: Annotated[RelayConfig, Meta(description="Timeouts, retries and continuation.")] = RelayConfig()
+    listen: ListenConfig
+    """Address of the router's HTTP server, and its TLS certificate."""
+    hop: HopConfig = HopConfig()
+    """What the router and its sites know each other by."""
+    join: JoinConfig = JoinConfig()
+    """Machines that may join as sites."""
+    door: DoorConfig = DoorConfig()
+    """Which clients are served, and limits of their connections."""
+    clients: ClientsConfig = ClientsConfig()
+    """Where clients are."""
+    tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
+    """Limits of every account without its own, and of unknown keys."""
+    accounts: tuple[CustomerConfig, ...] = ()
+    """Accounts with their limits."""
+    keys: tuple[KeyConfig, ...] = ()
+    """API keys, by their digests (`pilotlight keys create`)."""
+    durable: DurableConfig = DurableConfig()
+    """Streams that can be read again."""
+    responses: SharedResponsesConfig = SharedResponsesConfig()
+    """Stored responses (POST /v1/responses)."""
+    ledger: LedgerConfig = LedgerConfig()
+    """Record of each account's usage."""
+    quotas: QuotasConfig = QuotasConfig()
+    """Limits that routers share."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Logs and traces."""
+    prices: tuple[PriceConfig, ...] = ()
+    """Prices, shown in /v1/models and GET /usage. Of several that fit, the newest valid one counts."""
+    models: tuple[NetworkModelConfig, ...] = ()
+    """Rules for models, by name."""
+    functions: NetworkFunctionsConfig = NetworkFunctionsConfig()
+    """Names of functions in the network."""
+    hosts: tuple[FunctionHostConfig, ...] = ()
+    """Host names that functions answer."""
+    objectives: tuple[ObjectiveConfig, ...] = ()
+    """Service-level objectives."""
+    place: PlaceConfig
+    """Where the router is."""
+    sites: tuple[SiteRef, ...] = ()
+    """The sites of the network; at least one, unless machines may join."""
+    health: HealthConfig = HealthConfig()
+    """Probes of sites."""
+    relay: RelayConfig = RelayConfig()
+    """Timeouts, retries and continuation."""
 
     def agree(self) -> None:
         refuse_twice([site.name for site in self.sites], "site name")
@@ -480,8 +383,10 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
 class IssuedKeysFile(Table, frozen=True, kw_only=True):
     """Keys and accounts that a router made while it ran; a key may name an account of the router's file."""
 
-    accounts: Annotated[tuple[CustomerConfig, ...], Meta(description="Accounts with their limits.")] = ()
-    keys: Annotated[tuple[KeyConfig, ...], Meta(description="API keys, by their digests.")] = ()
+    accounts: tuple[CustomerConfig, ...] = ()
+    """Accounts with their limits."""
+    keys: tuple[KeyConfig, ...] = ()
+    """API keys, by their digests."""
 
 
 def load_network(path: Path) -> NetworkConfig:

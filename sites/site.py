@@ -24,8 +24,8 @@ from pilotlight.sites.config import (
     parse,
     read,
 )
-from pilotlight.sites.images import ImagesConfig
 from pilotlight.sites.rules import (
+    are_host_names,
     can_stand_together,
     is_a_device,
     is_a_speculation,
@@ -39,6 +39,25 @@ LOCAL = Path(__file__).parent / "local"
 
 
 Role = Literal["prefill", "decode", "both"]
+# unset: auto, unless devices are named
+Device = Annotated[str, Meta(extra_json_schema={"default": "auto"})] | UnsetType
+DeviceGroup = Annotated[tuple[str, ...], Meta(min_length=1)]
+
+
+class ImagesConfig(Table, frozen=True, kw_only=True):
+    """Limits of images in requests.
+    The whole body, with images in base64, must fit in limits.max_body_mib."""
+
+    rules: ClassVar[Rules] = {"allowed_hosts": are_host_names}
+
+    max_per_request: Count = 16
+    """Images in one request."""
+    max_mib: Positive = 8.0
+    """Size of one image file."""
+    max_megapixels: Annotated[float, Meta(gt=0, le=64)] = 50.0
+    """Pixels of one image, in millions."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Hosts from which https: URLs of images are fetched, if their addresses are public; empty: only data: URLs are accepted."""
 
 
 class EngineHostConfig(Table, frozen=True, kw_only=True):
@@ -46,29 +65,12 @@ class EngineHostConfig(Table, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = {"device": is_a_device}
 
-    device: (
-        Annotated[
-            str,
-            Meta(
-                description='One device of this host: "auto", "cpu", "cuda" or "cuda:N".',
-                extra_json_schema={"default": "auto"},
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-    devices: Annotated[
-        Annotated[tuple[str, ...], Meta(min_length=2)] | None,
-        Meta(description="Several devices of this host, which share every model. Replaces device."),
-    ] = None
-    role: Annotated[
-        Role,
-        Meta(
-            description=(
-                "prefill: compute prompts and send their KV blocks to hosts that answer; decode: generate answers; both: "
-                "do both."
-            )
-        ),
-    ] = "both"
+    device: Device = UNSET
+    """One device of this host: "auto", "cpu", "cuda" or "cuda:N"."""
+    devices: Annotated[tuple[str, ...], Meta(min_length=2)] | None = None
+    """Several devices of this host, which share every model. Replaces device."""
+    role: Role = "both"
+    """prefill: compute prompts and send their KV blocks to hosts that answer; decode: generate answers; both: do both."""
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -85,11 +87,10 @@ class LenderConfig(Table, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = {"url": is_http}
 
-    site: Annotated[Name, Meta(description="Name of the other site, as routers' data rules use it.")]
-    url: Annotated[
-        str,
-        Meta(description="URL where that site listens. Its engine hosts serve KV blocks at the same host (lend_at)."),
-    ]
+    site: Name
+    """Name of the other site, as routers' data rules use it."""
+    url: str
+    """URL where that site listens. Its engine hosts serve KV blocks at the same host (lend_at)."""
 
 
 class EngineConfig(Table, frozen=True, kw_only=True):
@@ -98,217 +99,83 @@ class EngineConfig(Table, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = {"device": is_a_device, "devices": can_stand_together}
 
-    device: (  # unset is auto, and leaves devices its say
-        Annotated[
-            str,
-            Meta(
-                description='The device of the engine host: "auto", "cpu", "cuda" or "cuda:N".',
-                extra_json_schema={"default": "auto"},
-            ),
-        ]
-        | UnsetType
-    ) = UNSET
-    devices: Annotated[
-        Annotated[tuple[str | Annotated[tuple[str, ...], Meta(min_length=1)], ...], Meta(min_length=1)] | None,
-        Meta(
-            description=(
-                'Several devices, with one engine host each. Devices in inner brackets share every model: [["cuda:0", '
-                '"cuda:1"], "cuda:2"]. All but the first of such a group may be on other machines, found by Ray: '
-                '["cuda:0", "ray:cuda"].'
-            )
-        ),
-    ] = None
-    ray_address: Annotated[
-        Annotated[str, Meta(pattern=r"^(auto|[^\s/]+:[0-9]{1,5})\Z")],
-        Meta(
-            description=(
-                "HOST:PORT of the Ray cluster that finds devices on other machines; auto: the cluster that this machine "
-                "is a node of. Needs pilotlight-inference[cluster]."
-            )
-        ),
-    ] = "auto"
-    stages: Annotated[
-        Count,
-        Meta(
-            description=(
-                "Number of pipeline stages into which a group of devices is divided, in order. Each stage has consecutive"
-                " layers."
-            )
-        ),
-    ] = 1
-    expert_parallel: Annotated[
-        bool,
-        Meta(description="Give each device of a group whole experts of each layer, instead of a part of every expert."),
-    ] = False
-    redundant_experts: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="With expert_parallel: number of extra copies of each layer's busiest experts.",
-        ),
-    ] = 0
-    data_parallel: Annotated[
-        Count,
-        Meta(
-            description=(
-                "With expert_parallel: number of copies of a layer's attention, each with its own sequences and KV cache,"
-                " on an equal share of the group's devices. kv_gib and kv_tokens then count for each device."
-            )
-        ),
-    ] = 1
-    hosts: Annotated[
-        tuple[EngineHostConfig, ...],
-        Meta(
-            description="One table for each engine host, where hosts have different roles. Replaces device and devices."
-        ),
-    ] = ()
-    shift_roles: Annotated[
-        bool,
-        Meta(
-            description=(
-                "Let a host take both roles while the other role's requests would wait longer than scale_up_wait_s. It "
-                "returns to its own role after scale_down_after_s without such a wait."
-            )
-        ),
-    ] = False
-    scale_up_wait_s: Annotated[
-        NonNegative,
-        Meta(
-            description=(
-                "Wake a model on one more device when its next request would wait longer than this for a few seconds; 0: "
-                "never."
-            )
-        ),
-    ] = 1.0
-    scale_down_after_s: Annotated[
-        Positive,
-        Meta(description="Put an extra copy of a model to sleep when the others would have sufficed for this long."),
-    ] = 30.0
-    threads: Annotated[Count | None, Meta(description="CPU threads of one operation; unset: PyTorch's default.")] = None
-    kv_gib: Annotated[
-        Positive | None,
-        Meta(
-            description=(
-                "KV cache of all models of one device; unset: 0.25 on a CPU, and what weights and steps leave free on a "
-                "GPU."
-            )
-        ),
-    ] = None
-    kv_host_gib: Annotated[
-        NonNegative,
-        Meta(
-            description="Shared memory for KV blocks that the device evicts. They survive a restart of the engine host. 0: off."
-        ),
-    ] = 0.0
-    kv_disk_dir: Annotated[
-        str | None,
-        Meta(
-            description="Directory for KV blocks that host memory evicts; each site uses a subfolder with its name. Unset: off."
-        ),
-    ] = None
-    kv_disk_gib: Annotated[Positive, Meta(description="Maximum size of kv_disk_dir.")] = 8.0
-    kv_disk_write_mib_per_s: Annotated[
-        Positive,
-        Meta(
-            description=(
-                "Maximum write rate of each host to kv_disk_dir. Above it, only blocks that were used more than once are "
-                "written."
-            )
-        ),
-    ] = 256.0
-    kv_store: Annotated[
-        Annotated[str, Meta(pattern=r"^[^\s/]+:[0-9]{1,5}\Z")] | None,
-        Meta(
-            description=(
-                "HOST:PORT of a Mooncake Store's master (`pilotlight store`), shared by all hosts and sites that name it."
-                " Its connections are not authenticated. Needs pilotlight-inference[mooncake]. Unset: off."
-            ),
-        ),
-    ] = None
-    kv_transport: Annotated[
-        Literal["shared_memory", "mooncake"],
-        Meta(
-            description=(
-                "How KV blocks move between hosts: through this machine's shared memory, or by Mooncake's transfer "
-                "engine, whose connections are not authenticated (pilotlight-inference[mooncake])."
-            )
-        ),
-    ] = "shared_memory"
-    lend_at: Annotated[
-        Annotated[str, Meta(pattern=r"^[^\s/:]+:[0-9]{1,5}\Z")] | None,
-        Meta(
-            description=(
-                "HOST:PORT where the first engine host serves KV blocks to other sites; further hosts use the next ports."
-                " Idle hosts then compute prompts for those sites. Unset: off."
-            )
-        ),
-    ] = None
-    lenders: Annotated[
-        tuple[LenderConfig, ...],
-        Meta(
-            description=(
-                "Sites that may compute prompts for this one, when that is predicted to be faster, transfer included, and"
-                " the router has confirmed that the request's data may go there."
-            )
-        ),
-    ] = ()
-    weights_gib: Annotated[
-        Positive | None,
-        Meta(
-            description=(
-                "Maximum size of the weights of awake models on one device; unset: what the KV cache leaves free on a "
-                "GPU, no limit on a CPU."
-            )
-        ),
-    ] = None
-    weights_host_gib: Annotated[
-        NonNegative | None,
-        Meta(
-            description=(
-                "Shared memory for weights of sleeping models, kept across a restart of the engine host; 0: off; unset: "
-                "up to half of the available memory."
-            )
-        ),
-    ] = None
-    block_size: Annotated[int, Meta(ge=1, le=256, description="Tokens in one KV block.")] = 16
-    max_num_batched_tokens: Annotated[int, Meta(ge=16, description="Token budget of one engine step.")] = 2048
-    max_decode_delay_ms: Annotated[
-        NonNegative,
-        Meta(description="Longest time by which a step's prompt tokens may delay running streams, as measured."),
-    ] = 200.0
-    max_num_seqs: Annotated[Count, Meta(description="Sequences that run at the same time.")] = 64
-    adapter_slots: Annotated[
-        Count, Meta(description="Adapters of one model that a device can compute in one batch.")
-    ] = 16
-    adapters_host_gib: Annotated[
-        NonNegative, Meta(description="Host memory for the adapters of one model, kept for their next use.")
-    ] = 1.0
-    max_waiting: Annotated[Count, Meta(description="Sequences that may wait; further requests are refused.")] = 1024
-    start_timeout_s: Annotated[
-        Positive, Meta(description="Time in which a host must have loaded its first model; then it is restarted.")
-    ] = 60.0
-    step_deadline_s: Annotated[
-        Positive,
-        Meta(
-            description=(
-                "Time without a finished step after which a host with work is restarted; at least ten times the measured "
-                "duration of its largest step."
-            )
-        ),
-    ] = 30.0
+    device: Device = UNSET
+    """The device of the engine host: "auto", "cpu", "cuda" or "cuda:N"."""
+    devices: Annotated[tuple[str | DeviceGroup, ...], Meta(min_length=1)] | None = None
+    """Several devices, with one engine host each. Devices in inner brackets share every model: [["cuda:0", "cuda:1"], "cuda:2"]. All but the first of
+    such a group may be on other machines, found by Ray: ["cuda:0", "ray:cuda"]."""
+    ray_address: Annotated[str, Meta(pattern=r"^(auto|[^\s/]+:[0-9]{1,5})\Z")] = "auto"
+    """HOST:PORT of the Ray cluster that finds devices on other machines; auto: the cluster that this machine is a node of. Needs
+    pilotlight-inference[cluster]."""
+    stages: Count = 1
+    """Number of pipeline stages into which a group of devices is divided, in order. Each stage has consecutive layers."""
+    expert_parallel: bool = False
+    """Give each device of a group whole experts of each layer, instead of a part of every expert."""
+    redundant_experts: Annotated[int, Meta(ge=0)] = 0
+    """With expert_parallel: number of extra copies of each layer's busiest experts."""
+    data_parallel: Count = 1
+    """With expert_parallel: number of copies of a layer's attention, each with its own sequences and KV cache, on an equal share of the group's
+    devices. kv_gib and kv_tokens then count for each device."""
+    hosts: tuple[EngineHostConfig, ...] = ()
+    """One table for each engine host, where hosts have different roles. Replaces device and devices."""
+    shift_roles: bool = False
+    """Let a host take both roles while the other role's requests would wait longer than scale_up_wait_s. It returns to its own role after
+    scale_down_after_s without such a wait."""
+    scale_up_wait_s: NonNegative = 1.0
+    """Wake a model on one more device when its next request would wait longer than this for a few seconds; 0: never."""
+    scale_down_after_s: Positive = 30.0
+    """Put an extra copy of a model to sleep when the others would have sufficed for this long."""
+    threads: Count | None = None
+    """CPU threads of one operation; unset: PyTorch's default."""
+    kv_gib: Positive | None = None
+    """KV cache of all models of one device; unset: 0.25 on a CPU, and what weights and steps leave free on a GPU."""
+    kv_host_gib: NonNegative = 0.0
+    """Shared memory for KV blocks that the device evicts. They survive a restart of the engine host. 0: off."""
+    kv_disk_dir: str | None = None
+    """Directory for KV blocks that host memory evicts; each site uses a subfolder with its name. Unset: off."""
+    kv_disk_gib: Positive = 8.0
+    """Maximum size of kv_disk_dir."""
+    kv_disk_write_mib_per_s: Positive = 256.0
+    """Maximum write rate of each host to kv_disk_dir. Above it, only blocks that were used more than once are written."""
+    kv_store: Annotated[str, Meta(pattern=r"^[^\s/]+:[0-9]{1,5}\Z")] | None = None
+    """HOST:PORT of a Mooncake Store's master (`pilotlight store`), shared by all hosts and sites that name it. Its connections are not authenticated.
+    Needs pilotlight-inference[mooncake]. Unset: off."""
+    kv_transport: Literal["shared_memory", "mooncake"] = "shared_memory"
+    """How KV blocks move between hosts: through this machine's shared memory, or by Mooncake's transfer engine, whose connections are not
+    authenticated (pilotlight-inference[mooncake])."""
+    lend_at: Annotated[str, Meta(pattern=r"^[^\s/:]+:[0-9]{1,5}\Z")] | None = None
+    """HOST:PORT where the first engine host serves KV blocks to other sites; further hosts use the next ports. Idle hosts then compute prompts for
+    those sites. Unset: off."""
+    lenders: tuple[LenderConfig, ...] = ()
+    """Sites that may compute prompts for this one, when that is predicted to be faster, transfer included, and the router has confirmed that the
+    request's data may go there."""
+    weights_gib: Positive | None = None
+    """Maximum size of the weights of awake models on one device; unset: what the KV cache leaves free on a GPU, no limit on a CPU."""
+    weights_host_gib: NonNegative | None = None
+    """Shared memory for weights of sleeping models, kept across a restart of the engine host; 0: off; unset: up to half of the available memory."""
+    block_size: Annotated[int, Meta(ge=1, le=256)] = 16
+    """Tokens in one KV block."""
+    max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 2048
+    """Token budget of one engine step."""
+    max_decode_delay_ms: NonNegative = 200.0
+    """Longest time by which a step's prompt tokens may delay running streams, as measured."""
+    max_num_seqs: Count = 64
+    """Sequences that run at the same time."""
+    adapter_slots: Count = 16
+    """Adapters of one model that a device can compute in one batch."""
+    adapters_host_gib: NonNegative = 1.0
+    """Host memory for the adapters of one model, kept for their next use."""
+    max_waiting: Count = 1024
+    """Sequences that may wait; further requests are refused."""
+    start_timeout_s: Positive = 60.0
+    """Time in which a host must have loaded its first model; then it is restarted."""
+    step_deadline_s: Positive = 30.0
+    """Time without a finished step after which a host with work is restarted; at least ten times the measured duration of its largest step."""
 
-    standby: Annotated[
-        bool | None,
-        Meta(
-            description=(
-                "Keep a second engine host without a model, which takes over when the first one dies (160 MiB); unset: if"
-                " 1.25 GiB of memory are available."
-            )
-        ),
-    ] = None
-    standby_after_s: Annotated[
-        NonNegative, Meta(description="Time without work after which that host is prepared.")
-    ] = 5.0
+    standby: bool | None = None
+    """Keep a second engine host without a model, which takes over when the first one dies (160 MiB); unset: if 1.25 GiB of memory are available."""
+    standby_after_s: NonNegative = 5.0
+    """Time without work after which that host is prepared."""
 
     @property
     def device_groups(self) -> tuple[tuple[str, ...], ...]:
@@ -416,115 +283,61 @@ ToolFormatName = Literal[
 class AdapterConfig(Table, frozen=True, kw_only=True):
     """A low-rank adapter of a model."""
 
-    name: Annotated[
-        str,
-        Meta(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z", description="Name of the adapter; requests use MODEL:NAME."
-        ),
-    ]
-    path: Annotated[str, Meta(description="PEFT directory: adapter_config.json and adapter_model.safetensors.")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")]
+    """Name of the adapter; requests use MODEL:NAME."""
+    path: str
+    """PEFT directory: adapter_config.json and adapter_model.safetensors."""
 
 
 class ModelConfig(Table, frozen=True, kw_only=True):
     rules: ClassVar[Rules] = {"speculate": is_a_speculation}
 
-    name: Annotated[str, Meta(min_length=1, max_length=200, description="Name that requests use.")]
-    source: Annotated[
-        str,
-        Meta(
-            description='"embedded:ember", a directory, a GGUF file, the URL of a packed model, or a Hugging Face id.'
-        ),
-    ]
-    aliases: Annotated[tuple[str, ...], Meta(description="Further names of the same model.")] = ()
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        Meta(description="Type in which the model computes; auto: the type of the checkpoint."),
-    ] = "auto"
-    lossless: Annotated[
-        Literal["auto", "off", "always"],
-        Meta(
-            description=(
-                "Keep bfloat16 weights in 12 bits, with the same answers. auto: on a CPU, if measured to be faster; "
-                "always: on GPUs too."
-            )
-        ),
-    ] = "auto"
-    kv_dtype: Annotated[
-        Literal["auto", "fp8"],
-        Meta(
-            description="Type of the KV cache. auto: as the model computes; fp8: half the bytes of bfloat16, less exact."
-        ),
-    ] = "auto"
-    residency: Annotated[
-        Literal["device", "auto", "host", "disk"],
-        Meta(
-            description=(
-                "device: loaded at start, always awake; auto: woken by its first request, sleeps in host memory when "
-                "others need the device; host: like auto, read into host memory at start; disk: woken by its first "
-                "request, sleeps on disk."
-            )
-        ),
-    ] = "device"
-    priority: Annotated[int, Meta(ge=-8, le=7, description="Models with a higher number are put to sleep last.")] = 0
-    sleep_after_s: Annotated[
-        Positive | None,
-        Meta(
-            description="Put the model to sleep after this time without use; unset: only when others need the device."
-        ),
-    ] = None
-    kv_tokens: Annotated[
-        Annotated[int, Meta(ge=16)] | None,
-        Meta(description="KV cache in tokens that is reserved for this model; unset: it shares what is free."),
-    ] = None
-    context_tokens: Annotated[
-        Annotated[int, Meta(ge=16)] | None,
-        Meta(
-            description="Maximum tokens of a prompt and its answer together; unset: what the model and its KV cache allow."
-        ),
-    ] = None
-    default_max_tokens: Annotated[
-        Count | None,
-        Meta(
-            description=(
-                "Maximum output tokens of requests that name none; unset: the rest of the context, and 256 for Workers "
-                "AI's run."
-            )
-        ),
-    ] = None
-    adapters: Annotated[tuple[AdapterConfig, ...], Meta(description="Low-rank adapters of the model.")] = ()
-    adapters_dir: Annotated[
-        str | None,
-        Meta(description="Directory of adapters: each folder in it is one adapter, available as soon as it is there."),
-    ] = None
-    tool_format: Annotated[
-        ToolFormatName | None,
-        Meta(description="Format of the model's tool calls; unset: detected from its chat template."),
-    ] = None
-    speculate: Annotated[
-        str,
-        Meta(
-            description=(
-                "How tokens are drafted for verification; no output token changes. auto, off, or drafters in order, "
-                "separated by commas: grammar (tokens that a schema forces), suffix (what followed the same tokens "
-                "before), and one of draft:DIRECTORY (a smaller model with the same vocabulary), eagle3:DIRECTORY (a head"
-                " trained for the model), mtp (a layer of the model's checkpoint)."
-            )
-        ),
-    ] = "off"
+    name: Annotated[str, Meta(min_length=1, max_length=200)]
+    """Name that requests use."""
+    source: str
+    """"embedded:ember", a directory, a GGUF file, the URL of a packed model, or a Hugging Face id."""
+    aliases: tuple[str, ...] = ()
+    """Further names of the same model."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Type in which the model computes; auto: the type of the checkpoint."""
+    lossless: Literal["auto", "off", "always"] = "auto"
+    """Keep bfloat16 weights in 12 bits, with the same answers. auto: on a CPU, if measured to be faster; always: on GPUs too."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """Type of the KV cache. auto: as the model computes; fp8: half the bytes of bfloat16, less exact."""
+    residency: Literal["device", "auto", "host", "disk"] = "device"
+    """device: loaded at start, always awake; auto: woken by its first request, sleeps in host memory when others need the device; host: like auto,
+    read into host memory at start; disk: woken by its first request, sleeps on disk."""
+    priority: Annotated[int, Meta(ge=-8, le=7)] = 0
+    """Models with a higher number are put to sleep last."""
+    sleep_after_s: Positive | None = None
+    """Put the model to sleep after this time without use; unset: only when others need the device."""
+    kv_tokens: Annotated[int, Meta(ge=16)] | None = None
+    """KV cache in tokens that is reserved for this model; unset: it shares what is free."""
+    context_tokens: Annotated[int, Meta(ge=16)] | None = None
+    """Maximum tokens of a prompt and its answer together; unset: what the model and its KV cache allow."""
+    default_max_tokens: Count | None = None
+    """Maximum output tokens of requests that name none; unset: the rest of the context, and 256 for Workers AI's run."""
+    adapters: tuple[AdapterConfig, ...] = ()
+    """Low-rank adapters of the model."""
+    adapters_dir: str | None = None
+    """Directory of adapters: each folder in it is one adapter, available as soon as it is there."""
+    tool_format: ToolFormatName | None = None
+    """Format of the model's tool calls; unset: detected from its chat template."""
+    speculate: str = "off"
+    """How tokens are drafted for verification; no output token changes. auto, off, or drafters in order, separated by commas: grammar (tokens that a
+    schema forces), suffix (what followed the same tokens before), and one of draft:DIRECTORY (a smaller model with the same vocabulary),
+    eagle3:DIRECTORY (a head trained for the model), mtp (a layer of the model's checkpoint)."""
 
 
 class FunctionConfig(Table, frozen=True, kw_only=True):
-    name: Annotated[Name, Meta(description="Name of the function, served at /fn/NAME/.")]
-    path: Annotated[str, Meta(description="Directory with a wrangler.toml or wrangler.jsonc.")]
-    environment: Annotated[str | None, Meta(description="Environment of the manifest to use: an [env.NAME] table.")] = (
-        None
-    )
-    layer: Annotated[
-        str | None,
-        Meta(
-            description="Directory with the installed packages that the function imports; unset: the site installs them."
-        ),
-    ] = None
+    name: Name
+    """Name of the function, served at /fn/NAME/."""
+    path: str
+    """Directory with a wrangler.toml or wrangler.jsonc."""
+    environment: str | None = None
+    """Environment of the manifest to use: an [env.NAME] table."""
+    layer: str | None = None
+    """Directory with the installed packages that the function imports; unset: the site installs them."""
 
 
 class R2StoreConfig(Table, frozen=True, kw_only=True):
@@ -533,24 +346,24 @@ class R2StoreConfig(Table, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = {"endpoint": is_http_place}
 
-    endpoint: Annotated[str, Meta(description="URL of the S3 endpoint, such as https://s3.eu-west-1.amazonaws.com.")]
-    region: Annotated[str, Meta(description="Region that signatures name.")] = "auto"
-    bucket: Annotated[str | None, Meta(description="Name of the bucket at the endpoint, if it differs.")] = None
-    path_style: Annotated[bool, Meta(description="Put the bucket in the path; false: in the host name.")] = True
-    access_key_id_env: Annotated[str, Meta(description="Environment variable of the site with the access key id.")] = (
-        "AWS_ACCESS_KEY_ID"
-    )
-    secret_access_key_env: Annotated[
-        str, Meta(description="Environment variable of the site with the secret access key.")
-    ] = "AWS_SECRET_ACCESS_KEY"
-    session_token_env: Annotated[
-        str, Meta(description="Environment variable of the site with the session token, if there is one.")
-    ] = "AWS_SESSION_TOKEN"
-    credentials_file: Annotated[
-        str | None,
-        Meta(description="File such as ~/.aws/credentials, read for each request. Replaces the environment."),
-    ] = None
-    profile: Annotated[str, Meta(description="Section of that file.")] = "default"
+    endpoint: str
+    """URL of the S3 endpoint, such as https://s3.eu-west-1.amazonaws.com."""
+    region: str = "auto"
+    """Region that signatures name."""
+    bucket: str | None = None
+    """Name of the bucket at the endpoint, if it differs."""
+    path_style: bool = True
+    """Put the bucket in the path; false: in the host name."""
+    access_key_id_env: str = "AWS_ACCESS_KEY_ID"
+    """Environment variable of the site with the access key id."""
+    secret_access_key_env: str = "AWS_SECRET_ACCESS_KEY"
+    """Environment variable of the site with the secret access key."""
+    session_token_env: str = "AWS_SESSION_TOKEN"
+    """Environment variable of the site with the session token, if there is one."""
+    credentials_file: str | None = None
+    """File such as ~/.aws/credentials, read for each request. Replaces the environment."""
+    profile: str = "default"
+    """Section of that file."""
 
 
 Shareable = Annotated[str, Meta(pattern=r"^(kv|d1|r2|queue|rate_limit|service|props|durable_object):.+\Z")]
@@ -561,121 +374,76 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
 
     rules: ClassVar[Rules] = {"deployments": is_http}
 
-    serve: Annotated[tuple[FunctionConfig, ...], Meta(description="Functions from directories of this machine.")] = ()
-    directory: Annotated[
-        str | None, Meta(description="Directory of functions: each folder with a manifest is served.")
-    ] = None
-    deployments: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "URL of the router whose deployed functions (`pilotlight deploy`) this site serves. The router also "
-                "answers their calls of models that this site does not have."
-            )
-        ),
-    ] = None
-    state_dir: Annotated[
-        str | None, Meta(description="Directory for the data of bindings; unset: ~/.local/state/pilotlight/SITE.")
-    ] = None
-    shared: Annotated[
-        dict[Shareable, tuple[str, ...]],
-        Meta(
-            description=(
-                "Resources that deployed functions may use although they belong to the site or to another function: "
-                "KIND:ID (kv, d1, r2, queue, rate_limit; service, props and durable_object with a function's name) and "
-                "the names of the functions, with *."
-            )
-        ),
-    ] = msgspec.field(default_factory=dict)
-    r2: Annotated[
-        dict[str, R2StoreConfig],
-        Meta(description="R2 buckets, by their names in manifests, whose objects are stored at an S3 endpoint."),
-    ] = msgspec.field(default_factory=dict)
-    min_tier: Annotated[
-        Literal[1, 2, 3],
-        Meta(
-            description=(
-                "Lowest isolation with which functions are served. 1: resource limits and no privileges; 2: namespaces, "
-                "seccomp, Landlock; 3: one container for each function."
-            )
-        ),
-    ] = 1
-    oci_runtime: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "Program that creates the containers of tier 3, such as `crun` or `runc`. The site must be started as "
-                "root."
-            )
-        ),
-    ] = None
-    show_errors: Annotated[bool, Meta(description="Answer a failed request with its traceback.")] = False
-    egress_allow: Annotated[
-        tuple[str, ...],
-        Meta(description="Hosts, or host:port, that functions may fetch although their address is not public."),
-    ] = ()
-    cpu_ms: Annotated[Count, Meta(description="CPU time of one request, if the manifest sets no lower limit.")] = 30_000
-    wall_s: Annotated[Positive, Meta(description="Duration of one request, its stream included.")] = 300.0
-    blocked_s: Annotated[
-        Positive, Meta(description="Time for which an event loop may be blocked; then its process is ended.")
-    ] = 10.0
-    memory_mib: Annotated[
-        int, Meta(ge=64, description="Memory of one process, of which Python itself takes 30 MiB.")
-    ] = 256
-    disk_mib: Annotated[Count, Meta(description="Scratch space of one process.")] = 64
-    threads: Annotated[int, Meta(ge=4, description="Threads of one function.")] = 64
-    open_files: Annotated[int, Meta(ge=32, description="File descriptors of one process.")] = 256
-    subrequests: Annotated[Count, Meta(description="Binding calls and fetches of one request.")] = 1000
-    request_mib: Annotated[Positive, Meta(description="Size of a request's body.")] = 100.0
-    response_mib: Annotated[Positive, Meta(description="Size of a response's body.")] = 1024.0
-    response_mib_per_s: Annotated[
-        Positive, Meta(description="Rate of all response streams of one function together.")
-    ] = 64.0
-    concurrency: Annotated[
-        Count, Meta(description="Open requests of one process; for more, another process is started.")
-    ] = 64
-    max_isolates: Annotated[Count, Meta(description="Processes of one function.")] = 4
-    idle_s: Annotated[Positive, Meta(description="Time without a request after which a process is ended.")] = 60.0
-    sockets: Annotated[
-        int, Meta(ge=1, le=900, description="Open WebSockets of one process; for more, another process is started.")
-    ] = 512
-    socket_idle_s: Annotated[
-        Positive, Meta(description="Time without a message after which a WebSocket is closed.")
-    ] = 3600.0
-    socket_message_mib: Annotated[
-        float, Meta(gt=0, le=16, description="Size of one WebSocket message, in either direction.")
-    ] = 1.0
-    zygotes_mib: Annotated[
-        int,
-        Meta(ge=0, description="Memory for idle functions with their imports, from which new processes are forked."),
-    ] = 1024
+    serve: tuple[FunctionConfig, ...] = ()
+    """Functions from directories of this machine."""
+    directory: str | None = None
+    """Directory of functions: each folder with a manifest is served."""
+    deployments: str | None = None
+    """URL of the router whose deployed functions (`pilotlight deploy`) this site serves. The router also answers their calls of models that this site
+    does not have."""
+    state_dir: str | None = None
+    """Directory for the data of bindings; unset: ~/.local/state/pilotlight/SITE."""
+    shared: dict[Shareable, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    """Resources that deployed functions may use although they belong to the site or to another function: KIND:ID (kv, d1, r2, queue, rate_limit;
+    service, props and durable_object with a function's name) and the names of the functions, with *."""
+    r2: dict[str, R2StoreConfig] = msgspec.field(default_factory=dict)
+    """R2 buckets, by their names in manifests, whose objects are stored at an S3 endpoint."""
+    min_tier: Literal[1, 2, 3] = 1
+    """Lowest isolation with which functions are served. 1: resource limits and no privileges; 2: namespaces, seccomp, Landlock; 3: one container for
+    each function."""
+    oci_runtime: str | None = None
+    """Program that creates the containers of tier 3, such as `crun` or `runc`. The site must be started as root."""
+    show_errors: bool = False
+    """Answer a failed request with its traceback."""
+    egress_allow: tuple[str, ...] = ()
+    """Hosts, or host:port, that functions may fetch although their address is not public."""
+    cpu_ms: Count = 30_000
+    """CPU time of one request, if the manifest sets no lower limit."""
+    wall_s: Positive = 300.0
+    """Duration of one request, its stream included."""
+    blocked_s: Positive = 10.0
+    """Time for which an event loop may be blocked; then its process is ended."""
+    memory_mib: Annotated[int, Meta(ge=64)] = 256
+    """Memory of one process, of which Python itself takes 30 MiB."""
+    disk_mib: Count = 64
+    """Scratch space of one process."""
+    threads: Annotated[int, Meta(ge=4)] = 64
+    """Threads of one function."""
+    open_files: Annotated[int, Meta(ge=32)] = 256
+    """File descriptors of one process."""
+    subrequests: Count = 1000
+    """Binding calls and fetches of one request."""
+    request_mib: Positive = 100.0
+    """Size of a request's body."""
+    response_mib: Positive = 1024.0
+    """Size of a response's body."""
+    response_mib_per_s: Positive = 64.0
+    """Rate of all response streams of one function together."""
+    concurrency: Count = 64
+    """Open requests of one process; for more, another process is started."""
+    max_isolates: Count = 4
+    """Processes of one function."""
+    idle_s: Positive = 60.0
+    """Time without a request after which a process is ended."""
+    sockets: Annotated[int, Meta(ge=1, le=900)] = 512
+    """Open WebSockets of one process; for more, another process is started."""
+    socket_idle_s: Positive = 3600.0
+    """Time without a message after which a WebSocket is closed."""
+    socket_message_mib: Annotated[float, Meta(gt=0, le=16)] = 1.0
+    """Size of one WebSocket message, in either direction."""
+    zygotes_mib: Annotated[int, Meta(ge=0)] = 1024
+    """Memory for idle functions with their imports, from which new processes are forked."""
 
-    logs_days: Annotated[
-        NonNegative, Meta(description="for which invocations and their output are kept (`pilotlight logs`)")
-    ] = 7.0
-    logs_mib: Annotated[
-        int,
-        Meta(
-            ge=0, description="of them; the function that takes the most room loses its oldest first. 0: none are kept"
-        ),
-    ] = 256
-    history_days: Annotated[
-        NonNegative,
-        Meta(description="Time back to which D1 databases can be restored (`pilotlight d1 time-travel`). 0: none."),
-    ] = 7.0
-    layers_mib: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description=(
-                "Disk space for installed packages that no function uses any more; the least recently used are deleted "
-                "first."
-            ),
-        ),
-    ] = 4096
-    layers_days: Annotated[
-        NonNegative, Meta(description="Age after which unused packages are deleted in any case.")
-    ] = 30.0
+    logs_days: NonNegative = 7.0
+    """for which invocations and their output are kept (`pilotlight logs`)"""
+    logs_mib: Annotated[int, Meta(ge=0)] = 256
+    """of them; the function that takes the most room loses its oldest first. 0: none are kept"""
+    history_days: NonNegative = 7.0
+    """Time back to which D1 databases can be restored (`pilotlight d1 time-travel`). 0: none."""
+    layers_mib: Annotated[int, Meta(ge=0)] = 4096
+    """Disk space for installed packages that no function uses any more; the least recently used are deleted first."""
+    layers_days: NonNegative = 30.0
+    """Age after which unused packages are deleted in any case."""
 
     @property
     def are_served(self) -> bool:
@@ -688,94 +456,84 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
 class FinetunesConfig(Table, frozen=True, kw_only=True):
     """Adapters that accounts upload through Workers AI's /ai/finetunes, and their limits."""
 
-    directory: Annotated[
-        str | None,
-        Meta(
-            description="Directory for uploaded adapters; each site uses a subfolder with its name. Unset: uploads are refused."
-        ),
-    ] = None
-    per_account: Annotated[Count, Meta(description="Adapters of one account, or of one unknown key.")] = 30
-    max_rank: Annotated[int, Meta(ge=1, le=64, description="Highest rank of an uploaded adapter.")] = 32
-    max_mib: Annotated[Positive, Meta(description="Size of one uploaded file.")] = 300.0
+    directory: str | None = None
+    """Directory for uploaded adapters; each site uses a subfolder with its name. Unset: uploads are refused."""
+    per_account: Count = 30
+    """Adapters of one account, or of one unknown key."""
+    max_rank: Annotated[int, Meta(ge=1, le=64)] = 32
+    """Highest rank of an uploaded adapter."""
+    max_mib: Positive = 300.0
+    """Size of one uploaded file."""
 
 
 class CatalogueConfig(Table, frozen=True, kw_only=True):
     """Models that an operator can add while the site runs (the page, `pilotlight network run`)."""
 
-    directories: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Directories of checkpoints and GGUF files that the catalogue offers, beside what is downloaded."
-        ),
-    ] = ("~/models",)
-    state_dir: Annotated[
-        str | None,
-        Meta(description="Directory where added models are remembered; unset: ~/.local/state/pilotlight/SITE."),
-    ] = None
+    directories: tuple[str, ...] = ("~/models",)
+    """Directories of checkpoints and GGUF files that the catalogue offers, beside what is downloaded."""
+    state_dir: str | None = None
+    """Directory where added models are remembered; unset: ~/.local/state/pilotlight/SITE."""
 
 
 class LimitsConfig(Table, frozen=True, kw_only=True):
-    max_body_mib: Annotated[Positive, Meta(description="Size of a request's body.")] = 8.0
-    strict_fields: Annotated[
-        bool, Meta(description="Refuse requests with unknown fields; false: list these in the header x-ignored-fields.")
-    ] = False
-    max_waking: Annotated[
-        Count, Meta(description="Requests that may wait for one model to wake; further ones are refused with 503.")
-    ] = 128
-    max_inflight: Annotated[Count, Meta(description="Requests in progress; further ones are refused with 503.")] = 256
-    request_timeout_s: Annotated[
-        Positive, Meta(description="Duration after which a request is ended with an error.")
-    ] = 600.0
-    continue_within_s: Annotated[
-        Positive,
-        Meta(
-            description=(
-                "Time in which an answer must continue on another engine host after its host died; then it ends with an "
-                "error."
-            )
-        ),
-    ] = 9.0
-    drain_timeout_s: Annotated[NonNegative, Meta(description="Time that open streams have after SIGTERM.")] = 30.0
-    heartbeat_s: Annotated[
-        Positive, Meta(description="Silence after which a stream gets a comment, so that proxies keep the connection.")
-    ] = 10.0
+    max_body_mib: Positive = 8.0
+    """Size of a request's body."""
+    strict_fields: bool = False
+    """Refuse requests with unknown fields; false: list these in the header x-ignored-fields."""
+    max_waking: Count = 128
+    """Requests that may wait for one model to wake; further ones are refused with 503."""
+    max_inflight: Count = 256
+    """Requests in progress; further ones are refused with 503."""
+    request_timeout_s: Positive = 600.0
+    """Duration after which a request is ended with an error."""
+    continue_within_s: Positive = 9.0
+    """Time in which an answer must continue on another engine host after its host died; then it ends with an error."""
+    drain_timeout_s: NonNegative = 30.0
+    """Time that open streams have after SIGTERM."""
+    heartbeat_s: Positive = 10.0
+    """Silence after which a stream gets a comment, so that proxies keep the connection."""
 
 
 class SiteListenConfig(ListenConfig, frozen=True, kw_only=True):
-    require_hop: Annotated[
-        bool, Meta(description="Answer only requests that a router of the network has signed (PILOTLIGHT_HOP_SECRET).")
-    ] = False
+    require_hop: bool = False
+    """Answer only requests that a router of the network has signed (PILOTLIGHT_HOP_SECRET)."""
 
 
 class SiteConfig(Table, frozen=True, kw_only=True):
     """One location: a runtime, its engine hosts, its models and functions."""
 
-    name: Annotated[Name, Meta(description="Name of the site: an airport code and a number, such as ams1.")]
-    place: Annotated[PlaceConfig, Meta(description="Where the site is.")]
-    listen: Annotated[SiteListenConfig, Meta(description="Address of the site's HTTP server.")]
-    hop: Annotated[HopConfig, Meta(description="What the site and its routers know each other by.")] = HopConfig()
-    door: Annotated[AccessConfig, Meta(description="Which clients are served.")] = AccessConfig()
-    accounts: Annotated[tuple[AccountConfig, ...], Meta(description="Accounts and the models that they may use.")] = ()
-    keys: Annotated[
-        tuple[KeyConfig, ...], Meta(description="API keys, by their digests (`pilotlight keys create`).")
-    ] = ()
-    engine: Annotated[EngineConfig, Meta(description="Devices, KV cache and weights.")] = EngineConfig()
-    models: Annotated[
-        tuple[ModelConfig, ...], Meta(description="Models that the site serves; without any, it serves functions only.")
-    ] = ()
-    functions: Annotated[FunctionsConfig, Meta(description="Functions that the site serves, and their limits.")] = (
-        msgspec.field(default_factory=FunctionsConfig)
-    )
-    catalogue: Annotated[CatalogueConfig, Meta(description="Models that an operator can add while the site runs.")] = (
-        CatalogueConfig()
-    )
-    images: Annotated[ImagesConfig, Meta(description="Images in requests.")] = ImagesConfig()
-    finetunes: Annotated[FinetunesConfig, Meta(description="Adapters that accounts upload.")] = FinetunesConfig()
-    responses: Annotated[ResponsesConfig, Meta(description="Stored responses (POST /v1/responses).")] = (
-        ResponsesConfig()
-    )
-    limits: Annotated[LimitsConfig, Meta(description="Limits of requests.")] = LimitsConfig()
-    telemetry: Annotated[TelemetryConfig, Meta(description="Logs and traces.")] = TelemetryConfig()
+    name: Name
+    """Name of the site: an airport code and a number, such as ams1."""
+    place: PlaceConfig
+    """Where the site is."""
+    listen: SiteListenConfig
+    """Address of the site's HTTP server."""
+    hop: HopConfig = HopConfig()
+    """What the site and its routers know each other by."""
+    door: AccessConfig = AccessConfig()
+    """Which clients are served."""
+    accounts: tuple[AccountConfig, ...] = ()
+    """Accounts and the models that they may use."""
+    keys: tuple[KeyConfig, ...] = ()
+    """API keys, by their digests (`pilotlight keys create`)."""
+    engine: EngineConfig = EngineConfig()
+    """Devices, KV cache and weights."""
+    models: tuple[ModelConfig, ...] = ()
+    """Models that the site serves; without any, it serves functions only."""
+    functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
+    """Functions that the site serves, and their limits."""
+    catalogue: CatalogueConfig = CatalogueConfig()
+    """Models that an operator can add while the site runs."""
+    images: ImagesConfig = ImagesConfig()
+    """Images in requests."""
+    finetunes: FinetunesConfig = FinetunesConfig()
+    """Adapters that accounts upload."""
+    responses: ResponsesConfig = ResponsesConfig()
+    """Stored responses (POST /v1/responses)."""
+    limits: LimitsConfig = LimitsConfig()
+    """Limits of requests."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Logs and traces."""
 
     def agree(self) -> None:
         if not self.models and not self.functions.are_served:

@@ -51,3 +51,12 @@ def let_others_read(folder: Path) -> None:
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+
+
+def stamp(file: Path) -> object:
+    """Return a value that changes when the file is written or replaced; a missing file has a stamp too."""
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        return error.errno
+    return found.st_mtime_ns, found.st_size, found.st_ino

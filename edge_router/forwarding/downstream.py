@@ -18,6 +18,7 @@ from pilotlight.edge_router.requests.request import FUNCTIONS, Head, request_id_
 from pilotlight.wire.credentials import with_bearer
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import REQUEST_ID
+from pilotlight.wire.http.asgi import response_start
 from pilotlight.wire.lines import as_lines
 
 Result = TypeVar("Result")
@@ -206,8 +207,7 @@ class Downstream:
             await self.respond(error.status(self.head.dialect), headers, body)
 
     async def _start(self, status: int, headers: list[tuple[str, str]]) -> None:
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._send(response_start(status, headers))
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -19,7 +19,7 @@ import maxminddb
 from pilotlight.edge_router.routing.geo import parse_place
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.network import ClientsConfig
-from pilotlight.support.file_stamps import stamp
+from pilotlight.support.atomic_files import stamp
 from pilotlight.wire.hop.status import Place
 
 LOOK_EVERY_S = 30.0

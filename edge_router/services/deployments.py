@@ -36,9 +36,8 @@ from pilotlight.edge_router.requests.function_hosts import FunctionHosts
 from pilotlight.edge_router.routing.data_places import DataPlaces
 from pilotlight.edge_router.services.bundles import BundleStore
 from pilotlight.edge_router.services.function_homes import home_of, with_callers
-from pilotlight.edge_router.services.function_logs import find_logs, log_query
+from pilotlight.edge_router.services.function_logs import log_query, merged_logs
 from pilotlight.edge_router.services.function_secrets import FunctionSecrets
-from pilotlight.edge_router.telemetry.status_routes import limited_body
 from pilotlight.sites.config import ConfigError, router_state_directory
 from pilotlight.support import atomic_files
 from pilotlight.wire.credentials import Access, Account, bearer_token
@@ -63,6 +62,7 @@ from pilotlight.wire.hop.deployments import (
     decode_deployments,
     encode,
 )
+from pilotlight.wire.hop.function_logs import LOGS_PATH, LoggedInvocation
 from pilotlight.wire.hop.headers import (
     DEPLOY_TOKEN_ENV,
     FOR_ROUTERS,
@@ -74,13 +74,16 @@ from pilotlight.wire.hop.headers import (
     sign_hop,
 )
 from pilotlight.wire.hop.status import FunctionsStatus
+from pilotlight.wire.http.asgi import read_body
 
 MAX_BODY = 64 << 10
 TRY_TIMEOUT_S = 360.0  # a site may take 300 s to install packages, and then calls the version
+LOGS_TIMEOUT_S = 15.0
 SERVE_TIMEOUT_S = 10.0  # for a version that was tried: a site fetches it, and a process may have to start
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}
 RequestT = TypeVar("RequestT")
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True)
@@ -386,7 +389,7 @@ class DeploymentApi:
         """Put or delete a secret, which the function's sites then fetch."""
         author = self._guard.author(request)
         name, secret = _named(request.path_params["name"]), request.path_params["secret"]
-        body = await limited_body(request, MAX_BODY)
+        body = await read_body(request.scope, request.receive, MAX_BODY)
         deployment = self._deployments.get(name, author)
         if request.method == "DELETE":
             word = self._secrets.delete(name, secret)
@@ -424,7 +427,13 @@ class DeploymentApi:
 
         Raises ApiError."""
         query, after = log_query(_named(name), asked)
-        return encode(await find_logs(self._followed(query.function), query, after, self._guard.signed))
+
+        def body(site: Backend) -> bytes:
+            return encode(replace(query, after=after.get(site.name, 0)))
+
+        sites = self._followed(query.function)
+        answers = await self._ask(sites, LOGS_PATH, body, list[LoggedInvocation], LOGS_TIMEOUT_S)
+        return encode(merged_logs(answers, query, after))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
         """Iterate over a function's output at the reachable sites. Raises ApiError."""
@@ -529,24 +538,31 @@ class DeploymentApi:
 
     async def _ask_sites(self, home: str, path: str, body: bytes, timeout_s: float) -> dict[str, Tried]:
         """Return the answers of the healthy sites that accept deployed functions, by name."""
-        sites = self._sites(home)
+        answers = await self._ask(self._sites(home), path, lambda _: body, Tried, timeout_s)
+        return {site: Tried(False, answer) if isinstance(answer, str) else answer for site, answer in answers.items()}
+
+    async def _ask(
+        self, sites: list[Backend], path: str, body: Callable[[Backend], bytes], kind: type[AnswerT], timeout_s: float
+    ) -> dict[str, AnswerT | str]:
+        """Ask sites at once. Return their answers by name, or a sentence that says why there is none."""
+
+        async def ask(site: Backend) -> AnswerT | str:
+            try:
+                headers = self._guard.signed("POST", path, site.name, data := body(site))
+                async with session.post(site.url + path, data=data, headers=headers) as answer:
+                    said = await answer.read()
+                    if answer.status != 200:
+                        return f"the site refused it: {message_of(said)}"
+                    return msgspec.json.decode(said, type=kind)
+            except TimeoutError:
+                return f"no answer within {timeout_s:g} s"
+            except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+                return f"it could not be reached: {error}"
+
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=5.0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector(self._tls)) as session:
-            results = await asyncio.gather(*(self._ask_site(session, site, path, body) for site in sites))
-        return {site.name: tried for site, tried in zip(sites, results, strict=True)}
-
-    async def _ask_site(self, session: aiohttp.ClientSession, site: Backend, path: str, body: bytes) -> Tried:
-        try:
-            headers = self._guard.signed("POST", path, site.name, body)
-            async with session.post(site.url + path, data=body, headers=headers) as answer:
-                data = await answer.read()
-                if answer.status != 200:
-                    return Tried(False, f"the site refused it: {message_of(data)}")
-                return msgspec.json.decode(data, type=Tried)
-        except TimeoutError:
-            return Tried(False, f"no answer within {session.timeout.total:g} s")
-        except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
-            return Tried(False, f"it could not be reached: {error}")
+            answers = await asyncio.gather(*map(ask, sites))
+        return {site.name: answer for site, answer in zip(sites, answers, strict=True)}
 
     def _forget_bundles(self) -> None:
         known = self._deployments.known.values()
@@ -571,7 +587,7 @@ def deployment_api(
 
 
 async def _parsed(request: Request, kind: type[RequestT]) -> RequestT:
-    body = await limited_body(request, MAX_BODY)
+    body = await read_body(request.scope, request.receive, MAX_BODY)
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:

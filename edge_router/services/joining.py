@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from pilotlight.edge_router.assembly import EdgeRouter
-from pilotlight.edge_router.telemetry.status_routes import limited_body
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.joining.authority import Authority, AuthorityError
 from pilotlight.sites.joining.network_file import add_site
@@ -28,6 +27,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 from pilotlight.wire.hop.joining import AUTHORITY_PATH, JOIN_PATH, Joined, JoinRequest, NetworkFace
 from pilotlight.wire.hop.status import Place
+from pilotlight.wire.http.asgi import read_body
 
 MAX_BODY = 64 << 10
 JSON = "application/json"
@@ -98,7 +98,7 @@ class JoinRoutes:
         if request.url.scheme != "https":
             raise ApiError("forbidden", "the network's secret is sent over https only: set listen.tls_certificate")
         try:
-            asked = msgspec.json.decode(await limited_body(request, MAX_BODY), type=JoinRequest)
+            asked = msgspec.json.decode(await read_body(request.scope, request.receive, MAX_BODY), type=JoinRequest)
         except msgspec.MsgspecError as error:
             raise ApiError("invalid_request", f"this is no request to join: {error}") from None
         host = _host_of(asked.url)

@@ -21,6 +21,7 @@ from pilotlight.edge_router.requests.request import Head, RequestParser, aside_i
 from pilotlight.page.sessions import Sessions
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop.status import Place, ProcessStatus, RouterStatus, encode_status
+from pilotlight.wire.http.asgi import read_body
 from pilotlight.wire.paths import nothing_at
 
 JSON = "application/json"
@@ -130,7 +131,7 @@ class OwnRoutes:
         headers = [(name.lower(), value) for name, value in request.headers.items()]
         head = Head("POST", path, path, headers)
         try:
-            body = await limited_body(request, MAX_DEBUG_BODY)
+            body = await read_body(request.scope, request.receive, MAX_DEBUG_BODY)
             if not body and model:
                 body = orjson.dumps({"model": model})
             address = request.query_params.get("address", "")
@@ -199,16 +200,6 @@ FAILURES: dict[Any, ExceptionHandler] = {
     404: _not_found,
     405: _method_not_allowed,
 }
-
-
-async def limited_body(request: Request, most_bytes: int) -> bytes:
-    """Read a body. Raises ApiError if it is larger than the limit."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > most_bytes:
-            raise ApiError("body_too_large", f"the body is larger than {most_bytes} bytes")
-    return bytes(body)
 
 
 def _age_s(now_s: float, at_s: float) -> float | None:

@@ -1,6 +1,6 @@
 """EngineClient: the front end's view of an engine host.
 
-It has two forms, socket_client.py and in_process_client.py. Knows how to match outputs to submitted sequences and how to abort one when its reader
+Its form for a host in another process is socket_client.py. Knows how to match outputs to submitted sequences and how to abort one when its reader
 leaves; does not know HTTP, text and torch.
 """
 
@@ -8,10 +8,9 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
 
-from pilotlight.engine.api.pending_calls import PendingCalls
 from pilotlight.engine.api.protocol import (
     Abort,
     Command,
@@ -37,6 +36,7 @@ from pilotlight.engine.api.protocol import (
 )
 
 ProgressCallback = Callable[[LoadProgress], None]
+T = TypeVar("T")
 
 
 class EngineError(Exception):
@@ -51,53 +51,6 @@ class EngineError(Exception):
 
 
 _PREWARMS_FROM = (3, 5)  # the protocol version that introduced it
-
-
-class EngineClient(Protocol):
-    """One engine host. Both implementations guarantee:
-
-    - `generate` opens a scope around one sequence. Iterating yields its outputs in order and ends after the one with a
-    finish reason; a finish reason "error" is raised as EngineError instead. Leaving the scope early, for whatever
-    reason, aborts the sequence.
-    - when the host dies, every open iteration raises EngineError("engine_error"), and later calls do so at once.
-    """
-
-    @property
-    def loads(self) -> dict[str, ModelLoad]:
-        """Return the newest load of every model, by name."""
-
-    @property
-    def last_event_at(self) -> float:
-        """Return time.monotonic() of the newest frame from the host: liveness requires progress."""
-
-    @property
-    def death(self) -> str | None:
-        """Return why the host is known to be dead, or None."""
-
-    @property
-    def failed_under(self) -> tuple[str, ...]:
-        """Return the sequences in the step whose failure ended the host, as reported by the host."""
-
-    def on_step(self, callback: Callable[[StepOutput], None]) -> None:
-        """Call `callback` for each frame (for metrics)."""
-
-    async def hello(self) -> HostReady:
-        """Wait until the host is able to load a model."""
-
-    async def load_model(self, spec: ModelSpec, on_progress: ProgressCallback | None = None) -> ModelInfo: ...
-
-    def prewarm_model(self, spec: ModelSpec) -> None:
-        """Prepare a host, once it is ready, for a model that it may have to load; older hosts are not asked."""
-
-    async def unload_model(self, name: str) -> None: ...
-
-    def generate(self, submit: Submit) -> AbstractAsyncContextManager[AsyncIterator[TokenOutput]]: ...
-
-    def fail(self, message: str) -> None:
-        """Mark the host as dead: end every open call with EngineError("engine_error")."""
-
-    async def close(self) -> None:
-        """End the host and every open call with EngineError; no other front end uses the host."""
 
 
 class _OutputQueue:
@@ -125,29 +78,34 @@ class _OutputQueue:
         return output
 
 
-class HostClient(ABC):
-    """The common part of both clients: calls and the events that answer them, all in one event loop."""
+class EngineClient(ABC):
+    """One engine host: calls and the events that answer them, all in one event loop.
+
+    When the host dies, every open call raises EngineError("engine_error"), and later calls do so at once.
+    """
 
     def __init__(self, greeting: Hello) -> None:
         self._host_version = (0, 0)  # until it has announced its version
         self._greeting = greeting  # the first command to every host
         self._has_started = False
         self._streams: dict[str, _OutputQueue] = {}
-        self._greetings: PendingCalls[HostReady] = PendingCalls()
-        self._loads: PendingCalls[ModelInfo] = PendingCalls()
+        self._greetings: _PendingCalls[HostReady] = _PendingCalls()
+        self._loads: _PendingCalls[ModelInfo] = _PendingCalls()
         self._load_specs: dict[str, ModelSpec] = {}  # the model of each pending load
-        self._unloads: PendingCalls[None] = PendingCalls()
+        self._unloads: _PendingCalls[None] = _PendingCalls()
         self._progress: dict[str, ProgressCallback] = {}
         self._step_callbacks: list[Callable[[StepOutput], None]] = []
-        self.loads: dict[str, ModelLoad] = {}
-        self.last_event_at = time.monotonic()
-        self.death: str | None = None
-        self.failed_under: tuple[str, ...] = ()
+        self.loads: dict[str, ModelLoad] = {}  # the newest load of every model, by name
+        self.last_event_at = time.monotonic()  # of the newest frame from the host: liveness requires progress
+        self.death: str | None = None  # why the host is known to be dead
+        self.failed_under: tuple[str, ...] = ()  # sequences in the step whose failure ended the host, as it reported
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
+        """Call `callback` for each frame (for metrics)."""
         self._step_callbacks.append(callback)
 
     async def hello(self) -> HostReady:
+        """Wait until the host is able to load a model."""
         self._start()
         return await self._greetings.answer("host", lambda: self._send(self._greeting))
 
@@ -164,6 +122,7 @@ class HostClient(ABC):
             self._progress.pop(spec.name, None)
 
     def prewarm_model(self, spec: ModelSpec) -> None:
+        """Prepare a host, once it is ready, for a model that it may have to load; older hosts are not asked."""
         if self.death is None and self._host_version >= _PREWARMS_FROM:
             self._send(PrewarmModel(spec))
 
@@ -173,6 +132,10 @@ class HostClient(ABC):
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncGenerator[AsyncIterator[TokenOutput], None]:
+        """Open a scope around one sequence. Iterating yields its outputs in order, up to the one with a finish reason.
+
+        A finish reason "error" is raised as EngineError instead. Leaving the scope early, for whatever reason, aborts the sequence.
+        """
         self._start()
         if submit.sequence_id in self._streams:
             raise EngineError("invalid_request", f"sequence id {submit.sequence_id!r} is already in use")
@@ -186,6 +149,7 @@ class HostClient(ABC):
                 self._send(Abort(submit.sequence_id))
 
     def fail(self, message: str) -> None:
+        """Mark the host as dead: end every open call with EngineError("engine_error")."""
         if self.death is not None:
             return
         self.death = message
@@ -200,7 +164,8 @@ class HostClient(ABC):
             calls.reject_all(EngineError("engine_error", message))
 
     @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End the host and every open call with EngineError; no other front end uses the host."""
 
     def _start(self) -> None:
         """Greet the host and start to receive, once, in the running event loop.
@@ -251,3 +216,45 @@ class HostClient(ABC):
                 self._unloads.resolve(name, None)
                 message = f"model {name!r} was unloaded while it loaded"
                 self._loads.reject(name, EngineError("model_not_found", message))
+
+
+class _PendingCalls(Generic[T]):
+    """Pending calls of one kind, by the name of their subject. All of it runs in one event loop."""
+
+    def __init__(self) -> None:
+        self._futures: dict[str, asyncio.Future[T]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._futures
+
+    async def answer(self, name: str, ask: Callable[[], None]) -> T:
+        """Send a request and wait for its answer.
+
+        A second call with the same name shares the first one's answer.
+        """
+        future = self._futures.get(name)
+        if future is None:
+            future = self._futures[name] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(lambda done: self._settled(name, done))
+            ask()
+        return await asyncio.shield(future)
+
+    def resolve(self, name: str, answer: T) -> None:
+        future = self._futures.get(name)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def reject(self, name: str, error: Exception) -> None:
+        future = self._futures.get(name)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def reject_all(self, error: Exception) -> None:
+        for name in list(self._futures):
+            self.reject(name, error)
+
+    def _settled(self, name: str, future: asyncio.Future[T]) -> None:
+        self._futures.pop(name, None)
+        if not future.cancelled():
+            # the caller may have left, for instance when a site stops: mark the exception as retrieved
+            future.exception()

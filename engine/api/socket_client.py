@@ -7,7 +7,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from pilotlight.engine.api.client import HostClient
+from pilotlight.engine.api.client import EngineClient
 from pilotlight.engine.api.frames import VersionError, decode_event, encode
 from pilotlight.engine.api.keys import Keys
 from pilotlight.engine.api.protocol import VERSION, Command, Hello, KeepAlive, Shutdown
@@ -21,7 +21,7 @@ _HANDSHAKE_FAILED = (
 )
 
 
-class SocketEngineClient(HostClient):
+class SocketEngineClient(EngineClient):
     """A host in another process, at `ipc://PATH` or `tcp://HOST:PORT`; it may start after the client."""
 
     def __init__(self, address: str, keys: Keys | None = None, lease_s: float = LEASE_S) -> None:

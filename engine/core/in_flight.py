@@ -12,9 +12,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from pilotlight.engine.core.chunk_steps import step_of
-from pilotlight.engine.core.results import RunResult, SampledToken
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.core.step import ChoiceRow, RunResult, SampledToken, StepInput
 from pilotlight.engine.scheduling.plan import Chunk
 
 

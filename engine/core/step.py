@@ -1,4 +1,4 @@
-"""One step's input as a value: everything that a runner, on this rank or another, needs to compute it.
+"""One step's input and results as values. The input is everything that a runner, on this rank or another, needs to compute it.
 
 Arrays and plain values, token after token: first decodes (one token after a cached prefix, and drafts after it), then prompt chunks. The rows of the
 choice, which need the tokens of the step before, come later. Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py
@@ -6,9 +6,10 @@ makes it.
 """
 
 from array import array
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from pilotlight.engine.api.protocol import Pooling, SamplingParams
+from pilotlight.engine.api.protocol import Pooling, SamplingParams, TokenLogprobs
 from pilotlight.engine.api.struct import Struct
 from pilotlight.engine.execution.token_counts import CountEntries
 
@@ -137,3 +138,16 @@ GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 def greedy_rows(step: StepInput) -> list[ChoiceRow]:
     rows = range(len(step.token_ids)) if step.logit_rows is None else step.logit_rows
     return [ChoiceRow(i, step.positions[row] + 1, GREEDY) for i, row in enumerate(rows)]
+
+
+class SampledToken(Struct, frozen=True, gc=False):
+    token_id: int
+    is_finite: bool  # the logits it was chosen from were finite
+    logprobs: TokenLogprobs | None = None
+
+
+class RunResult(NamedTuple):
+    tokens: list[SampledToken]  # tokens of the rows that choose one
+    prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # by the chunk's index in the step
+    embeddings: Mapping[int, tuple[float, ...]]  # by the chunk's index in the step
+    device_s: float  # from launch to tokens on the host, without the preparation before it

@@ -5,45 +5,10 @@ Copies are started inside `copying`, after a mark. Knows addresses and their ord
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
 from pilotlight.engine.device.cuda_runtime import CudaRuntime
-
-
-class StartedCopies(Protocol):
-    def synchronize(self) -> object: ...
-
-
-class CopyStream(Protocol):
-    def mark(self) -> object:
-        """Return a point in the device's work, after everything that this thread has launched."""
-
-    def wait_for(self, mark: object) -> None:
-        """Let later copies wait for a mark."""
-
-    def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
-        """Copy between the device and memory that it can access; copies run in sequence."""
-
-    def started(self) -> StartedCopies:
-        """Return an event for all copies started so far."""
-
-    def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return host memory that the device can access: [num_bytes] uint8."""
-
-
-@contextmanager
-def copying(stream: CopyStream, mark: object) -> Iterator[None]:
-    """Let copies that are started inside wait for the mark, and wait for them at the end.
-
-    That is so after an error, too, because their memory may then be reused.
-    """
-    stream.wait_for(mark)
-    try:
-        yield
-    finally:
-        stream.started().synchronize()
 
 
 class CudaCopyStream:
@@ -53,24 +18,42 @@ class CudaCopyStream:
         self._runtime = CudaRuntime(self._device)
 
     def mark(self) -> object:
+        """Return a point in the device's work, after everything that this thread has launched."""
         return self._event(torch.cuda.current_stream(self._device))
 
     def wait_for(self, mark: object) -> None:
+        """Let later copies wait for a mark."""
         assert isinstance(mark, torch.cuda.Event)
         # for this thread, whose copies would otherwise create a context on the first device
         torch.cuda.set_device(self._device)
         self._stream.wait_event(mark)
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
+        """Copy between the device and memory that it can access; copies run in sequence."""
         self._runtime.begin_copy(into, source, num_bytes, self._stream.cuda_stream)
 
-    def started(self) -> StartedCopies:
+    def started(self) -> torch.cuda.Event:
+        """Return an event for all copies started so far."""
         return self._event(self._stream)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return host memory that the device can access: [num_bytes] uint8."""
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def _event(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
+
+
+@contextmanager
+def copying(stream: CudaCopyStream, mark: object) -> Iterator[None]:
+    """Let copies that are started inside wait for the mark, and wait for them at the end.
+
+    That is so after an error, too, because their memory may then be reused.
+    """
+    stream.wait_for(mark)
+    try:
+        yield
+    finally:
+        stream.started().synchronize()

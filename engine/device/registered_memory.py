@@ -9,7 +9,6 @@ import mmap
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 import torch
 
@@ -23,16 +22,6 @@ PIECE_BYTES = 16 << 20
 _MADV_POPULATE_WRITE = 23  # of Linux since 5.14, on all architectures that torch supports
 
 
-class HostRegistrar(Protocol):
-    """The device's side."""
-
-    def register(self, address: int, num_bytes: int) -> str | None:
-        """Pin host memory and map it for the device; return the reason if that fails."""
-
-    def unregister(self, address: int) -> str | None:
-        """Undo a registration; return the reason if that fails."""
-
-
 class RegisteredMemory:
     """Registered memory: `start`, then check `covers` before each copy, and `close`.
 
@@ -44,7 +33,7 @@ class RegisteredMemory:
         memory: torch.Tensor,
         device: torch.device,
         piece_bytes: int = PIECE_BYTES,
-        registrar: HostRegistrar | None = None,
+        registrar: CudaRuntime | None = None,
     ) -> None:
         """`memory`: [num_bytes] uint8, page-aligned, and mapped writable for this process."""
         assert memory.dtype == torch.uint8
@@ -201,7 +190,7 @@ class RegisteredMemory:
         return piece * self._piece_bytes, min((piece + 1) * self._piece_bytes, self.num_bytes)
 
 
-def _registrar_of(device: torch.device) -> HostRegistrar | None:
+def _registrar_of(device: torch.device) -> CudaRuntime | None:
     if device.type != "cuda":
         return None
     try:

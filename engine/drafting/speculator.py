@@ -16,11 +16,10 @@ from operator import mul
 from pilotlight.engine.api.errors import RankLostError
 from pilotlight.engine.api.protocol import DraftCounts
 from pilotlight.engine.core.sequence import Sequence
-from pilotlight.engine.drafting.acceptance import AcceptanceRates
 from pilotlight.engine.drafting.budget import allot, num_worth_guessing
 from pilotlight.engine.drafting.costs import StepCosts
 from pilotlight.engine.drafting.drafter import Draft, Drafter, DrafterError, known_tokens
-from pilotlight.engine.drafting.gain import MeasuredGain
+from pilotlight.engine.drafting.gain import AcceptanceRates, MeasuredGain
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.scheduling.plan import Chunk, StepCount, StepPlan, most_drafts
 

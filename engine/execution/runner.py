@@ -15,8 +15,7 @@ from pilotlight.engine.adapters.content import SlotContent
 from pilotlight.engine.adapters.rows import AdapterRows
 from pilotlight.engine.api.errors import StepError
 from pilotlight.engine.core.chunk_steps import scratch_step
-from pilotlight.engine.core.results import RunResult
-from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.core.step import ChoiceRow, RunResult, StepInput
 from pilotlight.engine.device.transfer import Mark, to_device, to_host
 from pilotlight.engine.execution.batch import Batch, build_batch
 from pilotlight.engine.execution.context import Context

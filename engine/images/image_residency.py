@@ -19,7 +19,6 @@ from pilotlight.engine.api.protocol import Submit
 from pilotlight.engine.core.open_sequences import OpenSequences
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.description.vision_config import ENCODED_BYTES
-from pilotlight.engine.images.files import ImageFiles
 from pilotlight.engine.images.prompt import SequenceImage, tenants_name
 from pilotlight.engine.scheduling.plan import Chunk
 
@@ -27,6 +26,30 @@ from pilotlight.engine.scheduling.plan import Chunk
 _MOST_ENCODING_S = 0.2
 _MOST_PIECES = 4
 _PREPARED_AHEAD = 3  # images that are read while those before them are encoded: one may be 38 MB then
+_MOST_FILE_BYTES = 128 << 20
+
+
+class ImageFiles:
+    """The files of images that were sent lately, so that a sequence may name one without sending it again."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by name, the one named last at the end
+        self._num_bytes = 0
+
+    def found(self, name: bytes, data: bytes) -> bytes | None:
+        """Return an image's file, sent now or kept from before; None if it is not here."""
+        if not data:
+            if name in self._files:
+                self._files.move_to_end(name)
+            return self._files.get(name)
+        if name not in self._files:
+            self._files[name] = data
+            self._num_bytes += len(data)
+        self._files.move_to_end(name)
+        while self._num_bytes > _MOST_FILE_BYTES:
+            _, dropped = self._files.popitem(last=False)
+            self._num_bytes -= len(dropped)
+        return data
 
 
 class Prepared(Protocol):

@@ -17,7 +17,7 @@ from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.grammar.constraints import Grammars
 from pilotlight.engine.images.image_residency import ImageEncoder
 from pilotlight.engine.kv.lending.lease import Lease, Reservation
-from pilotlight.engine.kv.place import find_place, num_reserved_blocks
+from pilotlight.engine.kv.lending.slab_allocator import find_place, num_reserved_blocks
 from pilotlight.engine.kv.pool.layout import CacheLayout
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 from pilotlight.engine.kv.shared_tiers import SharedTiers

@@ -25,8 +25,7 @@ from pilotlight.engine.adapters.adapter_store import RunnerAdapters
 from pilotlight.engine.adapters.content import SlotContent
 from pilotlight.engine.api.errors import CheckpointError, RankLostError
 from pilotlight.engine.api.protocol import AdapterSource, HostConfig, ModelSpec
-from pilotlight.engine.core.results import RunResult
-from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.core.step import ChoiceRow, RunResult, StepInput
 from pilotlight.engine.execution.runner import Forwarded, LaunchedStep, ModelRunner
 from pilotlight.engine.kv.pool.block_parts import BlockParts
 from pilotlight.engine.kv.transfer.block_copier import BlockCopier

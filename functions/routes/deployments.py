@@ -22,13 +22,14 @@ from starlette.types import Receive, Scope, Send
 from pilotlight.functions.host.deployed import DeployedFunctions
 from pilotlight.functions.host.tails import Tails
 from pilotlight.functions.served import ServedFunctions
-from pilotlight.runtime.api.connection import header, json_response, read_json, response_start, until_disconnect
+from pilotlight.runtime.api.connection import json_response, read_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.support.database import DatabaseError
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.deployments import SERVE_PATH, TAIL_PATH, TRY_PATH, Serve, Try, encode
 from pilotlight.wire.hop.function_logs import LOGS_PATH, LoggedInvocation, LogQuery
 from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP, REQUEST_ID, Hop, hop_is_genuine
+from pilotlight.wire.http.asgi import header, response_start, until_disconnect
 from pilotlight.wire.sse import CONTENT_TYPE, encode_event
 
 MAX_BODY = 64 << 10

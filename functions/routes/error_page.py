@@ -8,8 +8,8 @@ from html import escape
 from starlette.types import Scope, Send
 
 from pilotlight.functions.host.faults import Fault
-from pilotlight.runtime.api.connection import header, response_start
 from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.asgi import header, response_start
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>

@@ -25,7 +25,7 @@ from pilotlight.functions.host.network.socket_relay import SocketRelay
 from pilotlight.functions.host.site_functions import Response
 from pilotlight.functions.routes.error_page import send_error_page, wants_page
 from pilotlight.functions.served import ServedFunctions
-from pilotlight.runtime.api.connection import AnswerCut, answering, header, response_start, send_json
+from pilotlight.runtime.api.connection import AnswerCut, answering
 from pilotlight.runtime.api.middleware import GENUINE_HOP, SITE_NAME
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.headers import (
@@ -37,6 +37,7 @@ from pilotlight.wire.hop.headers import (
     OWN_HOST,
     REQUEST_ID,
 )
+from pilotlight.wire.http.asgi import header, response_start, send_json
 
 BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})

@@ -31,10 +31,10 @@ from pilotlight.functions.manifest import BindingDeclaration, Manifest, load_man
 from pilotlight.functions.routes.invocations import FunctionRoute
 from pilotlight.functions.served import ServedFunctions
 from pilotlight.functions.testing.answered_models import Answer, AnsweredModels
-from pilotlight.runtime.api.connection import send_json
 from pilotlight.sites.site import FunctionConfig, FunctionsConfig
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.function_logs import LoggedInvocation, LogQuery
+from pilotlight.wire.http.asgi import send_json
 from pilotlight.wire.http.listen import bind, url_of
 from pilotlight.wire.http.server import Server
 

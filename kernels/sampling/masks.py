@@ -8,7 +8,7 @@ import torch
 
 from pilotlight.kernels import checks
 from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
-from pilotlight.kernels.cpu import masks
+from pilotlight.kernels.cpu import sampling
 from pilotlight.kernels.dispatch import operation
 
 LOWEST = torch.finfo(torch.float32).min
@@ -32,7 +32,7 @@ def _check(operation: str, logits: torch.Tensor, rows: torch.Tensor, bits: torch
         check_indices(operation, "rows", rows, logits.shape[0], "the rows of logits")
 
 
-@operation(_check, triton="sampling.masks", native=masks.mask_)
+@operation(_check, triton="sampling.masks", native=sampling.mask_)
 def mask_(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     """Forbid tokens, in place.
 

@@ -14,7 +14,7 @@ import triton.language as tl
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 from pilotlight.kernels.matrices.weight import PLAIN, GatedActivation, Operands, Weight, plain_operands
-from pilotlight.kernels.triton.elementwise.activation import CLAMPED_SWIGLU, GELU_TANH, SILU
+from pilotlight.kernels.triton.elementwise.activation import CLAMPED_SWIGLU, GELU_TANH, SILU, activated
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch, dense_rows
 from pilotlight.kernels.triton.matrices import packed
@@ -131,7 +131,7 @@ def _gate_up(
             biases = bias + expert * bias_expert + row
             gate += tl.load(biases, mask=is_row, other=0.0).to(tl.float32)[None, :]
             up += tl.load(biases + intermediate, mask=is_row, other=0.0).to(tl.float32)[None, :]
-        value = _activated(gate, up, alpha, limit, KIND)
+        value = activated(gate, up, alpha, limit, KIND)
         target = hidden + place.to(tl.int64)[:, None] * hidden_row + row[None, :]
         tl.store(target, value.to(hidden.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
 
@@ -162,20 +162,6 @@ def _down(
             sums += tl.load(bias + expert * bias_expert + row, mask=is_row, other=0.0).to(tl.float32)[None, :]
         target = out + pair[:, None] * out_pair + row[None, :]
         tl.store(target, sums.to(out.dtype.element_ty), mask=is_token[:, None] & is_row[None, :])
-
-
-@jit
-def _activated(gate, up, alpha, limit, KIND: tl.constexpr):
-    if KIND == 0:
-        value = gate * tl.sigmoid(gate) * up
-    elif KIND == 1:
-        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)  # sqrt(2 / pi)
-        value = gate * tl.sigmoid(2.0 * inner) * up
-    else:
-        gate = tl.minimum(gate, limit)
-        up = tl.minimum(tl.maximum(up, -limit), limit)
-        value = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
-    return value
 
 
 @jit(of_batch=("tiles", "group_tiles"))
@@ -209,7 +195,7 @@ def _gate_up_packed(
                 gate += tl.load(biases, mask=row < intermediate, other=0.0).to(tl.float32)
                 up += tl.load(biases + intermediate, mask=row < intermediate, other=0.0).to(tl.float32)
             place = begin + t * 8 + tl.arange(0, 8)[:, None]
-            value = _activated(gate, up, alpha, limit, KIND).to(hidden.dtype.element_ty)
+            value = activated(gate, up, alpha, limit, KIND).to(hidden.dtype.element_ty)
             mask = (place < end) & (row < intermediate)
             tl.store(hidden + place.to(tl.int64) * hidden_row + row, value, mask=mask)
 

@@ -1,4 +1,4 @@
 """Measured tables of product forms: one JSON file per device, named after it.
 
-kernels/tuning.py writes them, and they are read when a model loads.
+load_tests/tile_tuning.py measures them, and they are read when a model loads.
 """

@@ -7,8 +7,8 @@ import ssl
 from collections.abc import Iterator
 
 from pilotlight.wire.http import stock_servers
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.exchange import Application
-from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.stock_servers import PING_S, HttpServer
 
 SERVERS = (*stock_servers.SERVERS, "uvicorn")

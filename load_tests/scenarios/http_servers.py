@@ -27,7 +27,7 @@ from starlette.routing import Route
 
 from load_tests.peers.uvicorn_server import SERVERS, make_server
 from load_tests.records import write_record
-from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.listen import bind, loop_factory, url_of
 from pilotlight.wire.http.middleware import BodyBudget, OriginCheck, Origins
 

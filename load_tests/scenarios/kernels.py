@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
+from load_tests.catalogue import OPERATIONS
+from load_tests.catalogue.operation import Case, Operation
 from load_tests.ceilings import Ceilings
 from load_tests.kernel_speed import WrongError, measure
 from load_tests.records import write_record
 from load_tests.tables.kernels import others, rate, target, us
 from load_tests.timing import Budget
-from pilotlight.kernels.catalogue import OPERATIONS
-from pilotlight.kernels.catalogue.operation import Case, Operation
 
 SUBJECT = "kernels"
 _MOST_COPIES = {"cuda": 64, "cpu": 2}  # a rehearsal has no time for more

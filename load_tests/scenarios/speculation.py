@@ -34,7 +34,7 @@ from pilotlight.engine.api.protocol import Constraint, HostConfig, ModelInfo, Mo
 from pilotlight.engine.core.engine import Engine
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.drafting.drafter import Draft, Drafter, known_tokens
-from pilotlight.engine.drafting.grammar_drafter import GrammarDrafter
+from pilotlight.engine.drafting.drafter_registry import GrammarDrafter
 from pilotlight.engine.drafting.model_drafter import ModelDrafter
 from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.drafting.suffix import SuffixDrafter

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from load_tests import tile_tuning
 from load_tests.engine_speed import SHAPES
 from load_tests.records import commit, write_record
 from load_tests.timing import host_times_s
@@ -43,10 +44,10 @@ def main() -> int:
 def run(shape: str, device: torch.device, end: float) -> int:
     rows: list[dict[str, Any]] = []
     table: tuning.Table = {}
-    for measured in tuning.tune(matrices(SHAPES[shape]), device, torch.bfloat16, until=end):
+    for measured in tile_tuning.tune(matrices(SHAPES[shape]), device, torch.bfloat16, until=end):
         rows.append(row(measured))
         print(line(rows[-1]), flush=True)
-        table |= tuning.chosen([measured])
+        table |= tile_tuning.chosen([measured])
         facts = {"device": tuning.device_name(device), "commit": commit(), "torch": torch.__version__}
         tuning.save(table, device, facts)
         path = write_record(f"{SUBJECT}-{shape}", {"shape": shape, "rows": rows}, ("torch", "triton"))
@@ -61,7 +62,7 @@ def rehearse(end: float) -> int:
     def clock(calls: Any) -> float:
         return min(host_times_s(torch.device("cpu"), call, 1, warm_ups=0)[0] for call in calls)
 
-    rows = [row(one) for one in tuning.tune([(48, 512)], torch.device("cpu"), torch.float32, clock, end)]
+    rows = [row(one) for one in tile_tuning.tune([(48, 512)], torch.device("cpu"), torch.float32, clock, end)]
     for one in rows:
         print(line(one))
     if os.environ.get("OUT"):
@@ -76,7 +77,7 @@ def matrices(config: DenseConfig) -> list[tuple[int, int]]:
     return [(2 * inner, hidden), (hidden, inner), (q + 2 * kv, hidden), (hidden, q), (config.vocab_size, hidden)]
 
 
-def row(measured: tuning.TunedProduct) -> dict[str, Any]:
+def row(measured: tile_tuning.TunedProduct) -> dict[str, Any]:
     sizes, cublas_s, tile, tile_s = measured
     return {
         **sizes._asdict(),

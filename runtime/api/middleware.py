@@ -15,13 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
-from pilotlight.runtime.api.connection import AnswerCut, answering, header, send_error
+from pilotlight.runtime.api.connection import AnswerCut, answering, send_error
 from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.runtime.telemetry.tracing import RequestSpan, SiteTracing
 from pilotlight.support.logs import REQUEST
 from pilotlight.wire.credentials import Access, with_bearer
 from pilotlight.wire.errors import ApiError, dialect_of
 from pilotlight.wire.hop import headers
+from pilotlight.wire.http.asgi import header
 from pilotlight.wire.paths import normalize_path, nothing_at
 
 GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request

@@ -13,7 +13,6 @@ from starlette.types import Scope
 
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.engine.api.protocol import ModelLoad
-from pilotlight.runtime.api.connection import header
 from pilotlight.runtime.api.middleware import ACCOUNT, GENUINE_HOP, HOLDER
 from pilotlight.wire.credentials import Key, Tenant, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError
@@ -30,6 +29,7 @@ from pilotlight.wire.hop.continuation import (
 from pilotlight.wire.hop.data_sites import DATA_SITES, NO_OTHERS, DataSites, decode_data_sites
 from pilotlight.wire.hop.headers import MAX_QUEUE_WAIT, PREFIXES, QUEUE
 from pilotlight.wire.hop.prefixes import decode_prompt_prefixes
+from pilotlight.wire.http.asgi import header
 
 RETRY_AFTER_S = 1.0
 

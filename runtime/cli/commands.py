@@ -567,7 +567,7 @@ def usage(
 @app.command(rich_help_panel=OPERATIONS)
 def slo(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
     """Show a router's objectives: burn rates, and the rest of the error budget."""
-    from pilotlight.runtime.cli.slo import print_slo
+    from pilotlight.runtime.cli.usage import print_slo
 
     print_slo(Api(url, timeout_s=10.0), as_json)
 

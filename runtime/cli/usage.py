@@ -1,4 +1,4 @@
-"""`pilotlight usage`: a router's ledger as a table, JSON or CSV."""
+"""`pilotlight usage` and `pilotlight slo`: a router's ledger and its objectives, as a table, JSON or CSV."""
 
 import json
 from typing import Any
@@ -47,3 +47,32 @@ def print_usage(api: Api, asked: dict[str, str], as_json: bool, as_csv: bool) ->
 def _amount(cost: Any) -> str:
     """Return a sum without trailing zeros; a dash if nothing had a price."""
     return "-" if cost is None else str(cost).rstrip("0").rstrip(".")
+
+
+def print_slo(api: Api, as_json: bool) -> None:
+    answer = api.get_json("/slo")
+    if as_json:
+        print(json.dumps(answer, indent=2))
+        return
+    states = answer["objectives"]
+    if not states:
+        print("The router has no objectives, or could not keep their counts: [[objectives]] of its file, and its log.")
+        return
+    windows = list(states[0]["burn_rate"])
+    table = Table("model", "site", "objective", box=None, header_style="bold")
+    for name in ("requests", "bad", *(f"burn {window}" for window in windows), "budget left"):
+        table.add_column(name, justify="right")
+    for state in states:
+        rates = [state["burn_rate"][window] for window in windows]
+        table.add_row(
+            Text(state["model"]), state["site"] or "-", _objective(state), f"{state['requests']:,}", f"{state['bad']:,}",
+            *("-" if rate is None else f"{rate:.2f}" for rate in rates), f"{state['budget_left']:.1%}",
+        )  # fmt: skip
+    Console().print(table)
+    print(f"Over {answer['period_days']} days. A burn rate of 1 uses the budget up in as many.")
+
+
+def _objective(state: dict[str, float | str | None]) -> str:
+    share = f"{100 * float(state['target'] or 0):.6g}%"
+    within_ms = state["within_ms"]
+    return f"{share} answered" if within_ms is None else f"{share} first token < {float(within_ms):g} ms"

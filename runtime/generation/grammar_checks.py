@@ -11,11 +11,10 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobEndedError, JobError
+from pilotlight.engine.api.guarded_pool import GuardedPool, JobEndedError, JobError
 from pilotlight.engine.api.protocol import Constraint
 from pilotlight.engine.grammar.grammar_check import GrammarVocabulary, check_job
 from pilotlight.engine.grammar.grammar_compiler import TokenizerUnreadableError, refusal
@@ -29,12 +28,6 @@ MAX_VERDICTS = 4096  # of 100 to 700 bytes
 REFUSED_S = 600.0  # a refusal is stored for so long: the grammar would end the next child, too
 
 log = logging.getLogger(__name__)
-
-
-class Pool(Protocol):
-    def submit(self, job: GuardedJob) -> "Future[Any]": ...
-
-    def close(self) -> None: ...
 
 
 class _Verdict(NamedTuple):
@@ -57,7 +50,7 @@ class _Check:
 
 class GrammarChecks:
     def __init__(
-        self, pool: Pool | None = None, clock: Callable[[], float] = time.monotonic, wait_s: float = WAIT_S
+        self, pool: GuardedPool | None = None, clock: Callable[[], float] = time.monotonic, wait_s: float = WAIT_S
     ) -> None:
         self._pool = pool or GuardedPool(CHILDREN, NICENESS)
         self._clock = clock

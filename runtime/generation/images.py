@@ -15,7 +15,7 @@ from pilotlight.engine.text.image_file import check_image
 from pilotlight.engine.text.image_prompt import SizedImage
 from pilotlight.runtime.generation.image_fetching import FETCH_S, BadImageError, ImageFetcher
 from pilotlight.runtime.models.checkpoint_children import run_guarded
-from pilotlight.sites.images import ImagesConfig
+from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
 
 MOST_STRETCHED = 200  # times as long as wide, as the processors of Qwen's models have it

@@ -16,7 +16,7 @@ from pilotlight.dialects.openai_responses import parse_response
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.dialects.workers_ai_api import ValidRun, parse_run, parse_run_embedding, parse_run_reranker
 from pilotlight.functions.inference import InferenceResponse
-from pilotlight.runtime.api.connection import EventWriter, error_body, too_large
+from pilotlight.runtime.api.connection import EventWriter, error_body
 from pilotlight.runtime.api.routes.embeddings import as_workers_ai
 from pilotlight.runtime.api.routes.endpoint import MIB, ResponseBuilder, events_of, parsed
 from pilotlight.runtime.api.routes.rerank import as_workers_ai_ranking
@@ -27,6 +27,7 @@ from pilotlight.runtime.site import Site
 from pilotlight.wire.credentials import Tenant, owner_of, tenant_of
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.http.asgi import too_large
 from pilotlight.wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
 EVENTS_WAITING = 16  # deltas of a stream that its reader has not taken

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 from pilotlight.engine.api.client import EngineClient, EngineError, ProgressCallback
 from pilotlight.engine.api.protocol import HostReady, LoadProgress, ModelInfo, ModelLoad, ModelSpec, StepOutput
-from pilotlight.runtime.hosts.running_host import Launcher, RunningHost
+from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.hosts.standby import Standby
 from pilotlight.sites.site import EngineConfig
 
@@ -30,7 +30,7 @@ State = Literal["starting", "up", "restarting", "stopped"]
 
 
 class HostHandle:
-    def __init__(self, launcher: Launcher, config: EngineConfig, index: int = 0) -> None:
+    def __init__(self, launcher: ProcessLauncher, config: EngineConfig, index: int = 0) -> None:
         """Make the handle of a host that has not been started.
 
         `index` is the device's among those of the site; `launcher` starts its standby hosts.
@@ -51,7 +51,7 @@ class HostHandle:
         self.state: State = "starting"
         self.reason = "the engine host is starting"  # why the state is not "up"
         self.ready: HostReady | None = None  # the newest host's report about itself; the device stays the same
-        self.running: RunningHost | None = None
+        self.running: HostProcess | None = None
         self._charged: WeakKeyDictionary[EngineClient, frozenset[str]] = WeakKeyDictionary()  # of dead hosts
         self._ended: str | None = None  # why sequences wait for no further host
         self.changed = ChangeNotifier()  # notifies when a host has started or gone, or none will follow
@@ -160,7 +160,7 @@ class HostHandle:
         self._ended = reason
         self.changed.notify_all()
 
-    def set_up(self, host: RunningHost) -> None:
+    def set_up(self, host: HostProcess) -> None:
         """Use the host that the supervisor has started."""
         self.progress.begin()
         host.client.on_step(self._note_step)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from pilotlight.engine.api.protocol import ModelLoad, StepOutput
-from pilotlight.runtime.hosts.running_host import Launcher
+from pilotlight.runtime.hosts.launch import ProcessLauncher
 from pilotlight.runtime.hosts.supervisor import Supervisor
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.sites.site import EngineConfig
@@ -25,7 +25,9 @@ class HostLoad(NamedTuple):
 class Fleet:
     """All engine hosts of a site. Use as `async with`."""
 
-    def __init__(self, launchers: Sequence[Launcher], config: EngineConfig, timeline: Timeline | None = None) -> None:
+    def __init__(
+        self, launchers: Sequence[ProcessLauncher], config: EngineConfig, timeline: Timeline | None = None
+    ) -> None:
         assert len(launchers) in (0, len(config.all_devices)), "one launcher for each device, or none without models"
         self._supervisors = [
             Supervisor(launcher, config, timeline, index=index) for index, launcher in enumerate(launchers)

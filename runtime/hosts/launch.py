@@ -76,6 +76,9 @@ class ProcessLauncher:
         self._places[0].remove()
 
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
+        """`standby`: no request waits for it; it is made ready thoroughly and at low priority.
+
+        `afresh`: it believes no file that hosts before it have generated, and removes them."""
         tier_place = self._claim_tier_place()
         place = SocketDirectory()
         peer_address = place.peer_address if self._config.shares_blocks and tier_place is not None else None
@@ -116,6 +119,8 @@ class ProcessLauncher:
 
 
 class HostProcess:
+    """A started host process."""
+
     def __init__(
         self, process: Process, client: EngineClient, place: SocketDirectory, peer_address: str | None = None
     ) -> None:
@@ -123,23 +128,28 @@ class HostProcess:
         self.client = client
         self._place = place
         self._oom_kills = oom_kills()
-        self.url = place.address
-        self.peer_address = peer_address
+        self.url = place.address  # of its socket
+        self.peer_address = (
+            peer_address  # where it serves its KV blocks to the site's other hosts; None if it serves none
+        )
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
 
     async def exited(self) -> str:
+        """Return when the process has ended: a sentence that says how."""
         code = await self._process.wait()
         return f"the engine host (pid {self._process.pid}) {ending(code, self._oom_kills)}"
 
     @property
     def has_crashed(self) -> bool:
+        """Tell whether it has ended by a signal that damaged code or a damaged file under a map ends in."""
         return self._process.returncode in CRASHES
 
     @property
     def ended_by_itself(self) -> bool:
+        """Tell whether it ended by its own error or signal, and not because another process ended it."""
         code = self._process.returncode
         return code is not None and (code > 0 or code in OWN_SIGNALS)
 
@@ -153,9 +163,11 @@ class HostProcess:
         return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def held(self) -> HeldSequences:
+        """Return the sequences that it noted last to be at work for."""
         return read_journal(self._place.journal)
 
     async def stop(self, grace_s: float) -> None:
+        """Ask it to end, and kill it after `grace_s`. Harmless on one that has ended."""
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.client.close(), CLOSE_WITHIN_S)

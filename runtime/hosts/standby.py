@@ -11,8 +11,8 @@ from typing import Literal
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import ModelSpec
+from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.hosts.memory import available_bytes, gib
-from pilotlight.runtime.hosts.running_host import Launcher, RunningHost
 
 log = logging.getLogger("pilotlight.engine")
 
@@ -34,7 +34,7 @@ State = Literal["off", "waiting", "preparing", "ready"]
 class Standby:
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: ProcessLauncher,
         wanted: bool | None,
         quiet_since: Callable[[], float | None],
         *,
@@ -51,7 +51,7 @@ class Standby:
         self._quiet_since = quiet_since
         self._prepare_within_s = prepare_within_s
         self._quiet_s = quiet_s
-        self.running: RunningHost | None = None  # ready, and not taken
+        self.running: HostProcess | None = None  # ready, and not taken
         self._expected: dict[str, ModelSpec] = {}  # models that it may have to load, by name
         self._taken = asyncio.Event()
         self._pause_s = 0.0
@@ -59,7 +59,7 @@ class Standby:
         self.detail = ""
         self.num_taken = 0
 
-    def take(self) -> RunningHost | None:
+    def take(self) -> HostProcess | None:
         """Return the host, which then belongs to the caller; None if there is no live one."""
         host = self.running
         if host is None or host.client.death is not None:
@@ -132,7 +132,7 @@ class Standby:
                 self.running = None
                 await host.stop(STOP_GRACE_S)
 
-    async def _until_gone(self, host: RunningHost) -> str | None:
+    async def _until_gone(self, host: HostProcess) -> str | None:
         prewarmed: dict[str, ModelSpec] = {}
         exited = asyncio.create_task(host.exited(), name="standby exit")
         taken = asyncio.create_task(self._taken.wait(), name="standby taken")

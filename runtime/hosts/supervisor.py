@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from pilotlight.engine.api.client import EngineError
 from pilotlight.runtime.hosts.device_host import HostHandle
-from pilotlight.runtime.hosts.running_host import Launcher, RunningHost
+from pilotlight.runtime.hosts.launch import HostProcess, ProcessLauncher
 from pilotlight.runtime.telemetry.timeline import Timeline
 from pilotlight.sites.site import EngineConfig
 from pilotlight.support import background
@@ -30,7 +30,7 @@ class Supervisor:
     """Use as `async with`, whose value is the device's host."""
 
     def __init__(
-        self, launcher: Launcher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
+        self, launcher: ProcessLauncher, config: EngineConfig, timeline: Timeline | None = None, *, index: int = 0
     ) -> None:
         """Supervise the site's device with this index."""
         self.device_host = HostHandle(launcher, config, index)
@@ -102,7 +102,7 @@ class Supervisor:
             await host.stop(STOP_GRACE_S if device_host.progress.has_spoken else 0.0)
             device_host.restarts.note_exit(host.has_crashed)
 
-    async def _charged(self, host: RunningHost, is_stuck: bool) -> Iterable[str]:
+    async def _charged(self, host: HostProcess, is_stuck: bool) -> Iterable[str]:
         """Return the sequences that were open when a host crashed; none if it was ended from outside.
 
         `is_stuck` means that its process lives but takes no steps.
@@ -122,7 +122,7 @@ class Supervisor:
         self._timeline.note("engine lost", time.time())
         self.device_host.set_down(reason)
 
-    async def _greet(self, host: RunningHost, launched_at: float | None) -> None:
+    async def _greet(self, host: HostProcess, launched_at: float | None) -> None:
         """Record the host's report; `launched_at` is given if requests wait for its start."""
         with suppress(EngineError):  # it died: `_until_dead` knows
             self.device_host.ready = ready = await host.client.hello()
@@ -132,7 +132,7 @@ class Supervisor:
                 began_s = self._timeline.note_phases(phases, time.time())  # the interpreter started before
                 self._timeline.note("engine process", launched_at, max(launched_at, began_s))
 
-    async def _until_dead(self, host: RunningHost) -> str:
+    async def _until_dead(self, host: HostProcess) -> str:
         """Wait until the host is dead, or must be treated as dead; return the reason as a sentence."""
         exited = asyncio.create_task(host.exited(), name="engine exit")
         try:
@@ -145,7 +145,7 @@ class Supervisor:
             exited.cancel()
             await asyncio.wait({exited})  # raises only if this task is cancelled as well
 
-    def _why_stuck(self, host: RunningHost) -> str | None:
+    def _why_stuck(self, host: HostProcess) -> str | None:
         """Return why a live host must be replaced; None while it makes progress or is idle and responsive."""
         progress = self.device_host.progress
         is_silent = time.monotonic() - host.client.last_event_at > SILENT_S

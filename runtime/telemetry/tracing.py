@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from pilotlight.dialects.requests import Conversation, ValidGeneration
-from pilotlight.runtime.api.connection import header
 from pilotlight.sites.config import ConfigError, TelemetryConfig
 from pilotlight.wire.chat import FinishReason
 from pilotlight.wire.hop.usage import ResourceUse
+from pilotlight.wire.http.asgi import header
 from pilotlight.wire.tracing import CURRENT, PARENT_HEADERS, Spans
 
 if TYPE_CHECKING:

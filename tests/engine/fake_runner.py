@@ -11,9 +11,8 @@ from typing import NamedTuple
 from pilotlight.engine.api.protocol import ModelInfo, TokenLogprobs
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.core.results import RunResult, SampledToken
 from pilotlight.engine.core.sequence import PENDING
-from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.core.step import ChoiceRow, RunResult, SampledToken, StepInput
 from pilotlight.engine.images.image_residency import ImageEncoder
 from pilotlight.engine.kv.lending.slab_allocator import SlabAllocator
 from pilotlight.engine.kv.pool.groups import Windows

@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pilotlight.engine.kv.pool.block_pool import BlockPool
-from pilotlight.engine.kv.pool.eviction import GHOSTS_PER_BLOCK, EvictionOrder
-from pilotlight.engine.kv.recency import PROTECTED_SHARE
+from pilotlight.engine.kv.recency import GHOSTS_PER_BLOCK, PROTECTED_SHARE, EvictionOrder
 
 
 class PlainSegments:

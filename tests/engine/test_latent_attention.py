@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from load_tests.catalogue.paged_cases import Heads, paged, varlen
 from pilotlight.engine.core.chunk_steps import scratch_step
 from pilotlight.engine.description.rotary_scaling import RotaryRule
 from pilotlight.engine.description.shapes import LatentShape
@@ -14,7 +15,6 @@ from pilotlight.engine.layers.latent_attention import LatentAttention, LatentQue
 from pilotlight.engine.layers.linear import Linear
 from pilotlight.engine.layers.norm import RMSNorm
 from pilotlight.engine.layers.rotary import RotaryTable
-from pilotlight.kernels.catalogue.paged_cases import Heads, paged, varlen
 from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.closeness import assert_close
 

@@ -11,8 +11,7 @@ import torch
 
 from pilotlight.engine.api.protocol import SamplingParams, Submit
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.core.results import RunResult
-from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.core.step import ChoiceRow, RunResult, StepInput
 from pilotlight.engine.execution.runner import ModelRunner
 from pilotlight.engine.scheduling.plan import SchedulerLimits
 from tests.engine.driver import Heard, drain, load_engine, one, random_prompt, submit

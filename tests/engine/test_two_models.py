@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.engine.api.in_process_client import InProcessEngineClient
+from load_tests.in_process_client import InProcessEngineClient
 from pilotlight.engine.api.protocol import HostConfig, ModelLoad, ModelSpec, SamplingParams, StepOutput, Submit
 from tests.checkpoints import write_llama
 from tests.engine.driver import drain, load_engine, random_prompt

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pilotlight.kernels.catalogue import OPERATIONS
-from pilotlight.kernels.catalogue.operation import Case, Operation, copied, in_double
+from load_tests.catalogue import OPERATIONS
+from load_tests.catalogue.operation import Case, Operation, copied, in_double
 from pilotlight.kernels.matrices.weight import Weight
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE

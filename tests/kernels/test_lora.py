@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from load_tests.catalogue.adapters import random_adapters
 from pilotlight.kernels import lora
-from pilotlight.kernels.catalogue.adapters import random_adapters
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.cpu.recording import ProgramRecorder
 from pilotlight.kernels.lora import add_lora, blocked

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from load_tests.catalogue import OPERATIONS, attention
+from load_tests.catalogue.matrices import E2M1
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, copied, in_double, tensors
 from pilotlight.kernels import checks
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.decode_attention import decode_attention
 from pilotlight.kernels.attention.prefill_attention import prefill_attention
-from pilotlight.kernels.catalogue import OPERATIONS, attention
-from pilotlight.kernels.catalogue.matrices import E2M1
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, copied, in_double, tensors
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.elementwise.activation import silu_and_mul
 from pilotlight.kernels.matrices.linear import gated_linear, linear, logits

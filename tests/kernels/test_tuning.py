@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from load_tests import tile_tuning
 from pilotlight.kernels import tuning
 from pilotlight.kernels.tuning import Sizes, SplitKTile
 from tests.kernels.conftest import DEVICE
@@ -83,20 +84,22 @@ class Clock:
 @pytest.mark.long
 def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    monkeypatch.setattr(tuning, "MOST_TOKENS", 1)
-    candidates = tuning.candidates(Sizes(1, 6, 600))
+    monkeypatch.setattr(tile_tuning, "MOST_TOKENS", 1)
+    candidates = tile_tuning.candidates(Sizes(1, 6, 600))
     assert candidates
-    found = tuning.chosen(tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.9, 0.5, 0.7])))
+    found = tile_tuning.chosen(tile_tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.9, 0.5, 0.7])))
     assert found == {Sizes(1, 6, 600): candidates[1]}
-    assert tuning.chosen(tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.99]))) == {}, "a hundredth is noise"
+    assert tile_tuning.chosen(tile_tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.99]))) == {}, (
+        "a hundredth is noise"
+    )
 
 
 def test_a_candidate_that_is_wrong_is_never_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tuning, "MOST_TOKENS", 1)
-    monkeypatch.setattr(tuning, "run", lambda chosen, x, weight: x @ weight.T + 0.1)
-    assert tuning.chosen(tuning.tune([(6, 300)], HERE, torch.float32, Clock([1.0, 0.1]))) == {}
+    monkeypatch.setattr(tile_tuning, "MOST_TOKENS", 1)
+    monkeypatch.setattr(tile_tuning, "run", lambda chosen, x, weight: x @ weight.T + 0.1)
+    assert tile_tuning.chosen(tile_tuning.tune([(6, 300)], HERE, torch.float32, Clock([1.0, 0.1]))) == {}
     assert "is wrong for" in caplog.text
 
 
@@ -104,9 +107,9 @@ def test_a_candidate_that_is_wrong_is_never_chosen(
 def test_every_candidate_computes_the_product(tokens: int) -> None:
     pytest.importorskip("triton")
     x, weight, bias = torch.randn(tokens, 600), torch.randn(9, 600), torch.randn(9)
-    for candidate in tuning.candidates(Sizes(tokens, 9, 600))[::5]:
+    for candidate in tile_tuning.candidates(Sizes(tokens, 9, 600))[::5]:
         assert torch.allclose(tuning.run(candidate, x, weight, bias), x @ weight.T + bias, atol=1e-3)
 
 
 def test_no_size_is_started_when_the_time_is_over() -> None:
-    assert list(tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0]), until=0.0)) == []
+    assert list(tile_tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0]), until=0.0)) == []

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from load_tests import kernel_speed
+from load_tests.catalogue import OPERATIONS
+from load_tests.catalogue.norms import ADD_RMS_NORM, RMS_NORM
+from load_tests.catalogue.operation import Case, Cost, Operation, Target
 from load_tests.kernel_speed import OURS, WrongError, checked, held_against, measure, num_copies, storage_type
 from load_tests.scenarios import kernels as scenario
 from load_tests.timing import Budget, Contender, take_turns
-from pilotlight.kernels.catalogue import OPERATIONS
-from pilotlight.kernels.catalogue.norms import ADD_RMS_NORM, RMS_NORM
-from pilotlight.kernels.catalogue.operation import Case, Cost, Operation, Target
 
 CPU = torch.device("cpu")
 LIMITS = {"read_gb_per_s": 10.0, "copy_gb_per_s": 8.0, "fp32_tflop_per_s": 0.1}

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.in_process_client import InProcessEngineClient
 from pilotlight.engine.api.client import EngineError
-from pilotlight.engine.api.in_process_client import InProcessEngineClient
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec, SamplingParams, Submit
 from pilotlight.runtime.hosts.supervisor import Supervisor
 from pilotlight.sites.site import EngineConfig

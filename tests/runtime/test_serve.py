@@ -15,9 +15,9 @@ import h2.events
 import httpx
 import pytest
 
-from pilotlight.runtime.api import connection
 from pilotlight.runtime.serve import ShutdownHooks, _drain, load_changed, reload
 from pilotlight.sites.site import load_site
+from pilotlight.wire.http import asgi
 from tests.asgi import eventually, start
 from tests.fakes import says
 from tests.runtime.conftest import Site, SiteMaker
@@ -161,7 +161,7 @@ async def reset_one_of_two(server: Site, has_data: bool) -> None:
 
 
 async def test_a_body_that_never_ends_is_refused(server: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.1)
     reader, writer = await connect(server)
     writer.write(request_bytes(HELLO)[:-5])
     answer = await reader.readuntil(b"send less")

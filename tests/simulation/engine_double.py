@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 
-from pilotlight.engine.api.client import EngineError, HostClient
+from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.engine.api.protocol import (
     VERSION,
     Abort,
@@ -34,7 +34,6 @@ from pilotlight.engine.api.protocol import (
 )
 from pilotlight.engine.api.step_journal import NOTHING_HELD, HeldSequences
 from pilotlight.engine.text.tokenizer import Tokenizer
-from pilotlight.runtime.hosts.running_host import RunningHost
 from tests.simulation.virtual_network import Network
 from tests.simulation.virtual_time import Process
 
@@ -85,7 +84,7 @@ def _words(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(token for token, text in texts if text[:1] == " " and text[1:].isalpha() and text.isascii())
 
 
-class _Client(HostClient):
+class _Client(EngineClient):
     """The product's client of an engine host; its frames are passed by the loop."""
 
     def __init__(self, host: "EngineDouble") -> None:
@@ -292,7 +291,7 @@ class DoubleLauncher:
         self.fails_loads = False
         self._network, self._site, self._device, self._answers = network, site, device, answers
 
-    async def launch(self, *, standby: bool = False, afresh: bool = False) -> RunningHost:
+    async def launch(self, *, standby: bool = False, afresh: bool = False) -> EngineDouble:
         if self._site.state == "dead":
             raise EngineError("engine_error", "the site has been killed")
         name = f"{self._site.name}'s engine host {len(self.hosts)} of device {self._device}"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from load_tests.config_schema import FILES, HERE, render
 from pilotlight.sites.config import MIN_SECRET_BYTES, ConfigError, check_secrets, parse
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
-from pilotlight.sites.schema import FILES, HERE, render
 from pilotlight.sites.site import LOCAL, SiteConfig, load_keys, load_site
 
 PLACE = {"city": "Amsterdam", "latitude": 52.3, "longitude": 4.8}
@@ -126,7 +126,7 @@ def test_values_are_frozen() -> None:
 
 @pytest.mark.parametrize("file_name", FILES)
 def test_the_schemas_for_editors_are_current(file_name: str) -> None:
-    assert (HERE / file_name).read_text() == render(FILES[file_name]), "run `python -m pilotlight.sites.schema`"
+    assert (HERE / file_name).read_text() == render(FILES[file_name]), "run `python -m load_tests.config_schema`"
     json.loads((HERE / file_name).read_text())
 
 

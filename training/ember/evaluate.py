@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotlight.engine.api.in_process_client import InProcessEngineClient
+from load_tests.in_process_client import InProcessEngineClient
 from pilotlight.engine.api.protocol import Dtype, HostConfig, KvDtype, ModelSpec, SamplingParams, Submit
 from training.ember.chat import HERE, Chat
 from training.ember.cities import CITIES

@@ -11,7 +11,7 @@ import logging
 import ssl
 from pathlib import Path
 
-from pilotlight.support.file_stamps import stamp
+from pilotlight.support.atomic_files import stamp
 from pilotlight.wire.http.listen import ListenError
 
 LOOK_EVERY_S = 2.0

@@ -12,13 +12,12 @@ import time
 from asyncio.trsock import TransportSocket
 from collections import Counter, deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import orjson
 
 from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.http.exchange import Application, HttpExchange, ServerState, response_head
-from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.request import (
     MAX_PIPELINED,
     BodyPart,
@@ -35,6 +34,7 @@ from pilotlight.wire.http.request_starts import RequestStarts
 if TYPE_CHECKING:
     from pilotlight.wire.http.websocket import WebSocket
 
+
 EVENTS_AT_ONCE = (
     256  # before other connections are served: a transport reads two megabytes at once, even in chunks of one byte
 )
@@ -42,6 +42,23 @@ EARLY_BYTES = 64 << 10  # bytes that a client may send before its WebSocket hand
 UNSENT_BYTES = 64 << 10  # in the kernel
 LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
 NEVER = float("inf")
+
+
+class HttpLimits(NamedTuple):
+    max_head_bytes: int = 64 << 10
+    max_headers: int = 128
+    head_timeout_s: float = 15.0  # from its first byte, and from the connection's start to the first
+    keep_alive_s: float = 75.0  # longer than any pool keeps an idle connection: the client closes first
+    stall_s: float = 60.0  # time for a client to read, once its buffer is full
+    write_buffer_bytes: int = 64 << 10  # above it the application waits; in addition to the kernel's buffer
+    max_message_bytes: int = 32 << 20  # of a WebSocket
+    max_unread_bytes: int = 256 << 20  # of all answers that wait for their clients; of one address a quarter
+    max_connections: int = 20_000
+    max_connections_per_client: int = 20_000  # by address
+    sweep_s: float = 0.5  # between two looks at all connections
+    given_back_bytes: int = (
+        4 << 20
+    )  # freed memory goes back to the system once that much was unread and three quarters of it are gone
 
 
 class ConnectionServer(ServerState, Protocol):

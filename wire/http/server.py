@@ -19,9 +19,8 @@ from functools import partial
 
 from pilotlight.support import background
 from pilotlight.wire.errors import ApiError
-from pilotlight.wire.http.connection import HttpConnection, host_and_port
+from pilotlight.wire.http.connection import HttpConnection, HttpLimits, host_and_port
 from pilotlight.wire.http.exchange import Application
-from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.request_starts import RequestStarts
 
 SWEPT_AT_ONCE = 256

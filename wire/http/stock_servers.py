@@ -11,8 +11,8 @@ import sys
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.exchange import Application
-from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import ListenError
 from pilotlight.wire.http.server import Server
 

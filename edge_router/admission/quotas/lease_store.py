@@ -2,11 +2,10 @@
 
 A router reports its use and gets a lease, a part of each limit.
 
-Usage and leases together never exceed a limit. The store itself is postgres_leases.py.
+Usage and leases together never exceed a limit. The store is postgres_leases.py.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 EXPIRES_S = 10.0  # a lease without a confirmation ends after this time
 
@@ -32,16 +31,6 @@ class LeaseClaim(NamedTuple):
 class LeaseGrant(NamedTuple):
     held: float  # this router's part from now on: at least that of its open requests
     free: float  # the part without a lease; negative if more is used than the limit allows
-
-
-class LeaseStore(Protocol):
-    def exchange(self, router: str, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
-        """Take all claims down, or none. Raises UsageStoreError."""
-
-    def interrupt(self) -> None:
-        """Make the work that another thread waits for fail."""
-
-    def close(self) -> None: ...
 
 
 def granted(claim: LeaseClaim, used: float, held_by_others: float) -> LeaseGrant:

@@ -40,6 +40,7 @@ class PostgresLeases(PostgresDatabase):
         super().__init__(url, _prepare)
 
     def exchange(self, router: str, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
+        """Take all claims down, or none. Raises UsageStoreError."""
         grants: dict[LeaseKey, LeaseGrant] = {}
         with self.working() as connection, connection.transaction():
             for claim in sorted(claims):  # in one order at every router: the rows are locked until the end

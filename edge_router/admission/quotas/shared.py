@@ -16,17 +16,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
-from pilotlight.edge_router.admission.quotas.lease_store import (
-    EXPIRES_S,
-    LeaseClaim,
-    LeaseGrant,
-    LeaseKey,
-    LeaseStore,
-)
+from pilotlight.edge_router.admission.quotas.lease_store import EXPIRES_S, LeaseClaim, LeaseGrant, LeaseKey
 from pilotlight.edge_router.metering.ledger.ledger_store import UsageStoreError, configured
 from pilotlight.sites.network import QuotasConfig
 from pilotlight.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from pilotlight.edge_router.admission.quotas.postgres_leases import PostgresLeases  # psycopg may be missing
 
 LEASE_SHARE = 1 / 16
 TICK_S = 0.25
@@ -110,7 +108,9 @@ class QuotaLease:
 class SharedQuotas:
     """Run `run()` as a task, and `close()` after it."""
 
-    def __init__(self, store: LeaseStore, *, serves_without: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: "PostgresLeases", *, serves_without: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`serves_without` the store: by this router's own counts."""
         self.fault: str | None = None  # why the store cannot be used
         self._store = store
@@ -247,7 +247,7 @@ def shared_quotas(config: QuotasConfig, clock: Callable[[], float]) -> SharedQuo
     return SharedQuotas(store, serves_without=config.when_failing == "serve", clock=clock)
 
 
-def _postgres(url: str) -> LeaseStore:
+def _postgres(url: str) -> "PostgresLeases":
     from pilotlight.edge_router.admission.quotas.postgres_leases import PostgresLeases
 
     return PostgresLeases(url)

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
-from pilotlight.engine.kv.pool.eviction import EvictionOrder
+from pilotlight.engine.kv.recency import EvictionOrder
 
 
 class _Share:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pilotlight.engine.api.protocol import Constraint
@@ -54,6 +54,17 @@ class Grammar:
     def arguments(self, number: int, tool: CallableTool) -> str:
         """Add a rule for a tool's arguments as one document."""
         return self.json(f"arguments{number}", tool.schema, is_lenient=tool.is_lenient)
+
+    def calls(self, rules: AnswerRules, begin: Callable[[str], str], end: str = "") -> str:
+        """Add a rule for a call of each tool, and return their alternatives.
+
+        A call's arguments are one document, after `begin` of the tool's name and before `end`.
+        """
+        calls = [
+            self.rule(f"call{number}", f"{begin(tool.name)} {self.arguments(number, tool)} {end}".rstrip())
+            for number, tool in enumerate(rules.tools)
+        ]
+        return " | ".join(calls)
 
     def up_to(self, name: str, marker: str, *, is_token: bool) -> str:
         """Add a rule for any text up to and including the first occurrence of a marker."""

@@ -1,4 +1,4 @@
-"""The interface of a storage format: which matrices have it, and requests for them, packed or not.
+"""The interface of a storage format, and the plain one: which matrices have it, and requests for them, packed or not.
 
 Both are requests to the loader: nothing is read here but what decides the layout (`WeightRequests.look`). A format whose tensors contain one matrix
 each has `fill` and `lay_out`; one with all experts of a layer in one tensor has `fill_stack` and `lay_out_stack`.
@@ -106,3 +106,30 @@ def as_stored(x: torch.Tensor, are_pairs: bool) -> torch.Tensor:
 
 def stacked_name(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}...{names[-1]}"
+
+
+class PlainFormat(WeightFormat):
+    """Plain matrices: a tensor each, or one for all experts of a layer, transposed."""
+
+    __slots__ = ()
+
+    def stays_packed(self, device: torch.device) -> bool:
+        return False
+
+    def holds(self, index: Index, name: str) -> bool:
+        return True
+
+    def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
+        loader.fill(into, [ExpectedTensor.of(f"{part.name}.weight", (part.rows, part.columns), FLOATS)], None)
+
+    def fill_stack(self, loader: WeightRequests, stack: ExpertStack, into: torch.Tensor) -> None:
+        stored = ExpectedTensor.of(stack.name, (stack.experts, stack.columns, stack.rows), FLOATS)
+        ordered = as_stored(into, stack.are_pairs)
+
+        def turn(into: torch.Tensor, stored: torch.Tensor) -> None:
+            into.copy_(torch.unflatten(stored, 2, into.shape[1:3]).permute(0, 2, 3, 1))
+
+        loader.fill(ordered, [stored], turn)
+
+
+PLAIN = PlainFormat()

@@ -11,13 +11,7 @@ SILU, GELU_TANH, CLAMPED_SWIGLU = 0, 1, 2
 
 
 @jit
-def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    stored = tl.load(x + token * x_token + column, mask=inside, other=0.0)
-    gate = stored.to(tl.float32)
-    up = tl.load(x + token * x_token + columns + column, mask=inside, other=0.0).to(tl.float32)
+def activated(gate, up, alpha, limit, KIND: tl.constexpr):
     if KIND == 0:
         value = gate * tl.sigmoid(gate) * up
     elif KIND == 1:
@@ -27,6 +21,18 @@ def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
         value = gate * tl.sigmoid(gate * alpha) * (up + 1.0)
+    return value
+
+
+@jit
+def _gated(x, out, x_token, columns, alpha, limit, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    stored = tl.load(x + token * x_token + column, mask=inside, other=0.0)
+    gate = stored.to(tl.float32)
+    up = tl.load(x + token * x_token + columns + column, mask=inside, other=0.0).to(tl.float32)
+    value = activated(gate, up, alpha, limit, KIND)
     tl.store(out + token * columns + column, value.to(stored.dtype), mask=inside)
 
 

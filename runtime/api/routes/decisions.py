@@ -12,13 +12,13 @@ from starlette.types import Receive, Scope, Send
 from pilotlight.dialects.decisions.openai_decisions import decision_object, parse_decisions
 from pilotlight.dialects.decisions.questions import ValidDecision
 from pilotlight.dialects.decisions.system_one import parse_system_one, system_one_object
-from pilotlight.runtime.api.connection import read_body, send_json, until_disconnect
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import body_limit, check_model, router_context, tenant_in
 from pilotlight.runtime.api.routes.endpoint import MIB, PREFIXES, counting, naming_ignored, parsed
 from pilotlight.runtime.generation.decisions.decider import Decider
 from pilotlight.runtime.generation.generator import Generator
 from pilotlight.sites.site import LimitsConfig
+from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
 
 # The request, the probabilities of each question's options, input tokens, and how many of these were cached.
 Render = Callable[[ValidDecision, Sequence[Sequence[float]], int, int], bytes]

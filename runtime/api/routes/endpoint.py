@@ -14,7 +14,7 @@ from urllib.parse import quote
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.dialects.requests import INLINE_BYTES, TextRequest, ValidGeneration
-from pilotlight.runtime.api.connection import EventWriter, read_body, send_json, until_disconnect
+from pilotlight.runtime.api.connection import EventWriter
 from pilotlight.runtime.api.router_context import body_limit, check_model, router_context, tenant_in
 from pilotlight.runtime.generation.generator import EMPTY_DELTA, Generation, Generator
 from pilotlight.runtime.generation.output_processor import Delta
@@ -24,6 +24,7 @@ from pilotlight.wire.errors import ApiError, Dialect
 from pilotlight.wire.hop.continuation import RESUME_POINTS, ResumePoint, with_resume_point
 from pilotlight.wire.hop.headers import IGNORED, ROUTE
 from pilotlight.wire.hop.usage import USAGE, WORK, ResourceUse, encode_use
+from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
 from pilotlight.wire.sse import HEARTBEAT
 
 log = logging.getLogger("pilotlight.http")

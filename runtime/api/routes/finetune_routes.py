@@ -18,7 +18,7 @@ from pilotlight.dialects.workers_ai_api import parse_finetune
 from pilotlight.engine.adapters.peft import CONFIG, WEIGHTS
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.planning.model_plan import read_model
-from pilotlight.runtime.api.connection import json_response, read_body
+from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.middleware import ACCOUNT, GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, tenant_in
 from pilotlight.runtime.api.routes.endpoint import PREFIXES
@@ -29,6 +29,7 @@ from pilotlight.runtime.models.sources import SourceError, directory_of, local_d
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.fine_tuning import jobs_answer
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, packed, unpacked
+from pilotlight.wire.http.asgi import read_body
 from pilotlight.wire.workers_ai import Envelope, FinetuneAsset, ResultInfo
 
 AT = "/client/v4/accounts/{account_id}/ai/finetunes"

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from pilotlight.runtime.api.connection import AnswerCut, json_response, read_json, response_start, until_disconnect
+from pilotlight.runtime.api.connection import AnswerCut, json_response, read_json
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.dispatch.lending import Lending
 from pilotlight.wire.errors import ApiError
@@ -24,6 +24,7 @@ from pilotlight.wire.hop.lending import (
     PromptComputed,
     encode_line,
 )
+from pilotlight.wire.http.asgi import response_start, until_disconnect
 
 MAX_BODY = 32 << 20  # four million tokens; the engine checks the model's own limit
 MAX_SALT = 64

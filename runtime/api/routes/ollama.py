@@ -38,7 +38,7 @@ from pilotlight.dialects.ollama import (
 from pilotlight.dialects.requests import ValidEmbedding
 from pilotlight.engine.text.formats import CallPart, ReasoningPart, TextPart
 from pilotlight.runtime.api.builders.logprobs import chat_logprobs
-from pilotlight.runtime.api.connection import json_response, read_body, send_json
+from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, may_see, router_context
 from pilotlight.runtime.api.routes.endpoint import MIB, Endpoint, parsed
@@ -50,6 +50,7 @@ from pilotlight.runtime.generation.texts.pooled_texts import PooledTexts
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import TokenLogprob
 from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.asgi import read_body, send_json
 from pilotlight.wire.lines import as_lines
 from pilotlight.wire.sse import DONE, encode_event
 

@@ -17,7 +17,7 @@ from pilotlight.dialects.embeddings_api import parse_embedding
 from pilotlight.dialects.openai_chat import parse_chat
 from pilotlight.dialects.openai_completions import parse_completion
 from pilotlight.runtime.api.builders.openai_events import ChatBuilder, CompletionBuilder
-from pilotlight.runtime.api.connection import header, json_response
+from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.router_context import may_see, tenant_in
 from pilotlight.runtime.api.routes.embeddings import as_openai
 from pilotlight.runtime.api.routes.endpoint import PREFIXES, Endpoint
@@ -28,6 +28,7 @@ from pilotlight.runtime.models.adapters import SEPARATOR
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import ListedModel, ModelList
 from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.asgi import header
 
 _encoder = msgspec.json.Encoder()
 

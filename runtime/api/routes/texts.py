@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.dialects.requests import ValidEmbedding, ValidScoring
-from pilotlight.runtime.api.connection import read_body, send_json, until_disconnect
 from pilotlight.runtime.api.middleware import GENUINE_HOP
 from pilotlight.runtime.api.router_context import check_model, tenant_in
 from pilotlight.runtime.api.routes.endpoint import MIB, counting, naming_ignored, parsed
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.credentials import Tenant
+from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
 
 if TYPE_CHECKING:
     from pilotlight.runtime.generation.generator import Generator

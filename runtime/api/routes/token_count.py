@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from starlette.types import Receive, Scope, Send
 
 from pilotlight.dialects.requests import ValidGeneration
-from pilotlight.runtime.api.connection import read_body, send_json
 from pilotlight.runtime.api.router_context import check_model
 from pilotlight.runtime.api.routes.endpoint import MIB, parsed
 from pilotlight.runtime.generation.generator import Generator, as_api_errors, refuse_embedder
 from pilotlight.runtime.generation.prompts import encode
 from pilotlight.sites.site import LimitsConfig
+from pilotlight.wire.http.asgi import read_body, send_json
 
 
 class TokenCount:

@@ -32,7 +32,7 @@ from pilotlight.dialects.workers_ai_api import (
 )
 from pilotlight.engine.text.formats import CallPart, ReasoningPart, TextPart
 from pilotlight.runtime.api.builders.blocks import BlockBuilder
-from pilotlight.runtime.api.connection import header, json_response, read_body
+from pilotlight.runtime.api.connection import json_response
 from pilotlight.runtime.api.router_context import body_limit, may_see, router_context
 from pilotlight.runtime.api.routes.decisions import DecisionEndpoint
 from pilotlight.runtime.api.routes.embeddings import as_workers_ai
@@ -48,6 +48,7 @@ from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.credentials import bearer_token
 from pilotlight.wire.errors import ApiError, Dialect
+from pilotlight.wire.http.asgi import header, read_body
 from pilotlight.wire.sse import DONE, encode_event
 from pilotlight.wire.workers_ai import (
     CLASSIFICATION_TASK,

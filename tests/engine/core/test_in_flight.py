@@ -9,9 +9,8 @@ import pytest
 
 from pilotlight.engine.api.protocol import SamplingParams
 from pilotlight.engine.core.in_flight import InFlightSteps
-from pilotlight.engine.core.results import RunResult, SampledToken
 from pilotlight.engine.core.sequence import PENDING, Sequence
-from pilotlight.engine.core.step import ChoiceRow, StepInput
+from pilotlight.engine.core.step import ChoiceRow, RunResult, SampledToken, StepInput
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import Chunk
 

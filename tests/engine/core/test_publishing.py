@@ -9,8 +9,7 @@ import pytest
 from pilotlight.engine.api.protocol import TokenOutput
 from pilotlight.engine.api.struct import replace
 from pilotlight.engine.core.engine import Engine
-from pilotlight.engine.core.results import RunResult
-from pilotlight.engine.core.step import ChoiceRow
+from pilotlight.engine.core.step import ChoiceRow, RunResult
 from tests.engine.core.test_engine import PROMPT
 from tests.engine.driver import drain, one, submit
 from tests.engine.fake_drafter import FakeDrafter

@@ -7,7 +7,7 @@ import torch
 from torch.cuda._utils import _get_device_index
 
 from pilotlight.engine.device import copy_stream
-from pilotlight.engine.device.copy_stream import CopyStream, CudaCopyStream, copying
+from pilotlight.engine.device.copy_stream import CudaCopyStream, copying
 from tests.engine.fake_copy_stream import FakeCopyStream
 
 HAS_GPU = torch.cuda.is_available()
@@ -17,7 +17,7 @@ HALF = NUM_BYTES // 2
 
 
 @pytest.fixture
-def stream() -> CopyStream:
+def stream() -> CudaCopyStream:
     return CudaCopyStream(DEVICE) if HAS_GPU else FakeCopyStream()
 
 
@@ -27,7 +27,7 @@ def keep_busy() -> None:
         torch.cuda._sleep(200_000_000)
 
 
-def test_what_was_launched_before_the_mark_is_copied_and_is_there_at_the_end(stream: CopyStream) -> None:
+def test_what_was_launched_before_the_mark_is_copied_and_is_there_at_the_end(stream: CudaCopyStream) -> None:
     there, here = torch.zeros(NUM_BYTES, dtype=torch.uint8, device=DEVICE), stream.allocate(NUM_BYTES)
     here.fill_(1)
     keep_busy()
@@ -37,7 +37,7 @@ def test_what_was_launched_before_the_mark_is_copied_and_is_there_at_the_end(str
     assert bool((here == 7).all())
 
 
-def test_what_was_launched_before_the_mark_does_not_overwrite_what_is_copied(stream: CopyStream) -> None:
+def test_what_was_launched_before_the_mark_does_not_overwrite_what_is_copied(stream: CudaCopyStream) -> None:
     there, here = torch.zeros(NUM_BYTES, dtype=torch.uint8, device=DEVICE), stream.allocate(NUM_BYTES)
     here.fill_(9)
     keep_busy()
@@ -48,7 +48,7 @@ def test_what_was_launched_before_the_mark_does_not_overwrite_what_is_copied(str
     assert bool((there[:HALF] == 7).all())
 
 
-def test_an_error_leaves_no_copy_under_way(stream: CopyStream) -> None:
+def test_an_error_leaves_no_copy_under_way(stream: CudaCopyStream) -> None:
     there, here = torch.full((NUM_BYTES,), 5, dtype=torch.uint8, device=DEVICE), stream.allocate(NUM_BYTES)
     here.fill_(0)
     keep_busy()
@@ -63,7 +63,7 @@ def test_an_error_leaves_no_copy_under_way(stream: CopyStream) -> None:
     assert bool((here == 5).all())
 
 
-def test_started_work_can_be_waited_for_before_the_end(stream: CopyStream) -> None:
+def test_started_work_can_be_waited_for_before_the_end(stream: CudaCopyStream) -> None:
     there, here = torch.full((NUM_BYTES,), 5, dtype=torch.uint8, device=DEVICE), stream.allocate(NUM_BYTES)
     here.fill_(0)
     keep_busy()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pilotlight.engine.device.device_memory import PATIENCE_S, allocate_patiently
+from pilotlight.engine.device.device import PATIENCE_S, allocate_patiently
 
 
 class Device:

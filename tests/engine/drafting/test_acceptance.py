@@ -2,7 +2,7 @@
 
 import pytest
 
-from pilotlight.engine.drafting.acceptance import AcceptanceRates
+from pilotlight.engine.drafting.gain import AcceptanceRates
 
 
 def test_what_was_expected_gives_way_to_what_is_seen() -> None:

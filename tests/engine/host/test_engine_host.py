@@ -17,8 +17,8 @@ import pytest
 import zmq
 from safetensors.torch import load_file, save_file
 
+from load_tests.in_process_client import InProcessEngineClient
 from pilotlight.engine.api.client import EngineClient, EngineError
-from pilotlight.engine.api.in_process_client import InProcessEngineClient
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec, SamplingParams, StepOutput, Submit, TokenOutput
 from pilotlight.engine.api.socket_client import SocketEngineClient
 from pilotlight.engine.api.struct import replace

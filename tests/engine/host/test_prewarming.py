@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.engine.api.in_process_client import InProcessEngineClient
+from load_tests.in_process_client import InProcessEngineClient
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec
 from pilotlight.engine.host import prewarming
 from pilotlight.engine.host.prewarming import prewarm

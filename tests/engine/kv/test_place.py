@@ -6,8 +6,7 @@ import torch
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.api.protocol import ModelSpec
 from pilotlight.engine.kv.lending.lease import Lease, Reservation
-from pilotlight.engine.kv.lending.slab_allocator import SlabAllocator
-from pilotlight.engine.kv.place import find_place
+from pilotlight.engine.kv.lending.slab_allocator import SlabAllocator, find_place
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheLayout, CacheSegment
 
 LAYOUT = CacheLayout([CachedLayer((CacheSegment("keys", 1, 8),))], 16, torch.float32)

@@ -274,7 +274,7 @@ async def test_a_key_in_the_extra_headers_makes_another_tenant(site: Site, ai: A
 async def test_a_body_beyond_the_sites_own_limit_is_refused(make_site: SiteMaker, wire: Wire) -> None:  # noqa: F811
     async with make_site(limits={"max_body_mib": 0.001}) as site:  # noqa: F811
         ai = (await wire(("ai", "AI", {}), inference=SiteInference(site.app.site))).env["AI"]
-        with pytest.raises(Failure, match="larger than this site's limit of 1048 bytes"):
+        with pytest.raises(Failure, match="larger than the limit of 1048 bytes"):
             await ai.run(MODEL, {"prompt": "x" * 1100})
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from load_tests.catalogue.paged_cases import Heads, gathered, paged, varlen
 from pilotlight.kernels.attention.mla import mla_decode, mla_prefill
-from pilotlight.kernels.catalogue.paged_cases import Heads, gathered, paged, varlen
 from tests.closeness import assert_close
 
 HEADS, LATENT, ROTARY, NOPE, VALUE = 5, 24, 8, 16, 12

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from load_tests.catalogue import attention as catalogue
+from load_tests.catalogue.operation import Arguments
 from pilotlight.kernels.attention.decode_attention import decode_attention
 from pilotlight.kernels.attention.verify_attention import verify_attention
-from pilotlight.kernels.catalogue import attention as catalogue
-from pilotlight.kernels.catalogue.operation import Arguments
 from tests.closeness import assert_close
 from tests.cpu_kernels import C_LIBRARY
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.catalogue.matrices import plain_weight, random_int4, random_mxfp4
+from load_tests.catalogue.matrices import plain_weight, random_int4, random_mxfp4
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.cpu.recording import ProgramRecorder

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from pilotlight.kernels.catalogue.matrices import random_lossless
+from load_tests.catalogue.matrices import random_lossless
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.elementwise.activation import clamped_swiglu, silu_and_mul
 from pilotlight.kernels.matrices.lossless import (

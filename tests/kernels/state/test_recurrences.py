@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pilotlight.kernels.catalogue.operation import Arguments, copied
-from pilotlight.kernels.catalogue.states import OPERATIONS, state_batch
+from load_tests.catalogue.operation import Arguments, copied
+from load_tests.catalogue.states import OPERATIONS, state_batch
 from pilotlight.kernels.state.short_conv import short_conv
 from tests.closeness import assert_close
 

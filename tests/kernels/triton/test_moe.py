@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton")
 
 import pilotlight.kernels.moe
-from pilotlight.kernels.catalogue.matrices import random_int4, random_mxfp4
+from load_tests.catalogue.matrices import random_int4, random_mxfp4
 from pilotlight.kernels.checks import ArgumentError
 from pilotlight.kernels.elementwise.activation import silu_and_mul
 from pilotlight.kernels.matrices.int4 import Int4Weight

@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from pilotlight.kernels.catalogue import OPERATIONS
-from pilotlight.kernels.catalogue.operation import Arguments, Operation, copied, in_double
+from load_tests.catalogue import OPERATIONS
+from load_tests.catalogue.operation import Arguments, Operation, copied, in_double
 from pilotlight.kernels.checks import ArgumentError
 from tests.closeness import assert_close
 from tests.kernels.test_spoilt_calls import ordinary, places, spoils, storage_type, with_

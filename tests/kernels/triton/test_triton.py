@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from pilotlight.kernels.catalogue import attention as catalogue
-from pilotlight.kernels.catalogue.operation import Arguments, Operation, copied, in_double
+from load_tests.catalogue import attention as catalogue
+from load_tests.catalogue.operation import Arguments, Operation, copied, in_double
 from pilotlight.kernels.triton.attention import hopper_mla, split_kv
 from pilotlight.kernels.triton.attention.paged_tiles import tanh
 from pilotlight.kernels.triton.attention.varlen import sequence_of

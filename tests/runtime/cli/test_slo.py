@@ -5,7 +5,7 @@ import json
 import pytest
 
 from pilotlight.runtime.cli.api import Api
-from pilotlight.runtime.cli.slo import print_slo
+from pilotlight.runtime.cli.usage import print_slo
 
 RATES = {"1h": None, "6h": 1.0, "3d": 14.4}
 STATE = {"model": "[bold]m", "requests": 12_345, "bad": 7, "burn_rate": RATES, "budget_left": -0.25}

@@ -15,7 +15,7 @@ from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.protocol import PromptImage
 from pilotlight.runtime.generation import images
 from pilotlight.runtime.generation.images import ImageReader
-from pilotlight.sites.images import ImagesConfig
+from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
 from tests.asgi import call
 from tests.fakes import FakeEngineClient, FakeLauncher, ids, says

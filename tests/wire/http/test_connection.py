@@ -14,10 +14,10 @@ from pilotlight.wire.http.connection import (
     LINGER_S,
     NEVER,
     HttpConnection,
+    HttpLimits,
     host_and_port,
 )
 from pilotlight.wire.http.exchange import HELD_BODY_BYTES
-from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.server import REFUSED_AT_ONCE, Server
 
 LIMITS = HttpLimits(

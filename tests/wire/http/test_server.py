@@ -12,9 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pilotlight.wire.http.connection import HttpConnection
+from pilotlight.wire.http.connection import HttpConnection, HttpLimits
 from pilotlight.wire.http.exchange import HELD_BODY_BYTES, SLICE_BYTES
-from pilotlight.wire.http.limits import HttpLimits
 from pilotlight.wire.http.listen import bind, url_of
 from pilotlight.wire.http.server import Server, give_back_memory, http_date
 from tests.asgi import eventually

@@ -5,7 +5,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.listen import ListenError, bind, url_of
 from pilotlight.wire.http.stock_servers import SERVERS, check_installed, make_server
 from tests.wire.http.test_websocket import App as SocketApp

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.server import SILENT_MS, has_vanished, is_silent
 from tests.asgi import eventually
 from tests.edge_router.raw import wire

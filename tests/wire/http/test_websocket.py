@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pilotlight.wire.http.limits import HttpLimits
+from pilotlight.wire.http.connection import HttpLimits
 from pilotlight.wire.http.websocket import FRAMES_AT_ONCE, HELD_MESSAGES, WebSocket, WebSocketClose
 from tests.asgi import eventually
 from tests.edge_router.raw import Wire, wire

@@ -51,22 +51,18 @@ def read(s: Scanner) -> Reading[None]:
 
 def write_v3(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer of V3 and R1."""
-    _write(grammar, rules, markers, f'"function" {markers.lark(SEPARATOR)} NAME', f"\n{FENCE}\n", "\n```")
+    begin = f'"function" {markers.lark(SEPARATOR)} NAME {quoted(f"{chr(10)}{FENCE}{chr(10)}")}'
+    _write(grammar, rules, markers, begin, quoted("\n```"))
 
 
 def write_v31(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer of V3.1."""
-    _write(grammar, rules, markers, f"NAME {markers.lark(SEPARATOR)}", "", "")
+    _write(grammar, rules, markers, f"NAME {markers.lark(SEPARATOR)}")
 
 
-def _write(grammar: Grammar, rules: AnswerRules, markers: Markers, begin: str, before: str, behind: str) -> None:
-    calls = []
-    for number, tool in enumerate(rules.tools):
-        parts = [begin.replace("NAME", quoted(tool.name)), grammar.arguments(number, tool)]
-        if before:
-            parts = [parts[0], quoted(before), parts[1], quoted(behind)]
-        calls.append(grammar.rule(f"call{number}", " ".join(parts)))
-    body = grammar.rule("body", f"{markers.lark(CALL)} ({' | '.join(calls)}) {markers.lark(CALL_END)}")
+def _write(grammar: Grammar, rules: AnswerRules, markers: Markers, begin: str, end: str = "") -> None:
+    calls = grammar.calls(rules, lambda name: begin.replace("NAME", quoted(name)), end)
+    body = grammar.rule("body", f"{markers.lark(CALL)} ({calls}) {markers.lark(CALL_END)}")
     rest = f"{body if rules.is_single else rf'{body} (/' + chr(92) + f'n?/ {body})*'} {markers.lark(SECTION_END)}"
     grammar.answer(rules, markers, SECTION, rest)
 

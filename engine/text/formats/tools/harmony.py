@@ -71,12 +71,12 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     reasoning = grammar.rule("reasoning", f'{channel} "analysis" {message} {thought} {on}')
     ways = []
     if rules.tools:
-        calls = []
-        for number, tool in enumerate(rules.tools):
-            header = f'{quoted(f"commentary to={FUNCTIONS}{tool.name} ")} {markers.lark(CONSTRAIN)} "json" {message}'
-            arguments = grammar.arguments(number, tool)
-            calls.append(grammar.rule(f"call{number}", f"{channel} {header} {arguments}"))
-        ways.append(grammar.rule("call", " | ".join(calls)))
+
+        def begin(name: str) -> str:
+            recipient = quoted(f"commentary to={FUNCTIONS}{name} ")
+            return f'{channel} {recipient} {markers.lark(CONSTRAIN)} "json" {message}'
+
+        ways.append(grammar.rule("call", grammar.calls(rules, begin)))
     if rules.document is not None:
         ways.append(f'{channel} "final" {message} {grammar.rule("document", rules.document)}')
     elif rules.may_be_text:

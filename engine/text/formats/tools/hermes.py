@@ -30,10 +30,8 @@ def read(s: Scanner) -> Reading[None]:
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer: calls are on separate lines, as in the templates."""
-    calls = []
-    for number, tool in enumerate(rules.tools):
-        begin = quoted('\n{"name": ' + quoted(tool.name) + ', "arguments": ')
-        arguments = grammar.arguments(number, tool)
-        calls.append(grammar.rule(f"call{number}", f"{begin} {arguments} {quoted(NEWLINE_BRACE)}"))
-    body = grammar.rule("body", " | ".join(calls))
+    calls = grammar.calls(
+        rules, lambda name: quoted('\n{"name": ' + quoted(name) + ', "arguments": '), quoted(NEWLINE_BRACE)
+    )
+    body = grammar.rule("body", calls)
     grammar.answer(rules, markers, OPEN, f"{body} {markers.lark(CLOSE)}", between=r"/\n*/")

@@ -47,11 +47,10 @@ def read(s: Scanner) -> Reading[None]:
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer."""
-    calls = []
-    for number, tool in enumerate(rules.tools):
-        begin = f"{quoted(f'functions.{tool.name}:')} /[0-9]{{1,3}}/ {markers.lark(ARGUMENTS)}"
-        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.arguments(number, tool)}"))
-    body = grammar.rule("body", f"{markers.lark(CALL)} ({' | '.join(calls)}) {markers.lark(CALL_END)}")
+    calls = grammar.calls(
+        rules, lambda name: f"{quoted(f'functions.{name}:')} /[0-9]{{1,3}}/ {markers.lark(ARGUMENTS)}"
+    )
+    body = grammar.rule("body", f"{markers.lark(CALL)} ({calls}) {markers.lark(CALL_END)}")
     rest = f"{body if rules.is_single else f'{body}+'} {markers.lark(SECTION_END)}"
     grammar.answer(rules, markers, SECTION, rest)
 

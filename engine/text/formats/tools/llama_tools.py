@@ -30,9 +30,6 @@ def read(s: Scanner) -> Reading[None]:
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer: one that starts with a brace is calls."""
-    calls = []
-    for number, tool in enumerate(rules.tools):
-        begin = quoted(f'{{"name": {quoted(tool.name)}, "parameters": ')
-        calls.append(grammar.rule(f"call{number}", f'{begin} {grammar.arguments(number, tool)} "}}"'))
-    call = grammar.rule("call", " | ".join(calls))
+    calls = grammar.calls(rules, lambda name: quoted(f'{{"name": {quoted(name)}, "parameters": '), '"}"')
+    call = grammar.rule("call", calls)
     grammar.whole(rules, call if rules.is_single else f"{call} (/; ?/ {call})*", r"/[^{\s](.|\n)*/")

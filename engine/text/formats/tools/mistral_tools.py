@@ -57,23 +57,17 @@ def _call(s: Scanner) -> Reading[None]:
 
 def write_list(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer with a list of calls."""
-    calls = []
-    for number, tool in enumerate(rules.tools):
-        begin = quoted(f'{{"name": {quoted(tool.name)}, "arguments": ')
-        calls.append(grammar.rule(f"call{number}", f'{begin} {grammar.arguments(number, tool)} "}}"'))
-    call = grammar.rule("body", " | ".join(calls))
+    calls = grammar.calls(rules, lambda name: quoted(f'{{"name": {quoted(name)}, "arguments": '), '"}"')
+    call = grammar.rule("body", calls)
     listed = call if rules.is_single else f'{call} (", " {call})*'
     grammar.answer(rules, markers, OPEN, f'/ ?/ "[" {listed} "]"')
 
 
 def write_named(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
     """Write the grammar of an answer whose calls have a token each."""
-    calls = []
     call_id = f"({markers.lark(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? " if markers.is_token(CALL_ID) else ""
-    for number, tool in enumerate(rules.tools):
-        begin = f"{quoted(tool.name)} {call_id}{markers.lark(ARGUMENTS)}"
-        calls.append(grammar.rule(f"call{number}", f"{begin} {grammar.arguments(number, tool)}"))
-    grammar.answer(rules, markers, OPEN, grammar.rule("body", " | ".join(calls)), between='""')
+    calls = grammar.calls(rules, lambda name: f"{quoted(name)} {call_id}{markers.lark(ARGUMENTS)}")
+    grammar.answer(rules, markers, OPEN, grammar.rule("body", calls), between='""')
 
 
 def allows(name: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from pilotlight.engine.device.registered_memory import RegisteredMemory
 from pilotlight.engine.kv.tiers.host_tier import HostTier
-from pilotlight.engine.kv.transfer import block_staging
+from pilotlight.engine.kv.transfer import block_copier
 from pilotlight.engine.kv.transfer.block_copier import CpuBlockCopier, CudaBlockCopier, make_copier
 from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore
 from tests.engine.fake_copy_stream import FakeCopyStream
@@ -57,7 +57,7 @@ class Rig:
 
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(block_staging, "_BUFFER_BYTES", 2 * BLOCK)
+    monkeypatch.setattr(block_copier, "_BUFFER_BYTES", 2 * BLOCK)
     made = Rig()
     yield made
     made.registered.close()

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from pilotlight.kernels.catalogue.matrices import random_int4, random_mxfp4
+from load_tests.catalogue.matrices import random_int4, random_mxfp4
 from pilotlight.kernels.matrices.int4 import Int4Weight
 from pilotlight.kernels.matrices.mxfp4 import Mxfp4Weight
 from pilotlight.kernels.triton.matrices import linear, packed

@@ -8,7 +8,7 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels.matrices import fp8, int4, linear, lossless, mxfp4
 from pilotlight.kernels.matrices.fp8 import Fp8Weight
 from pilotlight.kernels.matrices.int4 import Int4Weight

@@ -1,20 +1,23 @@
 """The front end's view of an engine host in a thread of the same process; needs only torch."""
 
 import asyncio
+import queue
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from pilotlight.engine.api.client import HostClient
+from pilotlight.engine.api.client import EngineClient
 from pilotlight.engine.api.protocol import VERSION, Command, Event, Hello, HostConfig, Shutdown
+from pilotlight.engine.host.transport import FrontEndGone
 
 Argument = TypeVar("Argument")
 
 _LAST_WORD_S = 1.0  # how long the host may take to obey a Shutdown
 
 
-class InProcessEngineClient(HostClient):
+class InProcessEngineClient(EngineClient):
     """A host in a thread of this process: the same loop without a socket, for tests and tools."""
 
     def __init__(self, config: HostConfig) -> None:
@@ -31,14 +34,13 @@ class InProcessEngineClient(HostClient):
     def _connect(self) -> None:
         from pilotlight.engine.host.engine_host import EngineHost
         from pilotlight.engine.host.model_loader import ModelLoader
-        from pilotlight.engine.host.transport import QueueTransport
 
         loop = asyncio.get_running_loop()
 
         def deliver(event: Event) -> None:
             _call_soon(loop, self._handle, event)
 
-        self._transport = QueueTransport(deliver)
+        self._transport = _QueueTransport(deliver)
 
         def serve() -> None:
             try:
@@ -53,6 +55,32 @@ class InProcessEngineClient(HostClient):
     def _send(self, command: Command) -> None:
         if self.death is None:
             self._transport.put(command)
+
+
+class _QueueTransport:
+    """A transport for a host loop in a thread of the front end's process."""
+
+    def __init__(self, on_event: Callable[[Event], None]) -> None:
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._on_event = on_event
+
+    def put(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def receive(self, timeout_s: float) -> list[Command | FrontEndGone]:
+        received: list[Command | FrontEndGone] = []
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                received.append(self._commands.get(timeout=0 if received else max(0.0, deadline - time.monotonic())))
+            except queue.Empty:
+                return received
+
+    def send(self, event: Event) -> None:
+        self._on_event(event)
+
+    def close(self) -> None:
+        pass
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Argument], None], argument: Argument) -> None:

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from load_tests.catalogue.matrices import plain_weight, random_fp8, random_int4, random_mxfp4
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels import moe
-from pilotlight.kernels.catalogue.matrices import plain_weight, random_fp8, random_int4, random_mxfp4
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels.elementwise.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels.pooling import Pooled, pool_pieces
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from load_tests.catalogue.paged_cases import Heads, empty_arena, gathered, paged, varlen
 from pilotlight.kernels.attention import decode_attention, mla, prefill_attention, verify_attention
 from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.fp8_cache import FP8
 from pilotlight.kernels.attention.varlen import VarlenBatch
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from pilotlight.kernels.catalogue.paged_cases import Heads, empty_arena, gathered, paged, varlen
 
 _READ = Target(0.9, "read")
 _COPY = Target(0.85, "copy")

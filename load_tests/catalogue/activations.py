@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels.elementwise import activation
 
 _BANDWIDTH = Target(0.85, "copy")

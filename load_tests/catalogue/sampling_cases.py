@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels.sampling import logprobs, masks, penalties, sample
 from pilotlight.kernels.sampling.penalties import LogitEntries
 from pilotlight.kernels.sampling.philox import uniform

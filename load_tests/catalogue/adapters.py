@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels import lora
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 
 
 def random_adapters(

@@ -1,6 +1,6 @@
 """Every operation of kernels/ with its formula, cases, cost and tolerance."""
 
-from pilotlight.kernels.catalogue import (
+from load_tests.catalogue import (
     activations,
     adapters,
     attention,
@@ -12,7 +12,7 @@ from pilotlight.kernels.catalogue import (
     sampling_cases,
     states,
 )
-from pilotlight.kernels.catalogue.operation import Operation
+from load_tests.catalogue.operation import Operation
 
 OPERATIONS: tuple[Operation, ...] = (
     *norms.OPERATIONS,

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
 from pilotlight.kernels.state import delta_rule, gated_norm, short_conv, ssd
 from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from load_tests.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
+from load_tests.catalogue.paged_cases import Heads, empty_arena
 from pilotlight.kernels.attention.fp8_cache import FP8, LARGEST
-from pilotlight.kernels.catalogue.operation import Arguments, Case, Cost, Operation, Target, size
-from pilotlight.kernels.catalogue.paged_cases import Heads, empty_arena
 from pilotlight.kernels.elementwise import kv_write, qkv, rotary
 
 _BANDWIDTH = Target(0.85, "copy")
