@@ -1,4 +1,7 @@
-"""The measurement of kernels/tuning.py's tables: the fastest tile for each product of a few rows, beside cuBLAS."""
+"""The measurement of kernels/tuning.py's tables.
+
+They have the fastest tile for each product of a few rows; cuBLAS is measured beside.
+"""
 
 import logging
 import math

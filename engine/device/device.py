@@ -1,4 +1,7 @@
-"""The device of one rank, by its name, and the KV memory on it, for which a new process waits while a dead one's is freed."""
+"""The device of one rank, by its name, and the KV memory on it.
+
+A new process waits for that memory while a dead one's is freed.
+"""
 
 import logging
 import os

@@ -152,8 +152,8 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, windows: Sequen
     found, start = [], 0
     for number, length in windows:
         span = slice(start, start + number * length)
-        parts = [x[span].view(number, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
-        found.append(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2).flatten(0, 1))
+        queries, keys, values = (x[span].view(number, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        found.append(F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2).flatten(0, 1))
         start = span.stop
     return found[0] if len(found) == 1 else torch.cat(found)
 

@@ -1,4 +1,7 @@
-"""`pilotlight usage` and `pilotlight slo`: a router's ledger and its objectives, as a table, JSON or CSV."""
+"""`pilotlight usage` and `pilotlight slo`: a router's ledger and its objectives.
+
+Both print a table, JSON or CSV.
+"""
 
 import json
 from typing import Any

@@ -1,4 +1,7 @@
-"""An ASGI exchange of any application: read the body within a limit, watch for a disconnect, send a response."""
+"""Parts of an ASGI exchange that every application needs.
+
+They read the body within a limit, watch for a disconnect, and send a response.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Iterable

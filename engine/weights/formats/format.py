@@ -1,6 +1,6 @@
-"""The interface of a storage format, and the plain one: which matrices have it, and requests for them, packed or not.
+"""The interface of a storage format, and the plain format.
 
-Both are requests to the loader: nothing is read here but what decides the layout (`WeightRequests.look`). A format whose tensors contain one matrix
+It says which matrices have the format, and requests them, packed or not. Both are requests to the loader: nothing is read here but what decides the layout (`WeightRequests.look`). A format whose tensors contain one matrix
 each has `fill` and `lay_out`; one with all experts of a layer in one tensor has `fill_stack` and `lay_out_stack`.
 """
 

@@ -33,7 +33,7 @@ Url = Annotated[str, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Name = Annotated[str, Meta(max_length=1000)]
 
 
-class Match(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CacheMatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache: Name
     url: Url
     headers: Pairs = []
@@ -121,7 +121,7 @@ class ResponseCache(Binding):
         return cls(ResponseMemory.of(state_dir, services), services)
 
     @method
-    async def match(self, request: Match) -> Any:
+    async def match(self, request: CacheMatch) -> Any:
         """Return {found, status, headers} and the body; a range or 304 where the request asks for it."""
         kept = self._memory.get((self._function, request.cache, request.url))
         if kept is None:
