@@ -134,7 +134,8 @@ class EngineClient(ABC):
     async def generate(self, submit: Submit) -> AsyncGenerator[AsyncIterator[TokenOutput], None]:
         """Open a scope around one sequence; iterating yields its outputs.
 
-        They come in order, up to the one with a finish reason. A finish reason "error" is raised as EngineError instead. Leaving the scope early, for whatever reason, aborts the sequence.
+        They come in order, up to the one with a finish reason. A finish reason "error" is raised as EngineError instead. Leaving the scope early,
+        for whatever reason, aborts the sequence.
         """
         self._start()
         if submit.sequence_id in self._streams:

@@ -1,8 +1,8 @@
 """One step's input and results as values.
 
-The input is everything that a runner, on this rank or another, needs to compute it. Arrays and plain values, token after token: first decodes (one token after a cached prefix, and drafts after it), then prompt chunks. The rows of the
-choice, which need the tokens of the step before, come later. Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py
-makes it.
+The input is everything that a runner, on this rank or another, needs to compute it. Arrays and plain values, token after token: first decodes (one
+token after a cached prefix, and drafts after it), then prompt chunks. The rows of the choice, which need the tokens of the step before, come later.
+Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py makes it.
 """
 
 from array import array

@@ -1,8 +1,8 @@
 """The measured acceptance of drafts, and their gain by batch size.
 
-The gain compares the output of steps with and without drafts. Predictions (budget.py) decide which drafts to verify; this decides whether that pays off at all, here and now: with overrated drafts, missing
-recordings, or rows that cost more than the table has. The losses by drafts, and the search for them, are limited to a small share of the steps' time;
-when that is spent, no drafts are searched.
+The gain compares the output of steps with and without drafts. Predictions (budget.py) decide which drafts to verify; this decides whether that pays
+off at all, here and now: with overrated drafts, missing recordings, or rows that cost more than the table has. The losses by drafts, and the search
+for them, are limited to a small share of the steps' time; when that is spent, no drafts are searched.
 """
 
 from pilotlight.engine.drafting.costs import entry_of

@@ -1,7 +1,8 @@
 """The interface of a storage format, and the plain format.
 
-It says which matrices have the format, and requests them, packed or not. Both are requests to the loader: nothing is read here but what decides the layout (`WeightRequests.look`). A format whose tensors contain one matrix
-each has `fill` and `lay_out`; one with all experts of a layer in one tensor has `fill_stack` and `lay_out_stack`.
+It says which matrices have the format, and requests them, packed or not. Both are requests to the loader: nothing is read here but what decides the
+layout (`WeightRequests.look`). A format whose tensors contain one matrix each has `fill` and `lay_out`; one with all experts of a layer in one
+tensor has `fill_stack` and `lay_out_stack`.
 """
 
 from abc import ABC, abstractmethod
