@@ -7,6 +7,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+VIRTUAL = "tests/simulation/"
 NAMED_TUPLE = {"_asdict", "_field_defaults", "_fields", "_make", "_replace"}
 
 
@@ -43,10 +44,12 @@ class Suite:
     def pauses(self) -> Iterator[str]:
         """Yield the places where a test sleeps for a fixed time, for which some machine is too slow.
 
-        Not counted: `sleep(0)`, which gives other tasks a turn; sleeps of ten seconds and more, which mean "never"; and those of a `while` loop,
-        which waits for its condition.
+        Not counted: `sleep(0)`, which gives other tasks a turn; sleeps of ten seconds and more, which mean "never"; those of a `while` loop, which
+        waits for its condition; and those of the simulation, whose time is virtual.
         """
         for file, tree in self.trees.items():
+            if file.startswith(VIRTUAL):
+                continue
             waiting = {inner for node in ast.walk(tree) if isinstance(node, ast.While) for inner in ast.walk(node)}
             for node in ast.walk(tree):
                 if isinstance(node, ast.Call) and node not in waiting and _is_pause(node):

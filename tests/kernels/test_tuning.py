@@ -81,10 +81,16 @@ class Clock:
         return self.seconds[min(self.asked, len(self.seconds)) - 1]
 
 
-@pytest.mark.long
-def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("triton")
+@pytest.fixture
+def single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products of one token alone be measured."""
     monkeypatch.setattr(tile_tuning, "MOST_TOKENS", 1)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("single_tokens")
+def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch() -> None:
+    pytest.importorskip("triton")
     candidates = tile_tuning.candidates(Sizes(1, 6, 600))
     assert candidates
     found = tile_tuning.chosen(tile_tuning.tune([(6, 600)], HERE, torch.float32, Clock([1.0, 0.9, 0.5, 0.7])))
@@ -94,10 +100,10 @@ def test_the_fastest_candidate_is_chosen_if_it_is_faster_than_torch(monkeypatch:
     )
 
 
+@pytest.mark.usefixtures("single_tokens")
 def test_a_candidate_that_is_wrong_is_never_chosen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tile_tuning, "MOST_TOKENS", 1)
     monkeypatch.setattr(tile_tuning, "run", lambda chosen, x, weight: x @ weight.T + 0.1)
     assert tile_tuning.chosen(tile_tuning.tune([(6, 300)], HERE, torch.float32, Clock([1.0, 0.1]))) == {}
     assert "is wrong for" in caplog.text

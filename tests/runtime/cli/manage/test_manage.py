@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from pilotlight.runtime.cli.api import Api
 from pilotlight.runtime.cli.cli_error import CliError
-from pilotlight.runtime.cli.manage import manage
+from pilotlight.runtime.cli.manage import manage, manage_commands
 from pilotlight.runtime.cli.manage.manage_commands import manage as commands
 
 SITE = {"site": "ams1", "models": [{"name": "ember", "residency": "device", "detail": ""}]}
@@ -47,8 +46,7 @@ class ScriptedApi:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> ScriptedApi:
     scripted = ScriptedApi()
-    monkeypatch.setattr(Api, "get_json", lambda self, path: scripted.get_json(path))
-    monkeypatch.setattr(Api, "send", lambda self, *given: scripted.send(*given))
+    monkeypatch.setattr(manage_commands, "Api", lambda url: scripted)
     monkeypatch.setattr(manage, "POLL_S", 0.0)
     monkeypatch.setenv("COLUMNS", "200")
     return scripted
