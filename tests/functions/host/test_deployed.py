@@ -38,7 +38,7 @@ class Router:
     async def get(self, path: str) -> bytes:
         self.asked.append(path)
         if self.is_away:
-            raise OSError("nobody there")
+            raise OSError("no server there")
         if path.endswith("/secrets"):
             return b"{}"
         return encode(self.deployments) if path == PATH else self.bundles[path.rpartition("/")[2]]
