@@ -22,10 +22,10 @@ SPECIAL = {0: "<|im_start|>", 1: "<|im_end|>", PLACEHOLDER: "<|media_pad|>"}
 TEXT = "what does this image show? " * 4
 
 
-@pytest.fixture(scope="module")
-def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
+@pytest.fixture(scope="module", params=["kimi k2.5", "qwen 3 vl"])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNetwork]:
     directory = tmp_path_factory.mktemp("checkpoint") / "seer"
-    write_vision(directory, "kimi k2.5", seed=3)
+    write_vision(directory, request.param, seed=3)
     write_tokenizer(directory)
     model = f'\n[[models]]\nname = "seer"\nsource = "{directory}"\n'
     with LocalNetwork(num_sites=2, site_settings=model, engine_settings=NO_STANDBY) as running:
