@@ -280,9 +280,10 @@ def main(words: Sequence[str]) -> None:
     if parent is not None:
         _die_with_parent(parent, host.stop)
     host.run()
-    if loader.is_at_work:
-        # A thread that is inside torch, whose import alone takes seconds on a busy machine, would abort the process when the interpreter ends.
-        os._exit(0)
+    # All is closed. A thread that is inside torch, such as one that still imports it or reads weights, would abort the process if the interpreter
+    # ended now.
+    logging.shutdown()
+    os._exit(0)
 
 
 def _keys(path: Path | None) -> "Keys | None":

@@ -57,10 +57,6 @@ class ModelLoader:
         self.has_started = False
         self._thread = threading.Thread(target=self._run, name="model-loader", daemon=True)
 
-    @property
-    def is_at_work(self) -> bool:
-        return self._thread.is_alive()
-
     def start(self) -> None:
         """Start to import torch. Calling it twice is harmless."""
         if not self.has_started:
