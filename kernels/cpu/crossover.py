@@ -86,9 +86,9 @@ def _measure(into: Limits, dtypes: list[torch.dtype], ours: Forms, torchs: Forms
         weight = torch.full((_OUTPUTS, _COLUMNS), 0.01, dtype=dtype)
         into.rows[dtype] = crossover(_ROWS, partial(_gain_in_product, ours, torchs, weight))
         into.queries[dtype] = crossover(_QUERIES, partial(_gain_in_attention, ours, torchs, dtype))
-        log.info(
-            "measured: in %s the CPU library computes products of up to %d rows and attention of up to %d tokens of a prompt",
-            dtype, into.rows[dtype], into.queries[dtype],
+        log.debug(
+            "measured: in %s the CPU library computes products of up to %s rows and attention of up to %s tokens of a prompt",
+            dtype, *["any number of" if most == UNLIMITED else most for most in (into.rows[dtype], into.queries[dtype])],
         )  # fmt: skip
     measured = {
         name: {str(dtype): limits[dtype] for dtype in dtypes} for name, limits in zip(Limits._fields, into, strict=True)

@@ -89,6 +89,7 @@ def test_tokens_are_those_of_one_host(tmp_path: Path, two: KvMemory, family: str
     pair.close()
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.parametrize("of_prefill", [False, True])
 def test_four_ranks_and_one_hand_over_what_heads_they_share(tmp_path: Path, of_prefill: bool) -> None:
