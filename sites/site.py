@@ -438,7 +438,7 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     """for which invocations and their output are kept (`pilotlight logs`)"""
     logs_mib: Annotated[int, Meta(ge=0)] = 256
     """of them; the function that takes the most room loses its oldest first. 0: none are kept"""
-    history_days: NonNegative = 7.0
+    history_days: NonNegative = 0.0
     """Time back to which D1 databases can be restored (`pilotlight d1 time-travel`). 0: none."""
     layers_mib: Annotated[int, Meta(ge=0)] = 4096
     """Disk space for installed packages that no function uses any more; the least recently used are deleted first."""

@@ -76,9 +76,12 @@ def test_a_host_computes_with_the_threads_that_the_sites_file_names_and_ends_wit
 def test_a_host_takes_its_threads_before_torch_is_imported(tmp_path: Path) -> None:
     program = (
         "import os, sys, pilotlight.engine.host.engine_host as host\n"
-        "host.EngineHost.run = lambda self: None\n"
-        f"host.main(['--address', 'ipc://{tmp_path}/engine', '--config', '{{\"threads\": 1}}'])\n"
-        "assert 'torch' not in sys.modules\nimport torch\nprint(torch.get_num_threads())"
+        "def run(self):\n"
+        "    assert 'torch' not in sys.modules\n"
+        "    import torch\n"
+        "    print(torch.get_num_threads(), flush=True)\n"
+        "host.EngineHost.run = run\n"
+        f"host.main(['--address', 'ipc://{tmp_path}/engine', '--config', '{{\"threads\": 1}}'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "1\n"
