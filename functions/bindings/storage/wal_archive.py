@@ -158,6 +158,9 @@ class WalArchive(WalHistory):
         self._now_s = now_s
         self._segment_bytes = segment_bytes
         self._lock: int | None = None
+        # The database's file, open as long as its connection: if this process closed it earlier, SQLite would lose its locks (POSIX ones belong to a
+        # process and a file), and another program would delete the WAL as the last user.
+        self._source: int | None = None
         self._number = 0
         self._last = Commit(0, b"")  # the last recorded commit of the live WAL
         self._since_base = 0  # bytes of segments
@@ -198,6 +201,12 @@ class WalArchive(WalHistory):
             self._give_up(connection, error)
 
     def close(self, connection: Connection) -> None:
+        self._end(connection)
+        if self._source is not None:
+            os.close(self._source)
+            self._source = None
+
+    def _end(self, connection: Connection) -> None:
         if self._lock is None:
             return
         try:
@@ -259,7 +268,9 @@ class WalArchive(WalHistory):
     def _copy_base(self) -> None:
         """Raises OSError."""
         before = self._stamp()
-        _copy(self.path, self._file(self._number, "base"), before[0])
+        if self._source is None:
+            self._source = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        _copy(self._source, self._file(self._number, "base"), before[0])
         if self._stamp() != before:
             raise BlockingIOError("another program writes the file")
         self._file(self._number, "times").write_bytes(TIMES.pack(self._now_s(), 0))
@@ -342,10 +353,12 @@ def _data_version(connection: Connection) -> int:
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
-def _copy(source: Path, target: Path, size: int) -> None:
-    """Copy the first bytes of a file, whole or not at all."""
+def _copy(source: Path | int, target: Path, size: int) -> None:
+    """Copy the first bytes of a file, which may be open and stays so, whole or not at all."""
     part = target.with_suffix(".part")
-    with open(source, "rb") as reading, open(part, "wb") as writing:
+    if isinstance(source, int):
+        os.lseek(source, 0, os.SEEK_SET)
+    with open(source, "rb", closefd=not isinstance(source, int)) as reading, open(part, "wb") as writing:
         left = size
         while left and (data := reading.read(min(left, 1 << 20))):
             writing.write(data)
