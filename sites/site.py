@@ -311,6 +311,8 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     """Models with a higher number are put to sleep last."""
     sleep_after_s: Positive | None = None
     """Put the model to sleep after this time without use; unset: only when others need the device."""
+    max_devices: Count | None = None
+    """Devices that may answer for the model at once; unset: as many as its load needs and have room."""
     kv_tokens: Annotated[int, Meta(ge=16)] | None = None
     """KV cache in tokens that is reserved for this model; unset: it shares what is free."""
     context_tokens: Annotated[int, Meta(ge=16)] | None = None
@@ -438,7 +440,7 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     """for which invocations and their output are kept (`pilotlight logs`)"""
     logs_mib: Annotated[int, Meta(ge=0)] = 256
     """of them; the function that takes the most room loses its oldest first. 0: none are kept"""
-    history_days: NonNegative = 0.0
+    history_days: NonNegative = 7.0
     """Time back to which D1 databases can be restored (`pilotlight d1 time-travel`). 0: none."""
     layers_mib: Annotated[int, Meta(ge=0)] = 4096
     """Disk space for installed packages that no function uses any more; the least recently used are deleted first."""

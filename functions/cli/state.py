@@ -52,9 +52,6 @@ kv = typer.Typer(help="Keys of a KV namespace, named by its binding or id.", no_
 queues = typer.Typer(help="Messages in queues.", no_args_is_help=True)
 
 
-DEV_HISTORY_DAYS = 7.0
-
-
 class State:
     """The state directory, and the manifest whose names refer to it."""
 
@@ -141,9 +138,10 @@ class State:
         return dict(r2_stores(self._site.functions))
 
     def _history_s(self) -> float:
-        """Return the time for which histories are kept: a site's own, and a week on an author's machine."""
-        days = DEV_HISTORY_DAYS if self._site is None else self._site.functions.history_days
-        return days * 24 * 3600.0
+        from pilotlight.sites.site import FunctionsConfig
+
+        functions = FunctionsConfig() if self._site is None else self._site.functions
+        return functions.history_days * 24 * 3600.0
 
     def _run(self, work: "Callable[[Services], Awaitable[Any]]") -> Any:
         from pilotlight.functions.bindings.binding import BindingError, Services

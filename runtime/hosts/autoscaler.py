@@ -99,7 +99,11 @@ class Autoscaler:
             retiring[0].is_retiring = False  # it is awake, and its cache is full
             self._changed.notify_all()
             return
-        replica = self._with_room(state, [replica for replica in state.replicas if replica.host.own_role != "prefill"])
+        answering = [replica for replica in state.replicas if replica.host.own_role != "prefill"]
+        most = state.config.max_devices
+        if most is not None and sum(replica.is_awake or replica.task is not None for replica in answering) >= most:
+            return
+        replica = self._with_room(state, answering)
         if replica is None:
             return
         log.info("model %s is hot and wakes on %s as well", state.name, replica.host.device)

@@ -199,6 +199,7 @@ def _config(source: str, operation: SiteOperation) -> ModelConfig:
         "kv_dtype": operation.kv_dtype,
         "context_tokens": operation.context_tokens,
         "sleep_after_s": operation.sleep_after_s,
+        "max_devices": operation.max_devices,
     }
     try:
         return parse(ModelConfig, {name: value for name, value in values.items() if value is not None}, "run")

@@ -34,6 +34,18 @@ async def test_a_hot_model_wakes_on_the_other_device_and_sleeps_again(pair: Pair
     assert sum(replica.holds_memory for replica in pair.replicas()) == 1
 
 
+async def test_a_model_is_awake_on_no_more_devices_than_its_file_allows(
+    make_pair: Callable[..., Any], entries: list[dict[str, Any]]
+) -> None:
+    entries[0]["max_devices"] = 1
+    async with make_pair(models=entries[:2], engine=FAST) as pair:
+        for name in ("a", "b"):  # "a" is checked first
+            assert (await call(pair.site.app, CHAT, ask(name))).status == 200
+            pair.make_hot(next(i for i, loaded in enumerate(pair.loaded) if name in loaded), name)
+        await eventually(lambda: sum(replica.is_awake for replica in pair.replicas("b")) == 2)
+        assert (await pair.status("a"))["copies"] == 1
+
+
 async def test_a_copy_that_goes_takes_nothing_new_and_ends_what_it_has(pair: Pair) -> None:
     gate = asyncio.Event()
     pair.make_hot(pair.home)

@@ -118,6 +118,7 @@ class SiteOperation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_dtype: Literal["auto", "fp8"] = "auto"
     context_tokens: int | None = None
     sleep_after_s: float | None = None
+    max_devices: int | None = None
 
 
 class GenerationTimes(msgspec.Struct, frozen=True):

@@ -97,13 +97,15 @@ export function catalogue(filter, told) {
     const kv = choice([["auto", "as the model computes"], ["fp8", "8 bits: twice the tokens, less exact"]]);
     const context = h("input", { type: "number", min: 16, max: model.context_length || null, placeholder: model.context_length || "the model's" });
     const idle = h("input", { type: "number", min: 1, placeholder: "only for another model" });
+    const devices = h("input", { type: "number", min: 1, placeholder: "as its load needs" });
     const box = dialog(`Run ${model.name}`, h("p", { class: "mono soft" }, model.source), sites.map(([, node]) => node), field("Name in requests", name), h("div", { class: "grid" },
-      field("When it sleeps", residency), field("bf16 weights", lossless), field("KV cache", kv), field("Context, tokens", context), field("Sleep after, seconds without use", idle)),
+      field("When it sleeps", residency), field("bf16 weights", lossless), field("KV cache", kv), field("Context, tokens", context), field("Sleep after, seconds without use", idle), field("Devices at most", devices)),
     h("form", { method: "dialog", class: "row end" }, h("button", { value: "" }, "Cancel"), h("button", { class: "main", value: "yes" }, "Run")));
     box.addEventListener("close", () => {
       if (!box.returnValue) return;
       const fields = { action: "run", source: model.source, model: name.value, residency: residency.value, lossless: lossless.value, kv_dtype: kv.value,
-        ...(context.value && { context_tokens: Number(context.value) }), ...(idle.value && { sleep_after_s: Number(idle.value) }) };
+        ...(context.value && { context_tokens: Number(context.value) }), ...(idle.value && { sleep_after_s: Number(idle.value) }),
+        ...(devices.value && { max_devices: Number(devices.value) }) };
       for (const [one] of sites) if (one.checked) change(one.value, fields);
     });
   }

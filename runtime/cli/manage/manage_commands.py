@@ -60,11 +60,12 @@ def run(
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto or fp8.")] = "auto",
     context: Annotated[int | None, typer.Option(min=16, help="Tokens of a prompt and its answer together.")] = None,
     sleep_after_s: Annotated[float | None, typer.Option(help="Time without use after which it sleeps.")] = None,
+    max_devices: Annotated[int | None, typer.Option(min=1, help="Devices that may answer for it at once.")] = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Serve a further model at a site, which serves it after a restart too."""
     options = {"residency": residency, "lossless": lossless, "kv_dtype": kv_dtype}
-    more = {"context_tokens": context, "sleep_after_s": sleep_after_s}
+    more = {"context_tokens": context, "sleep_after_s": sleep_after_s, "max_devices": max_devices}
     given = {key: value for key, value in more.items() if value is not None}
     _manager(url).run(site, {"source": source, "model": name, **options, **given})
 

@@ -4,6 +4,8 @@ import os
 import random
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -224,3 +226,30 @@ def test_a_disk_that_cannot_be_written_costs_the_history_and_no_data(
     owner.open()
     kept = owner.run("INSERT INTO t VALUES (10, 0)")
     assert sum_at(path, kept) == 11
+
+
+READ = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+print(*connection.execute("SELECT sum(n) FROM t").fetchone())
+connection.close()
+"""
+
+
+@pytest.mark.process
+def test_a_process_that_opens_and_closes_the_file_does_not_delete_its_log(
+    path: Path, make: Callable[..., Owner]
+) -> None:
+    def read() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+
+    with closing(sqlite3.connect(path)) as before:
+        before.executescript("PRAGMA journal_mode = WAL; CREATE TABLE t (n INTEGER); INSERT INTO t VALUES (1);")
+    owner = make()
+    assert read() == "1\n"
+    owner.run("INSERT INTO t VALUES (2)")
+    assert read() == "3\n"
+    owner.run("INSERT INTO t VALUES (4)")
+    assert read() == "7\n"

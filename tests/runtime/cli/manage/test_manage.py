@@ -123,14 +123,16 @@ def test_a_model_is_run_until_it_is_awake(api: ScriptedApi, typed: Typed) -> Non
     loading = {"name": "x", "residency": "loading", "detail": "50 % of [its] weights"}
     awake = {"name": "x", "residency": "device", "detail": ""}
     api.statuses = [serving(), serving(), serving(), serving(loading), serving(awake)]
-    printed, beside = typed("run", "/models/x", "--name", "x", "--kv-dtype", "fp8", "--context", "4096")
+    printed, beside = typed(
+        "run", "/models/x", "--name", "x", "--kv-dtype", "fp8", "--context", "4096", "--max-devices", "2"
+    )
     assert printed == "ams1 serves x\n"
     assert "50 % of [its] weights" in beside
     ((_, path, fields),) = api.sent
     assert path == "/manage/sites/ams1"
     assert fields == {
         "action": "run", "source": "/models/x", "model": "x", "residency": "auto", "lossless": "auto", "kv_dtype": "fp8",
-        "context_tokens": 4096,
+        "context_tokens": 4096, "max_devices": 2,
     }  # fmt: skip
 
 
