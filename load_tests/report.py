@@ -42,9 +42,8 @@ PAGE = ROOT / "docs" / "page.md"
 PLOT = "shares.svg"
 DRAFTS_PLOT = "drafts.svg"
 NOTHING = "Nothing has been measured yet.\n"
-# Follows a commit if the code has changed since. It depends on the day on which a page is written, so tests compare pages without it.
-STALE = " †"
-FOOTNOTE = f"\n{STALE.strip()} The code that this row measures has changed since that commit.\n"
+STALE = " †"  # follows a commit if the code has changed since
+OLDER = "Measured at earlier commits; the code has changed since:"
 ENGINE, ROUTER, SITE = ("engine", "kernels"), ("edge_router", "wire"), ("runtime", "engine", "wire")
 
 
@@ -179,23 +178,23 @@ def trusted(records: dict[str, Record]) -> dict[str, Record]:
 
 
 def headline_regions(records: dict[str, Record], names: tuple[str, ...]) -> dict[str, str]:
-    """Return the table of headlines and the README's reasons with their figures.
-
-    For the README or docs/performance.md.
-    """
-    shown = trusted(records)
-    rows = list(headlines.rows(shown, names, _stale_mark))
-    body = NOTHING if len(rows) == 1 else table(rows)
-    return {"headlines": body + (FOOTNOTE if STALE in body else "")}
+    """Return the tables of headlines: those of the present code, then those that are older than the code they measure."""
+    current, older = list[list[str]](), list[list[str]]()
+    for subject, row in headlines.rows(trusted(records), names):
+        (older if _is_stale(subject, records[subject]) else current).append(row)
+    body = table([headlines.HEADER, *current]) if current else "" if older else NOTHING
+    if older:
+        body += "\n" * bool(current) + f"{OLDER}\n\n" + table([headlines.HEADER, *older])
+    return {"headlines": body}
 
 
 def readme_regions(records: dict[str, Record]) -> dict[str, str]:
     return {**headline_regions(records, headlines.README), "why": headlines.why(trusted(records))}
 
 
-def _stale_mark(subject: str, record: Record) -> str:
+def _is_stale(subject: str, record: Record) -> bool:
     region = REGIONS.get(subject)
-    return STALE if region is not None and has_changed_since(record["commit"], region.code) else ""
+    return region is not None and has_changed_since(record["commit"], region.code)
 
 
 def measurements_regions(records: dict[str, Record]) -> dict[str, str]:
@@ -237,9 +236,9 @@ PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
 }
 
 
-def unmarked(text: str) -> str:
-    """Return a page without the marks of code that changed after a measurement."""
-    return text.replace(FOOTNOTE, "").replace(STALE, "")
+def undated(text: str) -> list[str]:
+    """Return a page's lines, sorted, without what depends on the day on which it was written: what has become older than its code."""
+    return sorted({line.replace(STALE, "") for line in text.splitlines()} - {OLDER})
 
 
 def redrawn(text: str, regions: dict[str, str]) -> str:

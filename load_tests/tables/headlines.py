@@ -14,6 +14,9 @@ from load_tests.tables.kernels import OURS
 Figures = tuple[str, str]  # ours, and those of others in the same run
 
 
+HEADER = ["", "Pilotlight", "others, same run", "machine", "measured"]
+
+
 class Headline(NamedTuple):
     """One row of the table of speeds."""
 
@@ -22,16 +25,13 @@ class Headline(NamedTuple):
     figures: Callable[[dict[str, Any]], Figures]
 
 
-def rows(records: dict[str, Record], names: tuple[str, ...], mark: Callable[[str, Record], str]) -> Iterable[list[str]]:
-    """Yield the header, and a row for each of `names` whose record exists.
-
-    `mark` returns the mark after a record's commit.
-    """
-    yield ["", "Pilotlight", "others, same run", "machine", "measured"]
+def rows(records: dict[str, Record], names: tuple[str, ...]) -> Iterable[tuple[str, list[str]]]:
+    """Yield the record's subject and a row for each of `names` whose record exists."""
     for headline in (HEADLINES[name] for name in names):
         if (record := records.get(headline.subject)) is not None:
-            made = f"{record['date'][:10]}, {record['commit'][:7]}{mark(headline.subject, record)}"
-            yield [headline.name, *headline.figures(record["results"]), _machine(record["machine"]), made]
+            made = f"{record['date'][:10]}, {record['commit'][:7]}"
+            figures = headline.figures(record["results"])
+            yield headline.subject, [headline.name, *figures, _machine(record["machine"]), made]
 
 
 def why(records: dict[str, Record]) -> str:
