@@ -178,7 +178,7 @@ def trusted(records: dict[str, Record]) -> dict[str, Record]:
 
 
 def headline_regions(records: dict[str, Record], names: tuple[str, ...]) -> dict[str, str]:
-    """Return the tables of headlines: those of the present code, then those that are older than the code they measure."""
+    """Return the tables of headlines: figures of the present code, then figures older than their code."""
     current, older = list[list[str]](), list[list[str]]()
     for subject, row in headlines.rows(trusted(records), names):
         (older if _is_stale(subject, records[subject]) else current).append(row)
@@ -237,7 +237,7 @@ PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
 
 
 def undated(text: str) -> list[str]:
-    """Return a page's lines, sorted, without what depends on the day on which it was written: what has become older than its code."""
+    """Return a page's lines, sorted, without marks and headings that later commits to the measured code change."""
     return sorted({line.replace(STALE, "") for line in text.splitlines()} - {OLDER})
 
 
