@@ -237,7 +237,7 @@ PAGES: dict[Path, Callable[[dict[str, Record]], dict[str, str]]] = {
 
 
 def undated(text: str) -> list[str]:
-    """Return a page's lines, sorted, without marks and headings that later commits to the measured code change."""
+    """Return a page's lines, sorted, without what later commits to the measured code change."""
     return sorted({line.replace(STALE, "") for line in text.splitlines()} - {OLDER})
 
 
