@@ -42,9 +42,7 @@ class Continuations:
     ) -> None:
         """Continue sequences on the hosts of a site.
 
-        `within_s` limits the time from a host's death to the next token of a started sequence, which otherwise fails.
-
-        A sequence without a token only needs to be submitted to the next host by then.
+        `within_s` limits the wait for the next host, in seconds, at each death. The host then has the deadline of a step, as before the death.
         """
         self.fleet = fleet
         self.models = models
@@ -81,7 +79,6 @@ class ContinuedSequence:
         self._submit = submit  # as requested
         self._delivered: list[int] = []
         self._has_started = False
-        self._cuts = 0
         self._is_suspect = (
             False  # a host has ended by itself in a step that held it, and none has computed its prompt since
         )
@@ -136,13 +133,12 @@ class ContinuedSequence:
 
     async def _continue(self, error: EngineError) -> TokenOutput:
         """Return the first output of a host that lives long enough to make one."""
-        deadline = asyncio.get_running_loop().time() + self._site.within_s
         try:
             while True:
-                self._cuts += 1
                 await self._note_death(error)
                 try:
-                    output = await self._resume(error, deadline)
+                    await self._move(error)
+                    output = await anext(self._outputs)
                     break
                 except _TooLateError:
                     raise
@@ -161,8 +157,6 @@ class ContinuedSequence:
         """Charge the request if its host ended by itself in a step of this sequence.
 
         Raises EngineError after too many charges.
-
-        Raises EngineError if it is one too many.
         """
         assert self._client is not None
         assert self._device_host is not None
@@ -172,29 +166,21 @@ class ContinuedSequence:
         self._site.charges.require_harmless(self._submit, str(error))
         self._is_suspect = True
 
-    async def _resume(self, error: EngineError, deadline: float) -> TokenOutput:
-        """Submit the sequence again to the next host.
+    async def _move(self, error: EngineError) -> None:
+        """Move to a host that has the model: at once if there is one, otherwise when the model has woken.
 
-        `deadline` applies to a started sequence, across all host failures; a waiting one gets a new deadline at each.
+        Raises EngineError if none takes the sequence in time.
         """
         within_s = self._site.within_s
-        if not self._has_started and self._cuts > 1:
-            deadline = asyncio.get_running_loop().time() + within_s
         try:
-            async with asyncio.timeout_at(deadline):
-                await self._move()
-                if self._has_started:
-                    return await anext(self._outputs)
+            async with asyncio.timeout(within_s):
+                await self.scope.aclose()
+                placement = await self._site.models.place(self._submit, self._data_sites)
+                rest = remaining(self._submit, self._delivered) if self._has_started else self._submit
+                await self._enter(placement, rest)
         except TimeoutError:
             message = f"{error}; the answer could not be continued on another host within {within_s:g} s"
             raise _TooLateError("engine_error", message) from None
-        return await anext(self._outputs)
-
-    async def _move(self) -> None:
-        """Move to a host that has the model: at once if there is one, else as soon as the model has woken."""
-        await self.scope.aclose()
-        placement = await self._site.models.place(self._submit, self._data_sites)
-        await self._enter(placement, remaining(self._submit, self._delivered) if self._has_started else self._submit)
 
     async def _enter(self, placement: Placement, submit: Submit) -> str:
         """Open the sequence on its host; return the explained decision."""

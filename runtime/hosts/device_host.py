@@ -213,6 +213,7 @@ class ProgressWatch:
         self._predicted_s = 0.0  # by the slowest model's measured rate, for the largest step
         self._num_late = 0  # hosts in a row that missed the deadline before their first step ended
         self.has_spoken = False  # the present host has sent a message
+        self.has_computed = False  # the newest host has completed a step
         self._is_ready = False  # it can load a model; before that it imports, and sends heartbeats
         self._work = 0  # sequences and loads in progress
         self._progress_at = 0.0
@@ -247,7 +248,7 @@ class ProgressWatch:
 
     def begin(self) -> None:
         """Watch another host."""
-        self.has_spoken, self._is_ready, self._last_step = False, False, -1
+        self.has_spoken, self.has_computed, self._is_ready, self._last_step = False, False, False, -1
         self._idle_since = self._progress_at = time.monotonic()
 
     def end(self) -> None:
@@ -278,6 +279,8 @@ class ProgressWatch:
         """Record a step; return whether the host has answered a request. Errors are no progress."""
         self.has_spoken = True
         has_answered = any(output.finish_reason not in ("error", "abort") for output in step.outputs)
+        if has_answered or (-1 < self._last_step < step.step and not step.outputs):  # without outputs: part of a prompt
+            self.has_computed = True
         if has_answered or step.step != self._last_step:
             self._last_step, self._progress_at = step.step, time.monotonic()
         if has_answered:
@@ -333,8 +336,11 @@ class RestartHistory:
         self.last_death = reason
         self._failures += 1
 
-    def note_exit(self, has_crashed: bool) -> None:
+    def note_exit(self, has_crashed: bool, has_computed: bool = False) -> None:
+        """Record a process's end; `has_computed`: it had completed a step, so another host that starts can work."""
         self._crashes = self._crashes + 1 if has_crashed else 0
+        if has_computed and not has_crashed:
+            self._failures = min(self._failures, 1)
 
     def note_answer(self) -> None:
         """Record that the host works."""

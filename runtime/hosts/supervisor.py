@@ -100,7 +100,7 @@ class Supervisor:
             if greeting is not None:
                 greeting.cancel()
             await host.stop(STOP_GRACE_S if device_host.progress.has_spoken else 0.0)
-            device_host.restarts.note_exit(host.has_crashed)
+            device_host.restarts.note_exit(host.has_crashed, device_host.progress.has_computed)
 
     async def _charged(self, host: HostProcess, is_stuck: bool) -> Iterable[str]:
         """Return the sequences that were open when a host crashed; none if it was ended from outside.

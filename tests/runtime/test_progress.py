@@ -71,6 +71,17 @@ def test_heartbeats_and_errors_are_no_progress_but_steps_answers_and_bytes_are(
             assert watch.why_stuck() is not None
 
 
+def test_a_step_without_outputs_is_work_and_a_heartbeat_is_none(watch: ProgressWatch) -> None:
+    watch.note_step(frame(0))
+    watch.note_step(frame(0))
+    watch.note_step(frame(1, TokenOutput("a", finish_reason="error")))
+    assert not watch.has_computed
+    watch.note_step(frame(2))
+    assert watch.has_computed
+    watch.begin()
+    assert not watch.has_computed
+
+
 def test_it_is_quiet_since_its_last_work_ended_once_it_has_spoken(watch: ProgressWatch, clock: Clock) -> None:
     assert watch.quiet_since is None
     watch.note_step(frame(0))

@@ -31,6 +31,21 @@ def test_there_is_hope_again_when_a_host_answers_or_has_lived() -> None:
         assert (history.is_hopeless, history.pause_s) == (False, 0.0)
 
 
+def test_hosts_that_are_killed_at_work_do_not_count_as_hosts_that_do_not_start() -> None:
+    history = RestartHistory()
+    for _ in range(2 * HOPELESS_AFTER):
+        history.note_death("it was killed")
+        assert not history.is_hopeless
+        history.note_exit(has_crashed=False, has_computed=True)
+        assert history.pause_s == 0.0
+    for has_crashed in (True, False):  # by itself at work, or before it worked
+        history = RestartHistory()
+        for _ in range(HOPELESS_AFTER):
+            history.note_death("it has ended")
+            history.note_exit(has_crashed=has_crashed, has_computed=has_crashed)
+        assert history.is_hopeless
+
+
 def test_crashes_in_a_row_ask_for_a_start_afresh_and_another_end_forgets_them() -> None:
     history = RestartHistory()
     for _ in range(AFRESH_AFTER):
