@@ -18,6 +18,7 @@ TIME_LIMIT_S = 2.0
 MAX_CELL = 500  # characters of a value
 MAX_TABLES = 500
 MAX_COLUMNS = 100
+LAST_ROW = 1 << 62  # SQLite refuses larger offsets
 FILES: dict[StoreKind, str] = {"d1": "database.sqlite", "kv": "entries.sqlite"}
 KV_COLUMNS = ("key", "value", "metadata", "expires")
 
@@ -71,7 +72,7 @@ def _table(connection: sqlite3.Connection, query: StoreQuery) -> StorePage:
         raise NoStoreError(f"the database {query.name} has no table named {query.table[:100]!r}")
     if not tables:
         return StorePage((), "", (), ())
-    table, offset = query.table or tables[0], int(query.after) if query.after.isdecimal() else 0
+    table, offset = query.table or tables[0], min(int(query.after), LAST_ROW) if query.after.isdecimal() else 0
     described = connection.execute("SELECT name FROM pragma_table_info(?) LIMIT ?", (table, MAX_COLUMNS))
     columns = tuple(name for (name,) in described)
     cells = ", ".join(map(_cell_of, columns))

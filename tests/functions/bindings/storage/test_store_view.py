@@ -65,6 +65,7 @@ def test_a_table_is_read_page_by_page_while_a_function_writes(make: Make, tmp_pa
     second = page(tmp_path, "d1", "shop", table="goods", limit=2, after=first.next)
     last = page(tmp_path, "d1", "shop", table="goods", limit=2, after=second.next)
     assert ([row[0] for row in last.rows], last.next) == (["thing 4"], "")
+    assert page(tmp_path, "d1", "shop", table="goods", after="9" * 512).rows == ()
     function.execute("ROLLBACK")
 
 
