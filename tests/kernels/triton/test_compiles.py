@@ -101,6 +101,6 @@ for gates_first, block in ((False, 128), (True, 8192)):
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_kernel_compiles_for_hopper() -> None:
     assert "wgmma" in run_compiling(SCRIPT), "a tile of 64 queries or more uses the tensor cores of Hopper"

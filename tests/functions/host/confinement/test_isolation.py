@@ -46,7 +46,7 @@ def public() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="the document describes a site that was started as root")
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(900)
 async def test_the_document_says_what_each_tier_stops(make_served: ServedMaker, public: Path) -> None:
     columns = []
     oci_runtime = working_oci_runtime()
@@ -84,7 +84,7 @@ async def outcomes(served: Served, query: str) -> list[str]:
         for name in ATTEMPTS:
             path = f"/{name}?{query}&pid={victim.process.child.pid}"
             pool = "waiting" if name in WAITING else "bad"
-            found.append(await asyncio.wait_for(outcome_of_a_start(served, path, pool), 60))
+            found.append(await asyncio.wait_for(outcome_of_a_start(served, path, pool), 180))
             assert not asking.done(), asking.exception()
     finally:
         asking.cancel()
@@ -131,7 +131,7 @@ async def outcome(served: Served, path: str, name: str) -> str:
         if response.stream is not None:  # its client disconnects
             await anext(response.stream)
             await response.stream.aclose()  # type: ignore[attr-defined]
-        await asyncio.wait_for(isolate.until_gone(), 15)
+        await asyncio.wait_for(isolate.until_gone(), 60)
         return said(await isolate.exit_fault())
     except Failure as failure:
         if "cannot be started" in failure.message or failure.code == "overloaded":

@@ -168,6 +168,6 @@ for has_numbers, out in ((False, "*i16"), (True, "*i16"), (True, "*bf16")):
 
 @pytest.mark.process
 @pytest.mark.cpu_only
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_products_compile_for_hopper_within_their_budget() -> None:
     print(run_compiling(SCRIPT))
