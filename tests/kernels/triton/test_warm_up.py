@@ -13,7 +13,7 @@ from tests.kernels.triton.conftest import ROOT, run_compiling
 
 pytest.importorskip("triton")
 
-pytestmark = pytest.mark.cpu_only
+pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(900)]  # its cache is always empty
 
 SCRIPT = """
 import json, os
