@@ -1,4 +1,4 @@
-"""A kept response passes its readers each event and its end, however it ends."""
+"""Readers of a kept response get each event and the end, however the response ends."""
 
 import asyncio
 import json

@@ -1,7 +1,4 @@
-"""Responses are there after a restart.
-
-A disk that is full, hangs or is damaged, and a second process, cost only responses that cannot be stored.
-"""
+"""Responses outlive a restart. A disk that is full, hangs or is damaged, or a second process, loses only responses that cannot be stored."""
 
 import asyncio
 import logging
@@ -157,7 +154,9 @@ asyncio.run(main())
         found = await store.find("a", "t")
         assert (found.fields["status"], found.fields["error"]["code"]) == ("failed", "aborted")
         assert await store.after(found, 3) == ([failed_event(found.fields, 3)], True)
-        assert (await store.conversation("a", "t", "p")).items == b'"asked"', "it can be asked again"
+        assert (await store.conversation("a", "t", "p")).items == b'"asked"', (
+            "its input is kept, so that a client can repeat the request"
+        )
 
 
 async def test_what_is_being_made_is_followed_and_ends_with_its_process(path: Path, days: Days) -> None:
@@ -233,7 +232,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
         assert made[0].task is not None
         made[0].task.cancel()
         await asyncio.sleep(0.05)
-        assert not made[0].task.done(), "it is tried again and again"
+        assert not made[0].task.done(), "the end is retried until it is stored"
         await store.delete(made[0])
         assert await there(store, "deleted", "left") == [False, True]
         async with asyncio.timeout(60):
@@ -261,7 +260,7 @@ async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is
 ) -> None:
 
     class Late:
-        """A database that hangs while it commits: it answers too late, and has the data all the same."""
+        """A database that hangs while it commits: the caller gets an error, but the data is stored."""
 
         is_shared = False
 
@@ -282,7 +281,7 @@ async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is
         assert not await store.keep(response("a"))
         kept = partial(response_rows.find, tenant="t", name="a")
         assert await late.database.run(kept, 5.0, is_write=False) is not None
-        assert await there(store, "a") == [False], "it has no reader here meanwhile"
+        assert await there(store, "a") == [False], "until then no reader may find it"
         late.is_late = False
         assert await store.keep(response("b"))
         async with asyncio.timeout(60):
@@ -306,7 +305,7 @@ async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days, monk
         assert batches == [100]
         leaving = asyncio.create_task(store.keep(response("left")))
         await asyncio.sleep(0)
-        leaving.cancel()  # its client has left
+        leaving.cancel()  # as when its client leaves
         assert await store.keep(response("stayed"))
         assert await there(store, "left", "stayed") == [True, True]
 
@@ -419,7 +418,7 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
         await store.sweep()
         assert not aside.exists()
     async with opened(path, days) as store:
-        assert await there(store, "a") == [False], "by now it is too old"
+        assert await there(store, "a") == [False], "it has expired"
         assert await store.keep(response("b"))
 
 
@@ -446,7 +445,7 @@ async def test_whichever_page_is_damaged_new_responses_are_kept_and_no_wrong_one
             later = response("later")
             later.before = await store.conversation("new", "t", "p")
             assert await store.keep(later)
-    assert num_found > len(content) // 4096, "a page costs what lies on it, not all"
+    assert num_found > len(content) // 4096, "a damaged page must lose only its own responses"
 
 
 async def test_a_file_that_is_damaged_under_way_is_set_aside_by_the_next_that_is_written(
@@ -521,7 +520,9 @@ async def test_a_second_process_is_refused_and_takes_over_when_the_first_has_end
             made.fields = response("a").fields
             await first.settle(made)
         assert await second.keep(response("b"))
-        assert (await second.find("a", "t")).fields["status"] == "completed", "the second has not called it failed"
+        assert (await second.find("a", "t")).fields["status"] == "completed", (
+            "the second process must not mark it failed"
+        )
     assert "another process" in caplog.text
 
 
@@ -534,7 +535,7 @@ async def test_a_disk_that_hangs_delays_no_caller_for_long(path: Path, days: Day
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
         store.timings = store.timings._replace(answer_s=1000.0)
-        async with asyncio.timeout(60):  # a later request waits less
+        async with asyncio.timeout(60):  # far less than answer_s: after a fault requests wait less
             with pytest.raises(ApiError, match="does not respond in time"):
                 await store.find("a", "t")
         goes_on.set()
