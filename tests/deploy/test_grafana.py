@@ -1,4 +1,4 @@
-"""The Grafana dashboard uses only metrics and labels that routers and sites publish."""
+"""The dashboard of Grafana uses only metrics and labels that routers and sites publish."""
 
 import json
 import re

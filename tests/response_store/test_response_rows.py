@@ -253,7 +253,7 @@ def unheard_of(connection: RowConnection, maker: str, seconds: float) -> None:
 
 
 def watching(connection: RowConnection, maker: str) -> None:
-    """Confirm that this maker is alive, as if it had run long enough to declare others lost."""
+    """Confirm that this maker is alive, and pretend that it has run long enough to declare others lost."""
     rows.confirm(connection, maker, [])
     connection.execute("UPDATE response_makers SET since_s = since_s - ? WHERE maker = ?", (EXPIRES_S, maker))
 
@@ -296,7 +296,7 @@ def test_responses_of_a_lost_maker_have_failed_with_the_events_it_reported(conne
 
 
 def test_a_database_that_was_away_has_lost_no_maker(connection: RowConnection) -> None:
-    """When the database is back, the first process to report cannot tell lost makers from those that could not report either."""
+    """No maker could report during the outage, so the first one to return must not declare the others lost."""
     watching(connection, "other")
     make(connection, "a")
     for maker in ("other", MAKER):

@@ -1,4 +1,4 @@
-"""Values of the network file and the site file that are valid alone but conflict with each other, each beside the nearest valid values.
+"""Values of a network file or a site file that are valid alone but conflict with others, each beside the nearest valid values.
 
 The error names the conflict.
 """
