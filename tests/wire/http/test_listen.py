@@ -1,4 +1,4 @@
-"""The listening socket: bound at once and configured for streams, or refused with one sentence."""
+"""The listening socket: it is bound at once and configured for streams, or the error names the cause."""
 
 import os
 import socket
@@ -108,7 +108,7 @@ def test_an_unwatched_process_follows_no_parent_and_its_children_see_none(
 
 
 class Limits:
-    """A stand-in for `resource` with limits of open files."""
+    """A fake of the module `resource` with limits of open files."""
 
     RLIMIT_NOFILE, RLIM_INFINITY = 7, -1
 
