@@ -1,4 +1,4 @@
-"""Deploys, rollbacks and kills under streams, sockets, queues, objects and workflows: every request is answered by the version that took it."""
+"""Deploys, rollbacks and kills under streams, sockets, queues, objects and workflows: each request is finished by the version that accepted it."""
 
 import asyncio
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""A router, its sites and their engine hosts are killed under load, and the ledger has each token once.
-
-`make bench-ledger` kills a hundred.
-"""
+"""A router, its sites and their engine hosts are killed under load, and the ledger counts each token once. `make bench-ledger` makes a hundred kills."""
 
 from load_tests.scenarios.ledger import FAULTS, measure
 from tests.e2e.conftest import NO_STANDBY
