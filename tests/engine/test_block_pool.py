@@ -19,7 +19,7 @@ def test_the_block_unused_for_longest_is_evicted_first() -> None:
         pool.release([block])
     first = [pool.find(bytes([blocks[0] or 0]), -1)]
     pool.hold(first)
-    pool.release(first)  # used again: now the newest
+    pool.release(first)  # used again, so it is now the most recent
     assert pool.allocate() == blocks[1]
     assert not pool.has(bytes([blocks[1] or 0]))
     pool.assert_consistent()
@@ -101,9 +101,9 @@ ACTIONS = [
 
 
 class PlainPool:
-    """The expected state of a pool of two shares, by looking at every block.
+    """The expected state of a pool of two shares, computed by a look at every block.
 
-    The choice among evictable ones is EvictionOrder's.
+    The choice among evictable blocks is left to EvictionOrder.
     """
 
     def __init__(self, present: set[int], can_lend: list[int]) -> None:
@@ -164,7 +164,7 @@ def test_every_block_is_held_evictable_or_free_and_found_by_its_name(actions: li
         share, held = n % 2, sorted(plain.holds.elements())
         block = held[n % len(held)] if held else None
         if action == "allocate":
-            taken = pool.allocate(share)  # it borrows only if none of its share is free
+            taken = pool.allocate(share)  # borrows only if no block of the share is free
             if free := plain.free(share):
                 assert taken == free[0], "low numbers go first"
             elif taken is None:
@@ -348,7 +348,7 @@ def test_every_block_in_which_an_image_lies_is_named_by_it_and_by_its_part_of_it
     root, tokens = chain_root(b"", CacheIdentity("m", "float32", 4)), [7] * 12
 
     def own(number: int, *images: SequenceImage) -> bytes:
-        """Return the hash of one block after the same beginning."""
+        """Return the hash of block `number` with these images, after blocks without images."""
         hashes = chain(root, tokens)[:number]
         extend_chain(hashes, root, tokens[: 4 * (number + 1)], 4, images)
         return hashes[-1]

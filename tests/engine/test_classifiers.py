@@ -1,4 +1,4 @@
-"""Classes of texts and pairs compared with `transformers`, along the paths of the scheduler, and refusals."""
+"""Classifiers of texts and pairs of texts, compared with `transformers` along the paths of the scheduler, and refusals."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_chunked_text_agrees(tmp_path: Path, budget: int) -> None:
         if classifier.is_decoder:
             model = write_classifier(tmp_path / name, classifier)
             engine = load_engine(tmp_path / name, max_num_batched_tokens=budget)
-            for length in (61, 75):  # the second one begins like the first, whose blocks it finds
+            for length in (61, 75):  # the second prompt finds the cached blocks of the first
                 prompt = random_prompt(61, seed=2) + random_prompt(length - 61, seed=3)
                 heard = one(engine, submit(str(length), prompt, pooling="last"))
                 assert_agrees(heard, reference_logits(model, classifier, prompt))

@@ -1,6 +1,5 @@
-"""Recording a step as a CUDA graph, with a stand-in for torch.cuda that knows streams and captures and no device.
-
-Beside threads that load, and with a capture that fails.
+"""Recording a step as a CUDA graph, with a fake torch.cuda that knows only streams and captures: beside threads that load, and with captures that
+fail.
 """
 
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from pilotlight.engine.execution.decode_graphs import CudaRecorder
 class FakeCuda:
     """A fake of torch.cuda.
 
-    `fails`: the part that raises in the next capture, "forward" or "end". It has no function that would disturb other threads, or wait for the
-    device.
+    `fails` is the part that raises in the next capture, "forward" or "end". Functions that disturb other threads or wait for the device are missing,
+    so that their use fails.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Weights, plain or packed, must keep the bytes of their first load."""
+"""Digests of weights, plain or packed: later loads must find the bytes of the first load."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Embeddings compared with `transformers` and explicit pooling, along every path of the scheduler."""
+"""Embeddings compared with `transformers` and plain pooling, along every path of the scheduler."""
 
 import json
 import math
@@ -86,7 +86,7 @@ def test_preempted_texts_agree(decoder: Written) -> None:
         engine.submit(embed(name, prompt, embedder))
     engine.step()
     running = engine.scheduler.running[-1]
-    engine.scheduler.preemption.preempt(running)  # an embedding never grows, so preemption has to be forced
+    engine.scheduler.preemption.preempt(running)  # forced: embeddings do not grow, so none is ever preempted
     assert running.num_computed_tokens == 0
     heard = drain(engine, [])
     for name, prompt in prompts.items():
@@ -228,7 +228,7 @@ def test_the_prompt_of_a_recipe_is_read_or_refused_by_name(tmp_path: Path) -> No
 def test_a_prompt_that_is_not_to_be_pooled_is_refused_by_name(tmp_path: Path) -> None:
     write_embedder(tmp_path, EMBEDDERS["qwen3, last token"])
     write_recipe(tmp_path, "last", is_normalized=True, include_prompt=False)
-    assert load_engine(tmp_path).info.text_prompt == ""  # without a prompt it has no effect
+    assert load_engine(tmp_path).info.text_prompt == ""  # without a prompt include_prompt has no effect
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     with pytest.raises(CheckpointError, match="excludes the prompt 'query: ' from the pooling"):

@@ -1,4 +1,5 @@
-"""A block that is handed out while it is held ends its holder, before a step reads or writes it, and no other sequence."""
+"""Generations of blocks: if a held block is handed out again by mistake, its first holder ends before a step uses the block. No other sequence
+ends."""
 
 from array import array
 
@@ -61,7 +62,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
     pool = engine.scheduler.pool
     stolen = engine.scheduler.running[0].tables[0].blocks[0]
     pool.forget([stolen])
-    pool.recount(stolen, 0)  # the fault: free, though `old` has it in its table
+    pool.recount(stolen, 0)  # the fault: the block counts as free, but `old` holds it
     engine.submit(submit("new", [7, *PROMPT], max_tokens=9))
     assert stolen == 0, "the lowest free one, hence the next to be handed out"
     while engine.has_work:
@@ -76,7 +77,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
 
 
 def test_only_a_sequences_unshared_blocks_are_discarded() -> None:
-    """They are overwritten: a prefix that another sequence holds as well must not change."""
+    """Discarded blocks are overwritten, so those that another sequence also holds must be kept."""
     engine, _ = fake_engine()
     engine.submit(submit("a", PROMPT, max_tokens=9))
     engine.step()
@@ -108,4 +109,4 @@ def test_a_generation_rises_whenever_a_block_is_handed_out_or_leaves() -> None:
     pool.register(first, b"x")
     pool.release([first])
     pool.hold([pool.find(b"x", -1)])
-    assert pool.generations[first] == seen[-1], "who finds a block joins its holders"
+    assert pool.generations[first] == seen[-1], "a sequence that finds a block joins its holders"

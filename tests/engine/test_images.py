@@ -1,4 +1,4 @@
-"""Images in prompts compared with `transformers`, along every path that a token can take, and the encoder's work for them."""
+"""Prompts with images, compared with `transformers` along every path of a token, and how often images are encoded."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def until_all_run(engine: Engine, count: int) -> None:
-    """Step until all images have been read, which a thread does."""
+    """Step until `count` sequences run: a thread reads their images first."""
     while len(engine.scheduler.running) < count:
         if not engine.step():
             time.sleep(0.001)

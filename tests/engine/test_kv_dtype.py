@@ -1,6 +1,5 @@
-"""A KV cache in FP8: the same tokens on any way of its blocks, close to those of a plain cache, in a quarter of fp32's bytes.
-
-It is never taken for one of another type.
+"""A KV cache in FP8: tokens do not depend on the path of blocks, results are close to those of a plain cache, and it takes a quarter of the bytes of
+fp32. Its blocks are never confused with those of another type.
 """
 
 from pathlib import Path

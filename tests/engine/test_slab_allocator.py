@@ -1,4 +1,4 @@
-"""The owners of slabs, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
+"""The slab allocator without memory or models: the order of borrowing, fair shares, reclaims and reservations."""
 
 from dataclasses import dataclass, field
 from threading import Thread
@@ -16,11 +16,11 @@ SLAB, BLOCK = 100, 50  # two blocks per slab
 
 @dataclass
 class Job:
-    """A model's work: sequences as (arrival, blocks), oldest first."""
+    """A fake scheduler of one model: its lease, and its sequences as (arrival, blocks), oldest first."""
 
     lease: Lease
     sequences: list[tuple[int, list[int]]] = field(default_factory=list)
-    missing: int = 0  # blocks that the oldest lacks
+    missing: int = 0  # number of blocks that the oldest sequence lacks
     is_waiting: bool = False
     preempted: list[int] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Job:
         self.sequences.append((arrival, [block for block in blocks if block is not None]))
 
     def end(self, cached: bool = False) -> None:
-        """End its oldest sequence."""
+        """End the oldest sequence; leave its blocks in the cache if `cached`."""
         arrival, blocks = self.sequences.pop(0)
         for block in blocks if cached else []:
             self.lease.pool.register(block, b"%d %d" % (arrival, block))
@@ -129,7 +129,7 @@ def test_a_burst_takes_its_share_back_from_the_youngest_sequences() -> None:
         b.run(arrival, 2)
     a.is_waiting = True
     assert a.lease.pool.allocate() is None
-    assert a.lease.reclaim(6), "another gives way: it is worth waiting"
+    assert a.lease.reclaim(6), "the other model will return slabs, so it is worth waiting"
     b.lease.begin_schedule()
     assert sizes([a, b]) == [3, 3]
     assert b.preempted == [5, 4, 3]
@@ -301,7 +301,7 @@ def bytes_of(grid: SlabGrid, block: int) -> range:
 
 
 def test_the_hosts_oldest_sequence_is_preempted_for_no_other() -> None:
-    """A younger one's blocks, still being filled from a tier, would be all that is left."""
+    """Its preemption would leave only blocks of a younger sequence, which a tier is still filling."""
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)
     for _ in range(4):

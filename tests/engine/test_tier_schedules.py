@@ -1,6 +1,5 @@
-"""Random schedules over tiny pools with tiers that are late, forgetful and lossy.
-
-Every sequence ends with the right tokens, and no resource leaks (I1, I2, I3, I6, I9).
+"""Random schedules on tiny pools with tiers that are late and lose blocks. Every sequence ends with the right tokens, and no resource leaks
+(invariants I1, I2, I3, I6 and I9).
 """
 
 from collections.abc import Hashable
@@ -23,7 +22,7 @@ from tests.engine.fake_runner import FakeRunner, borrowing_engine, expected_toke
 from tests.engine.fake_tiers import FakeTiers
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, make_engine, names, windows
 
-# Small blocks in small pools, and repeated prompts: the blocks of one are evicted by the next one and wanted by a third one.
+# Small pools and repeated prompts: one prompt evicts the blocks of another, which a third one needs again.
 crowds = st.lists(
     st.builds(
         Arrival,
@@ -52,7 +51,7 @@ tight = st.builds(
     depth=st.sampled_from([1, 2, 3]),
     windows=windows,
     drafts=st.none() | st.integers(0, 2**32),
-    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # some transfers, of up to four looks, are late
+    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # transfers take up to four looks, so some time out
     copies=st.sampled_from([1, 1, 2, 3]),
     has_states=st.booleans(),
 )
@@ -263,7 +262,7 @@ def test_others_continue_while_blocks_are_on_their_way() -> None:
 
 
 class Tiers(FakeTiers):
-    """Tiers that have all stored blocks on the host; fetched ones come when a test permits it."""
+    """Tiers with all stored blocks in host memory; fetched blocks arrive when a test permits it."""
 
     class Draws(Random):
         def random(self) -> float:

@@ -1,7 +1,4 @@
-"""Adapter slots: holders, waiting requests, and copies in host memory.
-
-No request waits for ever, and no adapter in use is evicted.
-"""
+"""Adapters in the slots of a device and in host memory: no request waits for ever, and no adapter in use is evicted."""
 
 import threading
 import time
@@ -19,7 +16,7 @@ from pilotlight.engine.scheduling.awaited import AwaitedTogether
 
 
 class FakeStore:
-    """Slots that hold digests. An adapter called `slow` is read once `go` is set."""
+    """A store whose slots hold only the adapters' digests. Reading the adapter `slow` takes until `go` is set."""
 
     def __init__(self, num_slots: int, host_bytes: int = 1000) -> None:
         self.num_slots, self.host_bytes = num_slots, host_bytes
@@ -61,7 +58,7 @@ def asked(residency: AdapterResidency, digest: str) -> tuple[Sequence, AwaitedAd
 
 
 def got(awaited: AwaitedAdapter | None, within_s: float = 5.0) -> Sequence:
-    """Wait for an adapter as the scheduler does."""
+    """Wait until the adapter is loaded, as the scheduler does; return its sequence."""
     assert awaited is not None
     until = time.monotonic() + within_s
     while not awaited.is_done:
@@ -170,7 +167,7 @@ def test_an_adapter_that_cannot_be_read_says_so_and_is_read_again(digest: str) -
 
 def test_all_who_wait_for_an_adapter_hear_why_it_cannot_be_read() -> None:
     residency = AdapterResidency("m", FakeStore(1))
-    got(asked(residency, "a")[1])  # it holds the only slot
+    got(asked(residency, "a")[1])  # this sequence holds the only slot
     waiting = [asked(residency, "bad")[1] for _ in range(2)]
     assert [got(one).why_unadapted for one in waiting] == ["adapter 'bad' cannot be used: it is of another model"] * 2
 

@@ -1,4 +1,4 @@
-"""Steps in flight with a runner that only records its calls: which rows sample, whose tokens they become, and the next step's input."""
+"""Steps in flight, with a runner that only records its calls: which rows sample, which sequences get the tokens, and the input of the next step."""
 
 import time
 from array import array
@@ -18,7 +18,7 @@ SIZE = 4
 
 
 class Launched:
-    """A launched step that chooses, in each row, the row's number plus a hundred for each step before."""
+    """A launched step that chooses, in each row, the token 100 * step + row."""
 
     def __init__(self, runner: "Runner", rows: SequenceOf[ChoiceRow]) -> None:
         self.runner, self.rows, self.is_collected = runner, rows, False

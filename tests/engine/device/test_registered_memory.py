@@ -1,4 +1,4 @@
-"""Registering host memory with a device, with a registrar that records its calls: order, refusal, release, and the end."""
+"""Registering host memory with a device, with a fake registrar: the order of calls, refusals, releases, and the end."""
 
 import logging
 import mmap
@@ -145,7 +145,7 @@ def test_a_piece_that_is_released_while_it_is_registered_is_never_covered() -> N
     fake.may_go_on.clear()
     registered.start()
     assert fake.started.acquire(timeout=60)
-    registered.release(0, 2 * PIECE)  # the other one has not been started, and will not be
+    registered.release(0, 2 * PIECE)  # the second piece is not registered yet, and never is
     fake.may_go_on.set()
     until(lambda: len(fake.calls) == 2)
     assert (fake.calls, fake.registered) == (["register register-memory", "unregister"], {})

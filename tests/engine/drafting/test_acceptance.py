@@ -1,4 +1,4 @@
-"""The acceptance rate of drafts: first the expected one, then the observed one."""
+"""The estimate of the acceptance rate of drafts: it starts with a prior, and follows the observed rate."""
 
 import pytest
 

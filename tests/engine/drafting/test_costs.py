@@ -1,4 +1,4 @@
-"""The cost of steps by their rows: used after some measurements, and never less for more rows."""
+"""The measured cost of steps by number of rows: it is used after some measurements, and never falls with more rows."""
 
 from random import Random
 

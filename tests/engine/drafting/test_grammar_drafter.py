@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces, with a real model's vocabulary."""
+"""Drafts from a grammar: the tokens that it forces, with the vocabulary of the embedded model."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from pilotlight.engine.grammar.constraints import Grammars, Matcher
 from pilotlight.engine.text.tokenizer import Tokenizer
 from training.ember.chat import HERE
 
-pytest.importorskip("llguidance")  # the product imports it when a grammar is compiled
+pytest.importorskip("llguidance")  # the grammar compiler needs it
 
 TOKENIZER = Tokenizer.from_directory(HERE)
 SCHEMA = {
@@ -73,7 +73,7 @@ def test_what_only_white_space_may_stand_before_is_likely(grammars: Grammars) ->
     sequence.matcher = matcher(grammars, JSON, '{"name": "Bob"')
     found = GrammarDrafter().propose(sequence, (), 5)
     assert found is not None
-    assert found.kind != "grammar", "how often it is right is counted apart"
+    assert found.kind != "grammar", "its acceptance rate is counted separately"
 
 
 def test_no_more_than_requested_and_nothing_after_the_end(grammars: Grammars) -> None:

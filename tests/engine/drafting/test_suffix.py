@@ -1,4 +1,4 @@
-"""The continuations of the same tokens earlier: in the sequence itself, and in its tenant's answers."""
+"""The suffix drafter: it proposes what followed the same tokens earlier in the sequence, or in answers to the same tenant."""
 
 import pytest
 

@@ -1,7 +1,4 @@
-"""Decode steps through recorded graphs: padded to a few sizes, with the same tokens.
-
-A stand-in records on a CPU; on a GPU the real recorder does.
-"""
+"""Decode steps through recorded graphs, padded to a few sizes, give the same tokens. On a GPU the real recorder is used, on a CPU a fake one."""
 
 import logging
 from collections.abc import Callable
@@ -37,7 +34,9 @@ from tests.engine.fake_drafter import Remembering
 class Replayed:
     def __init__(self, forward: Callable[[], Outputs]) -> None:
         self._forward = forward
-        self.output = tuple(torch.full_like(output, torch.nan) for output in forward())  # only a replay may fill it
+        self.output = tuple(
+            torch.full_like(output, torch.nan) for output in forward()
+        )  # only a replay fills in results
 
     def replay(self) -> None:
         for output, computed in zip(self.output, self._forward(), strict=True):
@@ -98,7 +97,7 @@ def test_padded_and_replayed_steps_choose_the_same_tokens(checkpoint: Path, dept
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path, depth: int) -> None:
-    """Three sequences become four; sequences with other numbers of drafts are rows, each by itself."""
+    """Three sequences are padded to four. Sequences with different numbers of drafts are computed as separate rows."""
     skip_where_lengths_are_read_on_the_host()
     requests = [submit(f"{i}", random_prompt(7 + 9 * i, seed=i), max_tokens=40) for i in range(3)]
     alone = drain(load_engine(checkpoint), requests)
@@ -114,7 +113,7 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
 
 
 class Uneven(Remembering):
-    """A drafter that proposes a different number of drafts for each sequence, by its prompt's length."""
+    """A drafter whose number of drafts depends on the length of the prompt."""
 
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         return super().propose(sequence, most)[: sequence.num_prompt_tokens % 4]
@@ -230,7 +229,7 @@ def test_sizes_that_push_each_other_out_are_recorded_ever_more_rarely() -> None:
 
 
 class Counting(StandIn):
-    """A recorder that fails so many times for a size of `rows`, as for lack of memory."""
+    """A recorder whose first `failures` recordings of `rows` rows fail, as for lack of memory; it counts recordings."""
 
     def __init__(self, rows: int = 0, failures: int = 0) -> None:
         self.rows, self.failures, self.times = rows, failures, 0

@@ -1,4 +1,4 @@
-"""Hosts that prepare for models that they may have to load."""
+"""Hosts prepare in advance for models that they may have to load."""
 
 import logging
 import os

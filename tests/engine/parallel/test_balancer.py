@@ -1,4 +1,4 @@
-"""Every rank takes part in every look at the loads, with any counts; and nothing moves while a rank's weights are a file's."""
+"""The balancer of experts: every rank takes part in every check of the loads, and no expert moves while a rank's weights are mapped from a file."""
 
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ LOADS = [90, 80, 1, 1]
 
 
 class OtherRank:
-    """The second of two ranks, which gets the first one's counts and messages."""
+    """A fake second rank that receives the counts and messages of the first."""
 
     is_first = False
     rank, size, copies = 1, 2, 1

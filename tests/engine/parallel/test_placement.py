@@ -1,4 +1,4 @@
-"""Experts are placed as evenly as their loads allow, with copies of the busiest; each always has a rank."""
+"""The placement of experts on ranks: as even as their loads allow, with copies of the busiest, and always at least one of each."""
 
 import random
 
@@ -30,7 +30,7 @@ def test_every_expert_has_a_rank_and_no_rank_an_expert_twice(num_experts: int, n
         for old, new in zip(before.slots, placement.slots, strict=True):
             assert len(set(new)) == len(old) == len(new)
             assert all(new.index(expert) == old.index(expert) for expert in set(old) & set(new)), (
-                "who stays keeps the slot"
+                "an expert that stays on a rank keeps its slot"
             )
 
 

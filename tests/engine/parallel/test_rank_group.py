@@ -1,4 +1,4 @@
-"""A group whose rank is killed, crashes, or is stopped reports it by name, and soon."""
+"""A group of ranks soon reports a rank that is killed, crashes or is stopped, by name."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 
 def send_until_lost(group: RankGroup) -> RankLostError:
-    """Give orders until one cannot be given: each is more than a socket holds."""
+    """Send orders, each larger than the buffer of a socket, until one fails; return the error."""
     try:
         while True:
             group.send(DropModel("none" * 100_000))

@@ -1,4 +1,4 @@
-"""Hosts of one rank and of several hand over blocks to each other: outside the device a block is whole, however many ranks computed it."""
+"""Hosts with one rank and with several hand over blocks to each other: outside the device a block is whole, however many ranks computed it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("always_worth_it")
 
 
 class UnequalPair(Pair):
-    """A prefill host and a decode host, of which one has several ranks."""
+    """A prefill host and a decode host, one of which has several ranks."""
 
     def __init__(self, model: Path, place: Path, ranks: KvMemory, of_prefill: bool, kv_dtype: KvDtype = "auto") -> None:
         self._ranks = ranks

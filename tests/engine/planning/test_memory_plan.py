@@ -1,4 +1,4 @@
-"""A plan's memory of a model equals that of a load: weights, rotary tables and blocks, of every family; and the published headrooms."""
+"""A plan predicts the memory of a load exactly: weights, rotary tables and blocks of every family. It also matches published memory figures."""
 
 import subprocess
 import sys
@@ -85,7 +85,7 @@ def test_a_plan_needs_no_torch() -> None:
     ("stored", "dtype", "on_cpu", "item"),
     [
         (torch.float32, "auto", True, 4),
-        (torch.bfloat16, "auto", True, 4),  # small: a CPU computes it in fp32
+        (torch.bfloat16, "auto", True, 4),  # a CPU computes small models in fp32
         (torch.bfloat16, "auto", False, 2),
         (torch.bfloat16, "bfloat16", True, 2),
         (torch.bfloat16, "float32", False, 4),
@@ -115,7 +115,7 @@ def test_ranks_have_all_of_a_models_numbers_together(tmp_path: Path, name: str) 
             assert sum(one.get(part, 0) for one in parts) == size
 
 
-# Published: more than 56 GiB for KV, 1.2 million tokens; more than 30 GiB.
+# The published figures: more than 56 GiB for KV, or 1.2 million tokens, and more than 30 GiB.
 def test_scout_leaves_the_published_room_on_two_h200() -> None:
     model = read_model(CONFIGS / "llama-4-scout.json")
     plan = make_plan(model, parse_devices("2xh200", never), Workload.of(model, 1 << 20))
@@ -216,7 +216,7 @@ def test_totals_are_the_sums_of_the_ranks_and_ranks_those_of_their_parts() -> No
 
 
 def test_stages_are_as_even_as_layers_allow() -> None:
-    costs = (1.0,) * 3 + (5.0,) * 9  # a few dense layers before those with experts
+    costs = (1.0,) * 3 + (5.0,) * 9  # three dense layers before nine with experts
     stages = balanced_stages(costs, 4.0, 3)
     assert [stage.start for stage in stages] == [0, *[stage.stop for stage in stages[:-1]]]
     times = [sum(costs[i] for i in stage) for stage in stages]

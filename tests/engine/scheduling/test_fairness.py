@@ -1,4 +1,4 @@
-"""Admission: the bounds stated in engine/scheduling/fairness.py, with tenants that flood, send little, and come and go."""
+"""Fair admission: the bounds stated in engine/scheduling/fairness.py hold with tenants that flood, send little, or come and go."""
 
 from collections import Counter, deque
 from itertools import count, pairwise
@@ -20,7 +20,7 @@ sizes = st.lists(prompt_lengths, min_size=1, max_size=12)
 
 
 class Line:
-    """A queue whose prompts are never cached, and each tenant's service so far."""
+    """A queue of prompts that are not cached, which counts the tokens served to each tenant."""
 
     def __init__(self) -> None:
         self.queue = FairQueue(QUANTUM)
@@ -54,7 +54,7 @@ def test_a_newcomer_waits_for_a_quantum_and_a_prompt_of_each_other_tenant(
     lengths = {tenant: deque(flood) for tenant, flood in zip(tenants, floods, strict=True)}
 
     def admit() -> bytes:
-        """A flooding tenant has its next request in the queue before the last is admitted."""
+        """Admit a request; if its tenant floods the queue, add its next one. Return the tenant."""
         tenant = line.admit().tenant
         if tenant in lengths:
             line.add(tenant, lengths[tenant][0])
@@ -93,7 +93,7 @@ def test_tenants_that_always_wait_are_served_alike(floods: list[list[int]], admi
 @given(sizes, prompt_lengths, st.integers(1, 200))
 @settings(max_examples=200, deadline=None)
 def test_one_giant_at_a_time_gains_nothing_over_a_queue(flood: list[int], giant: int, admissions: int) -> None:
-    """A tenant whose queue is empty after each admission must not lose its debt."""
+    """A tenant keeps its debt although its queue is empty after each admission."""
     line = Line()
     small = deque(flood)
     line.add(b"one at a time", giant)
@@ -201,7 +201,7 @@ def test_a_flood_delays_another_tenants_request_by_its_share_alone() -> None:
     while engine.has_work:
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
-    # four were running, and at most a quantum and a prompt (three sequences) of the flood are admitted before it
+    # Four were running. Before the guest, the flood gets at most a quantum and a prompt: three sequences.
     assert ended.index("guest") <= 4 + 3
     assert len(started) < 50
     assert len(ended) >= 50
@@ -228,7 +228,7 @@ def test_an_absence_pays_debts_and_saves_up_nothing() -> None:
         line.add(b"steady", 50)
         if line.admit().tenant == b"back":
             break
-    for _ in range(100):  # 50 rounds: the debt of 250 tokens was paid long ago
+    for _ in range(100):  # 50 rounds, more than enough to pay the debt of 250 tokens
         line.add(b"steady", 50)
         line.admit()
     line.served.clear()
@@ -255,7 +255,7 @@ def test_a_long_prompt_delays_no_short_one_of_another_tenant(
     engine.step()
     engine.submit(Submit("short", "tiny", (1, 2, 3), SamplingParams(1), salt, priority=priority))
     ended: list[str] = []
-    for _ in range(2 + depth):  # one turn of the other tenant's may have started
+    for _ in range(2 + depth):  # a step of the other tenant may have started
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.token_ids]
     assert ended == ["short"]

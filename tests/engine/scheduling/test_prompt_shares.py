@@ -1,4 +1,4 @@
-"""The division of a step's prompt tokens: by priority, equal among tenants, over several steps, and to the last token."""
+"""The division of a step's prompt tokens: by priority, equally among tenants over several steps, and completely."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def test_no_owner_gets_more_than_it_wants_and_nothing_wanted_is_left(
 
 
 def divided(steps: int, budget: int, *wanting: Owner, shares: PromptShares | None = None) -> Counter[Owner]:
-    """Return each owner's tokens after `steps` steps in which all want more than there is."""
+    """Return the tokens of each owner after `steps` steps in which all want more than `budget`."""
     shares = shares or PromptShares(BLOCK)
     total: Counter[Owner] = Counter()
     for _ in range(steps):
@@ -90,7 +90,7 @@ def test_an_absence_ends_no_debt() -> None:
 
 
 def test_newcomers_one_after_the_other_do_not_starve_earlier_ones() -> None:
-    """Each has a block's worth, and the step no more than that."""
+    """Each newcomer wants a block of tokens, which is also the budget of a step."""
     shares = PromptShares(BLOCK)
     steady = [
         shares.divide(BLOCK, {(0, b"steady"): MUCH, (0, b"guest %d" % i): BLOCK})[0, b"steady"] for i in range(100)

@@ -1,4 +1,4 @@
-"""Conversations rendered exactly as transformers renders them, in a sandbox."""
+"""Chat templates, rendered in a sandbox exactly as by transformers."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -120,7 +120,7 @@ def test_operators_compute_what_they_do_elsewhere() -> None:
 
 
 def test_no_constant_is_computed_while_a_template_is_compiled() -> None:
-    """Python's compiler computed the first one for minutes, in one call that cannot be interrupted."""
+    """Python's compiler would compute the first constant for minutes, in a call that cannot be interrupted."""
     template = ChatTemplate(
         {"default": "{% if false %}{{ (7 ** 60000000) % 3 }}{{ 'a' * 10 ** 12 }}{% endif %}fine"}, {}
     )

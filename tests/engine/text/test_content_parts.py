@@ -1,4 +1,4 @@
-"""Templates that read content as a list of parts, as those of guard and vision models, get lists; all others get texts."""
+"""Templates that read content as a list of parts, as guard and vision models do, get lists; all others get strings."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A host's two ends towards other hosts: opened together or not at all, by its configuration."""
+"""A host's server and reader of blocks for other hosts: both are opened if configured, or none."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Groups of layers: how they are formed, the blocks that a context needs, and the tokens that a real arena holds."""
+"""Groups of layers: how they are formed, the blocks that a context needs, and the number of tokens that an arena holds."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_layers_of_a_kind_are_cut_into_groups_that_fill_a_block() -> None:
     assert groups_of(5, 5) == [((0, 1), 5)]
     assert groups_of(7, None, 7, None) == [((1, 3), None), ((0, 2), 7)]
     assert groups_of(*[9] * 5, None) == [((5,), None), *[((i,), 9) for i in range(5)]]
-    assert groups_of(10_000, None) == [((0, 1), None)], "a window that no context exceeds is no window"
+    assert groups_of(10_000, None) == [((0, 1), None)], "a window that no context exceeds counts as full attention"
 
 
 def test_layers_of_other_sizes_share_blocks_of_one_size() -> None:
@@ -59,7 +59,9 @@ def test_layers_of_other_sizes_share_blocks_of_one_size() -> None:
 def test_what_a_context_needs_ends_growing_where_its_windows_are_full() -> None:
     groups = CacheGroups(4, max_chunk=8, windows=(None, 9))
     assert [groups.most_blocks(n, 1) for n in (1, 4, 5, 16, 17, 40)] == [2, 2, 4, 8, 9, 14]
-    assert [groups.most_blocks(40, n) for n in (40, 8, 4)] == [15, 15, 14], "a chunk lies behind its window"
+    assert [groups.most_blocks(40, n) for n in (40, 8, 4)] == [15, 15, 14], (
+        "a chunk needs blocks beside those of its window"
+    )
     assert [groups.longest_context(n, 100) for n in (0, 1, 2, 10, 15, 99)] == [0, 0, 4, 20, 40, 100]
     assert CacheGroups(4, 8, (9,)).longest_context(5, 10**6) == 10**6
 
@@ -70,7 +72,7 @@ def test_what_a_window_sees_behind_so_many_blocks_is_what_its_next_token_sees(
 ) -> None:
     groups, position = CacheGroups(size, 8, (None, window)), num_blocks * size
     seen = [i for i in range(num_blocks) if (i + 1) * size > position - (window - 1)]
-    first = min([*seen, max(0, num_blocks - 1)])  # at least one: a table refers to a block
+    first = min([*seen, max(0, num_blocks - 1)])  # at least one, as a table is never empty
     assert (groups.first_seen(0, num_blocks), groups.first_seen(1, num_blocks)) == (0, first)
     places = [(i, group) for i in range(num_blocks) for group in (0, 1) if group == 0 or i >= first]
     assert groups.seen(num_blocks) == places
@@ -112,7 +114,7 @@ def test_a_hit_needs_the_last_blocks_of_a_window_and_all_of_the_others() -> None
     assert len(names) == 2 * len(chain)
     sequence = Sequence("s", prompt, SamplingParams(1), chain_root(b"", engine._identity))
     extend_chain(sequence.block_hashes, sequence.chain_root, prompt, 4)
-    pool.discard([block_name(sequence.block_hashes[8], 1)])  # of the window
+    pool.discard([block_name(sequence.block_hashes[8], 1)])  # a block of the group with the window
     hits = [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (41, 33)]
     assert hits == [32, 32]
 
@@ -161,7 +163,9 @@ def test_models_with_windows_lend_each_other_what_they_have_left() -> None:
     arena = FakeArena(16, 24)
     one_model, _ = borrowing_engine(arena, "one", 3, windows=(None, 9, 9), tokens=8)
     other, _ = borrowing_engine(arena, "two", 3, windows=(5,), tokens=8)
-    assert one_model.info.context_length > one_model.info.total_blocks * 4, "one sequence is not short of windows"
+    assert one_model.info.context_length > one_model.info.total_blocks * 4, (
+        "with windows, a context may be longer than the blocks of one group"
+    )
     assert other.info.context_length == 16 * 8 * 4
     prompt = random_prompt(one_model.info.context_length - 9, seed=1)
     heard = drain(one_model, [submit("long", prompt, max_tokens=9)])

@@ -1,4 +1,4 @@
-"""A block's layout: segments of any shape and type, one after another, and the difference between two layouts."""
+"""The layout of a block: segments of any shape and type, one after another, and what distinguishes two layouts."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A chain on its way into the host tier: a late or lost source leaves nothing pinned, and nothing is unpinned twice."""
+"""Reading a chain of blocks into the host tier: a late or lost source leaves no block pinned, and no block is unpinned twice."""
 
 from typing import Any, cast
 
