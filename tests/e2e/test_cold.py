@@ -35,7 +35,7 @@ def test_a_random_checkpoint_is_what_its_shape_says(tmp_path: Path) -> None:
     assert norm.eq(1).all()
     written = (directory / "model.safetensors").stat().st_mtime_ns
     write(tmp_path / "tiny", TINY)
-    assert (directory / "model.safetensors").stat().st_mtime_ns == written, "it is kept"
+    assert (directory / "model.safetensors").stat().st_mtime_ns == written, "the written checkpoint is reused"
 
 
 def test_a_file_in_the_page_cache_is_seen_there(tmp_path: Path) -> None:

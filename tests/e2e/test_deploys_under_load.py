@@ -18,4 +18,4 @@ def test_every_request_is_answered_by_the_version_that_took_it(tmp_path: Path) -
     assert result["errors"] == []
     kinds = {"request", "stream", "background", "send", "object", "socket", "workflow"}
     assert {kind for kind, count in result["answers"].items() if count} >= kinds
-    assert result["cut by kills"], "requests were open when the site was killed"
+    assert result["cut by kills"], "no request was open when a site was killed"

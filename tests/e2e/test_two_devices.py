@@ -140,7 +140,7 @@ def test_a_burst_wakes_a_second_copy_and_a_death_under_load_loses_no_answer(site
         assert metric(site, 'pilotlight_wake_ms_count{clock="sibling"') == 1, "its weights were mapped, not read"
         assert metric(site, 'pilotlight_wake_phase_ms_count{clock="sibling",phase="weights"}') == 1
         first, second = engines(site)
-        assert mapped_weights(first) == mapped_weights(second) != set(), "the same file in memory"
+        assert mapped_weights(first) == mapped_weights(second) != set(), "both hosts must map the same file"
         assert psutil.Process(first).cpu_affinity() != psutil.Process(second).cpu_affinity() or psutil.cpu_count() == 1
         for number, end in enumerate(("kill", "terminate"), 1):
             lose_one(site, crowd, end)

@@ -41,7 +41,7 @@ class Heard:
     embedding: tuple[float, ...] | None = None
 
     def hear(self, output: TokenOutput) -> None:
-        assert self.finish_reason is None, f"{output.sequence_id} heard more after its end"
+        assert self.finish_reason is None, f"{output.sequence_id} got an output after its end"
         assert (output.num_cached_tokens is not None) == (self.num_outputs == 0 and bool(output.token_ids))
         self.num_outputs += 1
         self.token_ids += output.token_ids

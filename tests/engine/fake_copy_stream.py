@@ -20,7 +20,7 @@ class FakeCopyStream:
         return f"mark {self.num_marks}"
 
     def wait_for(self, mark: object) -> None:
-        assert not self.queue, "copies of the turn before are still under way"
+        assert not self.queue, "copies of the previous turn are still under way"
         self.events.append(f"wait for {mark}")
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:

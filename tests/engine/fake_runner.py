@@ -133,7 +133,7 @@ class FakeRunner:
         for table, first, end in zip(step.groups[0].tables, firsts, firsts[1:], strict=False):
             start = step.positions[first]
             before = self.slots[self._slot(table, start - 1)] if start else ()
-            assert before is not None, "a chunk would read what was never written"
+            assert before is not None, "a chunk would read a slot that was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
         if self.state_group is not None:  # before a failure: a failed step may have changed states
@@ -196,7 +196,9 @@ class FakeRunner:
         ]
         for table, start, context in chunks:
             before = table[(start - 1) // size] * size if start else -1
-            assert not start or self.slots[before] == _content(context[:start], self.state_group), "not its state"
+            assert not start or self.slots[before] == _content(context[:start], self.state_group), (
+                "the block has the state of another prefix"
+            )
         for table, start, context in chunks:
             for place in range(start // size, (len(context) - 1) // size + 1):
                 block = table[place] * size

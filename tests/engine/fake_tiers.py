@@ -57,7 +57,7 @@ class FakeTiers(Tiers):
     # The functions below are called by the scheduler.
 
     def store(self, block: int, block_hash: bytes) -> None:
-        assert None not in self._content(block), "a block was called complete before it was"
+        assert None not in self._content(block), "a block was stored before it was complete"
         self.waiting[block] = block_hash
 
     def drop(self, block: int) -> None:
@@ -196,7 +196,7 @@ class FakeTiers(Tiers):
         assert None not in content
         if self.runner.memory is not None:
             self.runner.memory.check(block)
-        assert self.host.get(block_hash, content) == content, "one name for two contents"
+        assert self.host.get(block_hash, content) == content, "two contents have the same name"
         self.host[block_hash] = content
         if self.has_disk and self.draw.random() < 0.5:
             self.disk[block_hash] = content

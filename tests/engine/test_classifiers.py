@@ -128,7 +128,7 @@ def test_a_model_without_modules_answers_by_the_tokens_that_its_config_names(tmp
     classifier = CLASSIFIERS["qwen3, yes or no"]
     model = write_classifier(tmp_path, classifier)
     (tmp_path / "modules.json").unlink()
-    assert load_engine(tmp_path).info.pooling is None, "it generates unless something says that it does not"
+    assert load_engine(tmp_path).info.pooling is None, "a model generates unless its files name another task"
     write_tokenizer(tmp_path)
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     words = {token_id: word for word, token_id in vocabulary.items()}

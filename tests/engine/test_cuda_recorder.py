@@ -83,7 +83,7 @@ def test_a_recording_forbids_other_threads_nothing_and_waits_for_no_device(cuda:
     assert cuda.modes == ["thread_local", "thread_local"]
     assert len(cuda.streams) == 1, "each stream keeps separate workspaces"
     (side,) = cuda.streams
-    assert cuda.serving in side.waits_for, "its first run reads what has been computed"
+    assert cuda.serving in side.waits_for, "the first run must wait for earlier work"
     assert side in cuda.serving.waits_for
     assert cuda.current is cuda.serving
 

@@ -83,7 +83,7 @@ def test_every_dense_family_is_recorded_and_computes_the_same_bits(name: str, dt
     expected = Answers.of(drain(by_calls(tmp_path, **options), requests(5)))
     engine = load_engine(tmp_path, **options)
     assert Answers.of(drain(engine, requests(5))) == expected
-    assert graphs_of(engine).num_graphs == 5, "one sequence to five"
+    assert graphs_of(engine).num_graphs == 5, "one program for each batch size from one to five"
 
 
 @pytest.mark.long
@@ -229,7 +229,7 @@ def test_a_model_that_moves_in_memory_is_recorded_anew_and_the_old_one_let_go(ch
     runner.replace_model(runner_of(other).model)
     assert graphs_of(engine).num_graphs == 0
     gc.collect()
-    assert old() is None, "no recording reads its weights any more"
+    assert old() is None, "no recording may keep the old weights"
     again = full("b", random_prompt(9, seed=1), max_tokens=12)
     assert Answers.of(drain(engine, [again]))["b"].logprobs == expected["a"].logprobs
     assert graphs_of(engine).num_graphs == 1

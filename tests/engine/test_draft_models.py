@@ -202,7 +202,7 @@ def test_a_model_s_blocks_hold_what_its_drafter_knows() -> None:
     assert isinstance(plain.runner, ModelRunner)
     assert isinstance(drafting.runner, ModelRunner)
     added = drafting.runner.layout.block_bytes - plain.runner.layout.block_bytes
-    assert added == 2 * 2 * 16 * 64 * 4, "two layers' keys and values, of 16 tokens, in one head of 64, fp32"
+    assert added == 2 * 2 * 16 * 64 * 4, "two layers of keys and values, 16 tokens, one head of 64, in fp32"
     assert drafting.info.weights_bytes > plain.info.weights_bytes
     for engine in (plain, drafting):
         engine.close()

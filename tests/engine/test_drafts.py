@@ -104,7 +104,9 @@ def test_nothing_follows_a_token_that_stops_among_the_drafts(depth: int) -> None
     engine, _ = fake_engine(depth=depth, speculation=Exact(6, 6))
     heard = one(engine, submit("a", PROMPT, max_tokens=20, stop_token_ids=(answer[4],)))
     assert (heard.token_ids, heard.finish_reason) == (answer[:5], "stop")
-    assert one(engine, submit("b", [*PROMPT, *answer[:5]], max_tokens=2)).num_cached_tokens == 8, "of 10 computed"
+    assert one(engine, submit("b", [*PROMPT, *answer[:5]], max_tokens=2)).num_cached_tokens == 8, (
+        "two full blocks of the ten computed tokens"
+    )
 
 
 def test_only_accepted_tokens_can_be_found_by_others() -> None:

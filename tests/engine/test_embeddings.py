@@ -153,7 +153,9 @@ def test_a_text_may_fill_the_context_and_not_exceed_it(tmp_path: Path) -> None:
     most = json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"]
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": most + 1}))
     refused = one(load_engine(tmp_path), embed("c", random_prompt(most + 1, seed=1), embedder))
-    assert refused.error == f"the text has {most + 1} tokens; tiny takes at most {most}", "it has no further positions"
+    assert refused.error == f"the text has {most + 1} tokens; tiny takes at most {most}", (
+        "the model has no further positions"
+    )
 
 
 def test_an_aborted_text_leaves_nothing(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_damaged_generation_ends_one_sequence_and_the_others_step_continues(
     block = next(s for s in engine.scheduler.running if s.sequence_id == "b").tables[0].blocks[place]
     engine.scheduler.pool.generations[block] += 1
     engine.step()
-    assert runner.batch_tokens[steps:] == [2], "the others took their step, the damaged one did not"
+    assert runner.batch_tokens[steps:] == [2], "only the sequences without damage are computed"
     heard = drain(engine, [])
     assert heard["b"].finish_reason == "error"
     assert "handed to another" in (heard["b"].error or "")
@@ -64,7 +64,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
     pool.forget([stolen])
     pool.recount(stolen, 0)  # the fault: the block counts as free, but `old` holds it
     engine.submit(submit("new", [7, *PROMPT], max_tokens=9))
-    assert stolen == 0, "the lowest free one, hence the next to be handed out"
+    assert stolen == 0, "it is the lowest free block, which is handed out next"
     while engine.has_work:
         engine.step()
         for output in engine.sequences.take_outputs():
@@ -85,7 +85,7 @@ def test_only_a_sequences_unshared_blocks_are_discarded() -> None:
     engine.submit(submit("b", [*PROMPT, 1, 2, 3], max_tokens=9))
     engine.step()
     held = {s.sequence_id: set(s.tables[0].blocks) for s in engine.scheduler.running}
-    assert held["a"] & held["b"], "a prefix that both hold"
+    assert held["a"] & held["b"], "both must hold a common prefix"
     first = next(s for s in engine.scheduler.running if s.sequence_id == "a")
     assert set(engine.scheduler.discard(first)) == held["a"] - held["b"] != set()
 

@@ -67,7 +67,7 @@ def test_blocks_in_place_answer_as_their_numbers_before_and_after_the_move(
         assert moving.moved_bytes >= 4 << 20
         assert loaded.engine.info.weights_bytes < 1.1 * file.stat().st_size
         second = answers(loaded, close=True)
-        assert not (tmp_path / "bundle").exists(), "the file itself is what outlives a host"
+        assert not (tmp_path / "bundle").exists(), "no bundle is made, as the file itself outlives a host"
         for found, moved, numbers in zip(first, second, expected, strict=True):
             assert moved.logprobs == found.logprobs
             for own, other in zip(found.logprobs[:1], numbers.logprobs[:1], strict=True):

@@ -102,7 +102,7 @@ class Pair:
                 return heard
             if not stepped:
                 time.sleep(0.001)
-            assert step < 20_000, "no end in sight"
+            assert step < 20_000, "the sequences do not end"
         raise AssertionError
 
     def assert_nothing_is_left(self) -> None:
@@ -180,8 +180,8 @@ def test_tokens_are_those_of_one_host(pair: Pair, what: str) -> None:
         logprobs = [each.logprob for each in heard[name].logprobs]
         assert logprobs == pytest.approx([each.logprob for each in one_host.logprobs], abs=1e-4)
     first = heard["s0"]
-    assert first.num_cached_tokens == 144, "all full blocks before the last token"
-    assert first.num_fetched_tokens == 144, "and another host computed them"
+    assert first.num_cached_tokens == 144, "all full blocks before the last token must be found"
+    assert first.num_fetched_tokens == 144, "another host must have computed them"
     assert pair.decode.load().prefix_peer_hits == 144
     assert pair.decode.load().prompt_tokens <= (150 - 144) * len(messages), "the decode host computed the rest alone"
 
@@ -214,7 +214,7 @@ def test_an_adapters_prompt_comes_from_elsewhere_for_that_adapter_alone(tmp_path
     for message in messages:
         heard = pair.answer([message])[message.sequence_id]
         assert heard.token_ids == expected[message.sequence_id].token_ids
-        assert heard.num_fetched_tokens == 144, "none of the other's"
+        assert heard.num_fetched_tokens == 144, "only blocks of the same adapter may be fetched"
     pair.assert_nothing_is_left()
     pair.close()
 
@@ -279,7 +279,7 @@ def test_a_prefix_that_the_prefill_host_has_only_on_its_device_is_handed_over(de
     host.forget(list(host._slots))
     heard = pair.answer([submit("a", PROMPT, max_tokens=6)])["a"]
     assert heard.num_cached_tokens == heard.num_fetched_tokens == 144
-    assert pair.prefill.load().prompt_tokens == 150 + 1, "it computed nothing twice but the token it must"
+    assert pair.prefill.load().prompt_tokens == 150 + 1, "only the last token may be computed twice"
 
 
 def test_what_never_comes_is_computed_by_its_deadline(dense_pair: Pair) -> None:

@@ -153,7 +153,7 @@ def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
     loaded = load_model(spec, CONFIG, memory)
     assert "warm_up" not in dict(loaded.engine.info.load_phases)
     assert all(heard.token_ids for heard in answers(loaded, close=True))
-    assert spec.loads_same(replace(spec, is_awaited=False)), "it is the same model"
+    assert spec.loads_same(replace(spec, is_awaited=False)), "the two specs name the same load"
 
 
 @pytest.mark.long
@@ -232,7 +232,7 @@ def test_what_lies_together_is_used_where_it_lies(
         held.set()
         assert has_moved(loaded)
         assert mappings(loaded.engine) == {str(kept_at)}
-        assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
+        assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint must no longer be mapped"
         assert_same(answers(loaded), expected)
     held.set()
     loaded.close()
@@ -252,7 +252,7 @@ def test_parts_that_lie_apart_are_joined_page_by_page(
     assert len(maps) == 1 + 3 * num_layers
     assert_same(answers(loaded), expected)
     assert has_moved(loaded)
-    assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
+    assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint must no longer be mapped"
     assert_same(answers(loaded, close=True), expected)
     spoil(directory, "model.layers.1.self_attn.v_proj.weight", torch.nan)
     with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_proj\.weight in model\.safetensors holds NaN"):
@@ -539,7 +539,7 @@ def test_a_host_that_is_killed_while_a_model_moves_leaves_nothing_that_counts(
         assert host.stdout.readline() == "moving\n"
         assert not kept_at.exists()
         host.send_signal(signal.SIGKILL)
-    assert len(list(kept_at.parent.iterdir())) == 1, "half a bundle"
+    assert len(list(kept_at.parent.iterdir())) == 1, "a partial bundle must remain"
     loaded = load(directory, kept_at, memory)
     assert not loaded.engine.info.mapped
     assert has_moved(loaded)

@@ -66,7 +66,7 @@ def test_chunks_change_no_log_probability_of_the_prompt(checkpoint: Path) -> Non
     parts = one(load_engine(checkpoint, max_num_batched_tokens=13), message).prompt_logprobs
     assert whole is not None
     assert parts is not None
-    assert len(whole) == 49, "all but the first token's"
+    assert len(whole) == 49, "all output tokens except the first"
     assert [reported.logprob for reported in parts] == pytest.approx([reported.logprob for reported in whole], abs=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_log_probabilities_of_a_prompts_end_are_the_same_after_a_cached_prefix(c
         assert [each.logprob for each in heard.prompt_logprobs] == pytest.approx(
             [each.logprob for each in whole[first - 1 :]], abs=1e-4
         )
-        assert heard.num_cached_tokens == (first - 1) // 16 * 16, "as far as the cache can be used"
+        assert heard.num_cached_tokens == (first - 1) // 16 * 16, "full blocks before the last token"
 
 
 def test_a_warm_cache_changes_no_token(checkpoint: Path, alone: dict[str, list[int]]) -> None:

@@ -134,7 +134,7 @@ def test_chunks_batches_hits_and_preemptions_change_no_token(checkpoint: Path) -
         engine = load_engine(checkpoint, **options)
         assert answers(drain(engine, many)) == alone
         again = [submit(f"{one.sequence_id}", list(one.prompt_token_ids), max_tokens=30) for one in many]
-        assert answers(drain(engine, again)) == alone, "from cached prefixes"
+        assert answers(drain(engine, again)) == alone, "cached prefixes must not change answers"
 
 
 @pytest.mark.parametrize("checkpoint", [SHIFTS], indirect=True)

@@ -372,7 +372,7 @@ def test_the_memory_of_a_removed_bundle_is_let_go(directory: Path, kept_at: Path
     load(directory, kept_at, memory).close()
     gc.collect()
     drop_removed_maps()
-    assert is_mapped(kept_at), "it is still there"
+    assert is_mapped(kept_at), "the map must stay while the file exists"
     kept_at.unlink()
     drop_removed_maps()
     assert not is_mapped(kept_at)
@@ -387,7 +387,7 @@ def test_a_bundle_in_the_place_of_another_is_mapped_anew(directory: Path, kept_a
     copy.rename(kept_at)
     again = load(directory, kept_at, memory)
     assert again.engine.info.mapped
-    assert weights_at(again) != address, "the other file's pages would still be its"
+    assert weights_at(again) != address, "the pages of the replaced file must not be used"
     again.close()
 
 
@@ -410,7 +410,7 @@ def test_a_host_lets_go_what_its_site_removes_while_it_rests(
         kept_at.unlink()
         deadline = time.monotonic() + 60
         while is_mapped(kept_at):
-            assert time.monotonic() < deadline, "the memory of a file that is gone stays taken"
+            assert time.monotonic() < deadline, "the memory of a removed file is not released"
             gc.collect()
             time.sleep(0.01)
     finally:

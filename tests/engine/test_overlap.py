@@ -69,7 +69,7 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
     unclaimed = depth * 2 * QueuedLaunch.TAKES_S * 1e6  # at the end of a turn, steps that compute only ended sequences
     assert at_work_us - unclaimed - len(told) <= sum(told.values()) <= at_work_us
     if depth == 1:
-        assert sum(told.values()) >= at_work_us - len(told), "except less than a microsecond of each"
+        assert sum(told.values()) >= at_work_us - len(told), "only rounding below a microsecond may be lost"
     assert told["0 1"] > told["0 0"] > 0
 
 
@@ -121,7 +121,7 @@ def test_a_token_is_published_one_step_late_and_the_last_step_only_collects() ->
         engine.step()
         seen.append([token for output in engine.sequences.take_outputs() for token in output.token_ids])
     assert seen == [[], expected_tokens(PROMPT, 1), expected_tokens(PROMPT, 2)[1:]]
-    assert runner.batch_tokens == [6, 1], "its end by length is known: nothing was computed in vain"
+    assert runner.batch_tokens == [6, 1], "an end by length is known in advance, so no step is wasted"
 
 
 def test_a_sequence_that_stops_is_computed_once_too_often_and_its_blocks_return() -> None:
@@ -193,7 +193,9 @@ def test_bad_logits_in_flight_poison_no_cache() -> None:
     assert heard["bad"].finish_reason == "error"
     assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
     runner.bad_prompts.clear()
-    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
+    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, (
+        "only blocks of the good sequence may be found"
+    )
 
 
 def test_a_prompt_preempted_in_its_middle_while_in_flight_is_reported_whole() -> None:
@@ -273,7 +275,7 @@ class TimedRunner(FakeRunner):
         return super().forward(step)
 
     def choose(self, forwarded: FakeForwarded, rows: SequenceOf[ChoiceRow]) -> FakeLaunched:
-        assert self.busy_until > self.now, "the device waited for what the choice is made from"
+        assert self.busy_until > self.now, "the device has finished before the choice is launched"
         self._compute(self.CHOICE_S)
         return TimedLaunched(super().choose(forwarded, rows), self, self.busy_until)
 

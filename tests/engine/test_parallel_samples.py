@@ -112,7 +112,7 @@ def test_a_held_sample_is_released_with_its_leader_or_dropped_by_itself() -> Non
     for held, before in ((first, leader), (second, leader), (other, another)):
         samples.hold(held, before)
     assert (len(samples), samples.drop(leader), samples.drop(first), samples.drop(first)) == (3, False, True, False)
-    assert samples.drop(other), "the last behind its leader"
+    assert samples.drop(other), "it is the last sample of its leader"
     assert (samples.release(another), samples.release(leader), samples.release(leader)) == ([], [second], [])
     assert len(samples) == 0
     assert samples._held == {}

@@ -159,7 +159,7 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
         engine.scheduler.pool.assert_consistent()
         assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs
         step += 1
-        assert step < 5000, "no end in sight"
+        assert step < 5000, "the sequences do not end"
     return heard
 
 

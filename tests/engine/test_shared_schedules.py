@@ -210,7 +210,7 @@ class Play:
                 assert 0 <= load.free_blocks <= load.total_blocks
             self.arena.slabs.assert_consistent()
             step += 1
-            assert step < 5000, "no end in sight"
+            assert step < 5000, "the sequences do not end"
         self._check_the_end()
 
     def _arrive_and_leave(self, step: int) -> None:

@@ -91,11 +91,11 @@ def test_a_free_slab_is_taken_before_any_cache_and_an_idle_models_before_ones_ow
     a.run(1, 2)
     a.end(cached=True)
     a.run(2, 4)
-    assert sizes([a, b]) == [3, 1], "two free ones came first"
+    assert sizes([a, b]) == [3, 1], "the two free slabs are taken first"
     assert b.lease.pool.num_cached(range(8)) == 2
     a.lease.begin_schedule()
     a.run(3, 2)
-    assert sizes([a, b]) == [4, 0], "then what the idle one had cached"
+    assert sizes([a, b]) == [4, 0], "then the slab with the idle model's cache"
     assert a.lease.pool.num_cached(range(8)) == 2, "its own cache goes last"
     a.lease.begin_schedule()
     a.run(4, 2)
@@ -134,7 +134,7 @@ def test_a_burst_takes_its_share_back_from_the_youngest_sequences() -> None:
     assert sizes([a, b]) == [3, 3]
     assert b.preempted == [5, 4, 3]
     a.lease.begin_schedule()
-    assert not a.lease.reclaim(1), "both have their share"
+    assert not a.lease.reclaim(1), "both models have their fair share"
     b.lease.begin_schedule()
     assert sizes([a, b]) == [3, 3]
 
@@ -192,7 +192,7 @@ def test_a_younger_sequence_that_runs_beside_others_claims_nothing_beyond_the_sh
     a.run(0, 3)
     a.run(1, 3)
     b.run(2, 6)
-    assert not a.lease.reclaim(1), "its own youngest must yield first"
+    assert not a.lease.reclaim(1), "its own youngest sequence must be preempted first"
 
 
 def test_reservations_lie_above_and_call_back_what_is_lent() -> None:
@@ -235,7 +235,7 @@ def test_a_model_that_leaves_gives_everything_back() -> None:
     assert allocator.num_free == 2
     a.lease = b.lease
     b.lease.new_pool()
-    assert allocator.num_free == 4, "nor does a scheduler that is made anew keep any"
+    assert allocator.num_free == 4, "a new scheduler keeps no slabs either"
     allocator.assert_consistent()
 
 
@@ -244,7 +244,7 @@ def test_what_a_model_could_have_counts_the_idle_and_its_share_of_the_busy() -> 
     assert a.lease.capacity() == (12, 12)
     b.run(0, 12)
     assert b.lease.capacity() == (0, 12)
-    assert a.lease.capacity() == (6, 6), "a claim would be paid"
+    assert a.lease.capacity() == (6, 6), "half of the busy model's blocks could be reclaimed"
     b.end(cached=True)
     assert a.lease.capacity() == (12, 12)
 

@@ -97,7 +97,7 @@ def assert_same(found: dict[str, Heard], expected: dict[str, Heard]) -> None:
         assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason), name
         for mine, wanted in zip(ours.logprobs, theirs.logprobs, strict=True):
             assert mine.logprob == pytest.approx(wanted.logprob, rel=3e-5, abs=1e-4), (
-                "as far as sums in another order are"
+                "log-probabilities may differ only by rounding"
             )
             assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
 
@@ -108,7 +108,7 @@ def assert_drafted(engine: Engine, at_least: int = 20) -> None:
     assert counts.num_failures == 0
     assert sum(counts.accepted_per_position) == counts.num_accepted_tokens <= counts.num_draft_tokens
     assert isinstance(engine.speculation, Speculator)
-    assert not engine.speculation._states, "of sequences that have ended"
+    assert not engine.speculation._states, "ended sequences must leave no state"
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -298,7 +298,7 @@ def test_a_tenant_s_answers_are_drafted_for_that_tenant_alone() -> None:
 
     alone = drafted(b"a")
     drain(engine, [submit("a", list(text), salt=b"c", max_tokens=4)])
-    assert drafted(b"b") == alone, "another tenant finds nothing of it"
+    assert drafted(b"b") == alone, "another tenant gets no drafts from it"
     assert drafted(b"a") > alone
     engine.close()
 

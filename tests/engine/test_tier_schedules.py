@@ -132,7 +132,7 @@ def play(engine: Engine, tiers: FakeTiers, plan: list[Arrival], fails_at: int | 
         engine.scheduler.pool.assert_consistent()
         assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs
         step += 1
-        assert step < 5000, "no end in sight"
+        assert step < 5000, "the sequences do not end"
     return heard
 
 
@@ -214,7 +214,7 @@ def test_bad_numbers_reach_no_tier() -> None:
     runner.bad_prompts.add((*long_prompt, 1, 2, 3))
     heard = one(engine, submit("bad", [*long_prompt, 1, 2, 3]))
     assert "not finite" in (heard.error or "")
-    assert len(tiers.host) == 1, "the good one's last block is no part of the bad one"
+    assert len(tiers.host) == 1, "the bad sequence does not contain the last block of the good one"
     runner.bad_prompts.clear()
     assert one(engine, submit("again", long_prompt, max_tokens=4)).num_cached_tokens == 0
 

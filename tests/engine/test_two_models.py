@@ -74,8 +74,8 @@ async def test_a_burst_on_an_idle_model_takes_its_share_back_without_an_error(
     one = await answers(client, burst)
     during = [frame.loads for frame in frames[before:]]
     together = [loads for loads in during if loads["one"].running and loads["two"].running]
-    assert max(held(loads["one"]) for loads in together) >= 10, "several sequences' worth"
-    assert min(held(loads["two"]) for loads in together) < 0.8 * BLOCKS, "the other gave way"
+    assert max(held(loads["one"]) for loads in together) >= 10, "the burst must run several sequences at once"
+    assert min(held(loads["two"]) for loads in together) < 0.8 * BLOCKS, "the other model must return memory"
     assert one == expected(checkpoints["one"], burst)
     assert await two == expected(checkpoints["two"], long)
     await until(lambda: all(load.free_blocks == BLOCKS for load in client.loads.values()))

@@ -30,7 +30,7 @@ def assert_all_are_known(found: dict[str, dict[str, Any]]) -> None:
         assert row["new"] == [], f"{model} would compile these while requests wait"
         assert row["never"] == [], f"{model} compiles these for nothing"
         assert row["waits"] == {}, f"steps of {model} wait for the device before they are collected"
-        assert row["copies"] > 0, "waits are seen because copies are"
+        assert row["copies"] > 0, "copies must be counted, or waits would be missed"
 
 
 @pytest.mark.process

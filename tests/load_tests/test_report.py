@@ -78,7 +78,7 @@ def test_drafts_are_shown_by_workload_by_kind_and_by_what_steps_took() -> None:
     assert replayed[0] == "tiny shape, batch 1, each right with 0.6"
     assert list(speculation.steps(found))[1] == ["copying, batch 1: 3", "1.00", "1.25", "9"]
     assert "75%" in speculation.rates(found)
-    assert "grammar" not in speculation.rates(found), "of two drafts"
+    assert "grammar" not in speculation.rates(found), "two drafts are too few for a rate"
 
 
 def test_every_region_has_its_page() -> None:
@@ -177,7 +177,7 @@ def test_headlines_are_drawn_from_the_records_that_exist() -> None:
     ]
     assert "1 of 64 lost, 242 ms pause" in " ".join(drawn["why"].split())
     assert readme_regions({})["headlines"] == NOTHING
-    assert "lost" not in readme_regions({})["why"], "a figure without its record"
+    assert "lost" not in readme_regions({})["why"], "a figure needs its record"
 
 
 def test_a_requests_path_is_shown_by_package_and_process() -> None:

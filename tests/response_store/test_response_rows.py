@@ -125,7 +125,9 @@ def test_a_conversation_never_leads_into_another_tenants(connection: RowConnecti
         thief = response("thief", "?", tenant="u")
         thief.before = before
         add(connection, thief)
-        assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], "only its own events"
+        assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], (
+            "only its own items are read"
+        )
     connection.execute(
         "UPDATE responses SET before = ? WHERE tenant = 'u'", (number,)
     )  # as a fault elsewhere might have left it

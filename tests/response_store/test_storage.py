@@ -331,7 +331,7 @@ async def test_no_more_is_kept_than_there_is_room_for(path: Path, days: Days) ->
         for name in names:
             assert await store.keep(response(name, size=100_000))
         kept = await there(store, *names)
-        assert kept == [False] * (30 - sum(kept)) + [True] * sum(kept), "the oldest make room"
+        assert kept == [False] * (30 - sum(kept)) + [True] * sum(kept), "the oldest responses are evicted"
         assert 8 <= sum(kept) <= 10
     assert len(content_of(path)) < 3 * MIB
     assert modes_in(path.parent.parent)[path.parent.name] == 0o700
@@ -383,7 +383,9 @@ async def test_a_full_disk_costs_records_that_end_meanwhile_and_stored_ones_are_
         disk.fill()
         for name in ("lost", "lost too"):
             assert not await store.keep(response(name, size=200_000))
-        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1, "once, not for each"
+        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1, (
+            "the fault is logged once"
+        )
         with pytest.raises(ApiError) as refused:
             await store.begin(response("not begun", status="queued", size=0))
         assert (refused.value.word, "full" in refused.value.message) == ("overloaded", True)
@@ -392,7 +394,7 @@ async def test_a_full_disk_costs_records_that_end_meanwhile_and_stored_ones_are_
         settling = asyncio.create_task(store.settle(made))
         await asyncio.sleep(0.1)
         assert not settling.done()
-        assert await store.find("made", "t") is made, "it waits in memory"
+        assert await store.find("made", "t") is made, "an unfinished response stays in memory"
         assert (await store.conversation("made", "t", "p")).items == made.input + b"," + made.output
         disk.mend()
         await settling

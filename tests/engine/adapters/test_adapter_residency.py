@@ -102,7 +102,7 @@ def test_the_slot_unused_for_longest_is_taken() -> None:
     residency.release(b)
     residency.release(asked(residency, "a")[0])
     c = got(asked(residency, "c")[1])
-    assert c.adapter_slot == slot, "a was used since"
+    assert c.adapter_slot == slot, "adapter a was used more recently than b"
     assert asked(residency, "a")[1] is None
 
 
@@ -124,7 +124,7 @@ def test_no_request_waits_for_ever_after_newcomers_of_a_popular_adapter() -> Non
     awaited = read(asked(residency, "b")[1])
     assert not awaited.is_done
     late, late_awaited = asked(residency, "a")
-    assert late_awaited is not None, "a later request waits longer"
+    assert late_awaited is not None, "a later request for `a` must wait although `a` is loaded"
     assert not late_awaited.is_done
     residency.release(held.pop())
     assert awaited.is_done
@@ -148,7 +148,7 @@ def test_a_load_is_shared_and_kept_in_host_memory() -> None:
     residency = AdapterResidency("m", store)
     for digest in ("a", "b", "a", "c", "d", "a"):
         residency.release(got(asked(residency, digest)[1]))
-    assert store.reads == ["a", "b", "c", "d", "a"], "two are kept"
+    assert store.reads == ["a", "b", "c", "d", "a"], "host memory keeps two adapters"
     assert residency.num_loads == 6
 
 
@@ -199,7 +199,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_so_long() -> None:
     awaited.cancel()
     awaited.take()
     assert one.why_unadapted == f"adapter 'slow' could not be read within {READ_S:g} s"
-    assert got(asked(residency, "a")[1]).adapter_slot == 0, "others go on"
+    assert got(asked(residency, "a")[1]).adapter_slot == 0, "other adapters are unaffected"
     store.go.set()
 
 
@@ -267,7 +267,7 @@ def test_whatever_happens_each_request_gets_its_adapter(seed: int) -> None:
             assert store.slots[one.adapter_slot] == one.adapter.digest
     until = time.monotonic() + 10
     while waiting:
-        assert time.monotonic() < until, "somebody waits for ever"
+        assert time.monotonic() < until, "a request waits for ever"
         while running:
             residency.release(running.pop())
         for awaited in list(waiting):

@@ -222,11 +222,11 @@ def test_the_halves_of_a_failed_step_and_the_others_take_turns() -> None:
     assert suspects.note_failure({a: 2, b: 2, c: 2}) is None
     first = [(turn.group is None, [one for one in (a, b, c, other) if turn.may_run(one)]) for turn in suspects.turns()]
     assert first == [(False, [a, b]), (False, [c]), (True, [other])]
-    assert next(suspects.turns()).may_run(a), "the others had theirs"
+    assert next(suspects.turns()).may_run(a), "the turns begin again with the suspects"
     assert suspects.note_failure({a: 2, b: 2}) is None
     assert next(suspects.turns()).may_run(other)
     turn = next(suspects.turns())
-    assert turn.may_run(c), "the rest of the first failure goes before the halves of the second"
+    assert turn.may_run(c), "the rest of the first failure is tried before the halves of the second"
     c.num_completed_tokens = 2
     suspects.note_success()
     next(suspects.turns())

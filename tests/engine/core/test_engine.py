@@ -130,7 +130,7 @@ def test_a_sequence_whose_logits_are_not_numbers_leaves_the_blocks_that_it_share
     heard = drain(engine, [submit("bad", [*PROMPT * 2, 1])])
     assert heard["bad"].finish_reason == "error"
     assert engine.load().prefix_hits == 12
-    assert len(runner.scrubbed) == 1, "of its four blocks, the one that is its own"
+    assert len(runner.scrubbed) == 1, "only its one unshared block is cleared"
     assert heard["good"].token_ids == expected_tokens(PROMPT * 2, 9)
 
 

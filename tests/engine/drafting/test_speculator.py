@@ -242,11 +242,11 @@ def test_the_first_steps_of_a_size_which_are_recorded_are_no_loss_for_that() -> 
         return made
 
     made = counted(2)
-    assert made.gain.may_draft(1), "a step of two rows takes hardly longer than one of one, when it is recorded"
+    assert made.gain.may_draft(1), "once recorded, a step of two rows takes hardly longer than one of one row"
     for _ in range(20):
         made.count_step(StepCount(4, 3, 1, 2, 0.02))
     assert not made.gain.may_draft(1)
-    assert not counted(1).gain.may_draft(1), "they gave nothing"
+    assert not counted(1).gain.may_draft(1), "these drafts gained nothing"
 
 
 def test_a_large_batch_is_left_alone_for_some_steps_where_nothing_is_found() -> None:

@@ -92,7 +92,7 @@ def test_padded_and_replayed_steps_choose_the_same_tokens(checkpoint: Path, dept
     engine = load_engine(checkpoint, depth=depth)
     graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
     assert tokens(engine) == expected
-    assert graphs.num_graphs >= 2, "as sequences end, batches shrink: more than one size is wanted"
+    assert graphs.num_graphs >= 2, "batches shrink as sequences end, so several sizes are recorded"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -167,7 +167,7 @@ def test_a_size_is_recorded_when_it_has_been_wanted_a_few_times(checkpoint: Path
     engine = load_engine(checkpoint)
     graphs = with_graphs(engine, StandIn())
     drain(engine, [submit("a", [5, 6, 7], max_tokens=WANTED_TIMES)])
-    assert graphs.num_graphs == 0, "the first token is the prompt's"
+    assert graphs.num_graphs == 0, "the first token comes from the prompt's step, which is no decode"
     drain(engine, [submit("b", [5, 6, 8], max_tokens=2)])
     assert graphs.num_graphs == 1
 
@@ -177,7 +177,7 @@ def test_sizes_that_cannot_be_recorded_are_not_tried_and_cost_the_others_nothing
     engine = load_engine(checkpoint)
     graphs = with_graphs(engine, OfOneRow())
     assert tokens(engine) == expected
-    assert graphs.num_graphs == 1, "the last sequence's"
+    assert graphs.num_graphs == 1, "only the size of one row can be recorded"
 
 
 def test_a_model_that_cannot_be_recorded_runs_without(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -187,7 +187,7 @@ def test_a_model_that_cannot_be_recorded_runs_without(checkpoint: Path, caplog: 
     with caplog.at_level(logging.INFO):
         assert tokens(engine) == expected
     assert graphs.num_graphs == 0
-    assert len([r.message for r in caplog.records if "cannot be recorded" in r.message]) == 1, "it is said once"
+    assert len([r.message for r in caplog.records if "cannot be recorded" in r.message]) == 1, "it is logged once"
 
 
 def decodes(rows: int, blocks: int = 1) -> StepInput:
@@ -255,7 +255,7 @@ def test_a_size_that_always_fails_is_tried_a_few_times_and_it_is_said_once(caplo
     graphs = graphs_of_doubles(recorder := Counting(rows=2, failures=10**6))
     with caplog.at_level(logging.INFO):
         assert not any(replayed(graphs, 2) for _ in range(3000))
-    assert recorder.times == 4, "at the 4th, 32nd, 256th and 2,048th wish"
+    assert recorder.times == 4, "recordings are tried at the 4th, 32nd, 256th and 2,048th use"
     assert len(caplog.records) == 1
 
 

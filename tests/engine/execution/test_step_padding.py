@@ -66,8 +66,8 @@ def test_every_step_is_padded_with_what_it_holds() -> None:
         assert after[num_decodes : num_decodes + len(prompts)] == before[len(decodes) :]
         known = {place for one in before for place in zip(*one[:3], strict=True)}
         for one, length, context in zip(after, made.lengths, made.context_lens, strict=True):
-            assert set(zip(*one[:3], strict=True)) <= known, "rows computed twice are the same"
-            assert one[1] == tuple(range(context - length, context)), "its queries are the last of its context"
+            assert set(zip(*one[:3], strict=True)) <= known, "repeated rows must be equal"
+            assert one[1] == tuple(range(context - length, context)), "queries must be at the end of the context"
         wanted = step.logit_rows if step.logit_rows is not None else range(len(step.token_ids))
         assert [made.token_ids[row] for row in made.logit_rows or ()] == [step.token_ids[row] for row in wanted]
     assert shapes > 200

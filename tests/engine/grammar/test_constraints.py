@@ -123,7 +123,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, kind: st
     with pytest.raises(ConstraintError) as refused:
         started(grammars, kind, text)
     assert reason in str(refused.value)
-    assert " | " not in str(refused.value), "no line of the grammar"
+    assert " | " not in str(refused.value), "the error quotes a line of the internal grammar"
     assert len(str(refused.value)) < 700
     assert walk(started(grammars, "regex", "a"), random.Random(0)) != [], "the next grammar is compiled"
 

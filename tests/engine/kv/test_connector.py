@@ -47,7 +47,7 @@ def stuck_engine(clock: Clock, on_disk: int = 0) -> tuple[Engine, FakeTiers, Fak
 def hear(engine: Engine, names: str) -> dict[str, Heard]:
     heard = {name: Heard() for name in names}
     while engine.has_work:
-        assert engine.step(), "everybody can compute"
+        assert engine.step(), "both sequences can be computed"
         for output in engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
     assert engine.scheduler.pool.num_held == 0
@@ -81,7 +81,7 @@ def test_sequences_after_a_late_transfer_do_not_wait_for_one_each() -> None:
         engine.submit(submit(name, prompt, max_tokens=2))
     assert not engine.step()
     assert len(tiers.open) == 1
-    assert engine.load().waiting_tokens == 1 + 3, "the fetcher's last token, and one of each later one"
+    assert engine.load().waiting_tokens == 1 + 3, "one token of the fetching sequence, and one of each later sequence"
     clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "abcd")
     assert {name: heard[name].token_ids for name in heard} == {n: expected_tokens(p, 2) for n, p in prompts.items()}
@@ -89,7 +89,7 @@ def test_sequences_after_a_late_transfer_do_not_wait_for_one_each() -> None:
     engine.submit(submit("next", PROMPT, max_tokens=1))
     engine.step()
     assert len(runner.batch_tokens) > 1
-    assert not engine.has_work, "the next finds it on the device"
+    assert not engine.has_work, "the prompt must be cached on the device"
 
 
 def test_arrived_blocks_of_a_late_transfer_are_used() -> None:
@@ -100,7 +100,7 @@ def test_arrived_blocks_of_a_late_transfer_are_used() -> None:
     prompt = [*PROMPT, 7]
     engine.submit(submit("a", prompt, max_tokens=3))
     engine.step()
-    assert not engine.step(), "five of its blocks have come"
+    assert not engine.step(), "the transfer has not ended, although five blocks have arrived"
     clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "a")["a"]
     assert (heard.token_ids, heard.num_cached_tokens) == (expected_tokens(prompt, 3), 20)

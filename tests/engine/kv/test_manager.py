@@ -85,7 +85,7 @@ def test_what_is_full_is_found_and_stored_once_and_what_a_window_has_left_is_giv
         made.manager.complete(sequence, end)
         assert (full.num_held, window.num_held) == held
         assert made.pool.num_held == sum(held)
-    assert made.found(7) == [[True] * 4 + [False] * 3] * 2, "blocks that were given back are still there"
+    assert made.found(7) == [[True] * 4 + [False] * 3] * 2, "released blocks stay in the cache"
     assert len(made.tiers.stored) == 8
     twin = made.computed(made.sequence(30, "twin"))
     assert list(twin.tables[0].held) == list(full.blocks)[:4]

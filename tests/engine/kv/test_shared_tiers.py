@@ -64,7 +64,7 @@ def test_what_another_host_has_is_done_without(
     taken.close()
     again = open_tiers(on_disk(tmp_path))
     assert again is not None
-    assert again.disk is not None, "all was let go of"
+    assert again.disk is not None, "all tiers must have been closed"
     again.close()
 
 

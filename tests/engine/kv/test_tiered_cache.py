@@ -135,9 +135,9 @@ def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monk
 
     assert stored_of(range(5)) == 2
     rig.tiers.begin_hand_over("a")
-    assert stored_of(range(5, 10)) == 3 + 5, "and what was left"
+    assert stored_of(range(5, 10)) == 3 + 5, "all new blocks, and the three left over"
     rig.tiers.end_hand_over("a")
-    assert stored_of(range(10, 15)) == 5, "its last blocks"
+    assert stored_of(range(10, 15)) == 5, "the last blocks of the hand-over"
     assert stored_of(range(15, 20)) == 2
 
 
@@ -406,7 +406,7 @@ def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_a
     rig.tiers.mover.store_batch = 4
     assert rig.tiers.swap_out(owner, chain, range(20), 20 * BLOCK_SIZE)
     assert rig.copier.started.wait(60), "a thread copies"
-    assert not any(block in rig.host for block in chain), "and the engine's thread continues meanwhile"
+    assert not any(block in rig.host for block in chain), "the engine's thread continues during the copy"
     used_again = [18, 19]
     for block in used_again:
         rig.tiers.drop(block)

@@ -26,7 +26,7 @@ from pilotlight.engine.weights.shard import WHOLE, Shard
 def test_the_ranks_store_listens_on_this_machine_alone() -> None:
     store = new_store()
     TCPStore(LOCALHOST, store.port, is_master=False).set("a", "b")
-    assert store.get("a") == b"b", "another rank reaches it"
+    assert store.get("a") == b"b", "another rank must reach the store"
     # The port must be free on another loopback address: a listener on all addresses would occupy it there too.
     with socket.create_server(("127.0.0.2", store.port)):
         pass
@@ -67,7 +67,7 @@ def test_ranks_with_tokens_of_their_own_send_rows_to_each_other_and_to_the_first
         arrived = ranks.exchange(rows, sent, received)
         gathered = ranks.to_first(torch.full((rank + 1, 1), rank), (1, 2))
         own = ranks.sum(torch.ones(1)), ranks.join(torch.ones(1, 1), (1,))
-        assert [int(x) for x in own] == [1, 1], "each has whole matrices"
+        assert [int(x) for x in own] == [1, 1], "sums are local, as each rank has whole matrices"
         return sent, received, arrived.flatten().tolist(), gathered.flatten().tolist(), ranks.copies, ranks.exchanged
 
     first, second = linked(Parallelism(ep=2), work)
@@ -159,7 +159,7 @@ def test_two_stages_never_wait_for_each_other_in_a_circle() -> None:
         first.send(x, step + 3)
     for ours, theirs in queues.values():
         for mine, other in zip(ours, theirs, strict=False):
-            assert {mine.split()[0], other.split()[0]} == {"send", "receive"}, "both would wait for the other"
+            assert {mine.split()[0], other.split()[0]} == {"send", "receive"}, "each rank would wait for the other"
             assert mine.split()[1] == other.split()[1]
 
 

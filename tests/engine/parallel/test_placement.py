@@ -38,7 +38,7 @@ def test_copies_of_the_busiest_expert_make_the_slowest_rank_faster() -> None:
     loads = [1000, 1, 1, 1, 1, 1, 1, 1]
     whole = ExpertPlacement.first(8, 2, 0)
     copied = ExpertPlacement.first(8, 2, 1).balanced(loads)
-    assert whole.balanced(loads).slowest(loads) >= 1000, "one rank has all of it, wherever it lies"
+    assert whole.balanced(loads).slowest(loads) >= 1000, "without copies, one rank has the whole load of the expert"
     assert copied.slowest(loads) <= 505
     assert copied.ranks_of(0) == [0, 1]
 

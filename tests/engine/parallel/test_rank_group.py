@@ -40,7 +40,7 @@ def test_a_rank_that_is_stopped_holds_up_the_orders_for_a_few_seconds_only(caplo
         os.kill(pid, signal.SIGSTOP)
         until(lambda: is_suspended(pid))
         error = send_until_lost(memory.group)
-        assert error.was_killed, "no request is charged with it"
+        assert error.was_killed, "a stopped rank must not be blamed on a request"
         assert f"rank 1 (pid {pid}) was stopped for 5 s; it is killed" in caplog.text
 
 

@@ -166,7 +166,9 @@ def test_samples_of_one_prompt_that_await_the_same_still_compute_it_once(compile
     while engine.has_work:
         engine.step()
     assert [grammar.grammar for grammar in grammars] == ["rules", None, "rules"]
-    assert sum(runner.batch_tokens) == 17 + 2 * 1 + 3 * 1, "the last token of each, and one that follows"
+    assert sum(runner.batch_tokens) == 17 + 2 * 1 + 3 * 1, (
+        "besides the prompt: its last token for each sample, and one decode of each"
+    )
 
 
 def test_samples_whose_leader_ends_await_their_own(compiler: Compiler) -> None:

@@ -35,7 +35,7 @@ class Line:
 
     def admit(self) -> Sequence:
         expected = self.queue.peek()
-        assert self.queue.peek() is expected, "asking changes nothing"
+        assert self.queue.peek() is expected, "peek must not change the queue"
         sequence = self.queue.pop(len(expected.token_ids))
         assert sequence is expected
         if sequence.num_cached_tokens is None:
@@ -151,7 +151,7 @@ def test_no_priority_starves(passed_over: list[int]) -> None:
         gaps = [later - earlier for earlier, later in pairwise(places)]
         assert gaps
         assert max(gaps) <= AGEING_ADMISSIONS + len(passed_over)
-    assert order.count(0) >= 400 * (1 - len(passed_over) / AGEING_ADMISSIONS), "urgent is still urgent"
+    assert order.count(0) >= 400 * (1 - len(passed_over) / AGEING_ADMISSIONS), "urgent requests must still come first"
 
 
 def test_cached_prompts_do_not_win_every_place_in_the_batch() -> None:
@@ -172,7 +172,9 @@ def test_a_preempted_sequence_goes_before_its_tenants_others_and_is_not_paid_twi
     line.queue.add(first)  # preempted
     assert line.admit() is first
     line.queue.add(first)
-    assert [line.admit().arrival for _ in range(3)] == [0, 1, 2], "paid once, its tenant still had 10 tokens to spend"
+    assert [line.admit().arrival for _ in range(3)] == [0, 1, 2], (
+        "a preempted sequence is charged once, so its tenant has 10 tokens left"
+    )
 
 
 def test_debts_are_forgotten_without_a_queue_and_do_not_pile_up() -> None:
@@ -262,7 +264,7 @@ def test_a_long_prompt_delays_no_short_one_of_another_tenant(
     while engine.has_work:
         engine.step()
     assert sum(runner.batch_tokens) == 803
-    assert len(runner.batch_tokens) <= 53, "no step was left half empty"
+    assert len(runner.batch_tokens) <= 53, "steps must be full"
 
 
 def test_long_prompts_of_several_tenants_advance_alike() -> None:
@@ -274,6 +276,6 @@ def test_long_prompts_of_several_tenants_advance_alike() -> None:
     for _ in range(10):
         engine.step()
     computed = sorted(s.num_computed_tokens for s in engine.scheduler.running)
-    assert len(computed) == 3, "a second prompt waits for its tenant's first"
+    assert len(computed) == 3, "the second prompt of a tenant waits for the first"
     assert computed[0] >= 64
     assert sum(computed) == 240

@@ -98,7 +98,7 @@ def test_what_can_be_computed_of_a_sequence_is_what_is_known_and_what_may_still_
     assert one.num_ready_tokens == 0
     one.token_ids[-1] = 9
     assert one.num_ready_tokens == 1
-    assert not sequence(1).is_decoding, "a prompt of one token is a prompt"
+    assert not sequence(1).is_decoding, "a prompt of one token is not a decode"
 
 
 def test_a_sequence_that_loses_its_blocks_keeps_its_tokens_and_chooses_the_open_one_again() -> None:

@@ -75,7 +75,7 @@ def test_what_was_had_too_much_is_remembered() -> None:
     shares = PromptShares(BLOCK)
     usual, patient = (0, b"usual"), (5, b"patient")
     assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {usual: BLOCK}
-    assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {patient: BLOCK}, "it has had nothing"
+    assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {patient: BLOCK}, "it has had no tokens yet"
     for _ in range(AGEING_ADMISSIONS - 1):
         assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {usual: BLOCK}
 

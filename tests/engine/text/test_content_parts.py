@@ -116,4 +116,4 @@ def test_a_conversation_of_which_a_message_would_be_left_out_is_refused() -> Non
     template = ChatTemplate({"default": LOOP.replace("CONTENT", FIRST_SYSTEM)}, {})
     with pytest.raises(ChatTemplateError, match="leaves out system messages after the first message"):
         template.render([*messages[:2], {"role": "system", "content": "Be long."}])
-    assert template.render([*messages[:2], {"role": "system", "content": ""}]), "nothing is left out of it"
+    assert template.render([*messages[:2], {"role": "system", "content": ""}]), "an empty message leaves nothing out"

@@ -160,7 +160,7 @@ def test_special_tokens_that_a_file_names_are_its_own(tmp_path: Path) -> None:
     assert tokenizer.encode("[THINK]") == (1,)
     assert tokenizer.decode([0, 1, 2]) == "[THINK]"
     assert tokenizer.token_text(2) == "<SPECIAL_2>"
-    assert tokenizer.encode("a", add_special_tokens=True) == tokenizer.encode("a"), "it names no token to begin with"
+    assert tokenizer.encode("a", add_special_tokens=True) == tokenizer.encode("a"), "the file defines no first token"
 
 
 def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
         allowed = [
             token_id for token_id in range(tokenizer.vocab_size) if matcher.mask()[token_id // 32] >> token_id % 32 & 1
         ]
-        assert allowed == [len(RANKS) + 1], "nothing but its end"
+        assert allowed == [len(RANKS) + 1], "only the end may follow"
     finally:
         grammars.close()
 

@@ -81,7 +81,7 @@ def test_a_packed_model_answers_as_its_checkpoint(
     info, expected = answer(tmp_path / "model", None, memory, dtype)
     found, heard = answer(out, None, memory)
     assert heard.logprobs == expected.logprobs
-    assert found.mapped, "it is used where it lies"
+    assert found.mapped, "a packed model is used in place"
     assert (found.dtype, found.weights_bytes) == (info.dtype, info.weights_bytes)
     for mapped in (False, True):  # with a file in memory, as for any model
         again, heard = answer(out, tmp_path / "kept", memory)

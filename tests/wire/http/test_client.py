@@ -302,7 +302,7 @@ async def test_a_sites_certificate_is_asked_for_where_its_url_says_so(
     pool = ConnectionPool(1.0)
     for _ in range(2):
         await pool.connect(Origin.of(url))
-    assert seen[0] is seen[1], "one context for all"
+    assert seen[0] is seen[1], "all connections share one TLS context"
     if is_tls:
         assert seen[0] is not None
         assert (seen[0].verify_mode, seen[0].check_hostname) == (ssl.CERT_REQUIRED, True)

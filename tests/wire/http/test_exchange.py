@@ -228,7 +228,7 @@ async def test_a_task_that_is_ended_cuts_its_connection() -> None:
 
 async def test_a_part_is_written_at_once_where_nothing_has_to_be_waited_for() -> None:
     answer, connection = exchange()
-    assert not answer.write_now(b"x"), "there is no head"
+    assert not answer.write_now(b"x"), "there is no head yet"
     await answer.send(start())
     assert not answer.write_now(b"x"), "the head is only written with the first part"
     await answer.send(body(b"first", more=True))
@@ -240,7 +240,7 @@ async def test_a_part_is_written_at_once_where_nothing_has_to_be_waited_for() ->
     connection.is_full = False
     assert not answer.write_now(bytes(SLICE_BYTES + 1)), "large parts are written in slices"
     await answer.send(body(b""))
-    assert not answer.write_now(b"x"), "it has ended"
+    assert not answer.write_now(b"x"), "the response has ended"
     answer, connection = exchange()
     await answer.send(start())
     await answer.send(body(b"first", more=True))

@@ -90,7 +90,7 @@ def test_a_port_below_1024_is_named_where_it_needs_privileges(monkeypatch: pytes
     monkeypatch.setattr(listen.socket, "socket", Socket)
     with pytest.raises(ListenError, match=r"port 80 needs privileges; set a listen\.port above 1023"):
         bind("127.0.0.1", 80)
-    assert len(made) == 1, "and is closed"
+    assert len(made) == 1, "the socket must be closed"
     monkeypatch.undo()
     with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1 port 70000: .*; change \[listen\]"):
         bind("127.0.0.1", 70_000)

@@ -69,10 +69,14 @@ def test_a_form_of_another_page_is_refused(kind: bytes) -> None:
         (b"http://localhost:5173", None),
     ):
         assert refused(LOCAL, "POST", host=b"localhost:8787", origin=origin, content_type=kind) == status
-    assert refused(LOCAL, "POST", host=b"localhost:8787", content_type=kind) is None, "no browser sends it"
+    assert refused(LOCAL, "POST", host=b"localhost:8787", content_type=kind) is None, (
+        "browsers do not send such a request"
+    )
     assert refused(LOCAL, "POST", host=b"host.docker.internal", origin=EVIL, content_type=kind) == 403
     assert refused(LOCAL, "POST", host=b"localhost", origin=b"http://printer.local", content_type=kind) == 403
-    assert refused(LOCAL, "POST", host=b"pilot.example", origin=EVIL, content_type=kind) is None, "a front's to judge"
+    assert refused(LOCAL, "POST", host=b"pilot.example", origin=EVIL, content_type=kind) is None, (
+        "a proxy in front must decide"
+    )
 
 
 def test_what_a_browser_asks_about_first_is_not_refused_and_sockets_are() -> None:

@@ -156,7 +156,7 @@ def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
     monkeypatch.setattr(peer_thread, "_IDLE_S", 0.0)
     until(lambda: not hosts.reader._peers)
     hosts.here.forget([name(n) for n in range(3)])
-    assert hosts.take(hosts.read(0, 1, 2)) == 0, "it is tried again after a while"
+    assert hosts.take(hosts.read(0, 1, 2)) == 0, "it may be tried again only after a while"
     monkeypatch.setattr(block_server, "LEASE_S", 0.0)
     until(lambda: hosts.server.num_leased == 0)
     hosts.close()
@@ -269,7 +269,9 @@ def test_a_host_that_goes_away_ends_its_reads_at_once(hosts: Hosts) -> None:
     hosts.close_server()
     began = time.monotonic()
     assert hosts.take(read) == 2
-    assert time.monotonic() - began < 0.75 * peer_thread.SILENCE_S, "its socket closed, before the limit of silence"
+    assert time.monotonic() - began < 0.75 * peer_thread.SILENCE_S, (
+        "a closed socket is noticed before the limit of silence"
+    )
 
 
 def test_a_host_that_stands_still_is_given_up(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +330,7 @@ def test_a_reader_that_never_greeted_or_speaks_another_version_is_refused(hosts:
         assert isinstance(decode_from_server(reader.socket.recv()), PeerRefused)
     hosts.server.begin("one")
     hosts.compute(0)
-    assert hosts.take(hosts.read(0)) == 1, "the next one works"
+    assert hosts.take(hosts.read(0)) == 1, "the next read works"
 
 
 @pytest.mark.parametrize("size", [0, -SIZE])

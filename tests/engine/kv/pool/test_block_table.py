@@ -17,9 +17,7 @@ def assert_same(table: BlockTable, plain: list[int | None]) -> None:
     assert list(table.held) == held
     assert list(table.held_generations) == [10 * block for block in held]
     assert list(table.pairs()) == [(block, 10 * block) for block in held]
-    assert list(table.blocks) == held[:1] * first + held, (
-        "a position that was given back refers to a block of the table"
-    )
+    assert list(table.blocks) == held[:1] * first + held, "released positions refer to the first block of the table"
     assert list(table.generations) == [10 * block for block in table.blocks]
 
 

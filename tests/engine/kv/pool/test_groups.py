@@ -53,7 +53,7 @@ def test_layers_of_other_sizes_share_blocks_of_one_size() -> None:
     wide = CachedLayer(keys_and_values(4, 8), 9)
     layout = CacheLayout([*layers(None, None), wide, wide], 4, torch.float32, 10_000)
     assert layout.windows == (None, 9, 9)
-    assert layout.block_bytes == 2 * 2 * 4 * 2 * 8 * 4, "two narrow layers, or a wide one"
+    assert layout.block_bytes == 2 * 2 * 4 * 2 * 8 * 4, "a block has room for two narrow layers or a wide one"
 
 
 def test_what_a_context_needs_ends_growing_where_its_windows_are_full() -> None:
@@ -99,7 +99,7 @@ def test_a_sequence_holds_no_more_than_its_windows_need() -> None:
             for table in sequence.tables:
                 assert set(table.blocks) == set(table.held), "a kernel may read every block of a table, masked or not"
     assert max(full for full, _ in held) == 22
-    assert max(window for _, window in held) == 3, "two before the block of its newest token"
+    assert max(window for _, window in held) == 3, "the block of the newest token, and two before it"
 
 
 def test_a_hit_needs_the_last_blocks_of_a_window_and_all_of_the_others() -> None:
@@ -107,7 +107,7 @@ def test_a_hit_needs_the_last_blocks_of_a_window_and_all_of_the_others() -> None
     prompt = random_prompt(41, seed=1)
     one(engine, submit("a", prompt, max_tokens=1))
     hits = [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (41, 24, 7)]
-    assert hits == [40, 20, 4], "a block that was given back can be found until it is handed out anew"
+    assert hits == [40, 20, 4], "a released block is found until it is handed out again"
     pool = engine.scheduler.pool
     names = {block: name for name, block in pool._shares[0].block_by_hash.items()}
     chain = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -154,7 +154,7 @@ def test_bad_numbers_reach_no_sequence_through_blocks_that_a_window_has_left() -
     runner.bad_prompts.add(tuple(prompt))
     heard = drain(engine, [])["bad"]
     assert "not finite" in (heard.error or "")
-    assert len(set(runner.scrubbed)) == len(runner.scrubbed) == 2 * 11, "blocks that were given back among them"
+    assert len(set(runner.scrubbed)) == len(runner.scrubbed) == 2 * 11, "released blocks must be cleared too"
     runner.bad_prompts.clear()
     assert [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (40, 12)] == [0, 8]
 

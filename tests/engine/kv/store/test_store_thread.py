@@ -77,7 +77,7 @@ def test_a_host_reads_what_another_has_computed(cluster: Cluster) -> None:
     cluster.write(*range(6))
     assert cluster.look_up(*range(8)) == [0, 1, 2, 3, 4, 5]
     assert cluster.take(cluster.read(*range(8))) == 6
-    assert [n for n in range(8) if name(n) in cluster.reader] == [*range(6)], "blocks that have come are still there"
+    assert [n for n in range(8) if name(n) in cluster.reader] == [*range(6)], "blocks that were read stay in the index"
     assert [read(cluster.here, n) for n in range(6)] == [content(n) for n in range(6)]
     assert cluster.reader.rate.bytes_per_s == 0  # the clock stands still, so there is no rate
 
@@ -213,7 +213,7 @@ def test_writes_that_are_dropped_while_a_store_fails_are_no_sign_that_it_works(
     assert cluster.writer.wait_until_idle(10)
     cluster.package.is_gone = False
     cluster.write(7)
-    assert not cluster.package.values, "it is left alone"
+    assert not cluster.package.values, "a failed store is not written to"
     assert "is written to again" not in caplog.text
     cluster.clock.now += 10.1
     cluster.write(8)

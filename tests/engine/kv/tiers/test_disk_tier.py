@@ -236,7 +236,7 @@ def test_a_disk_that_keeps_refusing_is_let_be_and_that_is_said_once(
     assert not tier.is_writable
     assert not put(tier, 20)
     assert caplog.text.count("no longer written to") == 1
-    assert read(tier, 0) == content(0, SIZE), "blocks that are there may still be read"
+    assert read(tier, 0) == content(0, SIZE), "stored blocks may still be read"
 
 
 def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(

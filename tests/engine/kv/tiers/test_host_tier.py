@@ -80,7 +80,7 @@ def test_a_block_is_found_only_once_it_is_committed(tier: HostTier) -> None:
     assert slot is not None
     assert name(1) not in tier
     assert tier.pin(name(1), is_hit=True) is None
-    assert tier.reserve(name(1), SIZE) is None, "another thread is working on it already"
+    assert tier.reserve(name(1), SIZE) is None, "another thread is filling it already"
     tier.abandon(slot)
     assert put(tier, 1)
 
@@ -210,7 +210,7 @@ def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has
 
     monkeypatch.setattr(SlotFile, "provide", provide_ten)
     assert all(put(tier, n) and read(tier, n) for n in range(10))
-    assert not put(tier, 10), "which shrinks it"
+    assert not put(tier, 10), "the failure shrinks the tier"
     assert put(tier, 11)
     assert put(tier, 12)
     assert [read(tier, n) == content(n) for n in (11, 12)] == [True, True]
@@ -300,7 +300,7 @@ def test_the_next_process_finds_what_the_last_left_in_order_of_use(tmp_path: Pat
     assert second.space.used_bytes == 10 * STRIDE
     assert all(name(n) in second for n in range(10))
     put(second, 10)
-    assert [n for n in range(11) if name(n) not in second] == [1], "0 was used later"
+    assert [n for n in range(11) if name(n) not in second] == [1], "block 0 was used more recently than block 1"
     assert read(second, 0) == content(0)
     second.close()
 
@@ -519,7 +519,7 @@ def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path
     for i in range(4):
         kill_in(ENDLESS, tmp_path, i * 10**7, after_s=0.05 * draw.random())
         tier = HostTier.open(tmp_path, 10 * STRIDE)
-        assert len(tier) >= 9, "at most the block it was at is lost"
+        assert len(tier) >= 9, "at most the block that was being written is lost"
         for slot in tier.pin_prefix(list(tier._slots)):
             assert tier.is_sound(slot)
             assert bytes(slot.memory) == (slot.block_hash * (SIZE // 32 + 1))[:SIZE]
@@ -644,7 +644,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     for n in range(GROUP - 1):
         put(tier, n)
     assert not tier.add_size(SIZE).wait(0.02)
-    assert registrar.calls == [], "a page that is registered is allocated"
+    assert registrar.calls == [], "registration would allocate missing pages, so it waits"
     for n in range(GROUP - 1, 10):
         put(tier, n)
     assert tier.add_size(SIZE).wait(60)
@@ -652,7 +652,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     assert all(reaches(tier, n) for n in range(10))
     for n in range(10, 20):
         put(tier, n)
-    assert len(registrar.calls) == 4, "a block in the oldest one's slot finds it registered"
+    assert len(registrar.calls) == 4, "reused slots are registered already"
     assert reaches(tier, 19)
     tier.close()
     assert registrar.registered == {}

@@ -105,7 +105,7 @@ def test_neighbours_on_both_sides_are_copied_at_once_within_a_piece(rig: Rig) ->
     straight = rig.stream.copied[: len(expected)]
     assert [((a - cache) // BLOCK, (b - host) // BLOCK, n // BLOCK) for b, a, n in straight] == expected
     assert torch.equal(rig.host[places], rig.cache[blocks])
-    assert rig.straight() == 9, "the last two through staging"
+    assert rig.straight() == 9, "the last two blocks must go through staging"
 
 
 def test_a_buffer_is_emptied_while_the_device_fills_the_other_and_filled_once_it_was_copied(rig: Rig) -> None:
@@ -143,7 +143,7 @@ def test_what_is_being_copied_stays_registered_until_it_is(rig: Rig) -> None:
     until(lambda: len(rig.registrar.registered) == 3)
     rig.stream.on_wait = lambda: None
     rig.copier.fetch([1], rig.views([2]), "it")
-    assert rig.straight() == 1, "and then through staging"
+    assert rig.straight() == 1, "the second copy must go through staging"
     assert torch.equal(rig.cache[1], rig.host[2])
 
 
@@ -153,7 +153,7 @@ def test_a_device_that_fails_is_said_to_and_nothing_stays_in_use(rig: Rig, num_p
     rig.stream.num_until_failure = 3
     with pytest.raises(RuntimeError, match="the device is gone"):
         rig.copier.store(BLOCKS, rig.views(PLACES), "it")
-    assert not rig.stream.queue, "it would write to slots that are another block's by then"
+    assert not rig.stream.queue, "a late copy would write to slots of other blocks"
     rig.registered.release(0, 4 * PIECE)
     until(lambda: not rig.registrar.registered)
 
@@ -163,7 +163,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     asked = []
     found = CpuBlockCopier(rig.cache).map(lambda n: asked.append(n) or n == 1, [1, 0, 1])
     assert not all(found)
-    assert asked == [1, 0], "elements after a failure are not looked at"
+    assert asked == [1, 0], "elements after a failure are skipped"
 
 
 @pytest.mark.long
