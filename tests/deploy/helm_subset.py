@@ -90,7 +90,7 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
     first, *pipes = [part.strip() for part in expression.split("|")]
     value = root if first.startswith("$") else dot
     if not re.fullmatch(r"\$?(\.\w+)+", first):
-        raise ValueError(f"{first!r} is more than this renderer knows")
+        raise ValueError(f"{first!r} is not supported by this renderer")
     for name in first.removeprefix("$").strip(".").split("."):
         value = value.get(name)
     for pipe in pipes:
@@ -103,7 +103,7 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
             case "indent":
                 value = "\n".join(" " * int(arguments[0]) + line for line in str(value).split("\n"))
             case _:
-                raise ValueError(f"{word!r} is more than this renderer knows")
+                raise ValueError(f"{word!r} is not supported by this renderer")
     return value
 
 

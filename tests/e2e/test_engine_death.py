@@ -187,7 +187,7 @@ def test_every_stream_continues_to_its_undisturbed_answer(
     for _ in range(after_events):
         assert heard.acquire(timeout=60)
     if after_events == 1:
-        wait_for(lambda: num_open(site) >= 12)  # the requests with long answers
+        wait_for(lambda: num_open(site) >= 12)  # until the requests with long answers are open
     engine.kill()
     for stream in streams:
         stream.end()

@@ -158,7 +158,7 @@ def test_an_abort_while_drafts_are_checked_publishes_no_later_token(depth: int) 
 
 
 def test_a_non_finite_value_after_a_refused_draft_ends_its_sequence_and_poisons_no_block() -> None:
-    """The value is chosen by no one, but it is in the block: the next holder's attention reads masked values too, and NaN would spread."""
+    """The value is never chosen, but it is in the block. The next holder's attention reads masked values too, so NaN would spread."""
     answer = expected_tokens(PROMPT, 2)
     engine, runner = fake_engine(speculation=Exact(2, 0))
     runner.bad_prompts.add((*PROMPT, answer[0], (answer[1] + 1) % 1000))

@@ -236,7 +236,7 @@ def test_a_token_in_flight_at_a_preemption_is_chosen_again() -> None:
 
 
 def test_penalties_count_every_token_where_steps_overlap(checkpoint: Path) -> None:
-    """The tokens are earlier outputs, biased tokens and prompt tokens."""
+    """Counted tokens are earlier outputs, biased tokens and prompt tokens."""
     penalised = [
         {"presence_penalty": 0.7, "frequency_penalty": 0.3, "logit_bias": ((7, 9.0), (8, 8.8), (9, 8.6))},
         {"repetition_penalty": 1.3, "temperature": 0.8, "seed": 2, "top_k": 4},

@@ -420,7 +420,7 @@ def test_an_fp8_value_that_is_no_number_is_named(tmp_path: Path) -> None:
 def test_matrices_that_cannot_be_one_packed_matrix_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three matrices with the same input has another order of columns."""
+    """One of three matrices with the same input has another order of columns, so they cannot form one packed matrix."""
     INTEGERS["gptq, scattered"](tmp_path)
     change_tensors(tmp_path, lambda tensors: tensors.update({f"{STEM}.g_idx": torch.arange(64).int() // 32}))
     keep_packed(monkeypatch, False)

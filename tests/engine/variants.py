@@ -158,7 +158,7 @@ class NotingRecorder:
     def record(self, forward: Any) -> Noted:
         before = self.waits.num_copies
         noted = Noted(forward())
-        self.waits.counted["a copy from the host within a recording"] += self.waits.num_copies - before
+        self.waits.counted["a copy from the host during a recording"] += self.waits.num_copies - before
         return noted
 
 
@@ -209,7 +209,7 @@ class HostWaits(TorchFunctionMode):
             self._copy(args[1] if there[0] else args[0], kwargs)
             return args[0]
         if name == "__setitem__" and any(there) and not there[-1] and isinstance(args[-1], torch.Tensor):
-            self.counted["a value of the host's put into a tensor of the device"] += 1
+            self.counted["a value of the host written into a tensor of the device"] += 1
         result = function(*args, **kwargs)
         if name in ("to", "tensor", "as_tensor", "from_numpy") and is_there(result) and not any(there):
             self._copy(args[0], kwargs)
@@ -221,7 +221,7 @@ class HostWaits(TorchFunctionMode):
         if kwargs.get("non_blocking") and getattr(on_host, "is_in_pinned_memory", False):
             self.num_copies += 1
         else:
-            self.counted["a copy that is waited for"] += 1
+            self.counted["a blocking copy"] += 1
 
 
 def is_there(x: Any) -> bool:

@@ -85,7 +85,7 @@ def _words(tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 class _Client(EngineClient):
-    """The product's client of an engine host; the event loop passes its frames instead of a socket."""
+    """The product's client of an engine host, whose frames pass through the event loop instead of a socket."""
 
     def __init__(self, host: "EngineDouble") -> None:
         super().__init__(Hello(VERSION))

@@ -38,8 +38,8 @@ class PlannedRequest(NamedTuple):
 @dataclass(frozen=True)
 class Schedule:
     seed: int
-    devices: int  # of ams1; the other sites have one
-    spared: str | None  # a site that has no faults: no request may fail then
+    devices: int  # number of devices of ams1; the other sites have one
+    spared: str | None  # a site without faults, if any: then no request may fail
     requests: tuple[PlannedRequest, ...]
     faults: tuple[PlannedFault, ...]
 

@@ -22,7 +22,7 @@ from unittest.mock import patch
 from weakref import WeakValueDictionary
 
 EPOCH_S = 1_800_000_000.0
-BEGINNING_S = 10_000.0  # of the monotonic clock at the start
+BEGINNING_S = 10_000.0  # the monotonic clock at the start
 MOST_TURNS = 100_000  # turns of the loop without advancing time; more mean that a task never waits
 THREAD_S = 0.001  # simulated duration of work in a thread
 
@@ -38,7 +38,7 @@ class Process:
         self.host = host
         self.state: Literal["running", "suspended", "dead"] = "running"
         self.clock_ahead_s = 0.0  # error of the wall clock; the monotonic clock is exact
-        self.tasks: WeakValueDictionary[int, asyncio.Task[Any]] = WeakValueDictionary()  # by start order
+        self.tasks: WeakValueDictionary[int, asyncio.Task[Any]] = WeakValueDictionary()  # in the order of their starts
         self.num_tasks = 0
         self.held: deque[_Due] = deque()  # callbacks that came due while it was suspended
         self.context = contextvars.copy_context()
@@ -68,7 +68,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._due: deque[_Due] = deque()
         self._timers: list[tuple[float, int, _Due]] = []
         self._order = count()
-        self._turns = 0  # since time last advanced
+        self._turns = 0  # turns since time last advanced
         self.set_exception_handler(_note_failure)
         self.set_task_factory(_task_of_process)
 
@@ -190,7 +190,7 @@ def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 @contextmanager
 def virtual_time(loop: VirtualLoop, seed: int) -> Iterator[None]:
-    """Replace the clocks of `time` by the loop's and random numbers by the seed's; close the loop at the end."""
+    """Replace the clocks of `time` by the clock of the loop, and random numbers by numbers from the seed; close the loop at the end."""
     chance = random.Random(seed)
 
     def wall_s() -> float:

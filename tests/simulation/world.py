@@ -39,7 +39,7 @@ SITES = {
     "ams1": ("127.0.1.1", 0.004, {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76}),
     "iad1": ("127.0.1.2", 0.04, {"city": "Washington", "latitude": 38.94, "longitude": -77.46}),
     "sin1": ("127.0.1.3", 0.08, {"city": "Singapore", "latitude": 1.36, "longitude": 103.99}),
-}  # host, seconds from the router, place
+}  # host, latency to the router in seconds, place
 RELAY = {
     "first_byte_timeout_s": 20.0, "answer_timeout_s": 60.0, "idle_timeout_s": 12.0, "drain_timeout_s": 5.0,
 }  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_workers_ai_body_is_the_documented_envelope() -> None:
         ("overloaded", 529, "overloaded_error"),
         ("draining", 529, "overloaded_error"),
         ("upstream_timeout", 504, "timeout_error"),
-        ("conflict", 409, "invalid_request_error"),  # from here on: codes without a type of their kind at Anthropic
+        ("conflict", 409, "invalid_request_error"),  # from here on: codes that have no separate type at Anthropic
         ("headers_too_large", 431, "invalid_request_error"),
         ("not_implemented", 501, "api_error"),
         ("upstream_lost", 502, "api_error"),

@@ -203,7 +203,7 @@ def test_a_child_ends_with_its_parent() -> None:
 
 @pytest.mark.parametrize("wanted", [0, 5])
 def test_children_are_as_nice_as_their_pool_wants(wanted: int) -> None:
-    """Templates run at the site's priority, since a chat waits for them; grammars run at a lower one than streams."""
+    """Templates run at the site's priority, since a chat waits for them; grammars run at a lower priority than streams."""
     pool = GuardedPool(1, wanted)
     try:
         assert pool.submit(GuardedJob(JobCall(niceness), 20.0, 64 << 20)).result(timeout=120) == min(

@@ -25,7 +25,7 @@ def prompt_of(number: int) -> list[int]:
 def run(engine: Engine, most_failures: int = 5) -> dict[str, Heard]:
     """Step like an engine host until there is no work; return the outputs of each sequence.
 
-    Fail if `most_failures` is exceeded by steps that fail in a row: the site would replace the process.
+    Fail if `most_failures` steps fail in a row: a site would then replace the host.
     """
     heard: dict[str, Heard] = {}
     failed_in_a_row = 0

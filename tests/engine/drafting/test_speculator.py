@@ -206,7 +206,7 @@ def test_looking_becomes_rare_where_it_takes_long_and_finds_nothing() -> None:
     made, one = speculator(drafter, costs=READS, clock=clock), sequence()
     for _ in range(200):
         drafts(made, one)
-    assert len(drafter.asked) > 190, "it takes less than a hundredth of a step of eleven seconds"
+    assert len(drafter.asked) > 190, "a search takes less than 1 % of a step of eleven seconds"
     made.costs = FREE
     for _ in range(300):
         drafts(made, one)

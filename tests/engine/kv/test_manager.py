@@ -114,7 +114,9 @@ def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
 
 def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     made = Made()
-    sequence = made.sequence(30)  # eight blocks; in the window four: one before a chunk, its two, one more
+    sequence = made.sequence(
+        30
+    )  # eight with full attention; with the window four: one before a chunk, its two, one more
     assert made.manager.num_needed(sequence, made.lookup.find_cached(sequence)) == 8 + 4
     made.computed(sequence, 8, 16)
     assert sequence.num_blocks == 4 + 2

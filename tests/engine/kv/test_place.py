@@ -1,4 +1,4 @@
-"""The memory of a model's KV blocks: a model with a fixed size gets its slabs reserved, others borrow slabs."""
+"""The memory of a model's KV blocks: slabs are reserved for a model with a fixed size, and other models borrow slabs."""
 
 import pytest
 import torch

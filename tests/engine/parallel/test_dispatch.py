@@ -305,8 +305,8 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(
     write_family(tmp_path, LATENT)
     assert pair.memory.links is not None
     assert pair.memory.links.serving is not None
-    routed: list[int] = []  # for each layer: sends of a token to another rank that has its experts
-    back: list[int] = []  # for each layer: tokens of ranks with the same sequences, with experts here
+    routed: list[int] = []  # for each layer: pairs of a token and another rank with an expert of it
+    back: list[int] = []  # for each layer: tokens that other ranks of the tp group send here
     degrees = Parallelism.of_host(pair.host)
     with pair.loaded(tmp_path) as model:
         watched = [part.experts for part in sparse_parts_of(model.engine.runner.own.model)]

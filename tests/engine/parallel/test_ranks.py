@@ -397,7 +397,7 @@ def test_all_ranks_parts_of_a_block_are_kept_in_the_tiers_and_come_back(tmp_path
         again.engine.tiers.note_prefill_rate(1.0)  # so slow that fetching pays
         heard = one(again.engine, submit("b", prompt))
         assert heard.token_ids == expected.token_ids
-        assert heard.num_cached_tokens == 80, "five blocks of sixteen: the last token is computed"
+        assert heard.num_cached_tokens == 80, "five blocks of sixteen tokens; the last token is always computed"
         again.close()
         tiers.close()
 

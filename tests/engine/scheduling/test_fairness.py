@@ -169,7 +169,7 @@ def test_a_preempted_sequence_goes_before_its_tenants_others_and_is_not_paid_twi
     line.add(b"t", 90)
     line.add(b"other", 90)
     assert line.admit() is first
-    line.queue.add(first)  # preempted
+    line.queue.add(first)  # as after a preemption
     assert line.admit() is first
     line.queue.add(first)
     assert [line.admit().arrival for _ in range(3)] == [0, 1, 2], (

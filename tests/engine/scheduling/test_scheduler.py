@@ -88,7 +88,7 @@ def test_before_anything_was_measured_a_step_is_not_capped() -> None:
 
 
 def steps_until_short_ends(budget: int, num_long: int, depth: int, delay_s: float = float("inf")) -> int:
-    """Return the steps that a prompt of three tokens with high priority takes after prompts of 16,000 tokens of other tenants."""
+    """Return how many steps a prompt of three tokens with high priority takes after prompts of 16,000 tokens of other tenants."""
     engine, _ = fake_engine(
         num_blocks=2000 * num_long,
         block_size=16,

@@ -346,7 +346,7 @@ def test_wordpiece_tokens_continue_a_word_or_start_one() -> None:
 
 
 class PanicException(BaseException):
-    """An exception with the name of one of the library's, which cannot be imported."""
+    """An exception named like one of the tokenizer library, which cannot be imported."""
 
 
 @pytest.mark.parametrize("error", [Exception("no"), PanicException("no")])

@@ -83,7 +83,7 @@ def test_a_packed_model_answers_as_its_checkpoint(
     assert heard.logprobs == expected.logprobs
     assert found.mapped, "a packed model is used in place"
     assert (found.dtype, found.weights_bytes) == (info.dtype, info.weights_bytes)
-    for mapped in (False, True):  # with a file in memory, as for any model
+    for mapped in (False, True):  # the first load fills a file in memory, the second maps it
         again, heard = answer(out, tmp_path / "kept", memory)
         assert (again.mapped, heard.logprobs) == (mapped, expected.logprobs)
 

@@ -1,5 +1,4 @@
-"""Protection against pages of other origins: which requests are refused, and which responses they may read. Also the memory budget for request
-bodies."""
+"""Protection against pages of other origins: which requests are refused, and which responses they may read. A memory budget limits request bodies."""
 
 import asyncio
 import socket

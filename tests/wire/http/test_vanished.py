@@ -1,4 +1,4 @@
-"""A client that acknowledges no bytes has vanished; a client that only does not read has not."""
+"""A client that acknowledges no bytes has vanished; a client that acknowledges bytes but does not read them has not."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""A host's server and reader of blocks for other hosts: both are opened if configured, or none."""
+"""A host's server of blocks for other hosts, and its reader of their blocks: both are opened if configured, or neither."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -144,7 +144,7 @@ def is_writable(store: StoreTier) -> bool:
 
 @pytest.mark.process
 def test_a_master_that_accepts_and_says_nothing_is_given_up_and_stops_no_other_thread() -> None:
-    """A separate process connects, because joining would hold Python's lock in this one for minutes."""
+    """A separate process joins: a wrong implementation would hold Python's lock for minutes."""
     script = """
 import socket, threading, time
 from pilotlight.engine.kv.store import store_tier

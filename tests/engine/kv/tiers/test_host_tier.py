@@ -237,7 +237,7 @@ def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
 def test_a_tier_that_is_closed_while_a_slot_is_being_filled_is_no_other_processs_before_this_one_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read from a hanging disk may still write to the slot, when the next owner has given it to another block."""
+    """A read from a hanging disk may still write to the slot after the next owner has given it to another block."""
     tier = HostTier.open(tmp_path, 10 * STRIDE)
     slots = [tier.reserve(name(n), SIZE) for n in range(3)]
     commit, abandon, forget = slots

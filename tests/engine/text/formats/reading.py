@@ -121,7 +121,7 @@ def read(
     schemas: dict[str, Any] | None = None,
     is_cut: bool = False,
 ) -> list[Read]:
-    """Return what a format reads in a text that is cut so: texts, reasoning and calls."""
+    """Return the texts, reasoning and calls that a format reads in a text, which is cut as by `chunked`."""
     answers, tokenizer = format_of(name, tags=tags, special=special, think=think)
     parser = answers.parser(thinking, {"f": {}} if schemas is None else schemas)
     known = (*(answers.tools.tags if answers.tools else ()), *(think or ())) if tags else ()
