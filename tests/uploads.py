@@ -1,4 +1,4 @@
-"""Small adapters and the upload forms with them, made without torch, for a model whose config.json is TINY."""
+"""Small adapters and upload forms that contain them, made without torch, for a model whose config.json is TINY."""
 
 import json
 from pathlib import Path

@@ -35,7 +35,7 @@ WEATHER = {
     "required": ["city"],
     "additionalProperties": False,
 }
-# The bound on the string's length: a small model might never end it.
+# The string has a bound, as a small model might never end it.
 BOUNDED_WEATHER = {**WEATHER, "properties": {"city": {"type": "string", "maxLength": 20}}}
 TOOL = {
     "type": "function",

@@ -64,7 +64,7 @@ class VisionCheckpoint(NamedTuple):
     sizes: ImageSizes
 
     def prompt(self, token_ids: list[int], *files: bytes) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Return the prompt of `token_ids`, in which -1 stands for an image, and its images."""
+        """Return the prompt of `token_ids`, in which -1 marks an image, and its images."""
         placeholders = ImagePlaceholders.from_checkpoint(self.directory, TOKENS.get)
         assert placeholders is not None
         marker = MARKER if self.is_tiled else PLACEHOLDER

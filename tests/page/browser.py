@@ -39,8 +39,8 @@ def opened(
     motion: str = "reduce",
     refused: tuple[str, ...] = ("status of 401",),
 ) -> "Iterator[Page]":
-    """Open a page at this address. At the end fail if a script raised an exception or the console has an error other than a request that is `refused`
-    or cut."""
+    """Open a page at this address. At the end fail if a script raised an exception or the console has an error. Errors of requests that are `refused`
+    or cut are expected."""
     context = chromium.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=theme,

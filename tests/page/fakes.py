@@ -37,7 +37,7 @@ class ToldSource:
 
 
 def row(name: str, text: str = "", **fields: object) -> SiteRow:
-    """Return a site's row, healthy unless `fields` differ; `text` replaces every text of it."""
+    """Return the row of a healthy site. `text` replaces every text in it, and `fields` replace its fields."""
     model = ModelStatus(
         text or "ember", "device", detail=text, aliases=(text,) if text else (), kv_blocks_total=10, kv_blocks_free=4
     )
