@@ -1,4 +1,4 @@
-"""A writer of adapters, as PEFT writes them, for the tests' tiny models, and of the merged models."""
+"""PEFT writes adapters with random weights for the tests' tiny models, and merges them."""
 
 import copy
 import warnings
@@ -15,7 +15,7 @@ from pilotlight.engine.api.protocol import AdapterSource, Submit
 from pilotlight.engine.api.struct import replace
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")  # DeepSeek's
+LATENT = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj")  # of DeepSeek's latent attention
 LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 
 
@@ -27,7 +27,7 @@ def write_adapter(
     rank: int = 4,
     **options: Any,
 ) -> PreTrainedModel:
-    """Write an adapter of random numbers to a directory; return the model with it merged by PEFT."""
+    """Write an adapter with random weights to a directory; return a copy of the model with the adapter merged by PEFT."""
     pytest.importorskip("peft")
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
@@ -49,5 +49,5 @@ def source_of(directory: Path) -> AdapterSource:
 
 
 def adapted(message: Submit, directory: Path | None) -> Submit:
-    """Return the request for a model with an adapter; None means without."""
+    """Return the request with the adapter in `directory`; without an adapter if None."""
     return message if directory is None else replace(message, adapter=source_of(directory))

@@ -1,4 +1,4 @@
-"""A client for ASGI applications without a server: one exchange, whose other end disconnects when a test wants it to."""
+"""A client that calls an ASGI application directly, without a server; a test can make it disconnect."""
 
 import asyncio
 import inspect
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message
 
 
 class Exchange:
-    """One request under way. `disconnect()` is the client closing its connection."""
+    """One open request and its response. `disconnect()` makes the application see that the client closed its connection."""
 
     def __init__(self, app: ASGIApp, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
         pure, _, query = path.partition("?")
@@ -75,7 +75,7 @@ class Exchange:
 
     @property
     def ids(self) -> list[int | str | None]:
-        """The id of every event, a number where it is one."""
+        """The id of every event: a number if it is one, else the string, or None without an id."""
         blocks = [block for block in self.body.decode().split("\n\n") if "data: " in block]
         ids = [block.split("\n")[0].removeprefix("id: ") if block.startswith("id: ") else None for block in blocks]
         return [int(event_id) if event_id is not None and event_id.isdigit() else event_id for event_id in ids]
@@ -108,7 +108,7 @@ async def running(app: Any) -> AsyncIterator[Any]:
 
 
 async def eventually(condition: Any, timeout_s: float = 60.0) -> None:
-    """Wait until `condition()`, or its awaited result, holds; the limit only ends a failing test."""
+    """Wait until `condition()` returns, or its awaitable yields, a true value; only a failing test reaches the limit."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             while not (await found if inspect.isawaitable(found := condition()) else found):

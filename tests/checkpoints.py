@@ -1,4 +1,4 @@
-"""A writer of tiny random checkpoints of any family, as `transformers` writes them, with a small byte-level tokenizer."""
+"""Writers of tiny random checkpoints of any family through `transformers`, and of a small byte-level tokenizer."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ AWKWARD: dict[str, Any] = {
     "eos_token_id": 1,
     "bos_token_id": None,
     "pad_token_id": 0,
-    "initializer_range": 0.15,  # logits far enough apart that greedy choices are no ties
+    "initializer_range": 0.15,  # keeps logits apart, so that greedy choices are not ties
 }
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -65,7 +65,7 @@ def write_checkpoint(
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "5GB",
 ) -> PreTrainedModel:
-    """Write config.json, generation_config.json and model.safetensors; return the model that was written."""
+    """Write config.json, generation_config.json and model.safetensors; return the model."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
@@ -75,14 +75,12 @@ def write_checkpoint(
 
 
 def give_values(model: PreTrainedModel) -> None:
-    """Give norms, biases and buffers values that a mistake would show in: transformers initialises them to ones and zeros."""
+    """Give norms, biases and buffers random values: with the ones and zeros of transformers a mistake would not show."""
     for module in model.modules():
-        if isinstance(
-            module, GptOssExperts
-        ):  # in versions such as 5.17 these are constants instead of values of the configuration
+        if isinstance(module, GptOssExperts):  # transformers 5.17 and others ignore the config's values
             module.alpha = getattr(model.config, "swiglu_alpha", module.alpha)
             module.limit = getattr(model.config, "swiglu_limit", module.limit)
-    if hasattr(model, "set_experts_implementation"):  # the grouped one needs sizes that are multiples of four
+    if hasattr(model, "set_experts_implementation"):  # the grouped implementation needs multiples of four
         model.set_experts_implementation("eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -98,7 +96,7 @@ def give_values(model: PreTrainedModel) -> None:
 
 
 def write_speaking(directory: Path, config: PreTrainedConfig) -> Path:
-    """Write a checkpoint of 2,048 tokens that has the embedded model's tokenizer and chat template."""
+    """Write a checkpoint with the embedded model's tokenizer (2,048 tokens) and chat template."""
     write_checkpoint(directory, config)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(HERE / name, directory / name)
@@ -106,7 +104,7 @@ def write_speaking(directory: Path, config: PreTrainedConfig) -> Path:
 
 
 def write_speaking_experts(directory: Path) -> Path:
-    """Write a mixture of experts that has the embedded model's tokenizer and chat template."""
+    """Write a mixture-of-experts checkpoint with the embedded model's tokenizer and chat template."""
     sizes = {"vocab_size": 2048, "max_position_embeddings": 1024, "eos_token_id": 2}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 27}
     return write_speaking(directory, Qwen3MoeConfig(**(AWKWARD | sizes | experts)))
@@ -116,7 +114,7 @@ E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -
 
 
 def pack_experts(directory: Path, model: PreTrainedModel) -> None:
-    """Store the experts of a gpt-oss checkpoint in MXFP4, as published ones are; `model` is rounded alike."""
+    """Store the experts of a gpt-oss checkpoint in MXFP4, as in published checkpoints; round those of `model` to the same values."""
     tensors = load_file(directory / "model.safetensors")
     for name, parameter in model.named_parameters():
         if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
@@ -134,7 +132,7 @@ def pack_experts(directory: Path, model: PreTrainedModel) -> None:
 
 
 def write_tokenizer(directory: Path) -> None:
-    """A byte-level BPE of 431 entries, ChatML markers included, that fits `tiny_llama_config`."""
+    """Write a byte-level BPE tokenizer of 431 entries, ChatML markers included: the vocabulary size of `tiny_llama_config`."""
     tokenizer = Tokenizer(BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,4 +1,5 @@
-"""Tiny random checkpoints that score texts and pairs of texts, as transformers and sentence-transformers write them, and transformers' results."""
+"""Tiny random checkpoints that score texts and pairs of texts, in the layouts of transformers and sentence-transformers, and their logits by
+transformers."""
 
 import json
 from copy import deepcopy
@@ -22,7 +23,7 @@ from tests.checkpoints import AWKWARD
 from tests.embedders import BERT, MODERN_BERT, MODERN_BERT_OF_BIASES, XLM_ROBERTA
 
 _DECODER = {key: value for key, value in AWKWARD.items() if value is not None}
-YES, NO = 17, 23  # tokens of a model that answers with one of them
+YES, NO = 17, 23  # the tokens by which a judge answers
 ROBERTA = RobertaConfig(
     **{**XLM_ROBERTA.to_dict(), "model_type": "roberta", "architectures": None, "type_vocab_size": 1}
 )
@@ -32,7 +33,7 @@ class Classifier(NamedTuple):
     config: PreTrainedConfig
     pooling: Pooling
     num_labels: int = 1
-    is_judge: bool = False  # whether it generates, and answers yes or no
+    is_judge: bool = False  # a causal model; its score is the logit of YES minus that of NO
 
     @property
     def tells_texts_apart(self) -> bool:
@@ -64,7 +65,7 @@ CLASSIFIERS: dict[str, Classifier] = {
 
 
 def write_classifier(directory: Path, classifier: Classifier) -> PreTrainedModel:
-    """Write the checkpoint and return its model. A model that answers yes or no has the modules that sentence-transformers saves of it."""
+    """Write the checkpoint and return its model. A judge also gets the module files of sentence-transformers."""
     config = deepcopy(classifier.config)
     config.id2label = {i: f"LABEL_{i}" for i in range(classifier.num_labels)}
     auto = AutoModelForCausalLM if classifier.is_judge else AutoModelForSequenceClassification
@@ -99,9 +100,9 @@ def write_score_modules(directory: Path, config: dict[str, Any]) -> None:
 def reference_logits(
     model: PreTrainedModel, classifier: Classifier, prompt: list[int], second_from: int = 0
 ) -> torch.Tensor:
-    """Return the logits of the classes, [classes].
+    """Return the logits of the classes, [num_labels].
 
-    `second_from`: where the second text starts, for a model that distinguishes the two texts.
+    `second_from`: the index of the second text's first token, for a model with token types; 0 means a single text.
     """
     inputs = {"input_ids": torch.tensor([prompt]), "attention_mask": torch.ones(1, len(prompt), dtype=torch.int64)}
     if classifier.tells_texts_apart:

@@ -1,4 +1,4 @@
-"""One way to compare tensors: relative to the size of the expected one, by name, and never with NaN."""
+"""The comparison of tensors in all tests: relative to the expected tensor's size. NaN fails, and the error names the tensor."""
 
 import torch
 

@@ -1,6 +1,6 @@
-"""A Ray cluster of two nodes with different addresses on one machine.
+"""A Ray cluster of two nodes on one machine, with a loopback address each.
 
-Ray itself would replace loopback addresses with the machine's own.
+Without these explicit addresses Ray would take the machine's own for both.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ NODE: dict[str, Any] = {"num_gpus": 0, "object_store_memory": 80 << 20, "include
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Cluster]:
-    """Start two nodes: the first has no cores for actors, the other has one."""
+    """Start two nodes: the first has no CPU for actors, the other has one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         cluster = Cluster(initialize_head=True, head_node_args=NODE | {"num_cpus": 0, "node_ip_address": HERE})

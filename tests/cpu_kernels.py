@@ -1,4 +1,4 @@
-"""The two ways in which a CPU computes: through the C library, which is built once for all tests, and through torch alone."""
+"""The two ways to compute on a CPU: through the C library, which is built once for all tests, and through torch alone."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,15 @@ from pilotlight.kernels.cpu import library
 
 C_LIBRARY, TORCH = BOTH = ["C library", "torch"]
 
-# The choice of calls for torch, and so of steps that can be recorded, is measured: in tests it would depend on the machine's load.
+# The product measures which calls are faster with torch, and steps with these cannot be recorded. In tests the result would depend on the machine's
+# load.
 library.keep_limits = lambda *_: None
 
 
 @contextmanager
 def computing_with(name: str) -> Iterator[None]:
-    library.start(wait=True)  # here: a library found while the patch below holds would be lost when it ends
+    # Before the patch: at its end the patch would discard a library that was loaded meanwhile.
+    library.start(wait=True)
     if name == TORCH:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(library, "loaded", None)
@@ -28,9 +30,9 @@ def computing_with(name: str) -> Iterator[None]:
 
 
 def skip_where_lengths_are_read_on_the_host() -> None:
-    """Skip a test that records attention of several tokens per sequence if torch computes it.
+    """Skip a test that records attention of several tokens per sequence if torch computes that attention.
 
-    A recording would keep the first step's lengths.
+    Torch reads the lengths on the host, so a recording would repeat those of the first step.
     """
     if library.loaded is None and not torch.cuda.is_available():
         pytest.skip("torch's attention of several tokens is never recorded")

@@ -1,4 +1,4 @@
-"""Tiny random embedding checkpoints in sentence-transformers' layout, and their embeddings by `transformers` alone."""
+"""Tiny random embedding checkpoints in the layout of sentence-transformers, and their embeddings by `transformers` alone."""
 
 import json
 from pathlib import Path
@@ -57,8 +57,8 @@ class Embedder(NamedTuple):
     config: PreTrainedConfig
     pooling: Pooling
     is_normalized: bool
-    has_head: bool = False  # saved as the causal model from which it was made
-    dense: tuple[int, ...] = ()  # outputs of the linear layers after the pooling
+    has_head: bool = False  # saved as a causal model, with its output layer
+    dense: tuple[int, ...] = ()  # output sizes of the linear layers after the pooling
 
     @property
     def is_encoder(self) -> bool:
@@ -87,7 +87,7 @@ DECODERS = [name for name, embedder in EMBEDDERS.items() if not embedder.is_enco
 
 
 def write_embedder(directory: Path, embedder: Embedder) -> PreTrainedModel:
-    """Write a checkpoint; return the model whose last hidden states are pooled."""
+    """Write a checkpoint; return its model, which gives the hidden states to pool."""
     if embedder.has_head:
         model = write_checkpoint(directory, embedder.config).model
     else:
@@ -127,7 +127,7 @@ def write_recipe(
 def write_dense(directory: Path, inputs: int, outputs: int, *, has_bias: bool) -> None:
     """Write a Dense module.
 
-    Without a bias its activation is the identity, as EmbeddingGemma's have it, else a tanh.
+    Its activation is tanh with a bias, and the identity without one, as in EmbeddingGemma.
     """
     directory.mkdir(exist_ok=True)
     config = {"in_features": inputs, "out_features": outputs, "bias": has_bias}

@@ -1,4 +1,4 @@
-"""Stand-ins for an engine: a client that plays scripts, a launcher of hosts that die on command, a model directory with a tiny tokenizer.
+"""Fakes of an engine: a client that plays scripts, a launcher of hosts that die on command, and a model directory with a tiny tokenizer.
 
 The fake client has the guarantees of pilotlight.engine.api.client.EngineClient: scopes, aborts, errors and the end of open calls when a host dies.
 """
@@ -45,7 +45,7 @@ Step = TokenOutput | float | asyncio.Event | Exception | Callable[[], Awaitable[
 
 
 def byte_tokenizer() -> Tokenizer:
-    """Return a tokenizer with one token per byte, in the order of the bytes' printable forms, then the special tokens and the tags."""
+    """Return a tokenizer with one token per byte, ordered by the bytes' printable forms; the special tokens and the tags follow."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -79,7 +79,7 @@ def ids(text: str) -> tuple[int, ...]:
 def says(
     text: str, *, finish: str | None = "stop", cached: int = 0, per_step: int = 1, logprobs: bool = False
 ) -> list[Step]:
-    """Return the outputs of an engine that samples `text`, then its end token (or runs out of tokens: finish "length")."""
+    """Return the outputs of an engine that samples `text`, then the end token if `finish` is "stop"."""
     token_ids = ids(text) + ((EOS,) if finish == "stop" else ())
     groups = [token_ids[i : i + per_step] for i in range(0, len(token_ids), per_step)] or [()]
     outputs: list[Step] = []
@@ -98,8 +98,8 @@ def says(
 
 
 class FakeEngineClient:
-    """A client that plays `script` to every submitted sequence: outputs, a number as a pause, an event to wait for, an exception to raise. `scripts`,
-    while there are any, come first: one for each sequence. `answer`, if given, makes every script from the submitted sequence.
+    """A client that plays `script` for every submitted sequence: outputs to send, seconds to pause, events to wait for, exceptions to raise. The
+    scripts in `scripts` come first, each for one sequence. `answer`, if given, makes every script from the submitted sequence.
     """
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class FakeHost:
 
 
 class FakeLauncher:
-    """A launcher whose every launch makes a host with a new client; `prepare` may change it before its first use."""
+    """A launcher that makes a host with a new client each time; `prepare` may change the client before its first use."""
 
     def __init__(self, prepare: Callable[[FakeEngineClient], None] = lambda client: None) -> None:
         self.hosts: list[FakeHost] = []  # hosts launched to serve

@@ -1,4 +1,4 @@
-"""Sweeps over two axes that try each value of either, and mark half of the pairs as slow, since they only repeat the others."""
+"""Parameters for sweeps over two axes: every value occurs in the fast tests; pairs that only repeat values are marked slow."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def in_turn(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
-    """Return all pairs as parameters, every other one marked slow, as on a chessboard."""
+    """Return all pairs as parameters; every second pair, as the squares of one colour on a chessboard, is marked slow."""
     others = list(second)
     return [
         pytest.param(one, other, marks=[] if (i + j) % 2 else pytest.mark.slow)
@@ -17,6 +17,6 @@ def in_turn(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
 
 
 def swept(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
-    """Return pairs as parameters, each of the second with the ones of the first in turn, all marked slow."""
+    """Return one pair for each value of `second`, with the values of `first` in rotation; all are marked slow."""
     ones = list(first)
     return [pytest.param(ones[i % len(ones)], other, marks=pytest.mark.slow) for i, other in enumerate(second)]

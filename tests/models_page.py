@@ -1,4 +1,5 @@
-"""docs/models.md: the models that run, by the registry, the tests' checkpoints and the plans of published models. `python -m tests.models_page`
+"""The writer of docs/models.md: the models that run, from the registry, the tests' checkpoints and the plans of published models. `python -m
+tests.models_page`
 writes it; tests/engine/planning/test_published_models.py fails while it is stale.
 """
 
@@ -45,7 +46,7 @@ REMARKS = {
     "KimiK25ForConditionalGeneration": "text and pictures",
     "Llama4ForConditionalGeneration": "text and pictures",
     "Mistral3ForConditionalGeneration": "text and pictures; of Mistral Small 4 text alone",
-    "Phi3ForCausalLM": "of two lists of rotary factors the long one at every length",
+    "Phi3ForCausalLM": "of its two lists of rotary factors, the long one is used at every length",
 }
 
 
@@ -59,7 +60,8 @@ class Published(NamedTuple):
 
 
 def published() -> list[Published]:
-    """Return whether `plan` accepts each of the listed models: by its published configuration where that is here, else by that of its class."""
+    """Return for each listed model whether `plan` accepts it: by its published config if the tests have a copy, else by the default config of its
+    class."""
     rows = [line.split("\t") for line in (PLANNING / "published_models.tsv").read_text().splitlines()[1:]]
     return [Published(name, architecture, _refusal(name, architecture)) for name, architecture in rows]
 
@@ -72,7 +74,7 @@ def _refusal(name: str, architecture: str) -> str | None:
     return None
 
 
-# Classes whose own configuration is of another model of the family, or of none.
+# Models with a copy of the published config: the default config of their class describes another model, or none.
 _AT_HAND = {
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4-scout",
     "deepseek-ai/DeepSeek-R1": "deepseek-r1",
@@ -100,7 +102,7 @@ def _configuration(name: str, architecture: str) -> dict[str, Any]:
         config["text_config"] = getattr(transformers, _TEXTS[name])().to_dict()
     changed = config.get("text_config") or config
     changed |= _CHANGES.get(name, {})
-    if "out_hidden_size" in (config.get("vision_config") or {}):  # whose default does not fit the decoder's
+    if "out_hidden_size" in (config.get("vision_config") or {}):  # its default does not fit the decoder
         config["vision_config"]["out_hidden_size"] = changed["hidden_size"]
     return config | {"architectures": [architecture]}
 
@@ -120,7 +122,7 @@ _WITH_IMAGES = (
 
 @cache
 def _proofs() -> dict[str, list[str]]:
-    """Return the names of tiny checkpoints by the class that their config.json names."""
+    """Return the names of the tiny checkpoints, by the class in their config.json."""
     from tests.embedders import EMBEDDERS
     from tests.engine.families import FURTHER, MODELS
     from tests.engine.pictures import FAMILIES as WITH_IMAGES
@@ -154,7 +156,7 @@ def _of_ranks() -> set[str]:
 
 
 def _models(place: str) -> str:
-    """Return which models a reader of config.json is for, by the first words of its docstring, or of its module's."""
+    """Return the names of the models that a reader of config.json supports, taken from the start of its docstring or that of its module."""
     module_name, _, function = place.partition(":")
     module = import_module(f"pilotlight.engine.description.families.{module_name}")
     described = getattr(module, function).__doc__ if function else module.__doc__

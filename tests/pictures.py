@@ -50,7 +50,7 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 
 def write_seeing_directory(directory: Path) -> Path:
-    """Write the text side of a checkpoint that takes images as Kimi's do."""
+    """Write the text side of a checkpoint that accepts images in the format of Kimi's models."""
     write_model_directory(directory, template=TEMPLATE)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(MARKER, special=True)])

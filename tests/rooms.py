@@ -1,5 +1,5 @@
-"""`python -m tests.rooms engine/kv`: list the tests that a change in a folder can break, for `make test PKG=engine/kv`. These are the tests of that
-folder, and those that import one of its modules or a module that imports one of them.
+"""`python -m tests.rooms engine/kv`: list the test files that a change in a folder can break; `make test PKG=engine/kv` runs them. These are the
+tests of that folder, and the tests that import one of its modules, directly or through one other module.
 """
 
 import ast

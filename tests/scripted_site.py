@@ -1,11 +1,11 @@
-"""A site whose engine host is a double that writes a given script:
+"""A site whose engine host is a fake that generates the answers of a script:
 
 `python -m tests.scripted_site SITE_FILE SCRIPT LOG`.
 
-The rest is the product's: templates, parsers, grammars, dialects, the server. The script is JSON. `answers`: one for each turn that the assistant had
-before, the last for all further ones; `aside`: for requests without tools, as agents make them for titles; `needs_tools`: whether such are asides;
-`token_s`: the time of a token. An answer must follow its request's grammar. The prompt cache forgets nothing. Each answer, and each token, is a line
-of the log.
+Templates, parsers, grammars, dialects and the server are the product's. The script is a JSON object. `answers` has an answer for each turn of the
+assistant; the last one also serves all further turns. `aside` is the answer to requests without tools, which agents send to get a title;
+`needs_tools: false` gives these an entry of `answers` too. `token_s` is the time of a token. An answer must follow its request's grammar. The prompt
+cache evicts nothing. Each answer and each token is a line of the log.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class ScriptedEngine(FakeEngineClient):
         self._tokenizer = Tokenizer.from_directory(EMBER)
         (self._eos,) = self._tokenizer.encode("<|im_end|>", add_special_tokens=False)
         self._compiler = GrammarCompiler(EMBER, ember_vocab(), (self._eos,))
-        self._seen: dict[bytes, list[tuple[int, ...]]] = {}  # by salt: prompts with their answers
+        self._seen: dict[bytes, list[tuple[int, ...]]] = {}  # prompts with their answers, by salt
         self.context_length, self.vocab_size = CONTEXT, ember_vocab()
         self.answer = self._answer
 
@@ -88,7 +88,7 @@ class ScriptedEngine(FakeEngineClient):
             yield TokenOutput("", (token,), "stop" if is_last else None, cached if position == len(delivered) else None)
 
     def _cached(self, submit: Submit) -> int:
-        """Return how much of a prompt an earlier one or its answer began with, in whole blocks."""
+        """Return the length in tokens of the longest prefix, in whole blocks, that the prompt shares with an earlier prompt and its answer."""
         prompt = submit.prompt_token_ids
         longest = 0
         for seen in self._seen.get(submit.salt, ()):
@@ -99,7 +99,7 @@ class ScriptedEngine(FakeEngineClient):
         return min(longest, len(prompt) - 1) // BLOCK * BLOCK
 
     def _misfit(self, submit: Submit, tokens: tuple[int, ...]) -> str:
-        """Return why an answer does not follow the request's grammar; empty where it does."""
+        """Return why an answer does not follow the request's grammar; empty if it does."""
         if submit.constraint is None:
             return ""
         matcher = Matcher.at_start(self._compiler.compile(submit.constraint), self._compiler)

@@ -1,6 +1,6 @@
-"""The table of tests/README.md: agreement of each model family with `transformers`, by path, from pytest's collection.
+"""The table of tests/README.md: the paths on which each model family is compared with `transformers`, from pytest's collection.
 
-`python -m tests.table` writes it; tests/test_readme.py fails while it is stale. Knows files and names of tests; refuses to know what they do.
+`python -m tests.table` writes it; tests/test_readme.py fails while it is stale. It knows files and names of tests, not their content.
 """
 
 from contextlib import redirect_stdout
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- written by python -m tests.table -->\n", "<!-- end of the tab
 
 
 class Column(NamedTuple):
-    """A path through the engine, and the tests that take it: any of them, as families and embedders have separate ones."""
+    """A path through the engine, and the tests that cover it. One of them is enough: families, images and embedders have separate tests."""
 
     title: str
     tests: tuple[str, ...]
@@ -53,12 +53,12 @@ COLUMNS = (
 
 
 def collected() -> dict[str, set[str]]:
-    """Return the parameters' names with which each test of the columns' files is collected."""
+    """Return the parameter ids of each collected test in the files of the columns."""
     files = sorted({test.partition("::")[0] for column in COLUMNS for test in column.tests})
     found = _Collected()
-    # in this process, which has to import the same models
+    # In this process: it has to import the same models anyway.
     arguments = ["--collect-only", "-qq", "-s", "-p", "no:cacheprovider", "-p", "no:faulthandler", f"--rootdir={ROOT}"]
-    # about plugins that the models import before pytest does
+    # The models import plugins before pytest does, which causes this warning.
     arguments += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     with redirect_stdout(StringIO()):
         status = pytest.main([*arguments, *(str(ROOT / file) for file in files if (ROOT / file).exists())], [found])
@@ -106,7 +106,7 @@ def _row(label: str, name: str, found: dict[str, set[str]], files: set[str]) -> 
 
 
 def _is_among(name: str, parameters: set[str]) -> bool:
-    """Tell whether a name occurs, alone or beside other parameters."""
+    """Tell whether a name is one of these parameter ids, or a part of one between hyphens."""
     return any(f"-{name}-" in f"-{parameter}-" for parameter in parameters)
 
 

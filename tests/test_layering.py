@@ -1,4 +1,4 @@
-"""The import arrows of ARCHITECTURE.md: allowed imports of packages, one name per module, and processes that never load torch."""
+"""The import rules of ARCHITECTURE.md: allowed imports of packages, one name per module, and processes that never load torch."""
 
 import ast
 import functools
@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "edge_router": {"wire", "support", "dialects", "response_store", "sites", "page"},
 }
 PACKAGES = set(MAY_IMPORT)
-# All that a runtime imports of the engine: none of it loads torch.
+# The modules of the engine that a runtime may import: none of them loads torch.
 ENGINE_CLIENT_HALF = (
     "engine.api",
     "engine.text",
@@ -51,7 +51,7 @@ def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """Yield the names that a file imports; those of the product without their first part, `pilotlight`."""
+    """Yield the names of the modules that a file imports; those of the product without the prefix `pilotlight.`."""
     for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name.removeprefix("pilotlight.") for alias in node.names)
@@ -105,7 +105,9 @@ def test_a_package_imports_only_those_it_may_know(package: str) -> None:
 
 
 def test_measurements_import_no_site_and_no_function() -> None:
-    measurements = [path for path in modules("load_tests") if path.name != "reference.py"]  # it documents every package
+    measurements = [
+        path for path in modules("load_tests") if path.name != "reference.py"
+    ]  # reference.py documents every package
     for path in measurements:
         for name in ours(path):
             assert name.partition(".")[0] in LOAD_TESTS_MAY_IMPORT, f"{path} imports {name}"
@@ -124,7 +126,7 @@ def test_the_runtime_knows_only_the_engines_client_half() -> None:
                 assert belongs_to(name, ENGINE_CLIENT_HALF), f"{path} imports {name}"
 
 
-# Imports of functions from the site that serves them: its use of ASGI. All else is passed in.
+# What functions may import of the site that serves them: its ASGI helpers. The site passes everything else in.
 FUNCTIONS_MAY_IMPORT = ("runtime.api.connection", "runtime.api.middleware")
 COMMANDS_MAY_IMPORT = ("runtime.app", "runtime.serve", "runtime.cli")
 SITE_MAY_IMPORT = (
@@ -132,7 +134,7 @@ SITE_MAY_IMPORT = (
     "functions.inference",
     "functions.cli",
     "functions.state_dir",  # backups use it
-    "functions.host.network.egress",  # the one way to the outside, with its error words
+    "functions.host.network.egress",  # the only outgoing connections, and their errors
     "functions.channel",
 )
 
@@ -147,7 +149,7 @@ def test_functions_and_their_site_know_little_of_each_other() -> None:
             assert not belongs_to(name, ("functions",)) or belongs_to(name, SITE_MAY_IMPORT), f"{path} imports {name}"
 
 
-# Within: modules that run functions and those that they bind know the channel, and not each other; the modules that join them are above.
+# Inside the functions package, bindings and the host of functions may import the channel but not each other. The modules above join them.
 INSIDE_MAY_IMPORT = {
     "channel": ("channel",),
     "bindings": ("bindings", "channel", "manifest", "manifest_tables", "cron", "inference"),
@@ -170,16 +172,16 @@ def test_what_runs_inside_functions_knows_the_channel_alone() -> None:
 
 
 def test_what_modules_import_is_installed_with_the_product_or_an_extra() -> None:
-    """Tests have more packages than a newcomer: no module of the product imports a package that only they have."""
+    """The test environment has more packages than a user's: no module of the product may import a package that only tests need."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
     installed = {_canonical(re.split(r"[<>=!;\[ ]", line)[0]) for line in (*project["dependencies"], *extras)}
-    owners = packages_distributions() | {"yarl": ["aiohttp"]}  # it returns yarl's URLs
+    owners = packages_distributions() | {"yarl": ["aiohttp"]}  # aiohttp returns yarl's URLs
     here = {"pilotlight", *(path.stem for path in (ROOT / "functions/sdk").iterdir()), *sys.stdlib_module_names}
     for package in sorted(PACKAGES):
         for path in modules(package):
             if path.is_relative_to(ROOT / "functions/testing"):
-                continue  # pytest itself imports it, in the projects of functions' authors
+                continue  # a pytest plugin for authors of functions
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -208,7 +210,7 @@ def front_end_modules(package: str) -> list[str]:
 @pytest.mark.process
 @pytest.mark.parametrize("package", ["runtime", "functions", "edge_router"])
 def test_no_front_end_process_loads_torch(package: str) -> None:
-    """Importing torch takes 2-4 s and more than 200 MB, in each of a site's processes except the engine's."""
+    """Importing torch takes 2-4 s and more than 200 MB per process."""
     names = front_end_modules(package)
     script = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)

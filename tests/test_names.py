@@ -1,4 +1,4 @@
-"""Words of the code: a class name has one meaning."""
+"""Names in the code: a class name has one meaning."""
 
 import ast
 import collections
@@ -11,7 +11,7 @@ PACKAGES = sorted(
     for path in ROOT.glob("*/__init__.py")
     if path.parent.name not in ("tests", "load_tests", "training", "pilotlight")
 )
-# The functions' SDK has Cloudflare's class names, whatever ours are; the embedded model's corpus generator is a separate program.
+# The functions' SDK has Cloudflare's class names, which may occur in the product too.
 ELSEWHERE = ("functions/sdk/",)
 
 
@@ -29,4 +29,4 @@ def test_a_class_name_has_one_meaning() -> None:
                     if isinstance(node, ast.ClassDef):
                         places[node.name].append(f"{file}:{node.lineno}")
     twice = {name: found for name, found in places.items() if len(found) > 1}
-    assert twice == {}, "name the second one by what only it is"
+    assert twice == {}, "rename one of the two by what distinguishes it"

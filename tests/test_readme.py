@@ -1,4 +1,4 @@
-"""The pages are correct: the paths that they name exist, they keep their sizes, and the table of tests/README.md matches pytest's collection."""
+"""The pages are correct: the paths in them exist, they stay below their size limits, and the table of tests/README.md matches pytest's collection."""
 
 import re
 from functools import cache
@@ -40,13 +40,13 @@ def test_every_path_that_a_page_names_exists(page: Path) -> None:
 
 @cache
 def sources() -> list[str]:
-    """List the files of the repository's own folders."""
+    """List the files in the folders of this repository."""
     folders = [path for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"]
     return [path.as_posix() for folder in folders for path in folder.rglob("*.*")]
 
 
 def named_paths(text: str) -> set[str]:
-    """Return the texts in backticks that are a folder of this repository, something in one, or a source file; without `::name`."""
+    """Return the paths in backticks, without `::name`: folders of this repository, paths in them, and source files."""
     folders = "|".join(re.escape(path.name) for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._")
     in_folders = re.findall(rf"`((?:{folders})/[\w./-]*)(?:::[\w.]+)?`", text)
     files = re.findall(r"`([\w/-]+\.(?:py|c|h|toml))(?:::[\w.]+)?`", text)

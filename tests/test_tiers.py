@@ -1,4 +1,4 @@
-"""The enforcement of tests' tiers, tried on small suites in separate processes."""
+"""The enforcement of the tests' tiers, on small suites that run in separate processes."""
 
 import re
 from collections.abc import Callable
@@ -76,7 +76,7 @@ def _cases(result: pytest.RunResult) -> dict[str, set[int]]:
 
 def test_a_folder_s_tests_are_its_own_and_those_of_what_imports_it() -> None:
     found = files_for("engine/kv")
-    assert Path("tests/engine/kv/tiers/test_host_tier.py") in found  # its own
+    assert Path("tests/engine/kv/tiers/test_host_tier.py") in found  # a test of the folder itself
     assert Path("tests/engine/scheduling/test_scheduler.py") in found  # the scheduler imports it
     assert Path("tests/dialects/body/test_bodies.py") not in found
     with pytest.raises(SystemExit, match="no folder of the product is called 'engine/vk'"):

@@ -1,13 +1,13 @@
-"""A test's cost, as a mark by which `make` selects, and samples of long tables.
+"""The cost of a test as a mark by which `make` selects tests, and samples of long tables of cases.
 
-`unit` (no mark): starts no process, binds and connects no socket. `process`: does. `network`: several sites, a browser, a database server. A test or
-a module states `pytest.mark.process` or `pytest.mark.network`; a fixture asks for `process_tier` or `network_tier`, and every test that uses it is of
-that tier. There is no list to maintain: a unit test that starts a process or opens a socket fails, with the place where it did. Beside any of them,
-`long` computes or waits for more than about half a second; `smoke` is what `make test` runs of the network tier: the ends that most changes can
-break.
+There are three tiers. A `unit` test (no mark) starts no process and opens no socket. A `process` test may do both. A `network` test starts several
+sites, a browser or a database server. A test or a module has the mark `pytest.mark.process` or `pytest.mark.network`, or uses a fixture that depends
+on `process_tier` or `network_tier`. There is no list to maintain: a unit test that starts a process or opens a socket fails, and the error names the
+line. Two more marks go with any tier: a `long` test computes or waits for more than about half a second, and `smoke` marks the tests of the network
+tier that `make test` runs: those that most changes can break.
 
-`--sample K` keeps at most K cases of each function, a quarter of that if it is `long`: one drawn from each of K equal stretches of its table, so that
-every part of the table has a case. The same `--seed` draws the same cases; without `--sample` all run.
+`--sample K` keeps at most K cases of each test function, and K / 4 of a `long` one. The table of cases is divided into as many equal parts, and one
+case of each part is drawn. The same `--seed` draws the same cases; without `--sample` all run.
 """
 
 import random
@@ -29,14 +29,14 @@ OPENING = {
     "socket.bind": "binds a socket",
     "socket.connect": "connects a socket",
 }
-# Shared by all tests of a process, and started by the first: the child that reads checkpoints' files; git, for the commit in records.
+# Processes that the first test starts and all tests of a process share: the child that reads checkpoint files, and git, for the commit in records.
 SHARED = ("engine/api/guarded_pool.py", "load_tests/records.py")
 
 
 class Watch:
-    """A watch of processes and sockets that the running unit test opens.
+    """Records the processes that the running unit test starts and the sockets that it opens.
 
-    Threads of an earlier test are not its own.
+    Threads that ran before the test are ignored.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Watch:
 
 
 def _place(stack: Sequence[traceback.FrameSummary]) -> str:
-    """Return the innermost line of the project itself."""
+    """Return file and line of the innermost frame in this project's code."""
     own = [frame for frame in stack if frame.filename.startswith(ROOT) and frame.filename != __file__]
     return f"{own[-1].filename.removeprefix(ROOT + '/')}:{own[-1].lineno}" if own else "a library's thread"
 
@@ -72,7 +72,7 @@ WATCH = Watch()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--sample", type=int, metavar="K", help="keep at most K cases of each test function")
-    group.addoption("--seed", default="0", help="what --sample draws by")
+    group.addoption("--seed", default="0", help="the seed of the draw of --sample")
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def sample(items: Iterable[pytest.Item], most: int, seed: str) -> set[pytest.Item]:
-    """Draw at most `most` cases of each function, at most `most // 4` of a long one, one from each of as many equal stretches."""
+    """Draw at most `most` cases of each function, or `most // 4` of a long one: one from each of as many equal parts of its table."""
     functions: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         functions[item.nodeid.partition("[")[0]].append(item)

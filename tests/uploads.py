@@ -1,4 +1,4 @@
-"""Adapters as forms upload them, written without torch: for a model whose config.json is TINY."""
+"""Small adapters and upload forms that contain them, made without torch, for a model whose config.json is TINY."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def form(content: bytes, file_name: str, *, field: str = "file") -> bytes:
-    """Return a form's body, with FORM's boundary."""
+    """Return the body of a form whose content type is FORM."""
     return (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file_name"\r\n\r\n{file_name}\r\n'
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{field}"; filename="upload"\r\n'

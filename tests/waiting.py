@@ -1,4 +1,4 @@
-"""Waiting for effects of another thread or process; the limit only ends a failing test."""
+"""Waiting for effects of another thread or process; only a failing test reaches the limit."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""aiperf: a short profile of each API, by its command, with the options that it recommends for answers of one length."""
+"""aiperf: a short profile of each API through its command, with its recommended options for answers of equal length."""
 
 import json
 import subprocess

@@ -36,7 +36,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    """Check two turns: a call that the model decides on, streamed by the client's own helper, and the answer to its result."""
+    """Check two turns: a streamed tool call that the model chooses to make, and its answer to the tool's result."""
     messages = [WEATHER_USER]
     with client.messages.stream(model=CHAT, max_tokens=300, messages=messages, tools=[TOOL]) as events:
         first = events.get_final_message()

@@ -13,11 +13,11 @@ from harness import ANSWER, QUESTION, expect
 MODEL, ACCOUNT = "@pilotlight/ember", "account"
 client = cloudflare.Cloudflare(api_token=harness.KEY, base_url=harness.CLOUDFLARE_URL, max_retries=0)
 USER = {"role": "user", "content": QUESTION}
-RUN_TOOL = harness.TOOL["function"]  # the native form: without OpenAI's wrapping
+RUN_TOOL = harness.TOOL["function"]  # Cloudflare's form, without OpenAI's outer object
 
 
 def run(model: str = MODEL, **inputs: Any) -> Any:
-    """Run a model; inputs that are not arguments of the package are sent in its extra_body."""
+    """Run a model; inputs that the package has no arguments for are sent in `extra_body`."""
     extra = {name: inputs.pop(name) for name in ("tool_choice", "guided_json") if name in inputs}
     return plain(client.ai.run(model, account_id=ACCOUNT, extra_body=extra or None, **inputs))
 
@@ -82,7 +82,7 @@ def embeddings() -> None:
 
 
 def adapter_files() -> dict[str, bytes]:
-    """An adapter that turns Ember's answers into others, as PEFT would save it."""
+    """Return the files of an adapter for Ember, as PEFT would save them; it changes Ember's answers."""
     shape = json.loads((Path(harness.CHAT_FILES) / "config.json").read_text())
     hidden, name = shape["hidden_size"], "base_model.model.model.layers.0.mlp.down_proj.lora_{}.weight"
     header, content = {}, b""
@@ -114,7 +114,7 @@ def finetunes() -> None:
     harness.expect_raised(cloudflare.ConflictError, lambda: tunes.create(**taken), "other-answers")
     pickled = {"account_id": ACCOUNT, "file": b"x", "file_name": "adapter_model.bin"}
     harness.expect_raised(cloudflare.APIStatusError, lambda: tunes.assets.create(made.id, **pickled), "file")
-    client.delete(f"/accounts/{ACCOUNT}/ai/finetunes/{made.id}", cast_to=object)  # beyond Cloudflare's own
+    client.delete(f"/accounts/{ACCOUNT}/ai/finetunes/{made.id}", cast_to=object)  # Cloudflare has no such call
     expect(tunes.list(account_id=ACCOUNT) == [], "it is removed")
 
 

@@ -1,4 +1,4 @@
-"""cohere: rerank of both versions of its API."""
+"""cohere: rerank in both versions of its API."""
 
 from functools import partial
 from typing import Any

@@ -1,7 +1,4 @@
-"""sentence-transformers:
-
-CrossEncoder with the files of the model that the site serves, and the site's scores.
-"""
+"""sentence-transformers: a CrossEncoder with the files of the site's reranker, and the scores of the site."""
 
 import os
 
@@ -20,7 +17,7 @@ def rank(query: str, documents: list[str], top_n: int) -> list[tuple[int, float]
 
 
 def rerank() -> None:
-    """Check that the library's order and scores are the site's, within 1e-4."""
+    """Check that library and site give the same order, and the same scores within 1e-4."""
     expect_order(rank)
 
 

@@ -1,4 +1,4 @@
-"""guidellm: a short run against each API, by its command."""
+"""guidellm: a short run against each API through its command."""
 
 import json
 import subprocess

@@ -1,7 +1,7 @@
-"""Shared parts of the Python clients' programs: names of models, a question, a tool, running and reporting checks.
+"""Shared parts of the programs that check Python clients: names of models, a question, a tool, and running and reporting checks.
 
-A program is run in the environment where its client is installed, not in the project's: `python openai_chat.py FILE` writes its results to FILE. A
-check is a function, or, where a client has no such thing, the reason why not.
+A program runs in the environment of its client, not of the project: `python openai_chat.py FILE` writes its results to FILE. A check is a function,
+or, if the client lacks the feature, a string with the reason.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ SITE = os.environ["PILOTLIGHT_SITE"]  # its /status shows whether an answer is s
 OPENAI_URL = f"{ROUTER}/v1"
 CLOUDFLARE_URL = f"{ROUTER}/client/v4"
 KEY = "any-key"
-CHAT, VECTORS, ENDLESS = "ember", "vectors", "endless"  # the last one never ends an answer
+CHAT, VECTORS, ENDLESS = "ember", "vectors", "endless"  # answers of "endless" never end
 VECTOR_SIZE = int(os.environ["PILOTLIGHT_VECTOR_SIZE"])
 CHAT_FILES = os.environ["PILOTLIGHT_CHAT_FILES"]  # Ember's directory, for clients that count tokens themselves
 
@@ -35,7 +35,7 @@ WEATHER = {
     "required": ["city"],
     "additionalProperties": False,
 }
-# A small model might never stop.
+# The string has a bound, as a small model might never end it.
 BOUNDED_WEATHER = {**WEATHER, "properties": {"city": {"type": "string", "maxLength": 20}}}
 TOOL = {
     "type": "function",
@@ -48,7 +48,7 @@ WEATHER_RESULT = json.dumps({"temperature": 18, "sky": "clear"})
 class Person(BaseModel, extra="forbid"):
     """A person."""
 
-    name: str = Field(max_length=20)  # bounded, because a small model might never stop
+    name: str = Field(max_length=20)  # a small model might never end an unbounded string
     age: int = Field(ge=0, le=150)
 
 
@@ -57,18 +57,18 @@ class Anything(BaseModel, extra="allow"):
 
 
 PERSON_QUESTION = "Nora is 31 years old. Who is she?"
-# The form in which Ember was trained, for clients that can only ask for JSON.
+# For clients that can request JSON but no schema: the prompt that Ember was trained with.
 JSON_SYSTEM = f"Reply with one JSON object that matches this schema:\n{json.dumps(Person.model_json_schema())}"
 TOO_LONG = "word " * 6000  # Ember's context has 4,096 tokens
 
 CHECK_S = 120
-CANCEL_S = 3.0  # after which nothing may be computed any more
+CANCEL_S = 3.0  # within this time the engine must stop a cancelled answer
 
 Check = Callable[[], Any]
 
 
 def main(package: str, checks: Mapping[str, Check | str]) -> None:
-    with asyncio.Runner() as runner:  # one loop, because clients keep connections that belong to it
+    with asyncio.Runner() as runner:  # one loop for all checks: clients keep its connections
         found = {
             name: {"verdict": "none", "reason": check} if isinstance(check, str) else outcome(check, runner)
             for name, check in checks.items()
@@ -78,7 +78,7 @@ def main(package: str, checks: Mapping[str, Check | str]) -> None:
 
 
 def outcome(check: Check, runner: asyncio.Runner) -> dict[str, str]:
-    """Run a check for at most CHECK_S."""
+    """Run a check for at most CHECK_S seconds; return its verdict and the reason if it fails."""
     signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(CHECK_S)
     try:
@@ -102,7 +102,7 @@ def expect(condition: object, what: object) -> None:
 def expect_raised(
     kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[[], Any], *words: str
 ) -> Exception:
-    """Return what a call raises, which must be of this kind and speak of the words."""
+    """Return the exception that a call raises; fail if it is of another kind or its message lacks one of the words."""
     try:
         value = call()
     except kind as error:
@@ -112,13 +112,13 @@ def expect_raised(
 
 
 def expect_weather(arguments: str | Mapping[str, Any]) -> None:
-    """Check the tool's arguments by its schema, with any city."""
+    """Check the arguments of a call of the weather tool; any city is accepted."""
     values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
     expect(values.keys() == {"city"} and isinstance(values["city"], str), values)
 
 
 async def expect_cancelled(answer: Coroutine[Any, Any, Any]) -> None:
-    """Check that an endless answer is computed, and stops when its task is cancelled."""
+    """Check that an endless answer is being computed, and that it stops when its task is cancelled."""
     task = asyncio.create_task(answer)
     await asyncio.to_thread(expect_running)
     task.cancel()
@@ -137,7 +137,7 @@ def expect_running() -> None:
 
 
 def expect_idle() -> None:
-    """Check that cancelled answers are no longer computed."""
+    """Check that no answer is computed any more within CANCEL_S seconds."""
     _until(lambda: running() == 0, CANCEL_S, f"the answer is still computed {CANCEL_S:g} s after its client left")
 
 

@@ -1,4 +1,4 @@
-"""instructor over openai's client, in each of its modes for OpenAI's API."""
+"""instructor with openai's client, in each of its modes for OpenAI's API."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ JSON_MESSAGES = [{"role": "system", "content": harness.JSON_SYSTEM}, *MESSAGES]
 
 
 class Words(BaseModel):
-    words: list[str]  # a model with random weights never ends such a list
+    words: list[str]  # the endless model never ends such a list
 
 
-NOT_ITS = "every request of it asks for an object"
+NOT_ITS = "all its requests ask for a structured object"
 
 
 def ask(mode: instructor.Mode, kind: type[BaseModel] = Person, messages: list[Any] = MESSAGES) -> None:
@@ -35,7 +35,7 @@ def stream() -> None:
 
 
 def forced_tool() -> None:
-    ask(instructor.Mode.TOOLS)  # its default
+    ask(instructor.Mode.TOOLS)  # instructor's default
 
 
 def strict_tool() -> None:

@@ -1,4 +1,4 @@
-"""langchain-openai's decisions."""
+"""langchain-openai: decisions."""
 
 import harness
 from harness import CHAT, QUESTION, expect

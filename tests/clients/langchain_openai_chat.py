@@ -31,7 +31,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    bound = model.bind_tools([get_weather], strict=True)  # otherwise Ember gives the city another name
+    bound = model.bind_tools([get_weather], strict=True)  # without strict, Ember renames the argument
     first = bound.invoke(harness.WEATHER_QUESTION)
     (call,) = first.tool_calls
     harness.expect_weather(call["args"])

@@ -8,7 +8,7 @@ from langchain_core.messages import ToolMessage
 ADDRESS = {"account_id": "account", "api_token": harness.KEY, "base_url": harness.CLOUDFLARE_URL, "temperature": 0.0}
 NATIVE = ChatCloudflareWorkersAI(model="@pilotlight/ember", **ADDRESS)
 COMPATIBLE = ChatCloudflareWorkersAI(model="@pilotlight/ember", endpoint_format="openai_compatible", **ADDRESS)
-MODELS = (NATIVE, COMPATIBLE)  # either of its two paths
+MODELS = (NATIVE, COMPATIBLE)  # the two API paths of the client
 
 
 def get_weather(city: str) -> str:
@@ -52,7 +52,7 @@ def strict_tool() -> None:
 def structured() -> None:
     """Check structured outputs.
 
-    For models that it does not know it sends json_object for both methods: any object passes.
+    The client sends json_object for both methods if it does not know the model, so any object is accepted.
     """
     asked = [("system", harness.JSON_SYSTEM), ("user", harness.PERSON_QUESTION)]
     for model in MODELS:

@@ -55,7 +55,7 @@ def strict_tool() -> None:
 
 
 def structured() -> None:
-    for can_schema in (True, False):  # by response_format, and by a forced call
+    for can_schema in (True, False):  # through response_format, and through a forced call
         able = OpenAILike(model=CHAT, should_use_structured_outputs=can_schema, **MODEL)
         made = able.structured_predict(Person, PromptTemplate(harness.PERSON_QUESTION))
         expect(isinstance(made, Person), made)

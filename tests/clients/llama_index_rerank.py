@@ -43,13 +43,13 @@ def errors() -> None:
     nodes = [NodeWithScore(node=TextNode(text=text)) for text in DOCUMENTS]
     nobody = of_cohere("nope", 2)
     harness.expect_raised(cohere.NotFoundError, lambda: nobody.postprocess_nodes(nodes, QueryBundle(QUERY)), "nope")
-    # Jina's class looks for Jina's own `detail` in an error, and raises a bare KeyError without it
+    # Jina's class reads the field `detail` of Jina's errors, and raises a KeyError if an error lacks it.
     raised = harness.expect_raised(KeyError, lambda: of_jina("nope", 2).postprocess_nodes(nodes, QueryBundle(QUERY)))
     expect("detail" in str(raised), raised)
 
 
 if __name__ == "__main__":
-    long_documents = "as of the client below it"
+    long_documents = "see the cohere client, which it calls"
     harness.main(
         "llama-index-postprocessor-jinaai-rerank",
         {"rerank": rerank, "top n": top, "long documents": long_documents, "errors": errors},

@@ -34,7 +34,7 @@ def get_weather(city: str) -> str:
     return harness.WEATHER_RESULT
 
 
-strict = function_tool(get_weather)  # its default
+strict = function_tool(get_weather)  # strict by default
 loose = function_tool(get_weather, strict_mode=False)
 
 

@@ -1,4 +1,4 @@
-"""openai-agents with its defaults: over the Responses API."""
+"""openai-agents over the Responses API, which is its default."""
 
 import openai_agents
 from agents import OpenAIResponsesModel

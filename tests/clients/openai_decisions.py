@@ -1,4 +1,4 @@
-"""The decisions of openai, the Python package."""
+"""openai, the Python package: decisions."""
 
 import harness
 import openai
@@ -30,7 +30,7 @@ def predicates() -> None:
 
 
 def choices() -> None:
-    """Check that an answer is the same alone as among others."""
+    """Check that a question gets the same answer alone and among others."""
     found = decide(PREDICATE, CHOICE, SCORE)
     code = found.answers[1]
     expect([each.value for each in code.probabilities] == ["LIS", "OSL", True] and 0 <= code.confidence <= 1, code)

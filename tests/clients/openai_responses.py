@@ -1,4 +1,4 @@
-"""openai, the Python package, over the Responses API: also stored and background responses."""
+"""openai, the Python package, over the Responses API, including stored and background responses."""
 
 import time
 
@@ -58,7 +58,7 @@ def background() -> None:
 
 
 def tools() -> None:
-    """Check two turns: a call that the model decides on, streamed by the client's own helper, and the answer to its result."""
+    """Check two turns: a streamed tool call that the model chooses to make, and its answer to the tool's result."""
     said = [{"role": "user", "content": harness.WEATHER_QUESTION}]
     with client.responses.stream(model=CHAT, input=said, tools=[TOOL]) as events:
         first = events.get_final_response()

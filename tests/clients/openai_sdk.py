@@ -23,7 +23,7 @@ def stream() -> None:
 
 
 def tools() -> None:
-    """Check two turns: a call that the model decides on, streamed by the client's own helper, and the answer to its result."""
+    """Check two turns: a streamed tool call that the model chooses to make, and its answer to the tool's result."""
     messages = [WEATHER_USER]
     with client.chat.completions.stream(model=CHAT, messages=messages, tools=[harness.TOOL]) as events:
         first = events.get_final_completion().choices[0]
@@ -43,7 +43,7 @@ def forced_tool() -> None:
 
 
 def strict_tool() -> None:
-    tool = openai.pydantic_function_tool(Person)  # strict, because the client made it
+    tool = openai.pydantic_function_tool(Person)  # the client makes strict tools
     answer = client.chat.completions.parse(model=CHAT, messages=[USER], tools=[tool], tool_choice="required")
     (call,) = answer.choices[0].message.tool_calls
     expect(isinstance(call.function.parsed_arguments, Person), call)

@@ -1,4 +1,4 @@
-"""Shared parts of the programs of rerankers' clients: documents, and their expected order."""
+"""Shared parts of the programs that check reranker clients: documents and their expected order."""
 
 import json
 import urllib.request
@@ -15,13 +15,13 @@ DOCUMENTS = [
     "A lake lies between two mountains, and no one swims in it before June.",
     "Gas stoves burn gas; the flame of a pilot light stays on.",
 ]
-LONG = "word " * 6000  # the context has 4,096 tokens
+LONG = "word " * 6000  # longer than the context of 4,096 tokens
 
 Rank = Callable[[str, list[str], int], list[tuple[int, float]]]  # query, documents, top n -> (index, score)
 
 
 def scores(query: str, documents: list[str]) -> list[float]:
-    """Return the scores of the documents, asked for without any client."""
+    """Return the scores of the documents from the score API, without a client library."""
     body = json.dumps({"model": RANKER, "text_1": query, "text_2": documents}).encode()
     headers = {"content-type": "application/json", "authorization": f"Bearer {harness.KEY}"}
     with urllib.request.urlopen(urllib.request.Request(f"{ROUTER}/v1/score", body, headers), timeout=30) as answer:
@@ -29,7 +29,7 @@ def scores(query: str, documents: list[str]) -> list[float]:
 
 
 def expect_order(rank: Rank) -> None:
-    """Check that all documents come back, the best first, with the scores that the model gives each alone."""
+    """Check that all documents are returned, the best first, with the same scores as from the score API."""
     expected = sorted(enumerate(scores(QUERY, DOCUMENTS)), key=lambda item: -item[1])
     found = rank(QUERY, DOCUMENTS, len(DOCUMENTS))
     expect([index for index, _ in found] == [index for index, _ in expected], (found, expected))

@@ -1,4 +1,4 @@
-"""typesafe-sdk, the Python package: System One."""
+"""typesafe-sdk, the Python package: decisions over its System One API."""
 
 import harness
 import typesafe_sdk

@@ -1,4 +1,4 @@
-"""The request functions of `vllm bench serve`, loaded from vLLM's package without its engine, which they do not need."""
+"""The request functions of `vllm bench serve`, loaded from vLLM's package without importing vLLM itself."""
 
 import importlib.metadata
 import importlib.util
@@ -16,7 +16,7 @@ def request_functions() -> ModuleType:
     path = importlib.metadata.distribution(PACKAGE).locate_file("vllm/benchmarks/lib/endpoint_request_func.py")
     spec = importlib.util.spec_from_file_location("endpoint_request_func", str(path))
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for their module here
+    sys.modules[spec.name] = module  # dataclasses look their module up here
     spec.loader.exec_module(module)
     return module
 

@@ -1,6 +1,7 @@
-"""A renderer of the part of Helm's templates that our chart uses: fields, `if`/`else`, `range`, `quote`, `indent`, `toYaml`, and trimmed spaces.
+"""A renderer of the subset of Helm's template language that our chart uses: fields, `if`/`else`, `range`, `quote`, `indent`, `toYaml` and trimmed
+whitespace.
 
-An unknown action is an error, so the chart uses only tested ones. The language is Go's text/template.
+The language is Go's text/template. An action that this renderer does not support is an error.
 """
 
 import json
@@ -23,14 +24,14 @@ class _Node(NamedTuple):
 
 
 def render(template: str, values: dict[str, Any], release: str) -> str:
-    """Return what a template becomes. Raises ValueError for an action that is not known here."""
+    """Return the text of a rendered template. Raises ValueError if an action is not supported."""
     nodes = _parse(iter(_tokens(template)), ends=("",))[0]
     root = {"Values": values, "Release": {"Name": release}}
     return _written(nodes, root, root)
 
 
 def rendered(chart: Path, changes: dict[str, Any], release: str = "pl") -> list[dict[str, Any]]:
-    """Return a chart's resources, with its values.yaml changed at the top level."""
+    """Return the resources of a chart. `changes` replaces top-level keys of its values.yaml."""
     values = yaml.safe_load((chart / "values.yaml").read_text()) | changes
     texts = [render(path.read_text(), values, release) for path in sorted((chart / "templates").glob("*.yaml"))]
     return [document for text in texts for document in yaml.safe_load_all(text) if document]
@@ -89,7 +90,7 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
     first, *pipes = [part.strip() for part in expression.split("|")]
     value = root if first.startswith("$") else dot
     if not re.fullmatch(r"\$?(\.\w+)+", first):
-        raise ValueError(f"{first!r} is more than this renderer knows")
+        raise ValueError(f"{first!r} is not supported by this renderer")
     for name in first.removeprefix("$").strip(".").split("."):
         value = value.get(name)
     for pipe in pipes:
@@ -102,7 +103,7 @@ def _value(expression: str, dot: Any, root: Any) -> Any:
             case "indent":
                 value = "\n".join(" " * int(arguments[0]) + line for line in str(value).split("\n"))
             case _:
-                raise ValueError(f"{word!r} is more than this renderer knows")
+                raise ValueError(f"{word!r} is not supported by this renderer")
     return value
 
 

@@ -1,4 +1,4 @@
-"""The alert rules: valid, fired only by their causes, using only published metrics, each with its runbook."""
+"""The alert rules are valid, fire only for their causes, use only published metrics, and have a runbook each."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from tests.runtime.conftest import SiteMaker, make_site, model_directory  # noqa
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "pilotlight.rules.yml"
 PROMTOOL = shutil.which("promtool")
-# Published only under conditions that no test here creates: by Prometheus itself, and with TLS.
+# Names that these tests do not see: a metric and an operator of Prometheus itself, and metrics that need TLS.
 OTHERS = {"up", "or", "pilotlight_certificate_ends_seconds", "pilotlight_router_certificate_ends_seconds"}
 pytestmark = pytest.mark.process
 
@@ -26,7 +26,7 @@ def test_each_alert_is_fired_by_its_cause_and_by_nothing_else() -> None:
 
 
 def alerts() -> dict[str, str]:
-    """The expression of each alert by its name."""
+    """Return the expression of each alert by the alert's name."""
     text = RULES.read_text()
     found = re.findall(r"- alert: (\w+)\n\s+expr: (?:>-\n)?(.*?)\n\s+(?:for|labels):", text, re.DOTALL)
     assert len(found) == text.count("- alert:")

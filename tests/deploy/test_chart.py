@@ -1,4 +1,4 @@
-"""The Helm chart: valid Kubernetes resources, files that our processes accept, and names that match across them."""
+"""The Helm chart: its resources are valid for Kubernetes, our processes accept its configuration files, and names match."""
 
 import json
 import tomllib

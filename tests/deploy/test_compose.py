@@ -1,4 +1,4 @@
-"""The network of compose.yaml: its files exist and are valid, its commands exist, its names and ports match."""
+"""The network of compose.yaml: its files are valid, its commands exist, and its names and ports match."""
 
 import re
 from pathlib import Path

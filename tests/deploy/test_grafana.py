@@ -1,4 +1,4 @@
-"""The Grafana dashboard uses only metrics that routers and sites publish, by name and by label."""
+"""The dashboard of Grafana uses only metrics and labels that routers and sites publish."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def labels_by_name(text: str) -> dict[str, set[str]]:
 
 
 async def published(make: SiteMaker, directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
-    """Return the metrics of a router and of a site after some requests, each with its labels."""
+    """Return the names of the labels of each metric that a router and a site publish after some requests."""
     monkeypatch.setenv("PILOTLIGHT_HOP_SECRET", "s")
     objective = {"model": "*", "answered": 0.9}
     tables = {
@@ -56,7 +56,7 @@ async def published(make: SiteMaker, directory: Path, monkeypatch: pytest.Monkey
 
 
 def names_in(expression: str) -> set[str]:
-    """Return the metrics of a PromQL expression: words before a range, an end or an operator that are not functions."""
+    """Return the metric names in a PromQL expression: the words that are not functions, aggregations or labels."""
     bare = re.sub(r"by \([^)]*\)", "", expression)
     words = re.findall(r"[a-zA-Z_:][\w:]*(?!\w)(?!\s*\()", re.sub(r"\[[^\]]*\]", "", bare))
     return set(words) - {"sum", "max", "min", "by"}
@@ -75,7 +75,7 @@ async def test_every_panel_asks_for_what_is_published(
         assert names, target
         for name in names:
             family = re.sub(r"_(bucket|total)$", "", name)
-            # a counter without a sample has only its type
+            # a counter without samples is published without the suffix _total
             assert {name, family, f"{family}_total"} & known.keys(), f"{name} of {target['expr']} is not published"
             labels = known.get(name) or known.get(family) or set()
             for by, shown in LABELS.findall(target["expr"] + target["legendFormat"]):

@@ -1,4 +1,4 @@
-"""The installer prefers a CPU build if there is one, and uses the project's range of versions."""
+"""The installer of torch prefers a CPU build, within the project's range of versions."""
 
 import sys
 import tomllib
@@ -13,7 +13,7 @@ def test_the_range_is_the_projects() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["torch"] == [f"torch{install_torch.RANGE}"]
     assert not [each for each in project["dependencies"] if each.startswith("torch")], (
-        "pip would bring gigabytes of CUDA"
+        "pip would install gigabytes of CUDA"
     )
 
 

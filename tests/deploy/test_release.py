@@ -1,4 +1,4 @@
-"""Names and contents of a release."""
+"""Versions, wheel tags and checksums of a release."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""The systemd units of routers, sites and stores: how systemd reads them, and the processes' notifications."""
+"""The systemd units of routers, sites and stores: systemd accepts them, and the processes send its notifications."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.process
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a root directory with our units beside systemd's own, and an empty command instead of ours."""
+    """Return a root directory with systemd's units, our units, and empty files in place of our commands."""
     root = tmp_path_factory.mktemp("machine")
     shutil.copytree("/lib/systemd/system", root / "lib/systemd/system", symlinks=True)
     for command in ("opt/pilotlight/bin/pilotlight", "bin/kill"):
@@ -44,7 +44,7 @@ def test_units_are_read_without_a_complaint_and_confine_what_they_run(machine: P
     verified = subprocess.run(command, capture_output=True, text=True, check=False)
     ours = [line for line in verified.stderr.splitlines() if "pilotlight" in line]
     assert not ours
-    limit = f"--threshold={round(10 * most)}"  # systemd's exposure from 0 to 10, in tenths
+    limit = f"--threshold={round(10 * most)}"  # in tenths; systemd rates exposure from 0 to 10
     command = [ANALYZE, f"--root={machine}", "--offline=true", limit, "security", f"{unit}.service"]
     judged = subprocess.run(command, capture_output=True, text=True, check=False)
     assert judged.returncode == 0, judged.stdout[-200:]
@@ -65,7 +65,7 @@ def test_each_unit_runs_a_command_that_there_is(unit: str) -> None:
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
-    """The socket of a service manager."""
+    """Yield a socket that receives notifications in place of systemd."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
         listener.settimeout(60)

@@ -1,4 +1,4 @@
-"""The product as its users install it: a wheel with one top-level package, beside packages of similar names, away from any checkout."""
+"""The product as users install it: a wheel with one top-level package, used outside a checkout, beside packages of similar names."""
 
 import json
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 LEFT_OUT = shutil.ignore_patterns(".*", "build", "*.egg-info", "__pycache__", "results", "tests", "docs", "runs")
 QUESTION = {"model": "ember", "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}]}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # it builds and installs, also from the registry
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # builds a wheel, installs from PyPI
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +37,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the Python of an environment with the wheel and Hugging Face's `kernels`.
+    """Return the Python of an environment with the wheel and the package `kernels` of Hugging Face.
 
-    Their dependencies come from this test's environment.
+    The dependencies of both come from the environment of the tests.
     """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True, symlinks=True)
@@ -87,7 +87,7 @@ def started(python: Path, folder: Path, *arguments: str) -> Iterator[None]:
 
 
 def answer(url: str, body: object | None, folder: Path) -> bytes:
-    """Return what is answered once the process listens."""
+    """Send a request, again until the process listens; return the response body."""
     data = None if body is None else json.dumps(body).encode()
     deadline = time.monotonic() + 120
     while True:

@@ -1,4 +1,4 @@
-"""Tools whose input is free text, as functions with one parameter."""
+"""Custom tools, whose input is free text, become functions with one parameter."""
 
 import json
 from itertools import pairwise

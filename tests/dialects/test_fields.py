@@ -1,6 +1,6 @@
-"""All fields that OpenAI publishes for chats, completions and embeddings, and vLLM's additional ones.
+"""All fields of OpenAI's chats, completions and embeddings, and the additional fields of vLLM.
 
-Each has its meaning, or changes no answer, or is refused by name; unknown ones are listed in a header.
+Each field has an effect, or is accepted without one, or is refused by name. Unknown fields are listed in a response header.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ CHAT = {"model": "m", "messages": MESSAGES, "tools": TOOLS}
 LOGPROBS = {"logprobs": True}
 STREAM = {"stream": True}
 
-# A value with another effect than the field's absence, and the fields that it requires.
+# A value that has an effect, and the other fields that it requires.
 Row = tuple[Any, dict[str, Any]]
 SAMPLING: dict[str, Row] = {
     "max_tokens": (5, {}), "min_tokens": (2, {}), "temperature": (0.3, {}), "top_p": (0.5, {}), "top_k": (3, {}), "min_p": (0.1, {}),
@@ -49,7 +49,7 @@ BOOKKEEPING: dict[str, Any] = {
     "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}, "prediction": {"type": "content", "content": "x"},
     "spaces_between_special_tokens": False,
 }  # fmt: skip
-# A value without effect, if there is one, and a refused one.
+# A value without effect, and a value that is refused.
 REFUSED: dict[str, tuple[Any, Any]] = {
     "audio": (None, {"voice": "x"}), "modalities": (["text"], ["text", "audio"]), "functions": ([], [{"name": "f"}]),
     "function_call": ("none", "auto"), "web_search_options": (None, {}), "moderation": (None, {"model": "m"}),
@@ -74,7 +74,7 @@ def parsed(kind: str, **fields: Any) -> Any:
 
 
 def asked(request: Any) -> dict[str, Any]:
-    """Return what a request asks for: without its own random name."""
+    """Return the fields of a request, without its random name."""
     return {name: getattr(request, name) for name in request.__struct_fields__ if name != "answer_name"}
 
 

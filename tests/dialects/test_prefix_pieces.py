@@ -1,4 +1,4 @@
-"""Prompts in pieces: prompts that reach a model as the same text share a prefix, and no others do."""
+"""Prompts in pieces: prompts share a prefix of pieces exactly if their texts for the model share it."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def pieces(*messages: dict[str, Any]) -> list[bytes]:
 
 
 def backwards(value: Any) -> Any:
-    """Return the same value with its keys in another order."""
+    """Return the same value with the keys in reverse order."""
     if isinstance(value, list):
         return [backwards(each) for each in value]
     return {key: backwards(value[key]) for key in reversed(value)} if isinstance(value, dict) else value

@@ -1,6 +1,6 @@
-"""A real network for the tests of this folder: router, three sites, three engine hosts, as `pilotlight up` starts them.
+"""A network of processes for the tests of this folder: a router, three sites and three engine hosts, as `pilotlight up` starts them.
 
-PILOTLIGHT_SERVER names the HTTP server of all of them; every test of this folder passes under each (`make test-servers`).
+PILOTLIGHT_SERVER chooses their HTTP server. Every test of this folder must pass with each server (`make test-servers`).
 """
 
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ import pytest
 
 from load_tests.local_network import LocalNetwork
 
-# For tests that are not about standby hosts: each costs two seconds of a core as soon as a site is idle.
+# For tests that need no standby hosts: each takes two seconds of a core when its site becomes idle.
 NO_STANDBY = "standby = false"
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _tier(network_tier: None) -> None:
-    """Every test of this folder is of the tier `network`."""
+    """Put every test of this folder into the tier `network`."""
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,9 @@ def network() -> Iterator[LocalNetwork]:
 
 @pytest.fixture
 def eventually() -> Callable[[Callable[[], bool], str], None]:
-    """Wait for an effect of another process; fail with `what` after a minute.
+    """Return a function that waits for an effect of another process, and fails with `what` after a minute.
 
-    The limit only ends a failing test.
+    Only a failing test reaches the limit.
     """
     import time
 

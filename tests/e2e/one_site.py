@@ -1,4 +1,4 @@
-"""The files of a router and one site; ports and the place are filled in later."""
+"""Configuration files of a router and one site, with gaps for ports and the place."""
 
 PLACE = 'place = { city = "here", latitude = 0.0, longitude = 0.0 }\n'
 NETWORK = """

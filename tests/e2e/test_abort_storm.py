@@ -1,4 +1,4 @@
-"""Clients that all leave a real site at once: sequences, KV blocks and permits are free again, and answers are what they were."""
+"""All clients leave a site at once: its sequences, KV blocks and permits become free, and later answers are unchanged."""
 
 import asyncio
 import json

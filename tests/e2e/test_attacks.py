@@ -1,4 +1,4 @@
-"""Attacks on a real network: each is refused by name or answered plainly, costs other clients no answer, and leaves memory bounded."""
+"""Attacks on a running network: each gets a specific error or a normal answer, other clients are served, and memory stays bounded."""
 
 import asyncio
 import os
@@ -13,14 +13,14 @@ from load_tests.local_network import LocalNetwork
 from pilotlight.sites.config import SERVER_ENV
 from tests.e2e.conftest import NO_STANDBY
 
-MAY_GROW_MIB = 256  # of one process
-WAIT_MS = 2_000.0  # of a neighbour on a busy machine; without the defences it was 8 s and more
+MAY_GROW_MIB = 256  # limit for each process
+WAIT_MS = 2_000.0  # limit for other clients on a busy machine; 8 s and more without the defences
 
 
 OWN_SERVER = (
     "HTTP/2.0 in a request line",
     "HTTP/2 with prior knowledge",
-)  # stock servers ignore the one, and support the other
+)  # stock servers ignore the first and support the second
 
 
 @pytest.fixture(scope="module")

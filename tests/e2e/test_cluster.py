@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes serves one model: one is killed, the site reports that it waits, and serves again with a new one."""
+"""A Ray cluster of two nodes serves one model: a node is killed, the site reports what it waits for, and serves again with a new node."""
 
 import threading
 from collections.abc import Iterator

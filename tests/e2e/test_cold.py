@@ -1,4 +1,4 @@
-"""The tools that measure cold starts: checkpoints of the requested size, files that are really cold, readable pictures."""
+"""The tools that measure cold starts: checkpoints of a given size, files that are not in the page cache, and plots."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def test_a_random_checkpoint_is_what_its_shape_says(tmp_path: Path) -> None:
     assert norm.eq(1).all()
     written = (directory / "model.safetensors").stat().st_mtime_ns
     write(tmp_path / "tiny", TINY)
-    assert (directory / "model.safetensors").stat().st_mtime_ns == written, "it is kept"
+    assert (directory / "model.safetensors").stat().st_mtime_ns == written, "the written checkpoint is reused"
 
 
 def test_a_file_in_the_page_cache_is_seen_there(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_file_in_the_page_cache_is_seen_there(tmp_path: Path) -> None:
     file.write_bytes(os.urandom(1 << 20))
     page_cache.warm([file])
     assert page_cache.cached_share([file]) == 1.0
-    assert 0.0 <= page_cache.drop([file]) <= 1.0, "whether the kernel obeys is its own affair: it is measured"
+    assert 0.0 <= page_cache.drop([file]) <= 1.0, "the kernel need not drop the file, so the share is measured"
     assert page_cache.cached_share([]) == 0.0
 
 

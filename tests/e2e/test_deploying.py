@@ -1,4 +1,4 @@
-"""Deploying across processes, with signed hops: the command line, a router and two sites; and a router that is killed."""
+"""Deploying across processes with signed hops: the command line, two sites, and a router, which is killed on the way."""
 
 import json
 import os
@@ -70,7 +70,7 @@ binding = "AI"
 
 
 class Processes:
-    """Two sites and their router; each may be killed and started again."""
+    """Two sites and their router as processes that a test can kill and start again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -157,7 +157,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> No
 
 def test_a_function_lives_through_its_versions_and_its_routers_death(processes: Processes) -> None:
     assert "greeter: runs at ams1 only, where its data is" in processes.deploy("one").stdout
-    assert processes.ask() == "one"  # at once
+    assert processes.ask() == "one"  # right after the deploy
     assert [processes.ask("/count") for _ in range(2)] == ["one 1", "one 2"]
 
     refused = processes.deploy("broken")
@@ -171,8 +171,8 @@ def test_a_function_lives_through_its_versions_and_its_routers_death(processes: 
     assert processes.deploy("two", "--percent", "40", "-m", "the second").returncode == 0
     answers = {session: processes.ask("", session) for session in map(str, range(30))}
     assert set(answers.values()) == {"one", "two"}
-    assert {session: processes.ask("", session) for session in answers} == answers  # each keeps its own
-    assert processes.ask("/count").split()[1] == "4"  # and both have the same state
+    assert {session: processes.ask("", session) for session in answers} == answers  # each session keeps its version
+    assert processes.ask("/count").split()[1] == "4"  # both versions share the state
 
     listed = processes.command("versions", "greeter")
     assert "the second" in listed.stdout, listed
@@ -195,7 +195,9 @@ def test_what_keeps_data_is_asked_at_its_home_alone_and_the_rest_everywhere(proc
     for place in ("ams1", "iad1"):
         assert processes.ask(prefer=place, name="plain") == "plain"
     assert processes.deploy("kept").returncode == 0
-    assert json.loads(processes.ask("/ask")) == [True, True], "a model that its home lacks is asked of the other site"
+    assert json.loads(processes.ask("/ask")) == [True, True], (
+        "requests for a model that the function's site lacks go to the other site"
+    )
     before = int(processes.ask("/count", prefer="ams1").split()[1])
     assert [processes.ask("/count", prefer=place) for place in ("iad1", "ams1", "iad1")] == [
         f"kept {before + more}" for more in (1, 2, 3)

@@ -1,4 +1,4 @@
-"""Deploys, rollbacks and kills under streams, sockets, queues, objects and workflows: every request is answered by the version that took it."""
+"""Deploys, rollbacks and kills under streams, sockets, queues, objects and workflows: each request is finished by the version that accepted it."""
 
 import asyncio
 from pathlib import Path
@@ -18,4 +18,4 @@ def test_every_request_is_answered_by_the_version_that_took_it(tmp_path: Path) -
     assert result["errors"] == []
     kinds = {"request", "stream", "background", "send", "object", "socket", "workflow"}
     assert {kind for kind, count in result["answers"].items() if count} >= kinds
-    assert result["cut by kills"], "requests were open when the site was killed"
+    assert result["cut by kills"], "no request was open when a site was killed"

@@ -1,4 +1,4 @@
-"""The dialects through a router and its sites: a site that is killed in the middle of an answer costs its client nothing, in each of them."""
+"""The dialects through a router and its sites: in each dialect an answer continues without a difference when its site is killed."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from tests.e2e.conftest import NO_STANDBY
 from tests.runtime.generation.test_resumption import told_blocks
 
 SLOW = Shape(512, 1536, 4, 8, 4, 64)
-STRUCK_AT = 4000  # bytes of tens of thousands
+STRUCK_AT = 4000  # bytes; an answer has tens of thousands
 ASKED: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "slow", "max_tokens": 300, "messages": [{"role": "user", "content": "Hi"}]},
     "/v1/responses": {"model": "slow", "max_output_tokens": 300, "input": "Hi", "temperature": 0},
@@ -36,7 +36,7 @@ def network() -> Iterator[LocalNetwork]:
 
 
 async def heard(network: LocalNetwork, path: str, *, kill_after: int | None = None) -> list[dict[str, Any]]:
-    """Return an answer's events; the site that gives it is killed behind so many bytes."""
+    """Return the events of an answer. Its site is killed after `kill_after` bytes."""
     body, struck = bytearray(), kill_after is None
     asked = {**ASKED[path], "stream": True, "temperature": 0}
     async with aiohttp.ClientSession() as session, session.post(network.url + path, json=asked) as response:
@@ -50,7 +50,7 @@ async def heard(network: LocalNetwork, path: str, *, kill_after: int | None = No
 
 
 def said(events: list[dict[str, Any]]) -> list[Any]:
-    """Return the events without the parts that differ between answers: names, times, cached tokens."""
+    """Return the events without what differs between equal answers: names, times and usage."""
     text = json.dumps(events)
     first = events[0].get("message") or events[0]["response"]
     for name in (first["id"], first["id"].partition("_")[2], first["id"].partition("_")[2][:18]):
@@ -70,7 +70,7 @@ def test_a_stream_outlives_its_site(network: LocalNetwork, path: str) -> None:
     before = stream_counts(network)
     disturbed = asyncio.run(heard(network, path, kill_after=STRUCK_AT))
     after = stream_counts(network)
-    assert after["continued"] - before["continued"] == 1, "the answer was over before its site"
+    assert after["continued"] - before["continued"] == 1, "the answer ended before the site was killed"
     assert after["lost"] == before["lost"]
     assert said(disturbed) == said(undisturbed)
     wait_until_healthy(network)

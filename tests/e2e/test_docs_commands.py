@@ -1,7 +1,8 @@
-"""The commands in the documentation work as they are written, and print what the pages show.
+"""The commands in the documentation work as written, and print what the pages show.
 
-A comment before a block gives the test's action: `run` (each command must exit with 0 and print the lines that are shown), `serve: TEXT` (start it
-and wait for the text), `file: PATH` (write it). Ports are replaced by free ones. Blocks without a comment need a GPU or a network.
+A comment before a block states its action: `run` (each command must exit with 0 and print the lines on the page), `serve: TEXT` (start the command
+and wait for the text), or `file: PATH` (write the block to the file). Ports are replaced by free ones. Blocks without a comment need a GPU or a
+network, and are skipped.
 """
 
 import os
@@ -37,13 +38,13 @@ class Block(NamedTuple):
 
     @property
     def commands(self) -> str:
-        """Return the lines after a prompt, with their continuation lines, as a script."""
+        """Return the commands, which are the lines after a prompt and their continuation lines, as a script."""
         lines = re.findall(r"^\$ ((?:.*\\\n)*.*)", self.text, re.MULTILINE)
         return "\n".join(["set -e", *lines])
 
     @property
     def shown(self) -> list[str]:
-        """Return the lines of output, in which `...` matches anything."""
+        """Return the expected output, the other lines; `...` in one matches anything."""
         without = re.sub(r"^\$ (?:.*\\\n)*.*\n", "", self.text, flags=re.MULTILINE)
         return [line for line in without.splitlines() if line.strip(". ")]
 
@@ -57,7 +58,7 @@ def blocks(page: Path) -> list[Block]:
 
 @contextmanager
 def served(block: Block, environment: dict[str, str], folder: Path) -> Iterator[None]:
-    """Run a block's command until the scope is left; enter it when the text has been printed."""
+    """Run a block's command; enter the scope when it has printed the text, and stop the command at the end."""
     log = folder / f"served-{len(list(folder.glob('served-*')))}.log"
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Embeddings of real checkpoints through a real site: the official client gets the same vectors as `transformers` computes."""
+"""Embeddings of tiny checkpoints through a site: the official client gets the vectors that `transformers` computes."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +43,7 @@ def site(folder: Path, models: dict[str, Any]) -> Iterator[Process]:
     file.write_text(
         'name = "ams1"\nplace = {city = "A", latitude = 0.0, longitude = 0.0}\n[listen]\nport = 0\n'
         '[engine]\ndevice = "cpu"\nthreads = 1\nkv_gib = 0.01\nmax_num_batched_tokens = 16\n'
-        "[limits]\ncontinue_within_s = 60.0\n"  # a host starts slowly on a busy machine
+        "[limits]\ncontinue_within_s = 60.0\n"  # engine hosts start slowly on a busy machine
         + "".join(f'[[models]]\nname = "{name}"\nsource = "{folder}/{name}"\n' for name in ("chat", *NAMES))
     )
     process = Process(file, folder / "log")
@@ -58,7 +58,7 @@ def test_the_openai_client_gets_what_transformers_computes(
 ) -> None:
     tokenizer = Tokenizer.from_file(str(folder / name / "tokenizer.json"))
     client = openai.OpenAI(base_url=f"{site.url}/v1", api_key="k", max_retries=0)
-    answer = client.embeddings.create(model=name, input=TEXTS)  # base64, the client's default
+    answer = client.embeddings.create(model=name, input=TEXTS)  # as base64, the client's default
     as_numbers = client.embeddings.create(model=name, input=TEXTS, encoding_format="float")
     token_ids = [tokenizer.encode(text).ids for text in TEXTS]
     as_ids = client.embeddings.create(model=name, input=token_ids)
@@ -87,7 +87,7 @@ def test_a_killed_engine_costs_embeddings_only_time(site: Process) -> None:
         with ThreadPoolExecutor() as pool:
             asking = pool.submit(client.post, "/v1/embeddings", json=asked)
             while not is_at_work(site):
-                assert not asking.done(), "all was computed before the host could be killed"
+                assert not asking.done(), "all embeddings were computed before the host could be killed"
             site.engine().kill()
             again = data(asking.result(60))
         for before, after in zip(undisturbed, again, strict=True):

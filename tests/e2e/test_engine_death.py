@@ -1,4 +1,4 @@
-"""kill -9 of a real engine host under sixteen streams: each continues to its undisturbed answer, or ends with an error event."""
+"""An engine host gets SIGKILL under sixteen streams: each continues to the same answer as without a kill, or ends with an error event."""
 
 import json
 import re
@@ -54,12 +54,12 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 class Stream:
-    """One request, read in a separate thread."""
+    """One streaming request, read in a separate thread."""
 
     def __init__(self, url: str, body: dict[str, Any], on_event: Callable[[], None] = lambda: None) -> None:
         self.events: list[Any] = []
         self.has_started = threading.Event()
-        self.error: httpx.HTTPError | None = None  # the error that ended it, if it did not end properly
+        self.error: httpx.HTTPError | None = None  # the error that cut the stream, if any
         self._thread = threading.Thread(target=self._read, args=(url, body, on_event), daemon=True)
         self._thread.start()
 
@@ -87,7 +87,7 @@ class Stream:
 
     @property
     def answer(self) -> Any:
-        """Return all that the reader received, however it was split into events."""
+        """Return texts, calls, tokens and usage of the answer, independent of how it was split into events."""
         assert self.events[-1] == "[DONE]", self.events[-1]
         told: dict[int, dict[str, Any]] = {}
         usage = None
@@ -124,9 +124,9 @@ def end(site: Process) -> None:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """Start a site with patient limits.
+    """Start a site with long time limits.
 
-    Engine hosts start slowly on a busy machine; these tests are about the answers.
+    Engine hosts start slowly on a busy machine, and these tests check answers, not times.
     """
     folder = tmp_path_factory.mktemp("site")
     started = Process(write_site(folder, "embedded:ember", continue_within_s=60.0), folder / "log")
@@ -154,7 +154,7 @@ def num_open(site: Process) -> int:
 
 
 def assert_idle(site: Process) -> None:
-    """Every permit, sequence and block is given back (I6)."""
+    """Check that every permit, sequence and block has been released (invariant I6)."""
 
     def is_idle() -> bool:
         status = httpx.get(site.url + "/status").json()
@@ -169,7 +169,7 @@ def assert_idle(site: Process) -> None:
 def wait_for(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
-        with suppress(psutil.NoSuchProcess):  # for a host that has just died
+        with suppress(psutil.NoSuchProcess):  # the host may just have died
             if condition():
                 return
         assert time.monotonic() < deadline
@@ -187,13 +187,13 @@ def test_every_stream_continues_to_its_undisturbed_answer(
     for _ in range(after_events):
         assert heard.acquire(timeout=60)
     if after_events == 1:
-        wait_for(lambda: num_open(site) >= 12)  # those with longer answers than a sentence
+        wait_for(lambda: num_open(site) >= 12)  # until the requests with long answers are open
     engine.kill()
     for stream in streams:
         stream.end()
     after = cut_sequences(site)
     assert after.get("continued", 0) - before.get("continued", 0) >= (10 if after_events < 700 else 5), (
-        "some have ended"
+        "too few streams were open at the kill"
     )
     assert after.get("failed", 0) == 0
     for body, stream, expected in zip(REQUESTS, streams, undisturbed, strict=True):
@@ -203,7 +203,7 @@ def test_every_stream_continues_to_its_undisturbed_answer(
 
 
 def crash_in_a_step(engine: psutil.Process) -> None:
-    """End a host by the signal of a segmentation fault, during a step."""
+    """Send a host SIGSEGV during a step."""
     words = engine.cmdline()
     journal = Path(words[words.index("--journal") + 1])
 
@@ -216,7 +216,7 @@ def crash_in_a_step(engine: psutil.Process) -> None:
 
     wait_for(is_in_a_step)
     engine.send_signal(signal.SIGSEGV)
-    with suppress(psutil.NoSuchProcess):  # a thread that had not stopped yet has taken the signal
+    with suppress(psutil.NoSuchProcess):  # a thread that was still running has handled SIGSEGV
         engine.send_signal(signal.SIGCONT)
 
 
@@ -232,7 +232,7 @@ def test_a_request_in_whose_step_two_hosts_crash_is_refused_and_others_continue(
     assert stream.events[-2 if stream.events[-1] == "[DONE]" else -1]["error"]["code"] == "request_failed"
     again = Stream(site.url, blamed)
     again.end()
-    assert again.events[-1]["error"]["code"] == "request_failed", "it is remembered"
+    assert again.events[-1]["error"]["code"] == "request_failed", "the site remembers the request"
     other = Stream(site.url, REQUESTS[0])
     other.end()
     assert other.answer
@@ -245,14 +245,14 @@ def test_a_host_that_hangs_is_killed_and_its_streams_continue(undisturbed: list[
     try:
         heard = threading.Semaphore(0)
         streams = [Stream(site.url, body, on_event=heard.release) for body in REQUESTS]
-        for _ in range(10):  # on a busy machine most computed tokens have not been sent yet
+        for _ in range(10):  # few: on a busy machine most computed tokens are not sent yet
             assert heard.acquire(timeout=60)
         site.engine().send_signal(signal.SIGSTOP)
         for stream, expected in zip(streams, undisturbed, strict=True):
             stream.end()
             assert stream.answer == expected
         log = site.log.read_text()
-        assert re.search(r"took no step for [\d.]+ s; restarting", log)  # 6, or what this machine is measured to need
+        assert re.search(r"took no step for [\d.]+ s; restarting", log)  # 6 s, or longer on a slow machine
         assert_idle(site)
     finally:
         end(site)

@@ -1,4 +1,4 @@
-"""A network whose parts die: the client of a killed site waits, and no process survives its parent."""
+"""A network whose processes die: the client of a killed site only waits longer, and no process outlives its parent."""
 
 import concurrent.futures
 import json
@@ -24,7 +24,7 @@ Wait = Callable[[Callable[[], bool], str], None]
 
 
 def ask(network: LocalNetwork, session: str) -> tuple[str, str]:
-    """Return the answering site and the answer."""
+    """Send a request in a session; return the name of the site that answers, and the answer."""
     body = {
         "model": "ember", "temperature": 0, "max_tokens": 30,
         "messages": [{"role": "user", "content": "What is the airport code of Lisbon?"}],
@@ -43,7 +43,7 @@ def test_killing_a_site_before_its_first_byte_costs_the_client_only_time(
 ) -> None:
     home, undisturbed = ask(network, "session-1")
     runtime = psutil.Process(network.pid(home))
-    runtime.suspend()  # the request reaches the site and gets no byte of an answer
+    runtime.suspend()  # the site receives the request but sends no byte
     with concurrent.futures.ThreadPoolExecutor() as pool:
         waiting = pool.submit(ask, network, "session-1")
         time.sleep(0.3)
@@ -66,7 +66,7 @@ def ready_again(network: LocalNetwork, site: str, killed_pid: int) -> bool:
 def test_ctrl_c_ends_every_process(eventually: Wait) -> None:
     with LocalNetwork(num_sites=2) as running:
         processes = tree_of(running.process.pid)
-        assert len(processes) >= 6  # up, router, two sites, two engines
+        assert len(processes) >= 6  # `pilotlight up`, a router, two sites, two engine hosts
         running.process.send_signal(signal.SIGINT)
         assert running.process.wait(60) == 0
     eventually(lambda: not any(map(is_running, processes)), "every process has ended")

@@ -1,7 +1,4 @@
-"""Grammars of one account on a real network: one that would end an engine host is refused by name.
-
-Another account's streams continue undisturbed.
-"""
+"""Grammars on a running network: one that would kill an engine host is refused by name, and streams of another account are undisturbed."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +41,7 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def streamed(url: str) -> str:
-    """Return the text of B's answer, which ends as it should."""
+    """Return the text of account B's stream; fail if it does not end with [DONE]."""
     events = httpx.post(url + CHAT, json=STREAM, headers=B, timeout=120).text.split("\n\n")
     assert events[-2] == "data: [DONE]", events[-3:]
     chunks = [json.loads(event[6:]) for event in events if event.startswith("data: {")]
@@ -66,4 +63,4 @@ def test_a_grammar_that_would_end_a_host_is_refused_and_another_account_s_stream
             assert [each.result() for each in beside] == [expected] * 2
     assert engines(network) == before
     metrics = httpx.get(network.url + "/metrics", timeout=60).text
-    assert 'result="lost"' not in metrics, "no site was left for what its client asked"
+    assert 'result="lost"' not in metrics, "no stream may lose its site"

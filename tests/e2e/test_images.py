@@ -1,4 +1,5 @@
-"""Images through a router and two sites, with a tiny random vision model: no image is mistaken for another, and streams survive a site's death."""
+"""Images through a router and two sites, with a tiny random vision model: cached images are never confused, and streams survive the death of a
+site."""
 
 import asyncio
 import json
@@ -33,7 +34,7 @@ def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def write_tokenizer(directory: Path) -> None:
-    """Write a tokenizer with a token for each byte, and as many unused ones as the checkpoint embeds."""
+    """Write a tokenizer with a token for each byte, and unused tokens up to the checkpoint's vocabulary size."""
     count = json.loads((directory / "config.json").read_text())["text_config"]["vocab_size"]
     alphabet = iter(sorted(pre_tokenizers.ByteLevel.alphabet()))
     vocabulary = {SPECIAL.get(i) or next(alphabet, f"~{i}~"): i for i in range(count)}
@@ -64,7 +65,7 @@ def test_two_images_never_share_and_the_same_one_is_found_again(network: LocalNe
     one, other = picture(40, 30, 1), picture(40, 30, 2)
     (cached_one, said_one), (cached_other, said_other) = ask(one), ask(other)
     assert cached_one == 0
-    assert cached_other < 16, "no block after the beginning of the image"
+    assert cached_other < 16, "no block that contains the image may be cached"
     assert said_one != said_other
     for file, said in ((one, said_one), (other, said_other)):
         cached, again = ask(file)

@@ -1,4 +1,5 @@
-"""A second machine joins with one command: two network namespaces, nothing shared but that line, TLS on every connection."""
+"""A second machine joins a network with one command. Two network namespaces act as machines that share only that command line; every connection uses
+TLS."""
 
 import json
 import os
@@ -148,7 +149,7 @@ def test_a_second_machine_answers_after_one_line_and_the_line_is_good_once(machi
                 first.command(sys.executable, "-c", ASK, f"https://{second.address}:8790/v1/chat/completions", key,
                               str(folder / "authority.pem"), json.dumps(CHAT))
             )  # fmt: skip
-            assert "HTTP Error 403" in unsigned.stderr, "a site answers what a router has signed, and nothing else"
+            assert "HTTP Error 403" in unsigned.stderr, "a site answers only requests that a router has signed"
             listed = first.run(first.pilotlight("network", "list", str(folder)))
             assert "osl2" in listed.stdout
             assert "used by osl2" in listed.stdout

@@ -1,4 +1,4 @@
-"""A site without a router stores its responses: killed with kill -9 and restarted, it still has them, by default."""
+"""A site without a router stores its responses by default, and still has them after SIGKILL and a restart."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def site(folder: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
 
 
 def told(url: str, body: dict[str, Any] | None = None, timeout_s: float = 60.0) -> Any:
-    """Return what a site says, once it listens."""
+    """Send a request to a site, again until it listens; return the JSON of its response."""
     data = None if body is None else json.dumps({"model": "ember", **body}).encode()
     deadline = time.monotonic() + timeout_s
     while True:

@@ -1,6 +1,5 @@
-"""Two sites, of which one computes prompts for the other: texts do not depend on it, even if the lender or the link fails.
-
-A slow link, or a rule about data, refuses with the reason.
+"""A site, the lender, computes prompts for another: answers are the same, even if the lender or the link fails. A prompt is not lent over a slow link
+or against a data rule, and the route header states the reason.
 """
 
 import json
@@ -25,7 +24,7 @@ from tests.runtime.test_real_engine import Process
 from tests.waiting import until
 
 SECRET = "a secret of this test's network"
-LENDER = f"lender{os.getpid()}"  # a site of a unique name shares its host memory with no other
+LENDER = f"lender{os.getpid()}"  # a unique name, so that no other site shares its host memory
 MBIT = 125_000.0
 WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
 
@@ -48,7 +47,7 @@ def free_port() -> int:
 
 
 class Borrower(Split):
-    """The site that borrows, which gets requests as from a router."""
+    """The site that borrows; it gets requests that are signed as by a router."""
 
     def __init__(self, process: Process, name: str) -> None:
         super().__init__(process)
@@ -56,9 +55,9 @@ class Borrower(Split):
         self.data_sites: str | None = "*"
 
     def ask(self, prompt: str, key: str = "", **more: Any) -> tuple[str, dict[str, Any], str]:
-        """Send a prompt.
+        """Send a prompt; return the text, the usage and the route header.
 
-        `key`: a tenant's, for whom none of others' prompts are cached.
+        `key` is an API key; a new one makes a new tenant, for which no prompt is cached.
         """
         body = json.dumps(
             {
@@ -89,7 +88,7 @@ class Borrower(Split):
 
 
 class Network:
-    """A lender reached through a proxy, and a borrower."""
+    """A borrower, and a lender that it reaches through a throttled proxy."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -153,17 +152,19 @@ def test_a_busy_site_borrows_and_texts_stay_the_same(network: Network) -> None:
             assert f"; {LENDER}=" in route, route
     assert network.lent() == 0, "an idle site computes its own prompts"
     with Streams(site):
-        for (i, name), text in expected.items():  # under different names, so that nothing is cached here
+        for (i, name), text in expected.items():  # as new tenants, so that nothing is cached here
             said, usage, _ = site.ask(prompt(i), key=f"busy{i}{name}", **WAYS[name])
             assert said == text
             assert usage["completion_tokens"] == 24
-        for i in range(50):  # from time to time the lender is busy with one of the streams
+        for i in range(50):  # the lender is sometimes busy with a prompt of the streams
             _, usage, route = site.ask(prompt(70 + i))
             if route.startswith(f"prompt={LENDER}; here="):
                 break
         assert route.startswith(f"prompt={LENDER}; here="), route
         assert " Mbit/s)" in route
-        assert usage["prompt_tokens_details"]["cached_tokens"] < 64, "it was computed for this request, if elsewhere"
+        assert usage["prompt_tokens_details"]["cached_tokens"] < 64, (
+            "the prompt must be computed for this request, at the lender"
+        )
     assert network.lent() >= 1
     assert site.metric("pilotlight_kv_peer_hits_total") > 100
     assert site.metric('pilotlight_prompts_placed_total{model_name="ember",where="borrowed"}') >= 1
@@ -184,11 +185,11 @@ def test_data_that_may_not_go_there_does_not(network: Network, data_sites: str |
                 assert route.endswith(f"; {LENDER}=no (data may not go there)"), route
         finally:
             site.data_sites = "*"
-    # the other streams may borrow: none has a prompt that is long enough for it
+    # the prompts of the other streams are too short to be lent
     assert network.lent("computed") + network.lent("declined") == before
 
 
-@pytest.mark.slow  # after a failed attempt the lender is not asked for ten seconds
+@pytest.mark.slow  # the borrower waits ten seconds after a failed attempt
 def test_a_way_that_becomes_slow_is_priced_out(network: Network) -> None:
     site, way = network.borrower, network.way
     expected = [site.ask(prompt(2000 + i))[0] for i in range(3)]
@@ -197,14 +198,14 @@ def test_a_way_that_becomes_slow_is_priced_out(network: Network) -> None:
         try:
             for i, text in enumerate(expected):
                 assert site.ask(prompt(2000 + i), key=f"slow{i}")[0] == text
-            until(lambda: 0 < site.lender()["mbit_per_s"] < 8, "its blocks, or a probe, have measured it")
+            until(lambda: 0 < site.lender()["mbit_per_s"] < 8, "the rate of the link has been measured")
             routes = [""]
 
             def is_priced() -> bool:
                 routes.append(site.ask(prompt(2100 + len(routes)))[2])
                 return " Mbit/s)" in routes[-1]
 
-            until(is_priced, "it is asked again what a prompt would cost")
+            until(is_priced, "the borrower asks the lender for its price again")
         finally:
             way.bytes_per_s = float("inf")
     assert routes[-1].startswith("prompt=here; here="), routes

@@ -1,4 +1,4 @@
-"""The whole network from a user's view: streamed answers, the official client, typed errors, no leaks by clients that leave."""
+"""The whole network from a user's view: streams, the official client, typed errors, and no leaks when clients leave."""
 
 import http.client
 import json
@@ -55,7 +55,7 @@ def test_the_printed_curl_line_streams_a_sensible_answer(network: LocalNetwork) 
     line = next(line.strip() for line in network.output + rest_of_greeting(network) if line.strip().startswith("curl "))
     curl, unbuffered, url, _, header, _, body = shlex.split(
         line
-    )  # some machines have no curl: its arguments are tested
+    )  # parsed instead of run, as some machines have no curl
     assert (curl, unbuffered, header) == ("curl", "-N", "content-type: application/json")
     request = urllib.request.Request(url, body.encode(), {"content-type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as response:
@@ -151,7 +151,7 @@ def test_bad_input_is_a_named_error_and_the_next_request_works(
         assert (answered, error["error"]["code"]) == (status, word)
         assert error["error"]["message"]
     except (BrokenPipeError, ConnectionResetError, urllib.error.URLError):
-        assert word == "body_too_large"  # refused, and closed while the client was still writing
+        assert word == "body_too_large"  # the server refused and closed while the client was writing
     assert chat(network, {"max_tokens": 3})[0] == 200
 
 

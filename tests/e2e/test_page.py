@@ -1,4 +1,4 @@
-"""The page of a real network, in a headless Chromium: each view, a chat, a site that dies, keys, dark and narrow."""
+"""The page of a running network in a headless Chromium: each view, a chat, a site that dies, keys, the dark theme and narrow windows."""
 
 import json
 import os
@@ -173,7 +173,7 @@ def test_a_second_model_is_run_answers_and_is_removed(
         row = page.locator("main tr:has-text('copy-of-ember')").first
         expect(row).to_contain_text("ok")
         row.locator("summary").click()
-        expect(row).to_contain_text("tokens of prompt")  # published by its site
+        expect(row).to_contain_text("tokens of prompt")  # the site publishes this count
         page.click("nav a[href='#models']")
         served.get_by_role("button", name="remove copy-of-ember at iad1").click()
         page.locator("dialog button:has-text('remove')").click()
@@ -258,7 +258,7 @@ def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser", tmp_
         page.keyboard.press("Escape")
         page.click("nav a[href='#usage']")
         page.wait_for_selector("text=Requests by how they ended")
-        assert page.locator("h2:text-is('Accounts')").count() == 0, "what others use is no viewer's to see"
+        assert page.locator("h2:text-is('Accounts')").count() == 0, "a viewer must not see the usage of other accounts"
         page.click("text=Sign out")
         page.wait_for_selector("text=This network asks for a key")
         page.fill("[aria-label=Key]", boss_key)
@@ -299,7 +299,7 @@ def test_one_site_alone_has_a_page_too(chromium: "Browser") -> None:
             page.fill("[aria-label=Key]", "letmein")
             page.keyboard.press("Enter")
             page.wait_for_selector(".map circle.healthy", state="attached")
-            assert page.locator("nav a[href='#routing']").count() == 0, "there is nowhere else to route to"
+            assert page.locator("nav a[href='#routing']").count() == 0, "a single site has no routing"
             page.keyboard.press("2")
             page.wait_for_selector("option[value=ember]", state="attached")
             ask(page, "What is the airport code of Lisbon?")
@@ -310,7 +310,7 @@ def test_one_site_alone_has_a_page_too(chromium: "Browser") -> None:
 
 
 def talk_for_long(url: str) -> None:
-    """One long stream, read to its end."""
+    """Read one long stream to its end."""
     body = {
         "model": "ember",
         "stream": True,
@@ -326,7 +326,7 @@ def talk_for_long(url: str) -> None:
 def test_a_site_that_dies_under_streams_is_seen_on_the_map_and_they_move(
     network: LocalNetwork, chromium: "Browser"
 ) -> None:
-    """This test is the last of the file: the site takes its time to come back."""
+    """This is the last test of the file, since the site needs some time to come back."""
     with opened(chromium, network.url) as page, ThreadPoolExecutor(3) as threads:
         page.wait_for_selector(".map circle.healthy")
         streams = [threads.submit(talk_for_long, network.url) for _ in range(3)]

@@ -1,6 +1,5 @@
-"""A site with a prefill host and a decode host: texts are those of one host.
-
-Neither a kill, a stop nor a freeze of either, at any moment, loses, repeats or changes a token, or leaks a resource.
+"""A site with a prefill host and a decode host gives the same texts as one host. If either host is killed, stopped or frozen at any moment, no token
+is lost, repeated or changed, and no resource leaks.
 """
 
 import json
@@ -39,7 +38,7 @@ def write_site(directory: Path, roles: tuple[str, ...], ranks_that_decode: int =
 
 
 class Split:
-    """The site, and requests to it."""
+    """A site with two hosts, its status, and requests to it."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -60,7 +59,7 @@ class Split:
         return len(self.pids()) == 2 and self.status()["models"][0]["copies"] == 2
 
     def ask(self, prompt: str, **more: Any) -> tuple[str, dict[str, Any], str]:
-        """Return the text of a stream, its usage, and the place where its prompt was computed."""
+        """Return the text of a stream, its usage, and the route header, which names the host that computed the prompt."""
         body = {
             "model": "ember", "messages": [{"role": "user", "content": prompt}], "max_tokens": 24,
             "temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True},
@@ -94,7 +93,7 @@ def prompt(number: int, words: int = 120) -> str:
 
 
 class Streams:
-    """Other streams that are open meanwhile, so that handing prompts over pays."""
+    """Keep other streams open, so that it pays to compute prompts at the other host."""
 
     def __init__(self, site: Split, number: int = 4) -> None:
         self._site, self._number = site, number
@@ -144,10 +143,10 @@ def test_two_ranks_continue_with_the_blocks_of_one(tmp_path: Path) -> None:
 
 def check_texts(site: Split) -> None:
     expected = {i: [site.ask(prompt(i), **more)[0] for more in ({}, SAMPLED)] for i in range(3)}
-    assert site.metric("pilotlight_kv_peer_hits_total") == 0, "an idle host computes its own"
+    assert site.metric("pilotlight_kv_peer_hits_total") == 0, "an idle host computes its own prompts"
     placed = 'pilotlight_prompts_placed_total{model_name="ember",where="handed_over"}'
     with Streams(site):
-        for i in range(3):  # under different names, so that nothing is cached
+        for i in range(3):  # as different users, so that nothing is cached
             for more, text in zip(({}, SAMPLED), expected[i], strict=True):
                 said, usage, route = site.ask(prompt(i), **more, user=f"u{i}")
                 assert said == text
@@ -156,7 +155,9 @@ def check_texts(site: Split) -> None:
         fresh, usage, route = site.ask(prompt(77))
         assert site.metric(placed) == before + 1
         assert route.startswith("prompt=engine 0; here="), route
-        assert usage["prompt_tokens_details"]["cached_tokens"] < 64, "it was computed for this request, if elsewhere"
+        assert usage["prompt_tokens_details"]["cached_tokens"] < 64, (
+            "the prompt must be computed for this request, at the other host"
+        )
     assert site.metric("pilotlight_kv_peer_hits_total") > 200
     assert site.ask(prompt(77))[0] == fresh
     assert_nothing_is_open(site)

@@ -1,4 +1,4 @@
-"""Two ranks serve one model, and one of them dies or freezes: the group is replaced, and streams continue to their undisturbed answers."""
+"""Two ranks serve one model, and one of them dies or freezes: the group is replaced, and streams continue to the same answers as without a fault."""
 
 import os
 import random
@@ -15,8 +15,8 @@ from tests.checkpoints import write_speaking_experts
 from tests.e2e.test_engine_death import REQUESTS, Stream, assert_idle, cut_sequences, end, wait_for, write_site
 from tests.runtime.test_real_engine import Process
 
-DEADLINE_S = 14.0  # the ranks of a group restart within it, on a busy machine
-# Fewer tokens than for one host: each takes several exchanges between the ranks.
+DEADLINE_S = 14.0  # step deadline: above the restart time of a group on a busy machine
+# Fewer tokens than for one host, since each needs several exchanges between the ranks.
 SOME = [{**body, "max_tokens": min(64, body.get("max_tokens", 64))} for body in REQUESTS[::3]]
 
 
@@ -31,7 +31,7 @@ def write_group(folder: Path, split: str) -> Path:
     return file
 
 
-# The cases of two stages are like that of one, and marked slow.
+# Two stages repeat the cases of one, so they are marked slow.
 @pytest.fixture(
     scope="module",
     params=[
@@ -58,14 +58,15 @@ def undisturbed(site: Process) -> list[Any]:
 
 
 def ranks_of(site: Process) -> list[psutil.Process]:
-    """Return the first rank, and those that it has started."""
+    """Return the process of the first rank, and the ranks that it started."""
     engine = site.engine()
     found = [child for child in engine.children() if "pilotlight.engine.parallel.follower" in child.cmdline()]
     return [engine, *found]
 
 
 def strike(site: Process, undisturbed: list[Any], rank: int, blow: signal.Signals, after_events: int) -> None:
-    """`after_events` is small, since an event of a busy machine brings many tokens, and few events may come."""
+    """Send a rank the signal `blow` after some events; check that the streams are whole and the group is replaced. Keep `after_events` small: on a
+    busy machine there are few events, with many tokens each."""
     before = cut_sequences(site)
     ranks = ranks_of(site)
     assert len(ranks) == 2
@@ -92,7 +93,7 @@ def test_two_ranks_answer_like_one_process_would_and_sleep_leaves_nothing(
     assert_idle(site)
 
 
-# In the fixture's own order: otherwise its sites would be restarted for the tests that name them.
+# The parameters have the order of the fixture, so that pytest does not restart the sites.
 one_stage_and_slowly_two = pytest.mark.parametrize(
     "site",
     [GROUPS["one stage"], *(pytest.param(GROUPS[name], marks=pytest.mark.slow) for name in [*GROUPS][1:])],
@@ -106,14 +107,14 @@ def test_streams_continue_when_a_rank_dies(
     request: pytest.FixtureRequest, site: Process, undisturbed: list[Any], rank: int
 ) -> None:
     if rank == 0 and request.node.callspec.params["site"] != GROUPS["one stage"]:
-        pytest.skip("the first rank's end is the same, however the others share")
+        pytest.skip("the end of the first rank does not depend on how ranks share the work")
     strike(site, undisturbed, rank, signal.SIGKILL, after_events=12)
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
 @one_stage_and_slowly_two
 def test_streams_continue_when_a_rank_freezes(site: Process, undisturbed: list[Any], rank: int) -> None:
-    """The group's deadline ends it, whichever rank freezes and however the ranks share: the others take as long and are slow."""
+    """The step deadline ends a group whichever rank freezes. Each case takes this long, so all but one are marked slow."""
     strike(site, undisturbed, rank, signal.SIGSTOP, after_events=12)
 
 
@@ -140,5 +141,5 @@ def test_fifty_blows_at_random_leave_no_process_and_no_shared_memory(site: Proce
 
 
 def shared_memory() -> set[str]:
-    """Return the names in /dev/shm, without those of a database that the machine may run."""
+    """Return the names in /dev/shm, except those of PostgreSQL, which may run on the machine."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("PostgreSQL.")}

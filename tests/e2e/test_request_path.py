@@ -1,4 +1,4 @@
-"""The walk of one request in ARCHITECTURE.md matches a traced request: every named function is entered, in that order."""
+"""The walk of one request in ARCHITECTURE.md matches a traced request: every named function is entered, in the given order."""
 
 import re
 
@@ -8,20 +8,20 @@ from load_tests.local_network import ROOT
 from load_tests.request_path import Function, RequestPath, trace_request
 from pilotlight.sites.config import SERVER_ENV
 
-pytestmark = [pytest.mark.smoke, pytest.mark.timeout(600)]  # it traces every call, twice, on a busy machine
+pytestmark = [pytest.mark.smoke, pytest.mark.timeout(600)]  # traces every call, and may do so twice
 
 SECTIONS = {"Router": "edge_router", "Site": "runtime", "Engine host": "engine"}
 FILES = {
     "edge_router": 20,
     "runtime": 24,
-}  # one of each is a timer's: on a slow machine it checks whether the stream stalls
+}  # one of each runs only on slow machines: the timer that looks for stalled streams
 
 
 @pytest.fixture(scope="module")
 def path() -> RequestPath:
-    """Trace through our own server, whichever the other tests use: it is a part of the path.
+    """Return the traced path of a request through our own HTTP server, whichever server the other tests use.
 
-    Of two traces take the one with fewer files: on a busy machine other work of the processes falls into most of a trace's rounds.
+    On a busy machine, other work of the processes may fall into most rounds of a trace. If so, trace again and take the better one.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SERVER_ENV, "own")
@@ -55,7 +55,7 @@ def test_a_request_is_one_task_in_the_router(path: RequestPath) -> None:
     started = [task for task in router.tasks if task.endswith("(new)")]
     assert [task for task in started if "_listen" not in task] == [
         "HttpExchange._run (new)"
-    ]  # the other function runs when the client disconnects
+    ]  # _listen waits for the client's disconnect
 
 
 def test_no_callback_is_assigned_while_a_request_runs(path: RequestPath) -> None:

@@ -1,4 +1,4 @@
-"""Rerankers of real checkpoints through a router and a site: the scores are those that transformers computes for the same tokens."""
+"""Rerankers from tiny checkpoints through a router and a site: the scores are those that transformers computes for the same tokens."""
 
 import json
 import tempfile
@@ -32,7 +32,7 @@ class Rerankers(NamedTuple):
     models: dict[str, PreTrainedModel]
 
     def expected(self, name: str) -> list[float]:
-        """Return the scores of all documents by transformers."""
+        """Return the scores of all documents as transformers computes them."""
         classifier, tokenizer = (
             CLASSIFIERS[NAMES[name]],
             Tokenizer.from_file(str(self.folder / name / "tokenizer.json")),
@@ -67,14 +67,14 @@ def rerankers() -> Iterator[Rerankers]:
 
 
 def without_template(file: Path) -> None:
-    """Make the tokenizer join pairs: a template that accepts any role would join them, too."""
+    """Remove the chat template, so that the tokenizer joins query and document: otherwise the template would."""
     config = json.loads(file.read_text())
     del config["chat_template"]
     file.write_text(json.dumps(config))
 
 
 def with_separators(file: Path) -> None:
-    """Make the tokenizer join two texts as BERT's does."""
+    """Make the tokenizer join two texts as that of BERT does."""
     tokenizer = Tokenizer.from_file(str(file))
     separator, first = ("<|im_end|>", 1), ("<|im_start|>", 2)
     assert tokenizer.token_to_id(separator[0]) == separator[1]

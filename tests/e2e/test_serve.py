@@ -1,4 +1,4 @@
-"""`pilotlight serve`, as users of other engines use it: one directory, one port, and one sentence for a bad checkpoint."""
+"""`pilotlight serve` as users of other engines expect it: one directory, one port, and a clear error for a bad checkpoint."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""Three routers enforce an account's limits together, and continue without their store.
-
-`make bench-shared-quotas` does it for longer.
-"""
+"""Three routers enforce an account's limits together, and continue without their store. `make bench-shared-quotas` runs longer."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""WebSockets across processes: a FastAPI application in an isolate, a site that answers only routers, a router; and the end of each of them."""
+"""WebSockets through a router and a site to a FastAPI application in an isolate, and how they end when any of these ends."""
 
 import asyncio
 import os
@@ -127,7 +127,7 @@ async def end_of(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
 
 
 async def frames_without_end_hold_up_nobody(processes: Processes) -> None:
-    """Send frames of six bytes without content: once, a router kept reading for as long as they came."""
+    """Send empty frames of six bytes without end; other clients must still be served. (Once a router did nothing but read them.)"""
     reader, writer = await asyncio.open_connection("127.0.0.1", processes.ports["router"])
     asked = {"host": "localhost", "connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
     head = "".join(f"{name}: {value}\r\n" for name, value in asked.items())
@@ -144,7 +144,7 @@ async def frames_without_end_hold_up_nobody(processes: Processes) -> None:
     writer.transport.abort()
     with suppress(ConnectionError):
         await writer.wait_closed()
-    assert max(neighbour.waits_ms, default=2000.0) < 2000.0, "of a busy machine"
+    assert max(neighbour.waits_ms, default=2000.0) < 2000.0, "other clients waited too long"
 
 
 async def test_a_fastapi_socket_through_router_and_site(processes: Processes) -> None:
@@ -159,12 +159,12 @@ async def test_a_fastapi_socket_through_router_and_site(processes: Processes) ->
                 assert await answer.json() == {"open": 1}
             await socket.send_str("close")
             assert await end_of(socket) == (4242, "as asked")
-        with pytest.raises(WSServerHandshakeError) as refused:  # FastAPI's own refusal of a value that is not a number
+        with pytest.raises(WSServerHandshakeError) as refused:  # FastAPI refuses a value that is not a number
             await client.ws_connect(f"{live}/items/seven")
         assert refused.value.status == 403
         with pytest.raises(WSServerHandshakeError) as refused:
             await client.ws_connect(f"http://127.0.0.1:{processes.ports['site']}/fn/live/items/7")
-        assert refused.value.status == 403  # only routers may ask this site
+        assert refused.value.status == 403  # this site accepts only routers
         if os.environ.get(SERVER_ENV, "own") == "own":
             await frames_without_end_hold_up_nobody(processes)
 

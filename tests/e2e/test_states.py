@@ -1,6 +1,5 @@
-"""A tiny model that keeps a recurrent state, through a router and two sites, beside another model in one arena.
-
-Answers, prefix hits, grammars, sleep, and a site's death.
+"""A tiny model with recurrent state, through a router and two sites, beside another model in one arena: answers, prefix hits, grammars, sleep, and
+the death of a site.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""A site with two engine hosts on this machine's CPU, each with its share of the cores.
+"""A site with two engine hosts on the CPU, each with half of the cores.
 
-A burst wakes Ember on the second one, from the weights that the first has mapped; one of them dies under load, and no client notices; when requests
-stop, both sleep.
+A burst of requests wakes Ember on the second host, which maps the weights of the first. A host dies under load, and no client notices. When requests
+stop, both hosts put the model to sleep.
 """
 
 import json
@@ -38,7 +38,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
 
 
 class Crowd:
-    """Clients that send the next request as soon as they are answered, and record the answers."""
+    """Clients that each send one request after another, and record the answers."""
 
     def __init__(self, url: str, size: int) -> None:
         self._url = url
@@ -74,7 +74,7 @@ class Crowd:
 
 
 def one_answer(client: httpx.Client, place: str) -> tuple[str, str]:
-    """Return the text, and any error of the answer."""
+    """Return the text of the answer, and its error or ""."""
     messages = [{"role": "user", "content": f"What is the airport code of {place}?"}]
     body = {
         "model": "ember",
@@ -114,7 +114,7 @@ def metric(site: Process, line: str) -> float:
 
 
 def mapped_weights(pid: int) -> set[tuple[str, str]]:
-    """Return device, inode and path of the weights' file in a process's memory."""
+    """Return inode and path of each weights file that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {(fields[4], fields[5]) for line in lines if len(fields := line.split()) > 5 and ".weights" in fields[5]}
 
@@ -140,16 +140,16 @@ def test_a_burst_wakes_a_second_copy_and_a_death_under_load_loses_no_answer(site
         assert metric(site, 'pilotlight_wake_ms_count{clock="sibling"') == 1, "its weights were mapped, not read"
         assert metric(site, 'pilotlight_wake_phase_ms_count{clock="sibling",phase="weights"}') == 1
         first, second = engines(site)
-        assert mapped_weights(first) == mapped_weights(second) != set(), "the same file in memory"
+        assert mapped_weights(first) == mapped_weights(second) != set(), "both hosts must map the same file"
         assert psutil.Process(first).cpu_affinity() != psutil.Process(second).cpu_affinity() or psutil.cpu_count() == 1
         for number, end in enumerate(("kill", "terminate"), 1):
             lose_one(site, crowd, end)
             assert metric(site, "pilotlight_engine_restarts") == number
     assert crowd.failures == []
-    assert crowd.answers == {place: {text} for place, (text, _) in alone.items()}, "they are the same on either host"
+    assert crowd.answers == {place: {text} for place, (text, _) in alone.items()}, "answers are the same on both hosts"
     assert metric(site, 'pilotlight_cut_sequences_total{model_name="ember",outcome="continued"}') > 0
     assert metric(site, 'pilotlight_cut_sequences_total{model_name="ember",outcome="failed"}') == 0
-    until(lambda: copies(site) == 0, "nobody asks any more")
+    until(lambda: copies(site) == 0, "requests have stopped")
     assert status(site)["models"][0]["residency"] == "host"
     assert status(site)["ready"]
     with httpx.Client(base_url=site.url, timeout=60) as client:

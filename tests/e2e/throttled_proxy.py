@@ -1,4 +1,4 @@
-"""A link between two sites: TCP on another loopback address, at a given rate, or cut."""
+"""A slow or broken link between two sites: a TCP proxy on another loopback address."""
 
 import socket
 import threading
@@ -8,14 +8,14 @@ from contextlib import suppress
 
 
 class ThrottledProxy:
-    """A proxy from ports of 127.0.0.2 to others of this machine, all at one rate, which may be changed while it runs."""
+    """A proxy from ports of 127.0.0.2 to ports of 127.0.0.1. All connections share one rate, which can be changed at any time."""
 
     HOST = "127.0.0.2"
 
     def __init__(self, ports: dict[int, int]) -> None:
-        """Listen. `ports`: target ports by listening ports; 0 for any, which is `self.port`."""
+        """Listen. `ports` maps listening ports to target ports; listening port 0 takes a free one, stored in `port`."""
         self.bytes_per_s = float("inf")
-        self.is_cut = False  # drop data both ways, without closing a connection
+        self.is_cut = False  # hold data back in both directions, with connections left open
         self._is_closed = False
         self._free_at = 0.0
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class ThrottledProxy:
                 self._start(self._join, client, to)
 
     def _join(self, client: socket.socket, to: int) -> None:
-        """Forward both ways, until both ends are closed."""
+        """Forward in both directions until both ends are closed."""
         with client, suppress(OSError), socket.create_connection(("127.0.0.1", to)) as server:
             there = threading.Thread(target=self._forward, args=(client, server), daemon=True)
             there.start()
@@ -67,7 +67,7 @@ class ThrottledProxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def _wait(self, num_bytes: int) -> None:
-        """Return when the line would have carried so much."""
+        """Wait until the link has carried `num_bytes` and is not cut."""
         with self._lock:
             self._free_at = max(self._free_at, time.monotonic()) + num_bytes / self.bytes_per_s
             until = self._free_at

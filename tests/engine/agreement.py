@@ -1,4 +1,4 @@
-"""Agreement of the engine with `transformers`: every distribution it reports is the reference's."""
+"""The comparison of the engine with `transformers`: every reported distribution must equal that of the reference model."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pilotlight.engine.api.protocol import Submit, TokenLogprobs
 from tests.engine.driver import Heard, submit
 
 VOCAB = 431
-TOLERANCE = 1e-4  # of a logprob, both sides in fp32
+TOLERANCE = 1e-4  # of a log-probability; both models compute in fp32
 
 
 def as_distribution(reported: TokenLogprobs) -> torch.Tensor:
@@ -20,7 +20,7 @@ def as_distribution(reported: TokenLogprobs) -> torch.Tensor:
 
 
 def assert_agrees(model: PreTrainedModel, prompt: list[int], heard: Heard) -> None:
-    """Compare every reported distribution, of prompt and output, with one pass of the reference over the whole text."""
+    """Check every reported distribution, of prompt and output tokens, against one pass of the reference model over the whole text."""
     assert heard.error is None
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + heard.token_ids])).logits[0]

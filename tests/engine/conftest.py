@@ -1,6 +1,5 @@
-"""Fixtures that fix a CPU's arithmetic.
-
-It computes through the C library unless a test asks for both ways: the library must not appear in the middle of a test.
+"""Fixtures that fix the arithmetic of a CPU: tests compute through the C library unless they ask for torch too. The library is loaded first, since
+results would change if it appeared during a test.
 """
 
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ def arithmetic(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.checkpoints import write_llama  # which imports transformers
+    from tests.checkpoints import write_llama  # here, as it imports transformers
 
     directory = tmp_path_factory.mktemp("llama")
     write_llama(directory)
@@ -35,12 +34,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def always_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every transfer pay, which otherwise depends on the machine; these tests are about the results."""
+    """Make every transfer worth it, which otherwise depends on the machine's speed."""
     monkeypatch.setattr(TransferRate, "is_worth_it", lambda *_: True)
 
 
 @pytest.fixture
 def kept_at(tmp_path: Path) -> Path:
-    """Return a path for a model's weights in memory."""
+    """Return a path for the file that holds a model's weights in memory."""
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory" / "tiny.weights"

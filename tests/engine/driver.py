@@ -1,4 +1,4 @@
-"""A driver for an Engine, step by step, which collects each sequence's outputs."""
+"""Helpers that run an Engine step by step and collect the outputs of each sequence."""
 
 import time
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ from pilotlight.engine.scheduling.plan import StepCount
 
 @dataclass
 class Heard:
-    """All outputs that one sequence's client would have received."""
+    """The outputs of one sequence, merged as its client would receive them."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Heard:
     embedding: tuple[float, ...] | None = None
 
     def hear(self, output: TokenOutput) -> None:
-        assert self.finish_reason is None, f"{output.sequence_id} heard more after its end"
+        assert self.finish_reason is None, f"{output.sequence_id} got an output after its end"
         assert (output.num_cached_tokens is not None) == (self.num_outputs == 0 and bool(output.token_ids))
         self.num_outputs += 1
         self.token_ids += output.token_ids
@@ -67,7 +67,7 @@ def load_engine(
     kv_dtype: KvDtype = "auto",
     **limits: Any,
 ) -> Engine:
-    """Load an engine. `depth`: 2 to step as on a GPU, where each step is launched before the last one's tokens are known."""
+    """Load an engine. With `depth` 2 it steps as on a GPU: each step is launched before the tokens of the previous one are known."""
     config = HostConfig(kv_bytes=64 << 20, threads=1, **limits)
     spec = ModelSpec(name, str(directory), dtype, kv_tokens, speculate=speculate, kv_dtype=kv_dtype)
     engine = load_model(spec, config, make_kv_memory(config), tiers=tiers).engine
@@ -77,7 +77,7 @@ def load_engine(
 
 
 class CheapRows:
-    """Costs with which every draft is worth its row, and every look at a sequence its time: decisions do not depend on the machine."""
+    """Costs with which every draft and every search for drafts pays, so that decisions do not depend on the machine."""
 
     is_known = True
 
@@ -92,7 +92,7 @@ class CheapRows:
 
 
 class Welcome:
-    """A gain that always permits drafts."""
+    """A measure of gain that always permits drafts."""
 
     def may_draft(self, num_decodes: int) -> bool:
         return True
@@ -102,7 +102,7 @@ class Welcome:
 
 
 def check_all_drafts(engine: Engine) -> None:
-    """Make an engine verify all proposed drafts, if it has speculation."""
+    """Make an engine with speculation verify all proposed drafts."""
     if isinstance(engine.speculation, Speculator):
         engine.speculation.costs = CheapRows()  # type: ignore[assignment]
         engine.speculation.gain = Welcome()  # type: ignore[assignment]
@@ -128,9 +128,9 @@ def submit(
 def drain(
     engine: Engine, submits: list[Submit], max_steps: int = 2000, heard: dict[str, Heard] | None = None
 ) -> dict[str, Heard]:
-    """Submit all at once and step until nothing is left to do.
+    """Submit all requests, then step until there is no work; return the outputs of each sequence.
 
-    `heard`: the earlier outputs of sequences that are open already.
+    `heard` has the earlier outputs of sequences that are already open.
     """
     for message in submits:
         engine.submit(message)
@@ -150,9 +150,9 @@ def drain(
 
 
 def drain_preempting(engine: Engine, submits: list[Submit]) -> dict[str, Heard]:
-    """Drain like `drain`, but preempt the youngest sequence now and then.
+    """Do the same as `drain`, but preempt the youngest sequence in some steps.
 
-    For lack of blocks, one whose layers all have windows would never be preempted.
+    A sequence whose layers all have windows needs so few blocks that it would never be preempted otherwise.
     """
     heard: dict[str, Heard] = {}
     for message in submits:

@@ -1,4 +1,4 @@
-"""A device's stream that copies late: nothing moves until it is waited for, so code that does not wait finds the old content."""
+"""A fake copy stream that copies late: nothing is copied until something waits for it, so code that does not wait sees the old content."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 class FakeCopyStream:
     def __init__(self) -> None:
         self.queue: list[tuple[int, int, int]] = []
-        self.copied: list[tuple[int, int, int]] = []  # into, source, bytes
+        self.copied: list[tuple[int, int, int]] = []  # destination address, source address, bytes
         self.events: list[str] = []
         self.num_marks = 0
         self.num_until_failure = -1
@@ -20,7 +20,7 @@ class FakeCopyStream:
         return f"mark {self.num_marks}"
 
     def wait_for(self, mark: object) -> None:
-        assert not self.queue, "copies of the turn before are still under way"
+        assert not self.queue, "copies of the previous turn are still under way"
         self.events.append(f"wait for {mark}")
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:

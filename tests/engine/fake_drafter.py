@@ -1,4 +1,4 @@
-"""Speculation whose guesses are right, wrong, or right to an extent that a seed decides."""
+"""Fake speculation whose drafts are right, wrong, or partly right, as a seed decides."""
 
 from collections.abc import Sequence as SequenceOf
 from random import Random
@@ -10,7 +10,7 @@ from tests.engine.fake_runner import VOCAB, next_penalised_token, next_token
 
 
 class EachAlone:
-    """A speculator that proposes for each sequence as for that alone, as much as fits."""
+    """A speculator that proposes for each sequence independently, as many drafts as fit into the step."""
 
     counts = DraftCounts()
 
@@ -51,7 +51,7 @@ class FakeDrafter(EachAlone):
         return tokens[behind:]
 
     def sizes(self, most: int) -> tuple[int, int]:
-        """Return how many to propose, and how many of them are right."""
+        """Return a random number of drafts to propose, and how many of them shall be right."""
         num_drafts = self.draw.randint(0, min(self.most, most))
         return num_drafts, self.draw.choice([0, num_drafts, self.draw.randint(0, num_drafts)])
 
@@ -63,10 +63,10 @@ class FakeDrafter(EachAlone):
 
 
 class Remembering(EachAlone):
-    """A drafter that knows each prompt's answer, and is wrong from some token on."""
+    """A drafter that knows the answer to each prompt; a random number of its drafts are right."""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]], num_drafts: int | None = None) -> None:
-        """Propose tokens of `answers`. `num_drafts`: for each step; random if None."""
+        """Propose tokens of `answers`: `num_drafts` in each step, or a random number if None."""
         self.answers = answers
         self.num_drafts = num_drafts
         self.draw = Random(1)

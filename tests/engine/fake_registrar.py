@@ -1,4 +1,4 @@
-"""A driver that registers memory, and records its calls."""
+"""A fake driver that registers memory and records its calls."""
 
 import threading
 
@@ -6,7 +6,7 @@ REFUSAL = "out of memory"
 
 
 class FakeRegistrar:
-    """A registrar with a limit of regions; as a driver, it refuses memory that it has already, and memory that it does not have."""
+    """A registrar for at most `limit` regions. Like a driver, it refuses to register memory twice, and to unregister unknown memory."""
 
     def __init__(self, limit: int = 100) -> None:
         self.limit = limit

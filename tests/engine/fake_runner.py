@@ -48,11 +48,11 @@ def prompt_logprobs_of(token_ids: SequenceOf[int]) -> tuple[TokenLogprobs, ...]:
 
 @dataclass
 class FakeArena:
-    """Bytes that remember their writer: (model, block), or None for zeros."""
+    """An arena that stores for each byte its writer, (model, block), or None if the byte is zero."""
 
     num_slabs: int
     slab_bytes: int
-    copies: int = 1  # ranks that have as many bytes, one after another
+    copies: int = 1  # ranks, whose bytes follow one another
     writers: list[tuple[str, int] | None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class FakeArena:
 
 
 class FakeMemory:
-    """One model's view of the arena, from some byte on."""
+    """One model's view of the arena, from the byte `start` on."""
 
     def __init__(self, arena: FakeArena, model: str, block_bytes: int, start: int = 0) -> None:
         self.arena, self.model, self.block_bytes, self.start = arena, model, block_bytes, start
@@ -89,7 +89,7 @@ class FakeForwarded(NamedTuple):
 
 
 class FakeRunner:
-    """A runner that records each slot's last write, and fails if a chunk would read anything but one sequence's prefix."""
+    """A runner that records the last write to each slot, and fails if a chunk would read anything but the prefix of its sequence."""
 
     num_graphs = graph_failures = 0
 
@@ -103,19 +103,19 @@ class FakeRunner:
         copies: int = 1,
         has_states: bool = False,
     ) -> None:
-        """Prepare a runner. `has_states`: the last group of layers keeps a state in all slots of a block."""
+        """Prepare a runner. With `has_states` the last group of layers keeps a state, stored in all slots of a block."""
         self.state_group = len(windows) - 1 if has_states else None
         self.copies = copies
         self.windows = windows
         self.memory = memory
         self.block_size = block_size
         self.depth = depth
-        self.chosen: list[int] = []  # in the last step, as known on the device
+        self.chosen: list[int] = []  # the tokens of the last step, as on the device
         self.slots: list[tuple[int, ...] | None] = [None] * (num_blocks * block_size)
         self.scrubbed: list[int] = []
-        self.bad_prompts: set[tuple[int, ...]] = set()  # after these prompts, values are not finite
+        self.bad_prompts: set[tuple[int, ...]] = set()  # after these prompts, logits are not finite
         self.explode = False
-        self.poisons: set[tuple[int, ...]] = set()  # a step with a prompt that begins like this raises
+        self.poisons: set[tuple[int, ...]] = set()  # a step raises if a prompt in it begins like this
         self.num_failures = 0
         self.batch_tokens: list[int] = []
         self.num_drafts = 0
@@ -133,10 +133,10 @@ class FakeRunner:
         for table, first, end in zip(step.groups[0].tables, firsts, firsts[1:], strict=False):
             start = step.positions[first]
             before = self.slots[self._slot(table, start - 1)] if start else ()
-            assert before is not None, "a chunk would read what was never written"
+            assert before is not None, "a chunk would read a slot that was never written"
             assert len(before) == start, "foreign or stale cache content"
             contexts += [(*before, *token_ids[first : i + 1]) for i in range(first, end)]
-        if self.state_group is not None:  # a failed step may have changed states before
+        if self.state_group is not None:  # before a failure: a failed step may have changed states
             self._change_states(step, contexts, firsts)
         if any(context[: len(bad)] == bad for context in contexts for bad in self.poisons):
             self.num_failures += 1
@@ -156,7 +156,7 @@ class FakeRunner:
             if number == self.state_group:
                 continue
             ends = zip(group.tables, [step.positions[i] for i in firsts[:-1]], firsts[1:], strict=True)
-            for table, start, end in ends:  # after all writes: none may overwrite another's blocks
+            for table, start, end in ends:  # after all writes, so that overwritten blocks are noticed
                 self._read(table, contexts[end - 1], number, 0 if window is None else max(0, start + 1 - window))
         rows = range(len(token_ids)) if step.logit_rows is None else step.logit_rows
         prompts = {
@@ -186,7 +186,7 @@ class FakeRunner:
         self.slots = [None] * len(self.slots)
 
     def _change_states(self, step: StepInput, contexts: list[tuple[int, ...]], firsts: list[int]) -> None:
-        """Read the state before each chunk's tokens, then leave that after the last of its tokens in every block that these reach."""
+        """Check the state before each chunk, then store the state after its last token in every block that the chunk's tokens reach."""
         assert self.state_group is not None
         assert not step.checks_drafts, "a state cannot go back to the last accepted token"
         size, tables = self.block_size, step.groups[self.state_group].tables
@@ -196,7 +196,9 @@ class FakeRunner:
         ]
         for table, start, context in chunks:
             before = table[(start - 1) // size] * size if start else -1
-            assert not start or self.slots[before] == _content(context[:start], self.state_group), "not its state"
+            assert not start or self.slots[before] == _content(context[:start], self.state_group), (
+                "the block has the state of another prefix"
+            )
         for table, start, context in chunks:
             for place in range(start // size, (len(context) - 1) // size + 1):
                 block = table[place] * size
@@ -210,7 +212,7 @@ class FakeRunner:
                 self.memory.check(slot // self.block_size)
 
     def _penalty(self, row: ChoiceRow) -> int:
-        """Return the sum of the sequence's outputs, as they were counted."""
+        """Return the sum of the sequence's output tokens, from its counts."""
         if row.counts is None:
             return 0
         return sum(token * round(n) for token, n in zip(row.counts.token_ids, row.counts.num_outputs, strict=True))
@@ -220,7 +222,7 @@ class FakeRunner:
 
 
 def _content(context: tuple[int, ...], group: int) -> tuple[int, ...]:
-    """Return a slot's content: all that keys and values depend on."""
+    """Return the content of a slot: the values that determine its keys and values."""
     return (-group, *context) if group else context
 
 
@@ -251,7 +253,7 @@ def fake_engine(
 ) -> tuple[Engine, FakeRunner]:
     """Return an engine with a FakeRunner.
 
-    `num_blocks`: for each group of layers, on each of the ranks that have separate sequences.
+    `num_blocks` counts for each group of layers, on each of the ranks with separate sequences (`copies`).
     """
     in_all = copies * num_blocks * len(windows)
     runner = FakeRunner(in_all, block_size, None, depth, windows, copies, has_states)

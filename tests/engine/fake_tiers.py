@@ -1,4 +1,4 @@
-"""Tiers in memory for a FakeRunner: copies come late, come in part, or are lost, as a seed decides."""
+"""Fake tiers in memory for a FakeRunner: copies arrive late, in part or not at all, as a seed decides."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -23,7 +23,7 @@ class FakeTransfer:
 
     @property
     def is_done(self) -> bool:
-        """Tell whether it is done; each call brings the end nearer."""
+        """Tell whether the transfer has ended; each call advances it."""
         if self.polls > 0:
             self.polls -= 1
             self.tiers.advance(self)
@@ -31,7 +31,7 @@ class FakeTransfer:
 
 
 class FakeLookup(FakeTransfer):
-    """A lookup of names in the store."""
+    """A lookup of block names in the store."""
 
 
 class FakeTiers(Tiers):
@@ -46,7 +46,7 @@ class FakeTiers(Tiers):
         self.host: dict[bytes, Content] = {}
         self.disk: dict[bytes, Content] = {}
         self.store_of_all: dict[bytes, Content] = {}
-        self.in_store: set[bytes] = set()  # as known from lookups
+        self.in_store: set[bytes] = set()  # names that lookups have found
         self.waiting: dict[int, bytes] = {}
         self.pins: dict[Hashable, list[bytes]] = {}
         self.open: set[FakeTransfer] = set()
@@ -54,10 +54,10 @@ class FakeTiers(Tiers):
         self.handed_over: set[str] = set()
         self.num_lost = 0
 
-    # Called by the scheduler
+    # The functions below are called by the scheduler.
 
     def store(self, block: int, block_hash: bytes) -> None:
-        assert None not in self._content(block), "a block was called complete before it was"
+        assert None not in self._content(block), "a block was stored before it was complete"
         self.waiting[block] = block_hash
 
     def drop(self, block: int) -> None:
@@ -75,7 +75,7 @@ class FakeTiers(Tiers):
         return "disk" if name in self.disk else "store" if name in self.in_store else None
 
     def look_up(self, names: Sequence[bytes]) -> Transfer | None:
-        """Start a lookup. `place_of` knows the store's blocks when it is done, a few steps later or too late."""
+        """Start a lookup; when it ends, some steps later, `place_of` knows which blocks the store has."""
         if self.draw.random() < 0.2:
             return None
         return self._begin(FakeLookup(self, names, None, self.draw.randint(1, 4)))
@@ -89,7 +89,7 @@ class FakeTiers(Tiers):
         return self._begin(FakeTransfer(self, hashes, None, self.draw.randint(1, 4)))
 
     def ask(self, source: BlockSource, names: Sequence[bytes]) -> FakeTransfer | None:
-        """Fetch blocks from a source, which has those in `peers`."""
+        """Start a fetch from another host, which has the blocks in `peers`."""
         return self._begin(FakeTransfer(self, names, None, self.draw.randint(1, 4)))
 
     def begin_hand_over(self, hand_over: str) -> None:
@@ -125,7 +125,7 @@ class FakeTiers(Tiers):
     def unpin(self, owner: Hashable) -> None:
         self.pins.pop(owner, None)
 
-    # Called by the engine
+    # The functions below are called by the engine.
 
     def begin_stores(self, everything: bool) -> None:
         for block in list(self.waiting):
@@ -144,10 +144,10 @@ class FakeTiers(Tiers):
     def close(self) -> None:
         self.reset()
 
-    # Called by a transfer
+    # Called by a transfer.
 
     def advance(self, transfer: FakeTransfer) -> None:
-        """Let one block or more arrive; the last poll ends the transfer."""
+        """Let some blocks arrive; the last call ends the transfer."""
         if transfer.is_ended:
             return
         last = transfer.polls == 0
@@ -157,7 +157,7 @@ class FakeTiers(Tiers):
                 self._end(transfer)
             return
         if last and self.draw.random() < 0.15:
-            self.num_lost += 1  # the rest was damaged
+            self.num_lost += 1  # the remaining blocks count as damaged
         else:
             end = len(transfer.hashes) if last else self.draw.randint(transfer.num_blocks, len(transfer.hashes))
             while transfer.num_blocks < end and self._bring(transfer, transfer.num_blocks):
@@ -196,7 +196,7 @@ class FakeTiers(Tiers):
         assert None not in content
         if self.runner.memory is not None:
             self.runner.memory.check(block)
-        assert self.host.get(block_hash, content) == content, "one name for two contents"
+        assert self.host.get(block_hash, content) == content, "two contents have the same name"
         self.host[block_hash] = content
         if self.has_disk and self.draw.random() < 0.5:
             self.disk[block_hash] = content

@@ -1,7 +1,5 @@
-"""A tiny checkpoint or more of every model family.
-
-Sizes are awkward on purpose; windows are shorter than the tests' prompts, so that every path crosses them. A new family
-adds its row here, and every test of paths runs over it.
+"""Configs of tiny checkpoints of every model family. Sizes are awkward on purpose, and windows are shorter than the tests' prompts. A new family adds
+a row here, and all tests of paths include it.
 """
 
 from pathlib import Path
@@ -59,7 +57,7 @@ UNSET = (
     "q_lora_rank",
     "attn_logit_softcapping",
     "final_logit_softcapping",
-)  # None is a valid value of these
+)  # settings for which None is a valid value
 YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64
 }  # fmt: skip
@@ -68,7 +66,8 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 11, "moe_intermediate_size": 27,
 }  # fmt: skip
 
-# With weights twice as large transformers' own fp32 is off its fp64 by 4e-4: short keys are normalised, and a state carries what that amplifies.
+# Small weights: with weights twice as large, fp32 and fp64 in transformers differ by 4e-4. Normalising short keys amplifies errors, and states keep
+# them.
 DELTA: dict[str, Any] = {
     "initializer_range": 0.1,
     "linear_num_key_heads": 1, "linear_num_value_heads": 3, "linear_key_head_dim": 6, "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4,
@@ -81,7 +80,7 @@ _MAMBA: dict[str, Any] = {
 
 
 def config(kind: type[PreTrainedConfig], **changes: Any) -> PreTrainedConfig:
-    """Return a configuration; None leaves a setting to the family's own default."""
+    """Return a config with awkward sizes; a setting that is None keeps the family's default."""
     return kind(**{key: value for key, value in (AWKWARD | changes).items() if value is not None or key in UNSET})
 
 
@@ -158,7 +157,7 @@ MODELS: dict[str, PreTrainedConfig] = {
         num_local_experts=5,
         num_experts_per_tok=3,
         sliding_window=15,
-        swiglu_limit=0.5,  # low enough to be reached
+        swiglu_limit=0.5,  # low enough to have an effect
         rope_parameters=YARN | {"truncate": False, "beta_fast": 8.0},
     ),
     "gpt-oss, no biases, window in layer 2, tied": config(
@@ -250,7 +249,7 @@ MODELS: dict[str, PreTrainedConfig] = {
         attn_temperature_tuning=False,
     ),
 }
-# Each further family in two shapes, with its differences from those above. The quick tests take them along one path, the sweeps along every one.
+# Further families, most in two shapes. Quick tests take each along one path, slow sweeps along every path.
 _LITE = LATENT | {"num_attention_heads": 5, "num_key_value_heads": 5, "v_head_dim": 16, "q_lora_rank": None}
 FURTHER: dict[str, PreTrainedConfig] = {
     "phi3, fused, six heads over two": config(Phi3Config, hidden_size=60, head_dim=None, sliding_window=None),
@@ -311,7 +310,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
         hidden_activation="gelu_pytorch_tanh",
         sliding_window=12,
         query_pre_attn_scalar=7,
-        attn_logit_softcapping=2.0,  # low enough to be reached
+        attn_logit_softcapping=2.0,  # low enough to have an effect
         final_logit_softcapping=3.0,
         tie_word_embeddings=True,
     ),
@@ -507,7 +506,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     ),
     "deepseek-v2, best of two of four groups, yarn": config(
         DeepseekV2Config,
-        **LATENT | {"qk_nope_head_dim": 10},  # transformers' rotation needs an even number before the rotated ones
+        **LATENT | {"qk_nope_head_dim": 10},  # transformers needs an even number of unrotated dimensions
         n_routed_experts=12,
         num_experts_per_tok=3,
         n_group=4,
@@ -692,7 +691,7 @@ FURTHER: dict[str, PreTrainedConfig] = {
     ),
 }
 SWEPT = [pytest.param(name, marks=pytest.mark.slow) for name in FURTHER]
-# Further families whose every part the C library computes.
+# Further families that the C library can compute completely.
 FURTHER_RECORDED = (
     "phi3, fused, six heads over two",
     "seed-oss, biased before attention",
@@ -701,7 +700,7 @@ FURTHER_RECORDED = (
 SEVERAL_TABLES = (
     "qwen3, biased, windows from layer 1",
     "gemma3, windows but in layer 2, tied",
-)  # of those that are dense
+)  # dense families whose layers need several block tables
 PACKED = "gpt-oss, experts in mxfp4"
 
 

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints with vision towers, images of awkward sizes, and `transformers`' results for both."""
+"""Tiny random checkpoints with vision towers, images of awkward sizes, and the results of `transformers` for these."""
 
 import io
 import json
@@ -34,7 +34,7 @@ from pilotlight.engine.vision.picture import prepare_image
 from tests.checkpoints import AWKWARD
 from tests.engine.families import DELTA, LATENT, config
 
-PLACEHOLDER, MARKER = 9, 5  # Kimi's marker is its placeholder
+PLACEHOLDER, MARKER = 9, 5  # token ids; only Llama 4 has a marker other than its placeholder
 TOKENS = {
     "<|image|>": 5,
     "<|image_start|>": 6,
@@ -57,19 +57,19 @@ FAMILIES = (
 
 
 class VisionCheckpoint(NamedTuple):
-    """A written checkpoint, and the model that wrote it."""
+    """A written checkpoint and its model."""
 
     directory: Path
     model: PreTrainedModel
     sizes: ImageSizes
 
     def prompt(self, token_ids: list[int], *files: bytes) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Lay out a prompt; -1 marks each image."""
+        """Return the prompt of `token_ids`, in which -1 marks an image, and its images."""
         placeholders = ImagePlaceholders.from_checkpoint(self.directory, TOKENS.get)
         assert placeholders is not None
         marker = MARKER if self.is_tiled else PLACEHOLDER
         images = [SizedImage(*Image.open(io.BytesIO(file)).size, digest(file), file) for file in files]
-        # The templates of models that rotate images by row and column write tokens around each.
+        # Models that rotate images by row and column have tokens around each image in their templates.
         around = [6, marker, 7] if isinstance(self.sizes, ScaledImages) else [marker]
         laid, placed = placeholders.expand(
             [each for token in token_ids for each in (around if token == -1 else [token])], images
@@ -102,19 +102,19 @@ class VisionCheckpoint(NamedTuple):
 
 
 class ModelWithImages(NamedTuple):
-    """The reference model, with these images in its prompts."""
+    """The reference model as a function of token ids, with fixed images."""
 
     model: PreTrainedModel
     inputs: dict[str, torch.Tensor]
 
     def __call__(self, token_ids: torch.Tensor) -> Any:
-        if self.model.config.model_type.startswith(("qwen", "glm")):  # which rotate images by row and column
+        if self.model.config.model_type.startswith(("qwen", "glm")):  # these rotate images by row and column
             return self.model(token_ids, mm_token_type_ids=(token_ids == PLACEHOLDER).int(), **self.inputs)
         return self.model(token_ids, **self.inputs)
 
 
 def _padded(pieces: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return images as Pixtral's processor does, all of the largest size."""
+    """Return the inputs of Pixtral's processor for images: all padded to the largest size."""
     wholes = [piece.float().unflatten(2, (3, 6, 6)).permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2) for piece in pieces]
     sizes = torch.tensor([whole.shape[1:] for whole in wholes])
     height, width = sizes.amax(0).tolist()
@@ -123,7 +123,7 @@ def _padded(pieces: list[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _in_squares(patches: torch.Tensor) -> torch.Tensor:
-    """Return patches [rows, columns, 3 * 36] as Qwen's processor orders them: by squares of four, each twice for two moments."""
+    """Return patches [rows, columns, 3 * 36] in the order of Qwen's processor: in squares of four, each patch twice, as two frames."""
     rows, columns, _ = patches.shape
     squares = patches.view(rows // 2, 2, columns // 2, 2, 3, 1, 36).transpose(1, 2)
     return squares.expand(-1, -1, -1, -1, -1, 2, -1).reshape(rows * columns, -1)
@@ -136,7 +136,7 @@ def digest(file: bytes) -> bytes:
 
 
 def picture(width: int, height: int, seed: int = 0, kind: str = "PNG", mode: str = "RGB") -> bytes:
-    """Return a file of random colours in soft shapes."""
+    """Return an image file with random colours in coarse squares."""
     generator = torch.Generator().manual_seed(seed)
     channels = {"L": 1, "RGB": 3, "RGBA": 4}[mode]
     coarse = torch.rand(1, channels, 1 + height // 5, 1 + width // 5, generator=generator)
@@ -148,7 +148,7 @@ def picture(width: int, height: int, seed: int = 0, kind: str = "PNG", mode: str
 
 
 def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
-    """Write a checkpoint of awkward sizes with its vision tower."""
+    """Write a checkpoint of awkward sizes with a vision tower."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = _MAKERS[name]().float().eval()
@@ -161,7 +161,7 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
                 elif key.endswith("bias") or "position_embeddings" in key or "pos_embed" in key:
                     parameter.copy_(torch.randn_like(parameter) * 0.2)
             model.get_output_embeddings().weight[PLACEHOLDER] = (
-                0.0  # never the best: the reference would look for its image
+                0.0  # never sampled: the reference would expect an image
             )
             for key, buffer in model.named_buffers():
                 if key.endswith("e_score_correction_bias"):
@@ -187,7 +187,7 @@ def write_vision(directory: Path, name: str, seed: int = 0) -> VisionCheckpoint:
     return VisionCheckpoint(directory, model, sizes)
 
 
-# Names that `transformers` saves differently from the published checkpoint of K2.5.
+# Prefixes of names as `transformers` saves them, and those of the published checkpoint of Kimi K2.5.
 SAVED_NAMES = {
     "language_model.model.blocks.": "language_model.model.layers.",
     "vision_tower.encoder.patch_embed.": "vision_tower.patch_embed.",

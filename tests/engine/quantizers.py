@@ -1,6 +1,5 @@
-"""A quantizer of the matrices in a checkpoint of transformers, by the formats' published descriptions; the model is rounded alike.
-
-Written number by number, independently of the engine's unpacking.
+"""Quantizers of checkpoints, from the published descriptions of the formats; the reference model gets the same rounded values. They do not use the
+engine's code.
 """
 
 import json
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 from tests.checkpoints import write_checkpoint
 from tests.engine.families import config
 
-Parts = tuple[dict[str, Tensor], Tensor]  # a matrix's tensors, and its values
+Parts = tuple[dict[str, Tensor], Tensor]  # tensors of a quantized matrix, and its rounded values
 Quantizer = Callable[[Tensor], Parts]
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -30,7 +29,7 @@ def write_quantized(
     left_alone: str = "lm_head",
     **changes: Any,
 ) -> PreTrainedModel:
-    """Write a tiny checkpoint with quantized linear layers, except the head, routers and those whose name contains `left_alone`."""
+    """Write a tiny checkpoint whose linear layers are quantized, except the head, routers, and layers whose name contains `left_alone`."""
     sizes = {
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -56,7 +55,7 @@ def write_quantized(
 
 
 def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Separate Llama 4's experts: quantizers do not know its stacks, [experts, columns, rows], gates beside ups."""
+    """Separate the experts of Llama 4, which are stacked as [experts, columns, rows] with gates beside ups: quantizers write them one by one."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         stem, _, part = name.rpartition(".")
@@ -71,9 +70,9 @@ def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
-    """Replace a parameter's values.
+    """Replace the values of a parameter.
 
-    Newer versions of transformers keep all experts in one parameter, and write them one by one.
+    Newer versions of transformers keep all experts in one parameter, but save them one by one.
     """
     if name in parameters:
         parameters[name].data.copy_(values)
@@ -91,7 +90,8 @@ def put(parameters: dict[str, Tensor], name: str, values: Tensor) -> None:
 
 
 def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
-    """Pack codes [rows, n] of 0 to 15 into words [rows, n / 8] int32; code i of a word, from its lowest bits, is that of column order[i]."""
+    """Pack codes 0 to 15, [rows, n], into int32 words [rows, n / 8]. Code i of a word, counted from the lowest bits, is that of column order[i] of
+    its eight."""
     rows, n = codes.shape
     padded = torch.cat((codes, torch.zeros(rows, -n % 8, dtype=codes.dtype)), dim=1).long()
     packed = torch.zeros(rows, padded.shape[1] // 8, dtype=torch.int64)
@@ -103,9 +103,9 @@ def words(codes: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
 def rounded(
     weight: Tensor, group: int, symmetric: bool, g_idx: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Round weight [rows, columns].
+    """Round a matrix [rows, columns] to four bits.
 
-    Returns codes 0 to 15, scales and zeros [rows, groups], and the values that they represent.
+    Returns codes 0 to 15, scales and zeros [rows, groups], and the rounded values.
     """
     columns = weight.shape[1]
     g_idx = torch.arange(columns) // group if g_idx is None else g_idx
@@ -121,7 +121,7 @@ def rounded(
             low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
             scale = (high - low) / 15
             zero = (-low / scale).round().clamp(1, 15).long()
-        scale = scale.half().float()  # as it is stored
+        scale = scale.half().float()  # stored in fp16
         code = ((part / scale[:, None]).round() + zero[:, None]).clamp(0, 15).long()
         codes[:, g_idx == i], scales[:, i], zeros[:, i] = code, scale, zero
         values[:, g_idx == i] = (code - zero[:, None]).float() * scale[:, None]
@@ -182,7 +182,7 @@ def int8(weight: Tensor, group: int | None = None, in_words: bool = True) -> Par
 
 
 def scattered_groups(columns: int, group: int) -> Tensor:
-    """Return the same groups for all matrices with as many columns, as matrices with the same input have."""
+    """Return scattered groups that depend only on the number of columns: matrices with the same input have the same groups."""
     return (torch.arange(columns) // group)[torch.randperm(columns, generator=torch.Generator().manual_seed(columns))]
 
 
@@ -203,7 +203,7 @@ def fp8(
 
 
 def fp8_rounded(x: Tensor) -> Tensor:
-    """Round activations as FP8 products do: rows of up to 128 columns with one scale, longer ones with one for every 128."""
+    """Round activations as FP8 products do: with one scale for each row, or for every 128 columns if there are 192 or 320."""
     parts = x.split(128 if x.shape[-1] in (192, 320) else x.shape[-1], dim=-1)
     scales = [part.abs().amax(-1, keepdim=True) / 448 for part in parts]
     return torch.cat(
@@ -212,7 +212,7 @@ def fp8_rounded(x: Tensor) -> Tensor:
 
 
 def pack_quantized(**weights: Any) -> dict[str, Any]:
-    """Return compressed-tensors' quantization_config."""
+    """Return a quantization_config of compressed-tensors."""
     described = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True} | weights
     form = "pack-quantized" if described["type"] == "int" else "float-quantized"
     return {

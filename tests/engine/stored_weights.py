@@ -1,4 +1,4 @@
-"""A loader of tensors that a test writes itself: whole, or as one rank's part."""
+"""A loader for tensors that a test has written: whole ones, or the part of one rank."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +31,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     fused: tuple[FusedRows, ...] = (),
 ) -> T:
-    """Load tensors. Raises CheckpointError for tensors that were not requested."""
+    """Load the weights that `ask` requests. Raises CheckpointError if other tensors are in the directory."""
     checkpoint = open_divided(directory, fused)
     storage = CheckpointStorage(checkpoint, on_device(CPU))
     asked = ask(WeightLoader(storage, dtype, CPU, format, keeps_packed, shard))

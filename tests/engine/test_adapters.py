@@ -1,4 +1,4 @@
-"""Adapters of a model: its distributions are those of PEFT's merged weights, in any batch and on every path of a sequence."""
+"""Adapters: distributions are those of the weights merged by PEFT, in any batch and on every path of a sequence."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 class Written(NamedTuple):
     base: Path
     model: PreTrainedModel
-    adapters: dict[Path | None, PreTrainedModel]  # None is the base itself
+    adapters: dict[Path | None, PreTrainedModel]  # merged models; None is the base
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def requests(llama: Written, times: int = 1, **sampling: Any) -> list[tuple[Submit, Path | None]]:
-    """Ask for each adapter, and for none: the same prompts, so that nothing may be shared that must not be."""
+    """Return requests for each adapter and for the base. Their prompts are equal, so that wrongly shared blocks are noticed."""
     settings = {"max_tokens": 12, "num_logprobs": 3} | sampling
     return [
         (adapted(submit(f"{directory and directory.name} {i}", random_prompt(20 + 13 * i, seed=i), **settings), directory), directory)
@@ -65,7 +65,7 @@ def requests(llama: Written, times: int = 1, **sampling: Any) -> list[tuple[Subm
 
 
 def alone(llama: Written, messages: list[Submit], **options: Any) -> dict[str, Heard]:
-    """Answer each request by itself, on a new engine."""
+    """Return the answer to each request alone, on a new engine."""
     return {message.sequence_id: one(load_engine(llama.base, **options), message) for message in messages}
 
 
@@ -79,7 +79,7 @@ def each_alone(llama: Written, arithmetic: str) -> dict[str, Heard]:
 
 
 def assert_same(actual: dict[str, Heard], expected: dict[str, Heard]) -> None:
-    """Compare tokens, and log-probabilities as far as a prompt's products agree whatever rows they have."""
+    """Compare tokens exactly, and log-probabilities within the rounding differences of other batch sizes."""
     assert {name: (h.token_ids, h.error) for name, h in actual.items()} == {
         name: (h.token_ids, h.error) for name, h in expected.items()
     }
@@ -215,7 +215,7 @@ def test_recorded_steps_are_those_with_adapters_and_those_without(llama: Written
     one(engine, plain)
     assert graphs.num_graphs == 1
     told = one(engine, adapted(plain, first)).token_ids
-    graphs = engine.runner.graphs  # the first adapter created the slots
+    graphs = engine.runner.graphs  # the first adapter created the slots, and new graphs
     assert graphs is not None
     assert graphs.num_graphs == 1
     assert one(engine, adapted(plain, first)).token_ids == told

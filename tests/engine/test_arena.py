@@ -36,6 +36,8 @@ def test_models_of_two_types_see_the_same_bytes() -> None:
     arena = Arena(1 << 20, CPU)
     floats, halves = arena.span(0, 1 << 20).view(torch.float32), arena.span(0, 1 << 20).view(torch.bfloat16)
     floats[: arena.slab_bytes // 4] = 1.0
-    assert int(halves[: arena.slab_bytes // 2].count_nonzero()) == arena.slab_bytes // 4, "the upper halves of 1.0"
+    assert int(halves[: arena.slab_bytes // 2].count_nonzero()) == arena.slab_bytes // 4, (
+        "only the upper half of each 1.0 is not zero"
+    )
     arena.clear(0)
     assert not halves.any()

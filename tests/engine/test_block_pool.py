@@ -19,7 +19,7 @@ def test_the_block_unused_for_longest_is_evicted_first() -> None:
         pool.release([block])
     first = [pool.find(bytes([blocks[0] or 0]), -1)]
     pool.hold(first)
-    pool.release(first)  # used again: now the newest
+    pool.release(first)  # used again, so it is now the most recent
     assert pool.allocate() == blocks[1]
     assert not pool.has(bytes([blocks[1] or 0]))
     pool.assert_consistent()
@@ -80,7 +80,7 @@ def test_a_block_without_holders_after_all_is_free_and_its_content_is_not_found(
     assert not pool.has(b"doubtful")
     assert (pool.num_holders(shared), pool.num_available) == (2, 1)
     pool.recount(doubtful, 3)
-    assert pool.num_holders(doubtful) == 0, "it is free: no count is in doubt"
+    assert pool.num_holders(doubtful) == 0, "a free block has no holders"
     pool.assert_consistent()
 
 
@@ -101,9 +101,9 @@ ACTIONS = [
 
 
 class PlainPool:
-    """The expected state of a pool of two shares, by looking at every block.
+    """The expected state of a pool of two shares, computed by a look at every block.
 
-    The choice among evictable ones is EvictionOrder's.
+    The choice among evictable blocks is left to EvictionOrder.
     """
 
     def __init__(self, present: set[int], can_lend: list[int]) -> None:
@@ -164,9 +164,9 @@ def test_every_block_is_held_evictable_or_free_and_found_by_its_name(actions: li
         share, held = n % 2, sorted(plain.holds.elements())
         block = held[n % len(held)] if held else None
         if action == "allocate":
-            taken = pool.allocate(share)  # it borrows only if none of its share is free
+            taken = pool.allocate(share)  # borrows only if no block of the share is free
             if free := plain.free(share):
-                assert taken == free[0], "low numbers go first"
+                assert taken == free[0], "the lowest free block is taken"
             elif taken is None:
                 assert not plain.evictable(share)
             else:
@@ -236,7 +236,7 @@ def test_a_held_block_cannot_be_removed_and_lent_ones_are_reclaimed_before_evict
     may_lend = True
     assert pool.allocate() == 1
     assert pool.find(b"cached", -1) == block
-    assert pool.allocate() == block, "there is nothing to borrow any more: now what is cached goes"
+    assert pool.allocate() == block, "with nothing left to borrow, a cached block is evicted"
 
 
 def test_blocks_are_handed_out_from_below_in_whatever_order_they_come() -> None:
@@ -270,24 +270,24 @@ def test_what_was_found_again_outlasts_a_scan_in_blocks_that_were_lent() -> None
     assert [pool.find(bytes([number]), -1) for number in range(4)] == hot
     pool.remove_blocks([block for block in range(10) if block not in hot])
     cached(range(40, 42))
-    assert sum(pool.has(bytes([number])) for number in range(4)) == 3, "one of four may be a newcomer's"
+    assert sum(pool.has(bytes([number])) for number in range(4)) == 3, "at most one of the four may be evicted"
 
 
 def test_a_share_has_blocks_and_names_of_its_own() -> None:
     pool = BlockPool(6, num_shares=2)
     mine, theirs = [pool.allocate(1) for _ in range(3)], pool.allocate(0)
     assert (mine, theirs) == ([1, 3, 5], 0)
-    assert pool.allocate(1) is None, "the free blocks are the other share's"
+    assert pool.allocate(1) is None, "the free blocks belong to the other share"
     assert (pool.num_available_in(0), pool.num_available_in(1), pool.num_available) == (2, 0, 2)
     assert (pool.num_held_in(0), pool.num_held_in(1)) == (1, 3)
     assert pool.register(1, b"name")
-    assert pool.register(0, b"name"), "each share finds its own"
+    assert pool.register(0, b"name"), "each share has its own names"
     assert not pool.register(3, b"name")
     assert (pool.find(b"name", -1, 0), pool.find(b"name", -1, 1)) == (0, 1)
     assert (pool.is_found(1, b"name"), pool.is_found(3, b"name")) == (True, False)
     pool.release([1, 3])
     assert pool.allocate(1) == 3
-    assert pool.allocate(1) == 1, "now what is cached goes"
+    assert pool.allocate(1) == 1, "a cached block is evicted last"
     assert not pool.has(b"name", 1)
     assert pool.has(b"name", 0)
     pool.release([0])
@@ -348,7 +348,7 @@ def test_every_block_in_which_an_image_lies_is_named_by_it_and_by_its_part_of_it
     root, tokens = chain_root(b"", CacheIdentity("m", "float32", 4)), [7] * 12
 
     def own(number: int, *images: SequenceImage) -> bytes:
-        """Return the hash of one block after the same beginning."""
+        """Return the hash of block `number` with these images, after blocks without images."""
         hashes = chain(root, tokens)[:number]
         extend_chain(hashes, root, tokens[: 4 * (number + 1)], 4, images)
         return hashes[-1]
@@ -360,4 +360,6 @@ def test_every_block_in_which_an_image_lies_is_named_by_it_and_by_its_part_of_it
         names = {own(number), own(number, image(b"one")), own(number, image(b"two"))}
         assert len(names) == (3 if number in blocks else 1), number
     if start:
-        assert own(max(blocks), image(b"one")) != own(max(blocks), image(b"one", start - 1)), "another part of it"
+        assert own(max(blocks), image(b"one")) != own(max(blocks), image(b"one", start - 1)), (
+            "another part of an image must give another hash"
+        )

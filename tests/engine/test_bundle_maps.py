@@ -1,4 +1,4 @@
-"""Maps of bundles in memory: kept while models sleep, registered with a device, released with their files."""
+"""Memory maps of bundles: they are kept while models sleep, registered with a device, and released with their files."""
 
 import os
 from collections.abc import Callable
@@ -33,7 +33,7 @@ REQUEST = submit("a", random_prompt(30, seed=3), max_tokens=3)
 
 
 class FakeRegistered:
-    """Memory from which a device may copy the part `covered` so far."""
+    """Fake registered memory: a device may copy its first `covered` bytes."""
 
     made: ClassVar["list[FakeRegistered]"] = []
 
@@ -90,7 +90,7 @@ def test_what_is_registered_as_a_whole_is_copied_across_the_edges_of_pieces(
         register(file, CPU)
         assert not copy_registered(file, into, CPU), "none of it is registered yet"
         registered[0].covered = file.bundle.size - 1
-        assert not copy_registered(file, into, CPU), "its end is not"
+        assert not copy_registered(file, into, CPU), "the end is not registered yet"
         registered[0].covered = file.bundle.size
         assert copy_registered(file, into, CPU)
     assert all(torch.equal(into[name], tensor) for name, tensor in written.items())
@@ -107,7 +107,7 @@ def test_what_is_copied_comes_behind_what_was_launched_and_few_copies_are_under_
         assert copy_registered(file, empty_like(written), CPU)
     assert stream.events[0] == "wait for mark 1"
     between = "".join(event[0] for event in stream.events[1:]).split("w")
-    assert len(stream.copied) > 300, "pieces of 1,000 bytes"
+    assert len(stream.copied) > 300, "copies are made in pieces of 1,000 bytes"
     assert max(map(len, between)) == 10
     assert not stream.queue
 
@@ -115,7 +115,7 @@ def test_what_is_copied_comes_behind_what_was_launched_and_few_copies_are_under_
 def test_a_device_that_fails_has_no_copy_under_way_when_its_error_is_raised(
     tmp_path: Path, written: dict[str, torch.Tensor], registered: list[FakeRegistered], stream: FakeCopyStream
 ) -> None:
-    """The memory that it would write to is then free, and may be another model's."""
+    """No copy may still write to the memory: it is freed after the error, and may belong to another model."""
     stream.num_until_failure = 7
     with BundleFile.open(tmp_path / "a") as file:
         register(file, CPU)
@@ -189,7 +189,7 @@ def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_llama(tmp_path / "model")
-    weights = Path("/dev/shm") / f"prewarmed-{os.getpid()}"  # from a file on a disk a GPU reads nothing by itself
+    weights = Path("/dev/shm") / f"prewarmed-{os.getpid()}"  # a GPU cannot read directly from a file on a disk
     spec = ModelSpec("tiny", str(tmp_path / "model"), weights_file=str(weights), is_awaited=True)
     memory = make_kv_memory(CONFIG)
     first = load_model(spec, CONFIG, memory)
@@ -199,11 +199,11 @@ def test_a_prewarmed_host_loads_by_one_copy_and_answers_the_same(
     assert wait_registered(30)
     monkeypatch.setattr("pilotlight.engine.weights.load.fill", lambda jobs, tasks, report: _none(jobs))
     again = load_model(spec, CONFIG, memory)
-    assert "warm_up" not in dict(again.engine.info.load_phases), "its first prompt proves as much"
+    assert "warm_up" not in dict(again.engine.info.load_phases), "an awaited model needs no warm-up"
     assert one(again.engine, REQUEST).logprobs == expected.logprobs
     again.close()
     weights.unlink()
 
 
 def _none(jobs: object) -> None:
-    assert not jobs, "weights are read that the device reaches by itself"
+    assert not jobs, "weights were read, although the device can copy them itself"

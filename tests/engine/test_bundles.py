@@ -1,4 +1,4 @@
-"""Bundles as files: they are read back as written, other safetensors readers understand them, and every damage is noticed."""
+"""Bundle files: they are read back as written, other readers of safetensors understand them, and every damage is noticed."""
 
 import json
 import math
@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def write(path: Path, bundle: Bundle) -> dict[str, torch.Tensor]:
-    """Write a bundle filled with numbers that identify their place."""
+    """Write a bundle filled with counting numbers; return its tensors."""
     written = {}
     with new_bundle(path, bundle) as new:
         for place in bundle.tensors:
@@ -69,7 +69,7 @@ def test_a_bundle_is_read_back_and_is_an_ordinary_safetensors_file(tmp_path: Pat
 
 
 def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: Path) -> None:
-    """CUDA loads this way, as it can use nothing in place."""
+    """CUDA loads this way, as it cannot use files in place."""
     bundle = lay_out(IDENTITY, FACTS, WANTED)
     written = write(tmp_path / "a", bundle)
     device = LateDevice()
@@ -78,9 +78,11 @@ def test_a_device_gets_each_tensor_from_the_file_through_its_buffers(tmp_path: P
         taken = {name: storage.take(name, tensor.shape, tensor.dtype) for name, tensor in written.items()}
         jobs = [
             job._replace(make=lambda into, staged: into.copy_(staged)) for job in storage.jobs
-        ]  # not directly into host memory
+        ]  # through a buffer, not directly into host memory
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pilotlight.engine.weights.filling.is_finite", lambda values: True)  # the copies follow later
+            patch.setattr(
+                "pilotlight.engine.weights.filling.is_finite", lambda values: True
+            )  # not checked: the copies follow later
             fill(jobs, copier=device)
     assert device.num_copies >= len(written)
     assert all(torch.equal(taken[name], tensor) for name, tensor in written.items())
@@ -192,7 +194,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_the_next_one_keeps(tmp_path
         assert writer.stdout.readline() == b"half way\n"
         (partial,) = tmp_path.iterdir()
         assert partial.name.endswith(".partial")
-        # While its writer lives it is left alone.
+        # A partial file stays while its writer lives.
         write(path, lay_out(IDENTITY, FACTS, WANTED[:1]))
         assert sorted(tmp_path.iterdir()) == sorted([path, partial])
         writer.send_signal(signal.SIGKILL)
@@ -210,7 +212,7 @@ def test_a_failure_in_the_middle_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_file_system(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of half a MiB in memory."""
+    """Mount a tmpfs of half a MiB; skip the test without the right to."""
     mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "none", str(tmp_path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root may mount a small file system")
@@ -250,7 +252,7 @@ def test_a_bundle_in_huge_pages_has_the_same_bytes(
     given: list[int] = []
     if num_pages is not None:
         monkeypatch.setattr(pages, "make_huge", lambda *where: given.append(1) or len(given) <= num_pages)
-    # the header, three and a half pages, and a tensor across a page boundary
+    # the header, tensors of three and a half pages, and one across a page boundary
     wanted = [
         *WANTED,
         TensorSpec("large", "U8", (5 * pages.HUGE_PAGE // 2,)),

@@ -1,4 +1,4 @@
-"""Classes of texts and pairs compared with `transformers`, along the paths of the scheduler, and refusals."""
+"""Classifiers of texts and pairs of texts, compared with `transformers` along the paths of the scheduler, and refusals."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_a_chunked_text_agrees(tmp_path: Path, budget: int) -> None:
         if classifier.is_decoder:
             model = write_classifier(tmp_path / name, classifier)
             engine = load_engine(tmp_path / name, max_num_batched_tokens=budget)
-            for length in (61, 75):  # the second one begins like the first, whose blocks it finds
+            for length in (61, 75):  # the second prompt finds the cached blocks of the first
                 prompt = random_prompt(61, seed=2) + random_prompt(length - 61, seed=3)
                 heard = one(engine, submit(str(length), prompt, pooling="last"))
                 assert_agrees(heard, reference_logits(model, classifier, prompt))
@@ -128,7 +128,7 @@ def test_a_model_without_modules_answers_by_the_tokens_that_its_config_names(tmp
     classifier = CLASSIFIERS["qwen3, yes or no"]
     model = write_classifier(tmp_path, classifier)
     (tmp_path / "modules.json").unlink()
-    assert load_engine(tmp_path).info.pooling is None, "it generates unless something says that it does not"
+    assert load_engine(tmp_path).info.pooling is None, "a model generates unless its files name another task"
     write_tokenizer(tmp_path)
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     words = {token_id: word for word, token_id in vocabulary.items()}

@@ -1,4 +1,4 @@
-"""Files of `pack --lossless`: a third smaller for trained weights, and bit-exact on every way to read them; damage is named by its chunk."""
+"""Files of `pack --lossless`: a third smaller for trained weights, bit-exact however they are read, and errors name the damaged chunk."""
 
 import hashlib
 from pathlib import Path
@@ -40,7 +40,7 @@ def memory() -> KvMemory:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code every matrix, however small, in several chunks, and move without pauses."""
+    """Encode even small matrices, in several chunks, and relocate without pauses."""
     monkeypatch.setattr(packed, "_LEAST_CODED_BYTES", 512)
     monkeypatch.setattr(packed, "_WORTH", 100.0)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
@@ -84,7 +84,7 @@ def test_a_billion_values_come_back_from_chunks_and_from_12_bits() -> None:
     while num_checked < 10**9:
         words = torch.randint(-(1 << 15), 1 << 15, (1 << 20,), generator=generator, dtype=torch.int16)
         trained = (torch.randn(1 << 20, generator=generator) * 0.02).to(torch.bfloat16).view(torch.int16)
-        # Any bits; trained values; those with some values of any bits; and the same exponent almost everywhere.
+        # Random bits; trained values; trained values with some random bits; and values with mostly one exponent.
         for kind in (
             words,
             trained,

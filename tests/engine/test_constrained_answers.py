@@ -1,4 +1,4 @@
-"""Answers that follow a grammar, computed by a real model: each conforms in all circumstances, without effect on others."""
+"""Answers that follow a grammar, by the embedded model: each conforms in all circumstances, and other answers are unaffected."""
 
 import json
 from typing import Any
@@ -190,7 +190,7 @@ def test_an_answer_that_can_do_without_its_grammar_continues_when_that_fails(mon
 
 
 def test_a_call_that_is_not_required_has_no_key_that_its_tool_lacks() -> None:
-    """The model may guess at random: half of its text between the tags follows nothing else."""
+    """The calls follow the schema although the model samples at random."""
     answers = AnswerFormat.of(TOKENIZER, ChatTemplate.from_directory(HERE))
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Lisbon"]}}, "additionalProperties": False}
     rules = AnswerRules((CallableTool("weather", schema, is_lenient=True),), may_be_text=True)
@@ -226,7 +226,7 @@ def test_one_that_waits_for_its_grammar_can_be_aborted_and_delays_no_other() -> 
 
 
 class HalfRight(EachAlone):
-    """A drafter of tokens that the grammar forces now and then, and of forbidden ones."""
+    """A drafter that proposes tokens that a grammar sometimes forces, then forbidden ones."""
 
     def propose(self, sequence: Any, most: int) -> tuple[int, ...]:
         drafts = (*TOKENIZER.encode('{"name":'), *TOKENIZER.encode("zzz"))
@@ -261,5 +261,5 @@ def test_an_answer_does_not_end_before_it_has_the_tokens_it_was_to_have() -> Non
     assert one(engine, cut).token_ids == long.token_ids[20:]
     number = Constraint("regex", "[0-9]{2}")
     both = one(engine, replace(asked("b", number), sampling=replace(asked("b", number).sampling, min_tokens=10)))
-    assert (len(text_of(both)), both.finish_reason) == (2, "stop")  # a complete document has to end
+    assert (len(text_of(both)), both.finish_reason) == (2, "stop")  # a complete document ends in spite of min_tokens
     engine.close()

@@ -1,6 +1,5 @@
-"""Recording a step as a CUDA graph, with a stand-in for torch.cuda that knows streams and captures and no device.
-
-Beside threads that load, and with a capture that fails.
+"""Recording a step as a CUDA graph, with a fake torch.cuda that knows only streams and captures: beside threads that load, and with captures that
+fail.
 """
 
 from collections.abc import Iterator
@@ -18,8 +17,8 @@ from pilotlight.engine.execution.decode_graphs import CudaRecorder
 class FakeCuda:
     """A fake of torch.cuda.
 
-    `fails`: the part that raises in the next capture, "forward" or "end". It has no function that would disturb other threads, or wait for the
-    device.
+    `fails` is the part that raises in the next capture, "forward" or "end". Functions that disturb other threads or wait for the device are missing,
+    so that their use fails.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ def test_a_recording_forbids_other_threads_nothing_and_waits_for_no_device(cuda:
     assert cuda.modes == ["thread_local", "thread_local"]
     assert len(cuda.streams) == 1, "each stream keeps separate workspaces"
     (side,) = cuda.streams
-    assert cuda.serving in side.waits_for, "its first run reads what has been computed"
+    assert cuda.serving in side.waits_for, "the first run must wait for earlier work"
     assert side in cuda.serving.waits_for
     assert cuda.current is cuda.serving
 

@@ -1,7 +1,5 @@
-"""An injector of faults into the tiers of the KV cache: anything in them may be damaged, lost or late.
-
-Answers are those of an engine without tiers, and each damage is counted by its tier and logged. Without a tier's check the same damage changes an
-answer, so these tests can fail.
+"""Faults in the tiers of the KV cache: any part may be damaged, lost or late. Answers stay those of an engine without tiers, and each damage is
+counted and logged. Without a tier's check the same damage changes an answer, which shows that these tests can fail.
 """
 
 import logging
@@ -32,7 +30,7 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("always_worth_it")
 
-PROMPTS = [random_prompt(70, seed) for seed in (1, 2)]  # with four full blocks each
+PROMPTS = [random_prompt(70, seed) for seed in (1, 2)]  # each has four full blocks
 FILE_HEADER = struct.Struct("<8sIQQ")
 SLOT_HEADER_BYTES, RECORD_HEADER_BYTES = 64, 64
 
@@ -64,7 +62,7 @@ class Damaged(NamedTuple):
     num_warnings: int
 
 
-# The host tier: a file of slots, headers first
+# The host tier: a file of slots, which begins with their headers.
 
 
 class Slots:
@@ -118,7 +116,7 @@ def swap_headers(slots: Slots, _: Random) -> None:
 
 
 def exchange(content: bytearray, places: list[slice]) -> None:
-    """Write each place's bytes to the one after it."""
+    """Write to each place the bytes of the next one."""
     found = [bytes(content[place]) for place in places]
     for place, other in zip(places, found[1:] + found[:1], strict=True):
         content[place] = other
@@ -126,7 +124,7 @@ def exchange(content: bytearray, places: list[slice]) -> None:
 
 def flip_headers(slots: Slots, draw: Random) -> None:
     for i in slots.used:
-        flip(slots.bytes, slots.header(i).start + draw.randrange(8 + 32 + 4))  # mark, checksums and name
+        flip(slots.bytes, slots.header(i).start + draw.randrange(8 + 32 + 4))  # in the mark, checksums or name
 
 
 def tear_slots(slots: Slots, _: Random) -> None:
@@ -152,7 +150,7 @@ def kill_between_body_and_header(slots: Slots, _: Random) -> None:
         slots.bytes[slots.body(i)] = bytes(reversed(slots.bytes[slots.body(i)]))
 
 
-# The disk tier: segments of records
+# The disk tier: files that are segments of records.
 
 
 class Records:
@@ -188,7 +186,7 @@ def swap_records(records: Records, _: Random) -> None:
 
 def flip_record_headers(records: Records, draw: Random) -> None:
     for start in records.starts:
-        flip(records.bytes, start + draw.randrange(52))  # all bytes except the unused ones
+        flip(records.bytes, start + draw.randrange(52))  # anywhere but in the unused bytes
 
 
 def tear_records(records: Records, _: Random) -> None:
@@ -204,7 +202,7 @@ def change_record_sizes(records: Records, _: Random) -> None:
         struct.pack_into("<Q", records.bytes, start + 40, records.block_bytes // 2)
 
 
-# The store: values by name
+# The store: values by name.
 
 
 def change_values(change: Callable[[dict[str, bytes], list[str]], None]) -> Callable[[FakeStore], None]:
@@ -395,7 +393,7 @@ Read = Callable[[Any, list[RemoteBlock], list[HostSlot]], None]
 
 
 def corrupting(read: Read, damage: str) -> Read:
-    """Return a transport's `read` under which blocks are damaged or lost on their way."""
+    """Wrap a transport's `read` so that blocks are damaged or lost on their way."""
 
     def damaged(transport: Any, blocks: list[RemoteBlock], into: list[HostSlot]) -> None:
         if damage == "lost link":

@@ -1,7 +1,5 @@
-"""Decode steps recorded as programs of a CPU's C library.
-
-They compute the same bits as single operations, whatever happens to the sequences in between; models that cannot be recorded run without, and log
-that once.
+"""Decode steps recorded as programs of the CPU's C library. They compute the same bits as single operations, whatever happens to sequences in
+between. Models that cannot be recorded run without, which is logged once.
 """
 
 import gc
@@ -55,7 +53,7 @@ def graphs_of(engine: Engine) -> DecodeGraphs:
 
 
 def by_calls(directory: Path, **options: Any) -> Engine:
-    """Load an engine without programs."""
+    """Load an engine that records no programs."""
     engine = load_engine(directory, **options)
     runner_of(engine).graphs = None
     return engine
@@ -73,7 +71,7 @@ class Answers(NamedTuple):
 
 
 def requests(count: int, max_tokens: int = 40) -> list[Submit]:
-    """Return requests of different lengths, so that the batch shrinks; all their whole distributions are reported."""
+    """Return requests that report whole distributions. Their lengths differ, so that the batch shrinks."""
     return [full(str(i), random_prompt(3 + 7 * i, seed=i), max_tokens=max_tokens - 6 * i) for i in range(count)]
 
 
@@ -85,7 +83,7 @@ def test_every_dense_family_is_recorded_and_computes_the_same_bits(name: str, dt
     expected = Answers.of(drain(by_calls(tmp_path, **options), requests(5)))
     engine = load_engine(tmp_path, **options)
     assert Answers.of(drain(engine, requests(5))) == expected
-    assert graphs_of(engine).num_graphs == 5, "one sequence to five"
+    assert graphs_of(engine).num_graphs == 5, "one program for each batch size from one to five"
 
 
 @pytest.mark.long
@@ -142,7 +140,7 @@ def test_the_same_bits_whatever_happens_to_a_sequence(checkpoint: Path, options:
     assert graphs_of(engine).num_graphs > 0
 
 
-# The parts of each family are tested elsewhere: every third one shows the effect of drafts.
+# Families are tested one by one elsewhere; here every third one is enough to test drafts.
 DRAFTED = [
     pytest.param(name, ("float32", "bfloat16")[i % 2], marks=[] if i % 3 == 0 else pytest.mark.slow)
     for i, name in enumerate(DENSE)
@@ -159,7 +157,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
     alone = [full(str(i), random_prompt(3 + 9 * i, seed=i), max_tokens=24) for i in range(3)]
     expected = Answers.of(drain(by_calls(tmp_path, **options), alone))
     answers = {message.prompt_token_ids: expected[message.sequence_id].token_ids for message in alone}
-    for num_drafts in (3, None):  # as many for each sequence, or as they come, beside decodes
+    for num_drafts in (3, None):  # three for each sequence, or a random number
         engine, reference = load_engine(tmp_path, **options), by_calls(tmp_path, **options)
         for drafting in (engine, reference):
             drafting.scheduler._speculation = Remembering(answers, num_drafts)
@@ -173,7 +171,7 @@ def test_steps_that_check_drafts_are_recorded_and_compute_the_bits_of_decoding(
 
 
 def test_a_token_among_drafts_has_the_logits_that_decoding_gives_it(checkpoint: Path) -> None:
-    """The logits are equal to the bit."""
+    """The logits are bit-identical."""
     runner, prompt = runner_of(load_engine(checkpoint)), random_prompt(30, seed=1)
     runner.forward(scratch_step(prompt[:21], 0, runner.layout.block_size)[0])
     sequence = Sequence("", prompt[:22], SamplingParams(max_tokens=9), b"", num_computed_tokens=21)
@@ -231,7 +229,7 @@ def test_a_model_that_moves_in_memory_is_recorded_anew_and_the_old_one_let_go(ch
     runner.replace_model(runner_of(other).model)
     assert graphs_of(engine).num_graphs == 0
     gc.collect()
-    assert old() is None, "no recording reads its weights any more"
+    assert old() is None, "no recording may keep the old weights"
     again = full("b", random_prompt(9, seed=1), max_tokens=12)
     assert Answers.of(drain(engine, [again]))["b"].logprobs == expected["a"].logprobs
     assert graphs_of(engine).num_graphs == 1

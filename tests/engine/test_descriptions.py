@@ -1,4 +1,4 @@
-"""Fields that are missing in a `config.json`, and values that no model can have."""
+"""Reading `config.json`: missing fields, and values that no model can have."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def test_gemmas_windows_turn_by_a_base_of_their_own() -> None:
 
 
 def _with_other_values(config: Any) -> Iterator[Any]:
-    """Yield copies with one value replaced by one of another type."""
+    """Yield copies of a config, each with one value replaced by an odd value, often of another type."""
     inside = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for key, value in inside:
         for other in (None, "x", [[]], {"a": 1}, -1, 0.5, 1e308, *_with_other_values(value)):

@@ -1,4 +1,4 @@
-"""Weights, plain or packed, must keep the bytes of their first load."""
+"""Digests of weights, plain or packed: later loads must find the bytes of the first load."""
 
 import logging
 import os
@@ -58,7 +58,7 @@ def test_damage_is_named_and_refused_until_the_file_is_fetched_again(
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"model-2\.safetensors is damaged: .* fetch the checkpoint again"):
             check_sound(checkpoint, checkpoint.parent)
-        assert not looks(checkpoint), "it is not forgotten"
+        assert not looks(checkpoint), "the damage must stay known"
     file.write_bytes(whole)
     check_sound(checkpoint, checkpoint.parent)
     assert looks(checkpoint)
@@ -71,7 +71,7 @@ def test_a_file_that_was_written_into_is_refused_before_it_is_loaded(checkpoint:
     flip(file, secretly=False)
     with pytest.raises(CheckpointError, match=r"model-1\.safetensors is damaged: .* by renaming, or remove "):
         check_sound(checkpoint, checkpoint.parent)
-    assert not looks(checkpoint), "a host that serves it already is notified"
+    assert not looks(checkpoint), "hosts that already serve the checkpoint must notice"
     file.write_bytes(whole)
     check_sound(checkpoint, checkpoint.parent)
 

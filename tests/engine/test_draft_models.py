@@ -1,4 +1,4 @@
-"""Drafters with weights: their results, their state in the model's blocks, and refusals when loading."""
+"""Drafters with weights: their results, their state in the blocks of the model, and errors when they are loaded."""
 
 import json
 import shutil
@@ -32,7 +32,8 @@ LAYERS = 3
 
 
 def write_mtp(directory: Path, family: str) -> None:
-    """Write a checkpoint with one more layer than config.json counts, as DeepSeek's are: the last one's tensors, and those that join its inputs."""
+    """Write a checkpoint with a prediction layer after the layers that config.json counts, as in DeepSeek's: a copy of the last layer, and the
+    tensors that join its inputs."""
     write_family(directory, family)
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": 1}))
@@ -43,7 +44,7 @@ def write_mtp(directory: Path, family: str) -> None:
     }
     for part in ("enorm", "hnorm", "shared_head.norm"):
         own[f"{further}{part}.weight"] = tensors["model.norm.weight"].clone()
-    # It uses the model's state of the previous token, and nothing of the token: from time to time the next token equals the last one.
+    # The layer ignores the token and uses only the state of the model, so some of its guesses are right.
     own[f"{further}eh_proj.weight"] = torch.cat((torch.zeros(hidden, hidden), torch.eye(hidden)), 1)
     own[f"{further}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     own[f"{further}shared_head.head.weight"] = tensors.get(
@@ -105,7 +106,8 @@ def test_a_draft_model_may_have_other_windows_and_heads_than_the_model(tmp_path:
 
 
 def test_a_head_guesses_what_its_published_arithmetic_says() -> None:
-    """Compared with plain torch, over whole sequences: a prompt's last token, and guesses after it from the head's own hidden states."""
+    """Guesses are compared with a reference in plain torch over whole sequences. The first follows the model's hidden states, further ones those of
+    the head."""
     prompt, num_guesses = random_prompt(21, seed=2, vocab=2000), 4
     engine = load_engine(HERE, dtype="float32", kv_tokens=512, speculate=f"eagle3:{EAGLE3}")
     asked: list[list[int]] = []
@@ -149,10 +151,12 @@ def reference_guesses(token_ids: list[int], num: int) -> list[int]:
             x = layer(x, network.cos[: x.shape[1]], network.sin[: x.shape[1]])
             if i in entered:
                 taps.append(x)
-        features = linear(torch.cat(taps, -1)[0], "fc")  # for all tokens except the newest
+        features = linear(torch.cat(taps, -1)[0], "fc")  # of all tokens except the newest
         tokens = list(token_ids)
         for _ in range(num):
-            before = torch.cat((torch.zeros(1, features.shape[1]), features))  # of the token before each
+            before = torch.cat(
+                (torch.zeros(1, features.shape[1]), features)
+            )  # for each token those of the previous one
             embedded, length = network.embed_tokens(torch.tensor(tokens)), len(tokens)
             x = torch.cat(
                 (norm(embedded, "midlayer.input_layernorm.weight"), norm(before, "midlayer.hidden_norm.weight")), -1
@@ -198,7 +202,7 @@ def test_a_model_s_blocks_hold_what_its_drafter_knows() -> None:
     assert isinstance(plain.runner, ModelRunner)
     assert isinstance(drafting.runner, ModelRunner)
     added = drafting.runner.layout.block_bytes - plain.runner.layout.block_bytes
-    assert added == 2 * 2 * 16 * 64 * 4, "two layers' keys and values, of 16 tokens, in one head of 64, fp32"
+    assert added == 2 * 2 * 16 * 64 * 4, "two layers of keys and values, 16 tokens, one head of 64, in fp32"
     assert drafting.info.weights_bytes > plain.info.weights_bytes
     for engine in (plain, drafting):
         engine.close()

@@ -1,4 +1,4 @@
-"""Drafts that a step verifies: guesses change the number of steps, and no output."""
+"""Verification of drafts: they change the number of steps, but no output."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Exact(FakeDrafter):
-    """A drafter that proposes so many tokens, of which the first are right."""
+    """A drafter that proposes `num_drafts` tokens, of which the first `num_right` are right."""
 
     def __init__(self, num_drafts: int, num_right: int) -> None:
         super().__init__(0)
@@ -104,7 +104,9 @@ def test_nothing_follows_a_token_that_stops_among_the_drafts(depth: int) -> None
     engine, _ = fake_engine(depth=depth, speculation=Exact(6, 6))
     heard = one(engine, submit("a", PROMPT, max_tokens=20, stop_token_ids=(answer[4],)))
     assert (heard.token_ids, heard.finish_reason) == (answer[:5], "stop")
-    assert one(engine, submit("b", [*PROMPT, *answer[:5]], max_tokens=2)).num_cached_tokens == 8, "of 10 computed"
+    assert one(engine, submit("b", [*PROMPT, *answer[:5]], max_tokens=2)).num_cached_tokens == 8, (
+        "two full blocks of the ten computed tokens"
+    )
 
 
 def test_only_accepted_tokens_can_be_found_by_others() -> None:
@@ -112,7 +114,7 @@ def test_only_accepted_tokens_can_be_found_by_others() -> None:
     answer = expected_tokens(PROMPT, 3)
     engine.submit(submit("a", PROMPT, max_tokens=20))
     engine.step()
-    engine.step()  # it verifies tokens 7 to 12, of which the next two are right
+    engine.step()  # verifies six drafts, of which the first is right
     (sequence,) = engine.scheduler.running
     assert sequence.token_ids == [*PROMPT, *answer]
     assert (sequence.num_computed_tokens, sequence.num_completed_tokens, sequence.num_registered_blocks) == (8, 8, 2)
@@ -156,7 +158,7 @@ def test_an_abort_while_drafts_are_checked_publishes_no_later_token(depth: int) 
 
 
 def test_a_non_finite_value_after_a_refused_draft_ends_its_sequence_and_poisons_no_block() -> None:
-    """None of it would be chosen, and yet it is in a block that the next holder's attention reads and masks."""
+    """The value is never chosen, but it is in the block. The next holder's attention reads masked values too, so NaN would spread."""
     answer = expected_tokens(PROMPT, 2)
     engine, runner = fake_engine(speculation=Exact(2, 0))
     runner.bad_prompts.add((*PROMPT, answer[0], (answer[1] + 1) % 1000))

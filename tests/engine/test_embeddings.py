@@ -1,4 +1,4 @@
-"""Embeddings compared with `transformers` and explicit pooling, along every path of the scheduler."""
+"""Embeddings compared with `transformers` and plain pooling, along every path of the scheduler."""
 
 import json
 import math
@@ -86,7 +86,7 @@ def test_preempted_texts_agree(decoder: Written) -> None:
         engine.submit(embed(name, prompt, embedder))
     engine.step()
     running = engine.scheduler.running[-1]
-    engine.scheduler.preemption.preempt(running)  # an embedding never grows, so preemption has to be forced
+    engine.scheduler.preemption.preempt(running)  # forced: embeddings do not grow, so none is ever preempted
     assert running.num_computed_tokens == 0
     heard = drain(engine, [])
     for name, prompt in prompts.items():
@@ -153,7 +153,9 @@ def test_a_text_may_fill_the_context_and_not_exceed_it(tmp_path: Path) -> None:
     most = json.loads((tmp_path / "config.json").read_text())["max_position_embeddings"]
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": most + 1}))
     refused = one(load_engine(tmp_path), embed("c", random_prompt(most + 1, seed=1), embedder))
-    assert refused.error == f"the text has {most + 1} tokens; tiny takes at most {most}", "it has no further positions"
+    assert refused.error == f"the text has {most + 1} tokens; tiny takes at most {most}", (
+        "the model has no further positions"
+    )
 
 
 def test_an_aborted_text_leaves_nothing(tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ def test_the_prompt_of_a_recipe_is_read_or_refused_by_name(tmp_path: Path) -> No
 def test_a_prompt_that_is_not_to_be_pooled_is_refused_by_name(tmp_path: Path) -> None:
     write_embedder(tmp_path, EMBEDDERS["qwen3, last token"])
     write_recipe(tmp_path, "last", is_normalized=True, include_prompt=False)
-    assert load_engine(tmp_path).info.text_prompt == ""  # without a prompt it has no effect
+    assert load_engine(tmp_path).info.text_prompt == ""  # without a prompt include_prompt has no effect
     prompts = {"prompts": {"query": "query: "}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(prompts))
     with pytest.raises(CheckpointError, match="excludes the prompt 'query: ' from the pooling"):

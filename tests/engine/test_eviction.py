@@ -1,4 +1,4 @@
-"""The order of eviction compared with a plain model of it, and with the scan that defeats least-recently-used order."""
+"""The order of eviction, compared with a plain model, and tested with a scan that defeats plain LRU."""
 
 from collections import OrderedDict
 
@@ -10,7 +10,7 @@ from pilotlight.engine.kv.recency import GHOSTS_PER_BLOCK, PROTECTED_SHARE, Evic
 
 
 class PlainSegments:
-    """Two lists, oldest first, and a list of ghosts, in the simplest form."""
+    """Segmented LRU in its simplest form: two lists, oldest first, and a list of ghosts."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -89,7 +89,7 @@ def test_blocks_go_in_the_order_of_the_plain_model(size: int, actions: list[tupl
 
 
 class Cache:
-    """A pool that is asked for hashes one after the other, as by requests of one block each."""
+    """A pool that gets requests of one block each, one after another."""
 
     def __init__(self, num_blocks: int) -> None:
         self.pool = BlockPool(num_blocks)
@@ -125,9 +125,9 @@ HOT = [b"hot %d" % i for i in range(40)]
 
 
 def hot_hits_beside_a_scan(cache: Cache | PlainLru, between: int) -> float:
-    """Return the share of hits of a hot set after the first two rounds.
+    """Return the share of hits among requests for a hot set of 40 hashes, after two rounds.
 
-    40 hashes are asked for repeatedly, with `between` hashes that never return before each round.
+    Between rounds, `between` other hashes are requested once each.
     """
     hits = asked = 0
     scanned = iter(range(10_000))
@@ -150,7 +150,7 @@ def test_a_set_that_a_scan_pushed_out_once_is_known_when_it_returns() -> None:
     cache = Cache(100)
     for block_hash in HOT:
         cache.ask(block_hash)
-    for i in range(70):  # 10 too many: the oldest of the hot set, asked for only once, are evicted
+    for i in range(70):  # 10 too many: the 10 oldest of the hot set are evicted
         cache.ask(b"scan %d" % i)
     missed = [block_hash for block_hash in HOT[:10] if not cache.ask(block_hash)]
     assert missed == HOT[:10]

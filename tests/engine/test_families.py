@@ -1,4 +1,4 @@
-"""Every model family compared with `transformers`, along every path of a token through the scheduler and the cache."""
+"""Every model family, compared with `transformers` along every path of a token through the scheduler and the cache."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_whole_prompt_and_its_continuation_agree(written: tuple[Path, PreTrain
     assert_agrees(model, prompt, heard)
 
 
-# For each arithmetic and each family, one chunk shorter than a block and one that is not; the other two are slow.
+# For each arithmetic and family, one chunk size below the block size and one above; the other two sizes are slow tests.
 CHUNKED = [
     pytest.param(arithmetic, written, budget, marks=[] if (i + j) % 2 == k % 2 and k // 2 == i else pytest.mark.slow)
     for i, arithmetic in enumerate(BOTH)
@@ -97,7 +97,7 @@ def test_preempted_sequences_agree(written: tuple[Path, PreTrainedModel]) -> Non
 def test_a_further_family_agrees_in_chunks_in_a_batch_and_after_a_prefix(
     written: tuple[Path, PreTrainedModel],
 ) -> None:
-    """Every part of a layer is tried once; the sweeps take each path separately."""
+    """This runs every part of a layer once; the slow sweeps test each path separately."""
     directory, model = written
     engine = load_engine(directory, dtype="float32", max_num_batched_tokens=24)
     prompts = {"a": random_prompt(61, seed=2), "b": random_prompt(5, seed=5)}

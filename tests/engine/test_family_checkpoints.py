@@ -1,4 +1,4 @@
-"""Families' reading of config.json and tensors: older keys, and refusals by name."""
+"""Families read config.json and tensors, older keys too, and errors name the key or tensor."""
 
 import json
 import re
@@ -87,7 +87,7 @@ def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None
     assert_agrees(model, prompt, one(load_engine(tmp_path), full("a", prompt, max_tokens=2)))
 
 
-# One tensor of every layout that is fused or stacked on reading, with its shape by config.json.
+# A tensor of every layout that is fused or stacked when it is read, with its shape according to config.json.
 LAYOUTS = {
     "qwen3, biased, windows from layer 1": [
         ("self_attn.q_norm.weight", (10,)),
@@ -206,7 +206,7 @@ def test_a_configuration_beyond_the_family_is_refused(
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[written["model_type"]]
     (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": [architecture]}))
     raw = read_config(tmp_path)
-    find_family(raw).parse_config(raw)  # unchanged, it is valid
+    find_family(raw).parse_config(raw)  # the unchanged config is valid
     change_config(tmp_path, **changes)
     raw = read_config(tmp_path)
     with pytest.raises(CheckpointError, match=words):

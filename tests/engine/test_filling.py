@@ -1,4 +1,4 @@
-"""Reading weights: by several threads, through a device's staging buffers, and within the memory of the weights themselves."""
+"""Reading weights: by several threads, through staging buffers of a device, and with little memory beside the weights."""
 
 import subprocess
 import sys
@@ -40,7 +40,7 @@ def transposed(into: torch.Tensor, stored: torch.Tensor) -> None:
 
 
 class LateDevice:
-    """A device that copies late, with the buffer's content of that time."""
+    """A fake device that copies late, with the content that the buffer has by then."""
 
     num_buffers = 2
 
@@ -88,12 +88,12 @@ def test_every_piece_reaches_its_place(
 ) -> None:
     stored = index_checkpoint(tmp_path)
     into = {name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in tensors.items() if name != "u"}
-    into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # as stored
+    into["t3"] = torch.empty(tensors["t3"].shape, dtype=torch.bfloat16)  # the stored type, without conversion
     turned = torch.empty(5, 9, 7, dtype=torch.uint8)
     jobs = [Job(name, (stored[name],), tensor) for name, tensor in into.items()]
     if device is not None:
         jobs = [job for job in jobs if job.into.dtype == torch.float32]
-        # A real device checks its numbers after the copies, on the device; here there are none yet.
+        # A real device checks values after its copies; here the copies are late.
         monkeypatch.setattr(filling, "is_finite", lambda values: True)
     worked: list[int] = []
     fill([*jobs, Job("u", (stored["u"],), turned, transposed)], [lambda: worked.append(1)], copier=device)
@@ -162,7 +162,7 @@ def tiny_and_large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
 
     folder = tmp_path_factory.mktemp("checkpoints")
     write_llama(folder / "tiny")
-    # stored in fp32, computed in bf16: every tensor is converted
+    # Stored in fp32 and computed in bf16, so that every tensor is converted.
     write_llama(
         folder / "large", hidden_size=1024, intermediate_size=4096, num_hidden_layers=5, vocab_size=20_000, num_attention_heads=8,
         num_key_value_heads=2, head_dim=128, dtype=torch.float32,
@@ -199,7 +199,7 @@ def test_weights_are_the_same_in_huge_pages(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not pages.can_copy_to_huge(), reason="there are no such pages")
 def test_what_lies_in_a_file_moves_to_huge_pages_of_its_own_under_those_who_read_it(tmp_path: Path) -> None:
-    """Only whole huge pages move: the bytes before the first and after the last stay in the file's."""
+    """Only whole huge pages move; the bytes before the first and after the last one stay in pages of the file."""
     content = torch.randint(0, 256, (5 * HUGE_PAGE + 77,), dtype=torch.uint8)
     with (tmp_path / "file").open("w+b") as file:
         file.write(content.numpy().tobytes())
@@ -239,7 +239,7 @@ def test_chunks_on_a_device_are_checked_at_once_and_one_that_is_bad_is_named() -
     def written(name: str, values: torch.Tensor) -> Any:
         return filling._Written(name, values, filling.total_of(values))
 
-    huge = torch.full((4,), 3e38).bfloat16()  # its sum is infinite, and it is valid
+    huge = torch.full((4,), 3e38).bfloat16()  # valid, although its sum is infinite
     good = [written("a", torch.ones(5).bfloat16()), written("b", huge), written("c", torch.ones(3, dtype=torch.uint8))]
     filling._check_written(good)
     filling._check_written([])

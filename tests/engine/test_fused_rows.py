@@ -1,4 +1,4 @@
-"""Tensors that hold several matrices are divided by their rows, or refused with a sentence."""
+"""Tensors that contain several matrices are divided by rows, or refused with an error."""
 
 from pathlib import Path
 from typing import Any

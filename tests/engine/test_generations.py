@@ -1,4 +1,5 @@
-"""A block that is handed out while it is held ends its holder, before a step reads or writes it, and no other sequence."""
+"""Generations of blocks: if a held block is handed out again by mistake, its first holder ends before a step uses the block. No other sequence
+ends."""
 
 from array import array
 
@@ -43,7 +44,7 @@ def test_a_damaged_generation_ends_one_sequence_and_the_others_step_continues(
     block = next(s for s in engine.scheduler.running if s.sequence_id == "b").tables[0].blocks[place]
     engine.scheduler.pool.generations[block] += 1
     engine.step()
-    assert runner.batch_tokens[steps:] == [2], "the others took their step, the damaged one did not"
+    assert runner.batch_tokens[steps:] == [2], "only the sequences without damage are computed"
     heard = drain(engine, [])
     assert heard["b"].finish_reason == "error"
     assert "handed to another" in (heard["b"].error or "")
@@ -61,9 +62,9 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
     pool = engine.scheduler.pool
     stolen = engine.scheduler.running[0].tables[0].blocks[0]
     pool.forget([stolen])
-    pool.recount(stolen, 0)  # the fault: free, though `old` has it in its table
+    pool.recount(stolen, 0)  # the fault: the block counts as free, but `old` holds it
     engine.submit(submit("new", [7, *PROMPT], max_tokens=9))
-    assert stolen == 0, "the lowest free one, hence the next to be handed out"
+    assert stolen == 0, "it is the lowest free block, which is handed out next"
     while engine.has_work:
         engine.step()
         for output in engine.sequences.take_outputs():
@@ -76,7 +77,7 @@ def test_a_block_handed_out_twice_stays_with_its_new_holder() -> None:
 
 
 def test_only_a_sequences_unshared_blocks_are_discarded() -> None:
-    """They are overwritten: a prefix that another sequence holds as well must not change."""
+    """Discarded blocks are overwritten, so those that another sequence also holds must be kept."""
     engine, _ = fake_engine()
     engine.submit(submit("a", PROMPT, max_tokens=9))
     engine.step()
@@ -84,7 +85,7 @@ def test_only_a_sequences_unshared_blocks_are_discarded() -> None:
     engine.submit(submit("b", [*PROMPT, 1, 2, 3], max_tokens=9))
     engine.step()
     held = {s.sequence_id: set(s.tables[0].blocks) for s in engine.scheduler.running}
-    assert held["a"] & held["b"], "a prefix that both hold"
+    assert held["a"] & held["b"], "both must hold a common prefix"
     first = next(s for s in engine.scheduler.running if s.sequence_id == "a")
     assert set(engine.scheduler.discard(first)) == held["a"] - held["b"] != set()
 
@@ -108,4 +109,4 @@ def test_a_generation_rises_whenever_a_block_is_handed_out_or_leaves() -> None:
     pool.register(first, b"x")
     pool.release([first])
     pool.hold([pool.find(b"x", -1)])
-    assert pool.generations[first] == seen[-1], "who finds a block joins its holders"
+    assert pool.generations[first] == seen[-1], "a sequence that finds a block joins its holders"

@@ -1,4 +1,4 @@
-"""Blocks of codes have the values that llama.cpp's own package computes, unpacked and packed, whole and in ranks' parts."""
+"""GGUF blocks have the values that llama.cpp's package computes: unpacked and packed, whole and in the parts of ranks."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_blocks_are_unpacked_to_the_bit(kind: Kind) -> None:
 
 
 def write(directory: Path, matrices: dict[str, tuple[Kind, int]]) -> dict[str, torch.Tensor]:
-    """Write codes of [rows, 64] as engine/gguf lists them; return their numbers."""
+    """Write matrices [rows, 64] as blocks of codes, with the index that engine/gguf makes; return their values."""
     index, values, content = {}, {}, b""
     for name, (kind, rows) in matrices.items():
         blocks = random_blocks(kind, rows, 64)

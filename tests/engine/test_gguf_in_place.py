@@ -1,4 +1,4 @@
-"""GGUF files whose blocks are multiplied in place: the answers of their values, little memory beside the file, and a silent move."""
+"""GGUF files whose blocks are multiplied in place: correct answers, little memory beside the file, and a relocation without effect on answers."""
 
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,8 @@ pytestmark = [
     pytest.mark.cpu_only,
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere weights are read"),
 ]
-ROUNDED = 0.25  # of a logprob of these random models: x is rounded to bytes for each 32 columns, in prompts too; 0.15 was observed, also with torch
+# The tolerance of log-probabilities. Inputs are rounded to 8 bits in groups of 32 columns; 0.15 was observed, also with torch.
+ROUNDED = 0.25
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_in_place_answer_as_their_numbers_before_and_after_the_move(
     family: type, kind: Kind, tmp_path: Path, memory: KvMemory
 ) -> None:
-    """Llama's queries and keys are in another order of rows than the model's, and copied; Qwen's are used in place."""
+    """GGUF files of Llama have queries and keys in another order of rows, so these are copied; those of Qwen are used in place."""
     changes = {"intermediate_size": 65536} | ({"head_dim": None} if family is Qwen2Config else {})
     checkpoint, file = write_both(tmp_path, family, kind, **changes)
     expected = answers(load(checkpoint, None, memory), close=True)
@@ -66,7 +67,7 @@ def test_blocks_in_place_answer_as_their_numbers_before_and_after_the_move(
         assert moving.moved_bytes >= 4 << 20
         assert loaded.engine.info.weights_bytes < 1.1 * file.stat().st_size
         second = answers(loaded, close=True)
-        assert not (tmp_path / "bundle").exists(), "the file itself is what outlives a host"
+        assert not (tmp_path / "bundle").exists(), "no bundle is made, as the file itself outlives a host"
         for found, moved, numbers in zip(first, second, expected, strict=True):
             assert moved.logprobs == found.logprobs
             for own, other in zip(found.logprobs[:1], numbers.logprobs[:1], strict=True):
@@ -86,7 +87,7 @@ def test_a_small_model_is_copied_in_blocks(tmp_path: Path, memory: KvMemory, mon
 
 
 def test_a_sequence_has_the_same_tokens_alone_and_in_a_batch(tmp_path: Path, memory: KvMemory) -> None:
-    """A router continues a stream at another site, in another batch."""
+    """A stream that continues at another site is computed in another batch."""
     _, file = write_both(tmp_path, LlamaConfig, Kind.Q4_0)
     loaded = load(directory_of(file, tmp_path / "store"), None, memory)
     try:
@@ -96,6 +97,6 @@ def test_a_sequence_has_the_same_tokens_alone_and_in_a_batch(tmp_path: Path, mem
             alone = one(loaded.engine, replace(request, salt=b"alone"))
             heard = together[request.sequence_id]
             assert alone.token_ids == heard.token_ids
-            assert alone.logprobs[1:] == heard.logprobs[1:]  # in steps of decode, with one row and with twelve
+            assert alone.logprobs[1:] == heard.logprobs[1:]  # decode steps with one row and with twelve
     finally:
         loaded.close()

@@ -1,4 +1,5 @@
-"""One host computes prompts and another one answers: tokens are one host's, for all requests and any fate of the blocks (I9)."""
+"""One host computes prompts and another one decodes: tokens are those of a single host, for all requests and whatever happens to the blocks
+(invariant I9)."""
 
 import itertools
 import re
@@ -82,7 +83,7 @@ class Pair:
         return leg, decode_sequence(message, leg, self.address, within_s)
 
     def answer(self, messages: list[Submit], preempts_every: int = 0) -> dict[str, Heard]:
-        """Let both hosts step until every sequence of the decode host has ended."""
+        """Submit requests, handing prompts over; step both hosts until all sequences have ended. Return the outputs."""
         heard: dict[str, Heard] = {}
         for message in messages:
             if can_hand_over(message):
@@ -101,7 +102,7 @@ class Pair:
                 return heard
             if not stepped:
                 time.sleep(0.001)
-            assert step < 20_000, "no end in sight"
+            assert step < 20_000, "the sequences do not end"
         raise AssertionError
 
     def assert_nothing_is_left(self) -> None:
@@ -179,8 +180,8 @@ def test_tokens_are_those_of_one_host(pair: Pair, what: str) -> None:
         logprobs = [each.logprob for each in heard[name].logprobs]
         assert logprobs == pytest.approx([each.logprob for each in one_host.logprobs], abs=1e-4)
     first = heard["s0"]
-    assert first.num_cached_tokens == 144, "all full blocks before the last token"
-    assert first.num_fetched_tokens == 144, "and another host computed them"
+    assert first.num_cached_tokens == 144, "all full blocks before the last token must be found"
+    assert first.num_fetched_tokens == 144, "another host must have computed them"
     assert pair.decode.load().prefix_peer_hits == 144
     assert pair.decode.load().prompt_tokens <= (150 - 144) * len(messages), "the decode host computed the rest alone"
 
@@ -213,7 +214,7 @@ def test_an_adapters_prompt_comes_from_elsewhere_for_that_adapter_alone(tmp_path
     for message in messages:
         heard = pair.answer([message])[message.sequence_id]
         assert heard.token_ids == expected[message.sequence_id].token_ids
-        assert heard.num_fetched_tokens == 144, "none of the other's"
+        assert heard.num_fetched_tokens == 144, "only blocks of the same adapter may be fetched"
     pair.assert_nothing_is_left()
     pair.close()
 
@@ -225,7 +226,7 @@ def test_what_lies_in_the_other_hosts_tiers_is_handed_over(pair: Pair) -> None:
     one(pair.prefill, submit("before", PROMPT, max_tokens=1))
     assert isinstance(pair.prefill.tiers, TieredCache)
     assert pair.prefill.tiers.wait_until_idle(10)
-    for i in range(9):  # they push it off the device
+    for i in range(9):  # evict the prompt from the device
         one(pair.prefill, submit(f"other{i}", random_prompt(140, seed=50 + i), max_tokens=1))
     heard = pair.answer([message])["a"]
     assert heard.token_ids == expected.token_ids
@@ -278,7 +279,7 @@ def test_a_prefix_that_the_prefill_host_has_only_on_its_device_is_handed_over(de
     host.forget(list(host._slots))
     heard = pair.answer([submit("a", PROMPT, max_tokens=6)])["a"]
     assert heard.num_cached_tokens == heard.num_fetched_tokens == 144
-    assert pair.prefill.load().prompt_tokens == 150 + 1, "it computed nothing twice but the token it must"
+    assert pair.prefill.load().prompt_tokens == 150 + 1, "only the last token may be computed twice"
 
 
 def test_what_never_comes_is_computed_by_its_deadline(dense_pair: Pair) -> None:
@@ -305,7 +306,7 @@ def test_a_prefill_that_ends_early_costs_time_and_no_token(
     pair.decode.submit(waiting)
     if end != "never submitted":
         pair.prefill.submit(leg)
-        pair.prefill.step()  # 48 of its tokens
+        pair.prefill.step()  # computes 48 tokens of the prompt
         pair.prefill.on_idle()
         pair.prefill.sequences.abort(leg.sequence_id)
         pair.prefill.sequences.take_outputs()
@@ -338,7 +339,7 @@ def test_another_tenant_never_gets_the_blocks(dense_pair: Pair) -> None:
     heard = one(pair.decode, message)
     assert heard.num_cached_tokens == 0
     leg, waiting = pair.split(message, within_s=0.3)
-    other = replace(leg, salt=b"one")  # it computes under the other's name
+    other = replace(leg, salt=b"one")  # the prefill host computes for another tenant
     pair.prefill.submit(other)
     pair.decode.submit(replace(waiting, sequence_id="c", salt=b"a third"))
     drain(pair.prefill, [])

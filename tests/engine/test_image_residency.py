@@ -1,4 +1,4 @@
-"""Sequences that wait for an image, and when they continue."""
+"""Sequences that wait for the embeddings of an image, and when they continue."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""Images in prompts compared with `transformers`, along every path that a token can take, and the encoder's work for them."""
+"""Prompts with images, compared with `transformers` along every path of a token, and how often images are encoded."""
 
 import time
 from pathlib import Path
@@ -29,7 +29,7 @@ def text(length: int, seed: int) -> list[int]:
 
 
 def until_all_run(engine: Engine, count: int) -> None:
-    """Step until all images have been read, which a thread does."""
+    """Step until `count` sequences run: a thread reads their images first."""
     while len(engine.scheduler.running) < count:
         if not engine.step():
             time.sleep(0.001)
@@ -77,7 +77,7 @@ def test_the_same_image_is_a_prefix_hit_and_is_not_encoded_again(written: Vision
     assert encodes(engine) == (1, 0), "its tokens were cached, so its embeddings were not needed"
     elsewhere = written.prompt([*text(3, 8), -1], WIDE)
     assert_agrees(written.with_images(WIDE), elsewhere[0], one(engine, with_images("c", elsewhere, max_tokens=2)))
-    assert encodes(engine) == (1, 1), "at another place its tokens are others, its embeddings the same"
+    assert encodes(engine) == (1, 1), "at another position the embeddings are reused"
 
 
 def test_two_images_of_one_size_never_share_a_prefix(written: VisionCheckpoint) -> None:
@@ -87,7 +87,7 @@ def test_two_images_of_one_size_never_share_a_prefix(written: VisionCheckpoint) 
     assert first[0] == second[0]
     one(engine, with_images("a", first, max_tokens=2))
     heard = one(engine, with_images("b", second, max_tokens=4))
-    assert heard.num_cached_tokens == 4, "the text before the image"
+    assert heard.num_cached_tokens == 4, "only the text before the image may be cached"
     assert_agrees(written.with_images(other), second[0], heard)
     assert encodes(engine) == (2, 0)
 
@@ -167,7 +167,7 @@ def test_embeddings_have_a_bound_and_those_in_use_stay(
     for name, prompt in prompts.items():
         assert_agrees(written.with_images(files[name], TALL), prompt[0], heard[name])
     assert len(engine.requirements.images._encoded) <= 2
-    assert encodes(engine)[0] >= 4, "what there is no room for is encoded again"
+    assert encodes(engine)[0] >= 4, "evicted embeddings are computed again"
 
 
 BROKEN = {

@@ -1,4 +1,4 @@
-"""Models that serve from their checkpoint's own pages: the same numbers, the same refusals, and a silent move into memory."""
+"""Models that use the mapped pages of their checkpoint: the same results, the same errors, and a relocation into memory without effect on answers."""
 
 import errno
 import json
@@ -53,7 +53,7 @@ def memory() -> KvMemory:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use pages in place for any size of model, and without pauses."""
+    """Use pages in place for models of any size, and relocate without pauses."""
     monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
     monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
@@ -64,7 +64,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Move nothing until the event is set."""
+    """Hold the relocation until the event is set."""
     event = threading.Event()
     write = BundleWriter.write
 
@@ -75,7 +75,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
     monkeypatch.setattr(BundleWriter, "write", write_later)
     yield event
-    event.set()  # a failed test must not delay other tests
+    event.set()  # so that a failed test does not delay others
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, dtype: Any = "auto") -> list[Heard]:
-    """Return the model's answers from allocated memory."""
+    """Return answers of the model with its weights in allocated memory."""
     with monkeypatch.context() as patch:
         patch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 1 << 40)
         loaded = load(directory, None, memory, dtype)
@@ -94,9 +94,9 @@ def copied(directory: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch, d
 
 
 def answers(loaded: LoadedModel, close: bool = False) -> list[Heard]:
-    """Compute answers anew each time: `salt` keeps them from cached blocks.
+    """Return answers to two prompts. A new salt each time avoids cached blocks.
 
-    The second prompt has more rows than the C library multiplies in bf16.
+    The second prompt has too many rows for the C library's products in bf16.
     """
     salt = os.urandom(8)
     try:
@@ -110,7 +110,7 @@ def answers(loaded: LoadedModel, close: bool = False) -> list[Heard]:
 
 
 def assert_same(found: list[Heard], expected: list[Heard], by_torch: bool = False) -> None:
-    """Compare to the bit if the C library computes; torch adds up in an order that depends on a matrix's address."""
+    """Compare bit by bit if the C library computes. In torch the order of sums depends on the address of a matrix."""
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.token_ids == theirs.token_ids
         if library.loaded is not None and not by_torch:
@@ -126,7 +126,7 @@ def has_moved(loaded: LoadedModel) -> bool:
 
 
 def write_in_order(directory: Path, names: list[str], padding: int = 0) -> None:
-    """Write the checkpoint's tensors in another order, with an offset of `padding` bytes."""
+    """Write the tensors of the checkpoint in the order of `names`, after `padding` bytes."""
     tensors = load_file(directory / "model.safetensors")
     assert sorted(names) == sorted(tensors)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -153,7 +153,7 @@ def test_a_model_whose_first_token_is_waited_for_is_proved_by_that_prompt(
     loaded = load_model(spec, CONFIG, memory)
     assert "warm_up" not in dict(loaded.engine.info.load_phases)
     assert all(heard.token_ids for heard in answers(loaded, close=True))
-    assert spec.loads_same(replace(spec, is_awaited=False)), "it is the same model"
+    assert spec.loads_same(replace(spec, is_awaited=False)), "the two specs name the same load"
 
 
 @pytest.mark.long
@@ -163,10 +163,10 @@ def test_a_model_in_place_answers_as_a_copied_one_before_and_after_its_move(
 ) -> None:
     monkeypatch.setattr(
         "pilotlight.kernels.cpu.library.takes_codes", lambda: False
-    )  # packed matrices have no place in a file
+    )  # packed matrices cannot be used in place
     write_family(tmp_path, name, getattr(torch, dtype))
     expected = copied(tmp_path, memory, monkeypatch, dtype)
-    by_torch = name.startswith("deepseek")  # the products of latent attention's heads
+    by_torch = name.startswith("deepseek")  # latent attention uses products of torch
     for path in (kept_at, None):
         loaded = load(tmp_path, path, memory, dtype)
         info = loaded.engine.info
@@ -204,10 +204,10 @@ def test_an_embedder_in_place_makes_the_same_vectors(
 @pytest.mark.parametrize(
     ("order", "padding", "files"),
     [
-        (sorted, 0, {"model.safetensors", ""}),  # in the order of safetensors: k, o, q, v
+        (sorted, 0, {"model.safetensors", ""}),  # the usual order of safetensors: k, o, q, v
         (lambda names: sorted(names, key=lambda name: name.replace("q_proj", "a").replace("k_proj", "b").replace("v_proj", "c")), 0,
          {"model.safetensors"}),
-        (sorted, 1, None),  # no number has an address that the machine can read
+        (sorted, 1, None),  # all tensors are misaligned
     ],
 )  # fmt: skip
 def test_what_lies_together_is_used_where_it_lies(
@@ -232,7 +232,7 @@ def test_what_lies_together_is_used_where_it_lies(
         held.set()
         assert has_moved(loaded)
         assert mappings(loaded.engine) == {str(kept_at)}
-        assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
+        assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint must no longer be mapped"
         assert_same(answers(loaded), expected)
     held.set()
     loaded.close()
@@ -241,7 +241,7 @@ def test_what_lies_together_is_used_where_it_lies(
 def test_parts_that_lie_apart_are_joined_page_by_page(
     tmp_path: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model has queries, keys and values in one matrix: only pages in which two of them meet are copied."""
+    """The model has queries, keys and values in one matrix. They are mapped together; only pages that contain the end of one are copied."""
     monkeypatch.setattr(storage, "_LEAST_PART", 4096)
     directory = tmp_path / "model"
     write_llama(directory, hidden_size=128, num_attention_heads=4, num_key_value_heads=2, head_dim=32)
@@ -252,7 +252,7 @@ def test_parts_that_lie_apart_are_joined_page_by_page(
     assert len(maps) == 1 + 3 * num_layers
     assert_same(answers(loaded), expected)
     assert has_moved(loaded)
-    assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint is let go"
+    assert str(directory) not in Path("/proc/self/maps").read_text(), "the checkpoint must no longer be mapped"
     assert_same(answers(loaded, close=True), expected)
     spoil(directory, "model.layers.1.self_attn.v_proj.weight", torch.nan)
     with pytest.raises(CheckpointError, match=r"layers\.1\.self_attn\.v_proj\.weight in model\.safetensors holds NaN"):
@@ -467,7 +467,7 @@ def test_a_bundle_whose_place_is_given_away_is_not_finished(
     caplog.set_level(logging.INFO)
     expected = copied(directory, memory, monkeypatch)
     loaded = load(directory, kept_at, memory)
-    # With its size: a file that is gone before it is locked is started again.
+    # Wait until the file has its size: if it vanishes before it is locked, it is made again.
     while not (partials := [path for path in kept_at.parent.iterdir() if path.stat().st_size]):
         pass
     for path in partials:
@@ -539,7 +539,7 @@ def test_a_host_that_is_killed_while_a_model_moves_leaves_nothing_that_counts(
         assert host.stdout.readline() == "moving\n"
         assert not kept_at.exists()
         host.send_signal(signal.SIGKILL)
-    assert len(list(kept_at.parent.iterdir())) == 1, "half a bundle"
+    assert len(list(kept_at.parent.iterdir())) == 1, "a partial bundle must remain"
     loaded = load(directory, kept_at, memory)
     assert not loaded.engine.info.mapped
     assert has_moved(loaded)

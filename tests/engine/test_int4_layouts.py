@@ -1,4 +1,4 @@
-"""Four-bit weights as their quantizers write them, and their form after loading."""
+"""Layouts of four-bit weights: as quantizers write them, and after loading."""
 
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ def test_a_word_has_its_first_code_in_its_lowest_bits() -> None:
 class Known(NamedTuple):
     """A matrix of two rows and 64 columns in groups of 32.
 
-    Codes are the column's index modulo 16, and 15 minus that.
+    The codes of the first row are the column modulo 16, those of the second row 15 minus that.
     """
 
     codes: torch.Tensor

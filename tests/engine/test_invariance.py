@@ -1,4 +1,4 @@
-"""Invariants I3, I4, I8 and I9: the request decides the tokens; batch, chunks, caches, preemption and resumption do not."""
+"""Invariants I3, I4, I8 and I9: tokens depend on the request alone, not on batches, chunks, caches, preemption or resumption."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def requests() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path, arithmetic: str) -> dict[str, list[int]]:
-    """Answer each request by itself, on a new engine."""
+    """Return the tokens of each request alone, on a new engine."""
     return {r.sequence_id: one(load_engine(checkpoint), r).token_ids for r in requests()}
 
 
@@ -66,7 +66,7 @@ def test_chunks_change_no_log_probability_of_the_prompt(checkpoint: Path) -> Non
     parts = one(load_engine(checkpoint, max_num_batched_tokens=13), message).prompt_logprobs
     assert whole is not None
     assert parts is not None
-    assert len(whole) == 49, "all but the first token's"
+    assert len(whole) == 49, "all output tokens except the first"
     assert [reported.logprob for reported in parts] == pytest.approx([reported.logprob for reported in whole], abs=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_log_probabilities_of_a_prompts_end_are_the_same_after_a_cached_prefix(c
         assert [each.logprob for each in heard.prompt_logprobs] == pytest.approx(
             [each.logprob for each in whole[first - 1 :]], abs=1e-4
         )
-        assert heard.num_cached_tokens == (first - 1) // 16 * 16, "as far as the cache can be used"
+        assert heard.num_cached_tokens == (first - 1) // 16 * 16, "full blocks before the last token"
 
 
 def test_a_warm_cache_changes_no_token(checkpoint: Path, alone: dict[str, list[int]]) -> None:
@@ -128,7 +128,7 @@ def test_a_conversations_second_turn_finds_its_first(checkpoint: Path) -> None:
     prompt = random_prompt(40, seed=11)
     answer = one(engine, submit("a", prompt, max_tokens=30)).token_ids
     second = one(engine, submit("b", prompt + answer + random_prompt(9, seed=12)))
-    assert second.num_cached_tokens == (40 + 29) // 16 * 16  # the last token of the answer was never computed
+    assert second.num_cached_tokens == (40 + 29) // 16 * 16  # of the answer, all but the last token were computed
     load = engine.load()
     assert load.prefix_queries == 40 + 79
     assert load.prefix_hits == 64

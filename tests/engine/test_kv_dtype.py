@@ -1,6 +1,5 @@
-"""A KV cache in FP8: the same tokens on any way of its blocks, close to those of a plain cache, in a quarter of fp32's bytes.
-
-It is never taken for one of another type.
+"""A KV cache in FP8: tokens do not depend on the path of blocks, results are close to those of a plain cache, and it takes a quarter of the bytes of
+fp32. Its blocks are never confused with those of another type.
 """
 
 from pathlib import Path
@@ -72,7 +71,7 @@ def test_company_chunks_preemption_and_drafts_change_no_token(
     engine = load_engine(checkpoint, kv_dtype="fp8", **how)
     answer = drain_preempting if "kv_tokens" in how else drain
     assert told(answer(engine, requests())) == expected
-    assert told(drain(engine, requests())) == expected, "with a warm cache"
+    assert told(drain(engine, requests())) == expected, "a warm cache must not change answers"
     assert ("kv_tokens" in how) == (engine.scheduler.counts.preemptions > 0)
 
 
@@ -91,7 +90,7 @@ def test_log_probabilities_are_close_to_those_of_a_plain_cache_in_a_quarter_of_t
     assert len(plain) == len(narrow) == len(PROMPT) - 1
     assert 0 < float((plain - narrow).abs().mean()) < 0.1
     sizes = [engine.runner.layout.block_bytes for engine in engines]  # type: ignore[attr-defined]
-    assert sizes[0] == 4 * sizes[1], "the model computes in fp32"
+    assert sizes[0] == 4 * sizes[1], "plain keys and values are fp32"
 
 
 def test_blocks_come_back_from_host_and_disk_and_none_of_them_to_a_plain_cache(

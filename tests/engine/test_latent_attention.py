@@ -1,4 +1,4 @@
-"""Latent attention at the sizes of DeepSeek-V3 and Kimi K2.5, one layer, compared with its unabsorbed formulas in fp64."""
+"""One layer of latent attention at the sizes of DeepSeek-V3 and Kimi K2.5, compared with the unabsorbed formulas in fp64."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def random_layer(heads: int, query_rank: int | None) -> LatentAttention:
 
 
 def by_formula(layer: LatentAttention, x: torch.Tensor, table: RotaryTable) -> torch.Tensor:
-    """Compute keys and values of every head from the latent vectors, without keeping them."""
+    """Return the layer's output by the published formulas in fp64, with keys and values of every head."""
     x, scale = x.double(), layer.shape.scale
 
     def times(linear: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -112,8 +112,8 @@ def test_prompts_behind_prefixes_are_the_same_in_either_form() -> None:
         ((100,), (4000,), False),
         ((300,), (4000,), True),
         ((2048,), (10_000,), True),
-        ((2048,), (11_000,), False),  # keys and values of so many would take too much memory
-        ((300, 2), (300, 4000), False),  # the shorter one's table is padded
+        ((2048,), (11_000,), False),  # too many keys and values for the memory limit
+        ((300, 2), (300, 4000), False),  # the block table of the shorter one is padded
     ],
 )
 def test_the_form_that_takes_fewer_products_is_chosen(

@@ -1,4 +1,4 @@
-"""Forbidden effects of a step's launch on a GPU, if there is one: waiting for the device, and failing when another model loads."""
+"""Launching a step on a GPU, if there is one, does not wait for the device, and does not fail while another model loads."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="a CPU has n
 
 
 def gated(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `call` with an error for any wait for the device."""
+    """Wrap `call` so that any wait for the device raises an error."""
 
     def run(*args: Any) -> Any:
         torch.cuda.set_sync_debug_mode("error")
@@ -30,7 +30,7 @@ def gated(call: Callable[..., Any]) -> Callable[..., Any]:
 
 @on_a_gpu
 def test_no_launch_of_a_step_waits_for_the_device(checkpoint: Path) -> None:
-    """Prompts, decodes, both at once, every kind of sampling, before a step is recorded and replayed."""
+    """The steps have prompts, decodes and both, with every kind of sampling, before and after they are recorded."""
     engine = load_engine(checkpoint, depth=2)
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
@@ -46,7 +46,7 @@ def test_no_launch_of_a_step_waits_for_the_device(checkpoint: Path) -> None:
 
 
 def test_a_model_is_recorded_while_another_one_loads(checkpoint: Path) -> None:
-    """A model that wakes beside a serving one does this: neither may end the other's work."""
+    """This happens when a model wakes beside a serving one: neither may disturb the other."""
     expected = drain(load_engine(checkpoint), [submit("a", random_prompt(9, seed=1), max_tokens=200)])
     engine, loaded, is_over = load_engine(checkpoint), [], threading.Event()
 

@@ -1,6 +1,5 @@
-"""A kind of layer that the engine does not have is a table of parts in one file: this one.
-
-Its layers keep a state of each token, beside attention or without, and answer alike on every path of a sequence.
+"""A new kind of layer needs only the parts in this file. Its layers cache a state for each token, alone or beside attention, and give the same
+answers on every path of a sequence.
 """
 
 import json
@@ -103,7 +102,7 @@ def load(config: ShiftConfig, loader: WeightLoader, context_length: int) -> Deco
 
 @pytest.fixture(params=[ATTENTION_AND_SHIFT, SHIFTS])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a llama whose attention is replaced, in the second layer or in both."""
+    """Write a llama in which the new kind of layer replaces attention, in the second layer or in both."""
     monkeypatch.setitem(FAMILIES, "ShiftForCausalLM", SimpleNamespace(parse_config=parse_config, load=load))
     write_llama(tmp_path, num_hidden_layers=2)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -135,7 +134,7 @@ def test_chunks_batches_hits_and_preemptions_change_no_token(checkpoint: Path) -
         engine = load_engine(checkpoint, **options)
         assert answers(drain(engine, many)) == alone
         again = [submit(f"{one.sequence_id}", list(one.prompt_token_ids), max_tokens=30) for one in many]
-        assert answers(drain(engine, again)) == alone, "from cached prefixes"
+        assert answers(drain(engine, again)) == alone, "cached prefixes must not change answers"
 
 
 @pytest.mark.parametrize("checkpoint", [SHIFTS], indirect=True)
@@ -169,7 +168,7 @@ def _logits(weights: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("checkpoint", [SHIFTS], indirect=True)
 def test_hidden_states_behind_named_layers_can_be_had(checkpoint: Path) -> None:
-    """The states are those of a whole pass, which stays unchanged, and of one in pieces."""
+    """The states are the same in a whole pass and in a pass in chunks, and reading them changes no result."""
     seen: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
     engine = load_engine(checkpoint)
     runner = engine.runner

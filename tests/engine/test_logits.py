@@ -1,4 +1,4 @@
-"""Storage and arithmetic of a checkpoint change no distribution: bf16, shards, fp32 on a CPU."""
+"""The form of a checkpoint changes no distribution: bf16, shards, and fp32 on a CPU."""
 
 from pathlib import Path
 

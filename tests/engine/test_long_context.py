@@ -1,6 +1,5 @@
-"""Positions from 200,000 on are rotated as by `transformers`.
-
-They follow as many tokens with zeros as cached keys and values, in the engine's blocks and in the reference's cache.
+"""Positions from 200,000 on are rotated as by `transformers`. The cached keys and values of all earlier tokens are zeros, in the engine and in the
+reference.
 """
 
 from pathlib import Path
@@ -26,8 +25,8 @@ from tests.engine.driver import load_engine, random_prompt
 from tests.engine.families import LATENT, YARN, config
 
 BEFORE = 200_000
-# Large weights: otherwise so many keys of zeros take all of the attention, and a wrong angle has no effect. With these, frequencies that are 0.1 %
-# off change log-probabilities by 0.002 and more.
+# Large weights: with small ones the many keys of zeros would take all of the attention, and a wrong angle would have no effect. With these,
+# frequencies that are 0.1 % off change log-probabilities by at least 0.002.
 LONG: dict[str, Any] = {"max_position_embeddings": 1 << 18, "num_hidden_layers": 2, "initializer_range": 0.4}
 SCALED = YARN | {"factor": 64.0, "original_max_position_embeddings": 4096}
 MODELS: dict[str, PreTrainedConfig] = {
@@ -73,7 +72,7 @@ def test_positions_behind_200_000_tokens_agree(tmp_path: Path, name: str) -> Non
     for start, end in (
         (BEFORE, len(token_ids) - 1),
         (len(token_ids) - 1, len(token_ids)),
-    ):  # the rest of a prompt, and a decode
+    ):  # a chunk of the prompt, and a decode
         step, _ = scratch_step(token_ids[:end], start, engine.info.block_size)
         forwarded = runner.forward(step)
         assert forwarded.logits is not None
@@ -83,7 +82,7 @@ def test_positions_behind_200_000_tokens_agree(tmp_path: Path, name: str) -> Non
 
 
 def _reference(model: Any, token_ids: list[int]) -> torch.Tensor:
-    """Return the distribution after the tokens, which follow as many earlier ones as here."""
+    """Return the reference's distribution after the tokens, with BEFORE cached tokens of zeros."""
     sizes = model.config
     cache = DynamicCache(config=sizes)
     widths = (sizes.kv_lora_rank, sizes.qk_rope_head_dim) if hasattr(sizes, "kv_lora_rank") else None

@@ -1,4 +1,4 @@
-"""Matrices in 12 bits in whole models: bit-identical answers, less memory, and plain weights where codes gain nothing."""
+"""Models with matrices coded losslessly in 12 bits: bit-identical answers, less memory, and plain weights if coding gains nothing."""
 
 import logging
 import os
@@ -41,7 +41,7 @@ def memory() -> KvMemory:
 
 @pytest.fixture(autouse=True)
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code a model and its matrices of any size, and without pauses."""
+    """Encode models and matrices of any size, and relocate without pauses."""
     monkeypatch.setattr(weight_load, "IN_PLACE_FROM_BYTES", 0)
     monkeypatch.setattr(weight_load, "IN_PLACE_SHARE", 0.01)
     monkeypatch.setattr(relocation, "_LAST_STEP_S", 0.0)
@@ -217,7 +217,7 @@ def test_a_matrix_that_does_not_shrink_stays_plain(monkeypatch: pytest.MonkeyPat
         "fp32": torch.randn(64, 512),
         "zeros": torch.zeros(64, 512, dtype=torch.bfloat16),
         "good": torch.randn(64, 512).to(torch.bfloat16),
-        "experts": torch.randn(4, 12, 512).to(torch.bfloat16),  # two would share a palette
+        "experts": torch.randn(4, 12, 512).to(torch.bfloat16),  # two experts would share a palette
     }
     coded = CodedTensors(
         tensors, {name: Matrix(tensor.shape[-1]) for name, tensor in tensors.items()} | {"experts": Matrix(512, 4)}

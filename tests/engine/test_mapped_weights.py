@@ -1,4 +1,4 @@
-"""Models whose weights are in a file that survives the engine host: the same numbers, no second reading, and recovery from damage."""
+"""Models whose weights are in a file that outlives the engine host: the same results, no second read, and recovery from damage."""
 
 import errno
 import gc
@@ -51,7 +51,7 @@ def load(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any = "
     path = None if kept_at is None else str(kept_at)
     spec = ModelSpec(
         "tiny", str(directory), dtype, weights_file=path, lossless="off"
-    )  # a machine on which 12 bits are faster would use them
+    )  # off, as it depends on the machine whether 12 bits are faster
     return load_model(spec, CONFIG, memory)
 
 
@@ -64,7 +64,7 @@ def answer(directory: Path, kept_at: Path | None, memory: KvMemory, dtype: Any =
 
 
 def mappings(engine: Engine) -> set[str]:
-    """Return the files of a model's tensors, from this process's memory map."""
+    """Return the files in which two tensors of a model are mapped."""
     model: Any = engine.runner.model  # type: ignore[attr-defined]
     addresses = [model.embedding.weight.values.data_ptr(), model.layers[0].attention.qkv_proj.weight.values.data_ptr()]
     found = set()
@@ -110,7 +110,7 @@ def test_waking_reads_no_weights(
     directory: Path, kept_at: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(directory, kept_at, memory)
-    monkeypatch.setattr("pilotlight.engine.weights.source.Checkpoint", None)  # opening it would fail
+    monkeypatch.setattr("pilotlight.engine.weights.source.Checkpoint", None)  # opening the checkpoint would fail
     assert load(directory, kept_at, memory).engine.info.mapped
 
 
@@ -169,7 +169,7 @@ def test_a_damaged_bundle_is_refused_by_name_and_made_again(
     info, heard = answer(directory, kept_at, memory)
     assert not info.mapped
     assert heard.logprobs == expected.logprobs
-    # A file on a disk, as this one may be, is not registered with a GPU, which is logged.
+    # A further warning is ignored: a file on a disk is not registered with a GPU.
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     (record,) = [record for record in told if record.name != "pilotlight.engine.device.registered_memory"]
     assert str(kept_at) in record.getMessage()
@@ -225,7 +225,7 @@ def test_each_type_has_a_bundle_of_its_own(
 def test_a_bundle_with_other_tensors_than_the_model_wants_is_made_again(
     directory: Path, kept_at: Path, memory: KvMemory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A change of the engine without a new version would cause this."""
+    """A change of the engine without a new version would make such a bundle."""
     _, expected = answer(directory, kept_at, memory)
     with BundleFile.open(kept_at) as file:
         made = file.bundle
@@ -372,7 +372,7 @@ def test_the_memory_of_a_removed_bundle_is_let_go(directory: Path, kept_at: Path
     load(directory, kept_at, memory).close()
     gc.collect()
     drop_removed_maps()
-    assert is_mapped(kept_at), "it is still there"
+    assert is_mapped(kept_at), "the map must stay while the file exists"
     kept_at.unlink()
     drop_removed_maps()
     assert not is_mapped(kept_at)
@@ -387,7 +387,7 @@ def test_a_bundle_in_the_place_of_another_is_mapped_anew(directory: Path, kept_a
     copy.rename(kept_at)
     again = load(directory, kept_at, memory)
     assert again.engine.info.mapped
-    assert weights_at(again) != address, "the other file's pages would still be its"
+    assert weights_at(again) != address, "the pages of the replaced file must not be used"
     again.close()
 
 
@@ -410,7 +410,7 @@ def test_a_host_lets_go_what_its_site_removes_while_it_rests(
         kept_at.unlink()
         deadline = time.monotonic() + 60
         while is_mapped(kept_at):
-            assert time.monotonic() < deadline, "the memory of a file that is gone stays taken"
+            assert time.monotonic() < deadline, "the memory of a removed file is not released"
             gc.collect()
             time.sleep(0.01)
     finally:

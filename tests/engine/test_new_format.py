@@ -1,4 +1,4 @@
-"""A weight format that the engine does not know, added here and nowhere else: matrices, head and embeddings work like any others."""
+"""A new weight format needs only the code in this file: matrices, head and embeddings in it work like any others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def is_kept(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def quantize_ends(directory: Path, model: PreTrainedModel) -> None:
-    """Quantize the embedding and the head too."""
+    """Quantize the embedding and the head of a written checkpoint too."""
     tensors = load_file(directory / "model.safetensors")
     parameters = dict(model.named_parameters())
     for name in ("model.embed_tokens", "lm_head"):

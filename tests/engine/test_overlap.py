@@ -1,4 +1,4 @@
-"""Overlapped steps: launched before the tokens of the previous one are known, with equal outputs."""
+"""Overlapped steps: each is launched before the tokens of the previous one are known, and outputs stay the same."""
 
 import os
 from collections.abc import Callable
@@ -29,7 +29,7 @@ PROMPT = [5, 6, 7, 8, 9, 10]
 
 
 class QueuedLaunch:
-    """A step that takes the device `TAKES_S`, after all earlier ones."""
+    """A launched step that runs for `TAKES_S` seconds on the device, after all earlier ones."""
 
     TAKES_S = 0.125
 
@@ -57,7 +57,7 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
     assert isinstance(runner, QueueingRunner)
     told: dict[str, int] = {}
     for turn in range(2):
-        for n, size in enumerate((3, 30, 7)):  # the second needs several steps before its first output
+        for n, size in enumerate((3, 30, 7)):  # the second prompt needs several steps
             engine.submit(submit(f"{turn} {n}", list(range(1, size)), max_tokens=5 + n))
         while engine.has_work:
             engine.step()
@@ -66,10 +66,10 @@ def test_sequences_shares_of_the_device_are_all_of_the_time_that_it_was_at_work(
         runner.now += 100.0  # the device is idle
     at_work_us = len(runner.batch_tokens) * QueuedLaunch.TAKES_S * 1e6
     assert at_work_us == (runner.now - 200.0) * 1e6
-    unclaimed = depth * 2 * QueuedLaunch.TAKES_S * 1e6  # steps that ended sequences were computed in once too often
+    unclaimed = depth * 2 * QueuedLaunch.TAKES_S * 1e6  # at the end of a turn, steps that compute only ended sequences
     assert at_work_us - unclaimed - len(told) <= sum(told.values()) <= at_work_us
     if depth == 1:
-        assert sum(told.values()) >= at_work_us - len(told), "except less than a microsecond of each"
+        assert sum(told.values()) >= at_work_us - len(told), "only rounding below a microsecond may be lost"
     assert told["0 1"] > told["0 0"] > 0
 
 
@@ -121,7 +121,7 @@ def test_a_token_is_published_one_step_late_and_the_last_step_only_collects() ->
         engine.step()
         seen.append([token for output in engine.sequences.take_outputs() for token in output.token_ids])
     assert seen == [[], expected_tokens(PROMPT, 1), expected_tokens(PROMPT, 2)[1:]]
-    assert runner.batch_tokens == [6, 1], "its end by length is known: nothing was computed in vain"
+    assert runner.batch_tokens == [6, 1], "an end by length is known in advance, so no step is wasted"
 
 
 def test_a_sequence_that_stops_is_computed_once_too_often_and_its_blocks_return() -> None:
@@ -165,7 +165,7 @@ def test_siblings_wait_for_the_results_of_their_prompt() -> None:
     prompt = tuple(range(20))
     first = Submit("a", "tiny", prompt, SamplingParams(4, temperature=0.0))
     engine.submit(first)
-    engine.step()  # in flight: computed, and not yet found
+    engine.step()  # in flight, so that its blocks are not cached yet
     engine.submit(Submit("b", "tiny", prompt, SamplingParams(4, temperature=0.0), leader="a"))
     heard = drain(engine, [])
     assert heard["b"].num_cached_tokens == 16
@@ -193,7 +193,9 @@ def test_bad_logits_in_flight_poison_no_cache() -> None:
     assert heard["bad"].finish_reason == "error"
     assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
     runner.bad_prompts.clear()
-    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
+    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, (
+        "only blocks of the good sequence may be found"
+    )
 
 
 def test_a_prompt_preempted_in_its_middle_while_in_flight_is_reported_whole() -> None:
@@ -217,7 +219,7 @@ def test_a_result_from_before_a_preemption_counts_for_nothing_after_it() -> None
     engine.step()
     (sequence,) = engine.scheduler.running
     assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
-    engine.step()  # starts again, and gets the result of the first life's chunk
+    engine.step()  # starts again, and gets the late result of its earlier chunk
     assert (sequence.num_computed_tokens, sequence.num_completed_tokens, sequence.prompt_logprobs) == (8, 0, [])
     heard = drain(engine, [])["a"]
     assert heard.token_ids == expected_tokens(prompt, 3)
@@ -234,7 +236,7 @@ def test_a_token_in_flight_at_a_preemption_is_chosen_again() -> None:
 
 
 def test_penalties_count_every_token_where_steps_overlap(checkpoint: Path) -> None:
-    """They count if put out, biased or in the prompt earlier."""
+    """Counted tokens are earlier outputs, biased tokens and prompt tokens."""
     penalised = [
         {"presence_penalty": 0.7, "frequency_penalty": 0.3, "logit_bias": ((7, 9.0), (8, 8.8), (9, 8.6))},
         {"repetition_penalty": 1.3, "temperature": 0.8, "seed": 2, "top_k": 4},
@@ -253,7 +255,7 @@ def test_penalties_count_every_token_where_steps_overlap(checkpoint: Path) -> No
 
 
 class TimedRunner(FakeRunner):
-    """A runner that computes on a device with a separate clock, beside the host's."""
+    """A runner with a simulated device that computes while the host continues."""
 
     FORWARD_S, CHOICE_S, HOST_S = 10.0, 1.0, 0.5
 
@@ -263,7 +265,7 @@ class TimedRunner(FakeRunner):
         self.num_overlapped = 0
 
     def clock(self) -> float:
-        """Return the time; the work between two looks at the clock takes the host some."""
+        """Advance the time by HOST_S, the host's work between two looks at the clock, and return it."""
         self.now += self.HOST_S
         return self.now
 
@@ -273,7 +275,7 @@ class TimedRunner(FakeRunner):
         return super().forward(step)
 
     def choose(self, forwarded: FakeForwarded, rows: SequenceOf[ChoiceRow]) -> FakeLaunched:
-        assert self.busy_until > self.now, "the device waited for what the choice is made from"
+        assert self.busy_until > self.now, "the device has finished before the choice is launched"
         self._compute(self.CHOICE_S)
         return TimedLaunched(super().choose(forwarded, rows), self, self.busy_until)
 
@@ -293,7 +295,7 @@ class TimedLaunched(FakeLaunched):
 
 @pytest.mark.parametrize("num_penalised", [0, 1, 8])
 def test_penalised_sequences_cost_no_overlap(num_penalised: int) -> None:
-    """All of forty steps except the first are launched while the device is busy with the previous one."""
+    """Each of forty steps except the first is launched while the device computes the previous one."""
     runner = TimedRunner(128, 4)
     engine = Engine(fake_engine(num_blocks=128)[0].info, runner, SchedulerLimits(4, 64, 8, 100), clock=runner.clock)
     prompts = {str(i): [i, *PROMPT] for i in range(8)}
@@ -367,7 +369,7 @@ def test_closing_and_failing_end_every_step_under_way() -> None:
 
 @pytest.mark.skipif(os.environ.get("PILOTLIGHT_TEST_DEVICE") != "cuda", reason="a CPU is never waited for")
 def test_a_launch_never_waits_for_the_device(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the next step would not be ready when the previous one ends."""
+    """A launch that waits would leave the device idle between steps."""
     engine = load_engine(checkpoint, depth=2, max_num_batched_tokens=40)
 
     def strict(call: Callable[..., Any]) -> Callable[..., Any]:

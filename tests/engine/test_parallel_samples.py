@@ -1,4 +1,4 @@
-"""Several sequences of one prompt: it is computed once, each continues separately, and any of them may end early."""
+"""Several sequences of one prompt: the prompt is computed once, each sequence continues separately, and any may end early."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_the_prompt_is_computed_once(budget: int) -> None:
     engine, runner = fake_engine(num_blocks=64, max_num_batched_tokens=budget)
     heard = drain(engine, family(5, max_tokens=3))
     assert all(len(h.token_ids) == 3 for h in heard.values())
-    assert sum(runner.batch_tokens) == len(PROMPT) + 4 * 3 + 5 * 2  # siblings compute the last, partial block
+    assert sum(runner.batch_tokens) == len(PROMPT) + 4 * 3 + 5 * 2  # the other four compute the last, partial block
     assert [heard[str(i)].num_cached_tokens for i in range(5)] == [0, 28, 28, 28, 28]
 
 
@@ -63,7 +63,7 @@ def test_when_the_first_leaves_the_next_computes_the_prompt_for_all() -> None:
         engine.step()
     ends = {o.sequence_id: o.finish_reason for o in engine.sequences.take_outputs() if o.finish_reason}
     assert ends == {"0": "abort", "1": "length", "2": "abort", "3": "length"}
-    # the blocks that the first completed before it left are found by the second
+    # The second sequence finds the blocks that the first completed before it was aborted.
     assert sum(runner.batch_tokens) == 10 + (len(PROMPT) - 8) + 3 + 2 * 2
     assert engine.scheduler.pool.num_held == 0
 
@@ -112,7 +112,7 @@ def test_a_held_sample_is_released_with_its_leader_or_dropped_by_itself() -> Non
     for held, before in ((first, leader), (second, leader), (other, another)):
         samples.hold(held, before)
     assert (len(samples), samples.drop(leader), samples.drop(first), samples.drop(first)) == (3, False, True, False)
-    assert samples.drop(other), "the last behind its leader"
+    assert samples.drop(other), "it is the last sample of its leader"
     assert (samples.release(another), samples.release(leader), samples.release(leader)) == ([], [second], [])
     assert len(samples) == 0
     assert samples._held == {}

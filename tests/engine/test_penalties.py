@@ -1,4 +1,4 @@
-"""Penalties and biases through the engine: by their definitions, and invariants I8 and I9 with them."""
+"""Penalties and biases in the engine: they match their definitions, and keep invariants I8 and I9."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def requests() -> list[Submit]:
 
 @pytest.fixture(scope="module")
 def alone(written: tuple[Path, LlamaForCausalLM]) -> dict[str, list[int]]:
-    """Answer each request by itself, on a new engine."""
+    """Return the tokens of each request alone, on a new engine."""
     return {r.sequence_id: one(load_engine(written[0]), r).token_ids for r in requests()}
 
 
@@ -115,7 +115,7 @@ def test_a_continuation_counts_delivered_tokens_as_output(
 def test_a_continuation_taken_for_a_prompt_would_differ(
     written: tuple[Path, LlamaForCausalLM], alone: dict[str, list[int]]
 ) -> None:
-    """The test above depends on this difference."""
+    """The previous test relies on this difference."""
     engine = load_engine(written[0])
     delivered = alone["3-1"][:10]
     wrong = submit("rest", random_prompt(3, seed=3) + delivered, max_tokens=NUM_TOKENS - 10, **PENALTIES[1])

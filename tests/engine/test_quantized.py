@@ -1,4 +1,5 @@
-"""Quantized checkpoints answer as a model with their dequantized values: unpacked when loaded, as on a CPU, and packed, as on CUDA."""
+"""Quantized checkpoints give the answers of a model with their dequantized values, whether matrices are unpacked at load, as on a CPU, or stay
+packed, as on CUDA."""
 
 import json
 from collections.abc import Callable
@@ -179,7 +180,7 @@ def test_a_quantized_checkpoint_kept_packed_is_the_same_model(
     skip_if_a_gpu_unpacks(name)
     model = INTEGERS[name](tmp_path)
     keep_packed(monkeypatch, True)
-    if "left alone" in name:  # kinds of matrices other than those that it leaves alone may be packed
+    if "left alone" in name:  # only the other kinds of matrices are packed
         assert packed_weights(load_engine(tmp_path, dtype="float32")) == 2 * 3 + 3
         return
     prompt = random_prompt(37, seed=3)
@@ -195,7 +196,7 @@ def test_fp8_kept_packed_is_the_same_model_with_rounded_activations(
 ) -> None:
     model = FP8[name](tmp_path)
     for part, module in model.named_modules():
-        # activations of experts stay unchanged, and so do matrices that are not multiplied packed
+        # Inputs of experts, and of matrices that are not multiplied in packed form, are not rounded.
         if isinstance(module, torch.nn.Linear) and part.endswith("_proj") and not part.endswith("kv_b_proj"):
             module.register_forward_pre_hook(lambda _, inputs: (quantizers.fp8_rounded(inputs[0]),))
     keep_packed(monkeypatch, True)
@@ -316,7 +317,7 @@ def test_an_mxfp4_scale_that_is_no_number_is_named_where_it_stays_packed(
 def test_a_rehearsal_lays_out_what_the_load_does(
     tmp_path: Path, name: str, stays_packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise other kernels would be compiled than those that are launched."""
+    """A different layout in the dry run would compile other kernels than are launched."""
     if stays_packed:
         skip_if_a_gpu_unpacks(name)
     write_family(tmp_path, PACKED) if name == "mxfp4" else (INTEGERS | FP8)[name](tmp_path)
@@ -338,9 +339,9 @@ def test_a_rehearsal_lays_out_what_the_load_does(
 
 
 def layout(weight: Any) -> Any:
-    """Return the properties that decide which kernel is launched, and how it is compiled.
+    """Return the properties of a weight that decide which kernel is launched and how it is compiled.
 
-    The order of columns does not: it is undone before.
+    The order of columns does not belong to these: it is undone before the launch.
     """
     if isinstance(weight, torch.Tensor):
         strides = [step for step, size in zip(weight.stride(), weight.shape, strict=True) if size > 1]
@@ -351,7 +352,7 @@ def layout(weight: Any) -> Any:
 
 
 def packed_weights(engine: Any) -> int:
-    """Return how many of the model's matrices are packed."""
+    """Return the number of packed matrices in the model."""
     return sum(not isinstance(weight, PlainWeight) for weight in matrices(engine.runner.model))
 
 
@@ -419,7 +420,7 @@ def test_an_fp8_value_that_is_no_number_is_named(tmp_path: Path) -> None:
 def test_matrices_that_cannot_be_one_packed_matrix_are_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three matrices with the same input orders its columns differently; in another layer one is left alone."""
+    """One of three matrices with the same input has another order of columns, so they cannot form one packed matrix."""
     INTEGERS["gptq, scattered"](tmp_path)
     change_tensors(tmp_path, lambda tensors: tensors.update({f"{STEM}.g_idx": torch.arange(64).int() // 32}))
     keep_packed(monkeypatch, False)

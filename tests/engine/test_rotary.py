@@ -1,4 +1,4 @@
-"""Rotary rules with the numbers of published checkpoints, compared with `transformers`' own tables."""
+"""Rotary scaling rules with the parameters of published checkpoints, compared with the tables of `transformers`."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-MANY_TURNS = {  # turns of the slowest dimension within the trained context
+MANY_TURNS = {  # the slowest dimension turns more than once in the trained context
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 0.5,
     "original_max_position_embeddings": 65536,
 }  # fmt: skip

@@ -1,6 +1,5 @@
-"""Random schedules of arrivals and aborts over tiny pools, with steps in flight, drafts, penalties and log probabilities.
-
-Every sequence ends, with the tokens that it has by itself, and no resource leaks.
+"""Random schedules of arrivals and aborts on tiny pools, with steps in flight, drafts, penalties and log-probabilities. Every sequence ends with the
+tokens that it gets alone, and no resource leaks.
 """
 
 import math
@@ -28,13 +27,13 @@ class Arrival(NamedTuple):
     family: int  # prompts of one family share a prefix
     max_tokens: int
     salt: bytes
-    abort_after: int | None  # steps
-    siblings: int  # of the same prompt, submitted with it
+    abort_after: int | None  # in steps
+    siblings: int  # further sequences of the same prompt
     priority: int
     prompt_logprobs: bool = False
     logprobs: bool = False
     is_penalised: bool = False
-    stops_at: int | None = None  # output token
+    stops_at: int | None = None  # position of the output token that stops it
 
 
 class Shape(NamedTuple):
@@ -44,10 +43,10 @@ class Shape(NamedTuple):
     max_num_seqs: int
     depth: int
     windows: Windows
-    drafts: int | None = None  # a drafter's seed
-    tick_s: float = 0.0  # advance of the clock at every look
+    drafts: int | None = None  # seed of a drafter
+    tick_s: float = 0.0  # advance of the clock each time it is read
     max_decode_delay_s: float = math.inf
-    copies: int = 1  # ranks with as many blocks, and separate sequences
+    copies: int = 1  # ranks with separate sequences and as many blocks each
     has_states: bool = False  # whether a further group of layers has states
 
 
@@ -70,7 +69,7 @@ arrivals = st.lists(
     min_size=1,
     max_size=10,
 )
-# For each group of layers: only windows, one of a single token, windows as long as the prompts.
+# The windows of each group of layers, None for full attention; among them a window of one token, and only windows.
 windows = st.sampled_from([(None,), (None,), (None, 5), (None, 1, 9), (7,), (None, None, 30), (3, 12)])
 shapes = st.builds(
     Shape,
@@ -120,7 +119,7 @@ def play_and_check(shape: Shape, plan: list[Arrival]) -> None:
     assert pool.num_held == 0
     assert pool.num_available == shape.copies * shape.num_blocks * (len(shape.windows) + shape.has_states)
     assert max(runner.batch_tokens, default=0) <= shape.max_num_batched_tokens
-    if currently_in_test_context():  # counts for a run of examples, and not for a plan that runs alone
+    if currently_in_test_context():  # counts for Hypothesis; a plan that runs alone has none
         event("preempted" if engine.scheduler.counts.preemptions else "not preempted")
         event("prefix hit" if engine.scheduler.counts.prefix_hits else "no prefix hit")
         event("drafts" if runner.num_drafts else "no drafts")
@@ -151,7 +150,7 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
                     engine.submit(as_submit(name, arrival))
             if arrival.abort_after is not None and arrival.step + arrival.abort_after == step:
                 held = engine.scheduler.pool.num_held
-                engine.sequences.abort(str(i))  # the first of them: the others continue
+                engine.sequences.abort(str(i))  # the first of its sequences; the others continue
                 assert engine.scheduler.pool.num_held <= held
         if engine.has_work:
             engine.step()
@@ -160,7 +159,7 @@ def play(engine: Engine, plan: list[Arrival]) -> dict[str, Heard]:
         engine.scheduler.pool.assert_consistent()
         assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs
         step += 1
-        assert step < 5000, "no end in sight"
+        assert step < 5000, "the sequences do not end"
     return heard
 
 
@@ -190,7 +189,7 @@ def as_submit(name: str, arrival: Arrival) -> Submit:
 
 
 def outputs_of(arrival: Arrival, count: int) -> list[int]:
-    """Return the tokens of an arrival that runs alone."""
+    """Return the first `count` tokens that an arrival gets alone."""
     prompt, outputs = prompt_of(arrival), list[int]()
     for _ in range(count):
         token = next_penalised_token(prompt, outputs) if arrival.is_penalised else next_token([*prompt, *outputs])

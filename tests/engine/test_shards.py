@@ -1,4 +1,4 @@
-"""Ranks that share a model: their parts of every kind of weight, joined or summed, are the whole."""
+"""Parts of weights for ranks: for every kind of weight, the joined or summed results of the parts are those of the whole."""
 
 from collections.abc import Callable
 from functools import partial
@@ -60,14 +60,14 @@ FORMATS = {
     ),
 }  # fmt: skip
 NOTHING: Any = None
-NONE = Context(NOTHING)  # none of these parts reads the step, and each rank is run alone
+NONE = Context(NOTHING)  # these parts do not read the step, and ranks run one by one
 SIZES = pytest.mark.parametrize("size", [2, 4])
 KINDS = pytest.mark.parametrize("kind", FORMATS)
 KEPT = pytest.mark.parametrize("keeps_packed", [True, False])
 
 
 class Shared:
-    """Matrices in one format, in a directory, which are loaded whole and for every rank."""
+    """Matrices in one format that are written to a directory, then loaded whole and for every rank."""
 
     def __init__(self, directory: Path, kind: str, keeps_packed: bool = False) -> None:
         self._directory, self._keeps_packed = directory, keeps_packed
@@ -99,7 +99,7 @@ def test_rows_are_joined(tmp_path: Path, kind: str, keeps_packed: bool, size: in
     gates, ups = zip(*(torch.chunk(rank(x, NONE), 2, dim=1) for rank in ranks), strict=True)
     torch.testing.assert_close(torch.cat([*gates, *ups], 1), whole(x, NONE), rtol=1e-5, atol=1e-5)
     assert all(rank.weight.shape == (384 // size, 256) for rank in ranks)
-    if size == 2:  # two of four ranks share blocks of 96 rows with one scale
+    if size == 2:  # of four ranks, two share a block of 96 rows, so its scale is stored twice
         assert sum(rank.weight.num_bytes for rank in ranks) <= whole.weight.num_bytes + 8
 
 
@@ -111,7 +111,7 @@ def test_columns_are_summed(tmp_path: Path, kind: str, keeps_packed: bool, size:
     shared.write("down", 96, 512, bias=True)
     whole, ranks = shared.load(lambda loader: Linear.load(loader, ["down"], [96], 512, True, "columns"), size)
     x = torch.randn(3, 512)
-    if "fp8" in kind:  # a rank rounds its activations by their own largest value
+    if "fp8" in kind:  # a rank rounds its inputs relative to their largest value
         x = x.sign() * 448.0
     parts = [rank(part.contiguous(), NONE) for rank, part in zip(ranks, x.chunk(size, dim=1), strict=True)]
     torch.testing.assert_close(sum(parts), whole(x, NONE), rtol=1e-5, atol=1e-3 if "fp8" in kind else 1e-5)

@@ -1,6 +1,5 @@
-"""Random schedules of two models on one arena, with bursts, idle phases, reservations, failed steps and corrupt bookkeeping.
-
-Every sequence ends, with the right tokens, no model reads another's data, and every slab is returned.
+"""Random schedules of two models on one arena, with bursts, idle phases, reservations, failed steps and corrupt bookkeeping. Every sequence ends with
+the right tokens, no model reads data of the other, and every slab is returned.
 """
 
 from typing import NamedTuple
@@ -40,7 +39,7 @@ class Arrival(NamedTuple):
     max_tokens: int
     salt: bytes
     abort_after: int | None
-    copies: int  # a burst of the same prompt with different tails
+    copies: int  # size of a burst of prompts that differ at the end
     priority: int
     prompt_logprobs: bool = False
     is_penalised: bool = False
@@ -54,9 +53,9 @@ class Shape(NamedTuple):
     max_num_batched_tokens: int
     max_num_seqs: int
     depth: int = 1
-    drafts: int | None = None  # a drafter's seed
+    drafts: int | None = None  # seed of a drafter
     windows: tuple[Windows, Windows] = ((None,), (None,))
-    copies: int = 1  # ranks with as many slabs, and separate sequences
+    copies: int = 1  # ranks with separate sequences and as many slabs each
 
 
 class Reserve(NamedTuple):
@@ -66,7 +65,7 @@ class Reserve(NamedTuple):
 
 
 class Accident(NamedTuple):
-    """An accident of a model at a step: a block is handed out though a sequence holds it, a generation is damaged, or a step fails."""
+    """A fault of a model at a step: a block is handed out although a sequence holds it, a generation is damaged, or a step fails."""
 
     step: int
     model: int
@@ -137,7 +136,7 @@ def test_two_models_on_one_arena_through_twenty_thousand_schedules(
 
 
 def test_a_full_batch_of_late_arrivals_still_claims_what_it_needs() -> None:
-    """Urgent late arrivals run in both models while older sequences wait for their places in the batch; each lacks blocks that the other has."""
+    """Urgent late arrivals run in both models while older sequences wait for a place in the batch. Each model lacks blocks that the other has."""
     shape = Shape(9, 10, (5, 4), (3, 4), 16, 1)
     plan = [
         Arrival(0, 5, 32, 2, 6, b"", None, 1, 0),
@@ -153,7 +152,7 @@ def test_a_full_batch_of_late_arrivals_still_claims_what_it_needs() -> None:
 
 
 def test_a_sequence_that_leaves_before_its_lost_block_is_noticed_takes_nothing_from_its_new_holder() -> None:
-    """Its block is handed out twice while it waits for another model's memory; it is aborted before a step looks at it."""
+    """A block of the sequence is handed out twice while it waits for memory of the other model. It is aborted before the next step checks it."""
     shape = Shape(8, 15, (2, 4), (1, 2), 18, 3)
     short = [Arrival(0, 0, length, 1, 1, salt, None, 1, 0) for length, salt in ((3, b"a"), *[(1, b"")] * 4)]
     plan = [
@@ -182,7 +181,7 @@ class Play:
         self.heard = {name: Heard() for i, arrival in enumerate(plan) for name in names(i, arrival)}
         self.reservation: Reservation | None = None
         self.was_reserved = False
-        self.may_fail: set[str] = set()  # sequences that an accident may end
+        self.may_fail: set[str] = set()  # sequences that a fault may end
         self.num_preemptions = 0
 
     def make_engine(
@@ -211,7 +210,7 @@ class Play:
                 assert 0 <= load.free_blocks <= load.total_blocks
             self.arena.slabs.assert_consistent()
             step += 1
-            assert step < 5000, "no end in sight"
+            assert step < 5000, "the sequences do not end"
         self._check_the_end()
 
     def _arrive_and_leave(self, step: int) -> None:
@@ -226,7 +225,7 @@ class Play:
                 assert engine.scheduler.pool.num_held <= held
 
     def _reserve(self, step: int) -> None:
-        """Add a third model with separate blocks, write all over them, and remove it."""
+        """Reserve slabs for a third model at its step, overwrite them, and release them later."""
         if self.reserve is None:
             return
         allocator = self.arena.slabs
@@ -261,7 +260,7 @@ class Play:
             engine.fail_all("engine_error", "a step failed")
 
     def _damaged(self, engine: Engine, n: int) -> None:
-        """Damage a generation in memory."""
+        """Simulate a damaged generation number of a held block."""
         held = sorted({block for sequence in engine.scheduler.running for block in blocks_of(sequence)})
         if held:
             block = held[n % len(held)]
@@ -269,7 +268,7 @@ class Play:
             self.may_fail |= {s.sequence_id for s in engine.scheduler.running if block in blocks_of(s)}
 
     def _handed_out_twice(self, engine: Engine, n: int) -> None:
-        """Simulate an error: a held block was on the list of free ones, and another sequence has taken it."""
+        """Simulate an error in the pool: a held block counted as free, and another sequence has taken it."""
         pool = engine.scheduler.pool
         held = sorted({block for sequence in engine.scheduler.running for block in blocks_of(sequence)})
         if held:

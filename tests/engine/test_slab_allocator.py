@@ -1,4 +1,4 @@
-"""The owners of slabs, shown on numbers alone: order of borrowing, fair shares, claims, reservations."""
+"""The slab allocator without memory or models: the order of borrowing, fair shares, reclaims and reservations."""
 
 from dataclasses import dataclass, field
 from threading import Thread
@@ -16,11 +16,11 @@ SLAB, BLOCK = 100, 50  # two blocks per slab
 
 @dataclass
 class Job:
-    """A model's work: sequences as (arrival, blocks), oldest first."""
+    """A fake scheduler of one model: its lease, and its sequences as (arrival, blocks), oldest first."""
 
     lease: Lease
     sequences: list[tuple[int, list[int]]] = field(default_factory=list)
-    missing: int = 0  # blocks that the oldest lacks
+    missing: int = 0  # number of blocks that the oldest sequence lacks
     is_waiting: bool = False
     preempted: list[int] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class Job:
         self.sequences.append((arrival, [block for block in blocks if block is not None]))
 
     def end(self, cached: bool = False) -> None:
-        """End its oldest sequence."""
+        """End the oldest sequence; leave its blocks in the cache if `cached`."""
         arrival, blocks = self.sequences.pop(0)
         for block in blocks if cached else []:
             self.lease.pool.register(block, b"%d %d" % (arrival, block))
@@ -91,11 +91,11 @@ def test_a_free_slab_is_taken_before_any_cache_and_an_idle_models_before_ones_ow
     a.run(1, 2)
     a.end(cached=True)
     a.run(2, 4)
-    assert sizes([a, b]) == [3, 1], "two free ones came first"
+    assert sizes([a, b]) == [3, 1], "the two free slabs are taken first"
     assert b.lease.pool.num_cached(range(8)) == 2
     a.lease.begin_schedule()
     a.run(3, 2)
-    assert sizes([a, b]) == [4, 0], "then what the idle one had cached"
+    assert sizes([a, b]) == [4, 0], "then the slab with the idle model's cache"
     assert a.lease.pool.num_cached(range(8)) == 2, "its own cache goes last"
     a.lease.begin_schedule()
     a.run(4, 2)
@@ -129,12 +129,12 @@ def test_a_burst_takes_its_share_back_from_the_youngest_sequences() -> None:
         b.run(arrival, 2)
     a.is_waiting = True
     assert a.lease.pool.allocate() is None
-    assert a.lease.reclaim(6), "another gives way: it is worth waiting"
+    assert a.lease.reclaim(6), "the other model will return slabs, so it is worth waiting"
     b.lease.begin_schedule()
     assert sizes([a, b]) == [3, 3]
     assert b.preempted == [5, 4, 3]
     a.lease.begin_schedule()
-    assert not a.lease.reclaim(1), "both have their share"
+    assert not a.lease.reclaim(1), "both models have their fair share"
     b.lease.begin_schedule()
     assert sizes([a, b]) == [3, 3]
 
@@ -192,7 +192,7 @@ def test_a_younger_sequence_that_runs_beside_others_claims_nothing_beyond_the_sh
     a.run(0, 3)
     a.run(1, 3)
     b.run(2, 6)
-    assert not a.lease.reclaim(1), "its own youngest must yield first"
+    assert not a.lease.reclaim(1), "its own youngest sequence must be preempted first"
 
 
 def test_reservations_lie_above_and_call_back_what_is_lent() -> None:
@@ -235,7 +235,7 @@ def test_a_model_that_leaves_gives_everything_back() -> None:
     assert allocator.num_free == 2
     a.lease = b.lease
     b.lease.new_pool()
-    assert allocator.num_free == 4, "nor does a scheduler that is made anew keep any"
+    assert allocator.num_free == 4, "a new scheduler keeps no slabs either"
     allocator.assert_consistent()
 
 
@@ -244,7 +244,7 @@ def test_what_a_model_could_have_counts_the_idle_and_its_share_of_the_busy() -> 
     assert a.lease.capacity() == (12, 12)
     b.run(0, 12)
     assert b.lease.capacity() == (0, 12)
-    assert a.lease.capacity() == (6, 6), "a claim would be paid"
+    assert a.lease.capacity() == (6, 6), "half of the busy model's blocks could be reclaimed"
     b.end(cached=True)
     assert a.lease.capacity() == (12, 12)
 
@@ -301,7 +301,7 @@ def bytes_of(grid: SlabGrid, block: int) -> range:
 
 
 def test_the_hosts_oldest_sequence_is_preempted_for_no_other() -> None:
-    """A younger one's blocks, still being filled from a tier, would be all that is left."""
+    """Its preemption would leave only blocks of a younger sequence, which a tier is still filling."""
     _, (a, b) = lend(4, "a", "b")
     a.run(0, 2)
     for _ in range(4):

@@ -1,6 +1,5 @@
-"""Features times drafters: for all options and interruptions of a sequence, its tokens are those without drafts (I9).
-
-The embedded model computes in fp32, in which a token among drafts has the very logits that decoding gives it.
+"""All drafters with all options and interruptions of sequences: tokens are those without drafts (invariant I9). The embedded model computes in fp32,
+in which verification gives a token the same logits as decoding.
 """
 
 import functools
@@ -61,7 +60,7 @@ def question(draw: random.Random) -> list[int]:
 
 
 def requests(number: int, seed: int = 1, **changes: Any) -> list[Submit]:
-    """Return greedy and sampled requests, with a grammar and without."""
+    """Return greedy and sampled requests, with and without a grammar."""
     draw, made = random.Random(seed), []
     for i in range(number):
         options: dict[str, Any] = {
@@ -98,7 +97,7 @@ def assert_same(found: dict[str, Heard], expected: dict[str, Heard]) -> None:
         assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason), name
         for mine, wanted in zip(ours.logprobs, theirs.logprobs, strict=True):
             assert mine.logprob == pytest.approx(wanted.logprob, rel=3e-5, abs=1e-4), (
-                "as far as sums in another order are"
+                "log-probabilities may differ only by rounding"
             )
             assert [token for token, _ in mine.top] == [token for token, _ in wanted.top]
 
@@ -109,7 +108,7 @@ def assert_drafted(engine: Engine, at_least: int = 20) -> None:
     assert counts.num_failures == 0
     assert sum(counts.accepted_per_position) == counts.num_accepted_tokens <= counts.num_draft_tokens
     assert isinstance(engine.speculation, Speculator)
-    assert not engine.speculation._states, "of sequences that have ended"
+    assert not engine.speculation._states, "ended sequences must leave no state"
 
 
 ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -127,7 +126,7 @@ ASKED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "least tokens": ({"depth": 2}, {"min_tokens": 12}),
     "the prompt's log-probabilities": ({}, {"num_logprobs": 1, "prompt_logprobs": True}),
 }  # fmt: skip
-# The first is tried with each drafter, all others in turn with one of them; the rest is slow.
+# The first option is tested with each drafter, each other option with one drafter in turn. All other pairs are slow tests.
 IN_TURN = [
     pytest.param(drafters, *asked, id=f"{name}-{drafter}", marks=[] if i == 0 or j == i % 3 else pytest.mark.slow)
     for i, (name, asked) in enumerate(ASKED.items())
@@ -299,7 +298,7 @@ def test_a_tenant_s_answers_are_drafted_for_that_tenant_alone() -> None:
 
     alone = drafted(b"a")
     drain(engine, [submit("a", list(text), salt=b"c", max_tokens=4)])
-    assert drafted(b"b") == alone, "another tenant finds nothing of it"
+    assert drafted(b"b") == alone, "another tenant gets no drafts from it"
     assert drafted(b"a") > alone
     engine.close()
 
@@ -376,7 +375,7 @@ def test_a_failed_step_leaves_nothing_of_its_sequences(depth: int) -> None:
 
 
 def is_tie(batch: list[Submit], name: str, token_ids: list[int]) -> bool:
-    """Tell whether the tokens come without drafts as well, in batches of some other size: two were as likely up to the last bit of a sum."""
+    """Tell whether another batch size gives these tokens without drafts. If so, two tokens tied except for the last bits of a sum."""
     for size in range(1, 17):
         engine = ember(kv_tokens=8192, max_num_seqs=size)
         found = drain(engine, batch, max_steps=20_000)[name].token_ids
@@ -390,7 +389,7 @@ def is_tie(batch: list[Submit], name: str, token_ids: list[int]) -> bool:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("drafters", [*LOOKUPS, *WITH_WEIGHTS])
 def test_ten_thousand_random_requests_are_answered_with_the_same_tokens(drafters: str) -> None:
-    """A handful of ties may differ."""
+    """A handful of requests may differ, all by ties."""
     draw, num_ties = random.Random(drafters), 0
     plain, engine = ember(kv_tokens=8192), ember(drafters, kv_tokens=8192, max_num_seqs=16)
     for seed in range(1000, 1105):

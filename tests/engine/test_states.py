@@ -1,4 +1,4 @@
-"""Models that keep a state beside their cache: savings of a hit, memory of a context, and refusals by name."""
+"""Models with recurrent state beside the KV cache: what a prefix hit saves, the memory of a context, and refusals by name."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ def test_a_prompt_that_shares_its_beginning_computes_the_rest_and_less_than_a_sn
 
 
 def granite() -> dict[str, object]:
-    """The sizes of Granite 4.0 H Small, as published."""
+    """Return the published config of Granite 4.0 H Small."""
     return {
         "architectures": ["GraniteMoeHybridForCausalLM"], "hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32,
         "num_key_value_heads": 8, "mamba_n_heads": 128, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_expand": 2,
@@ -59,7 +59,7 @@ def granite() -> dict[str, object]:
 
 
 def cache_share(config: dict[str, object], attention: str) -> float:
-    """Return the bytes of 65,536 tokens' cache, of those if all layers kept keys and values."""
+    """Return the cache bytes of 65,536 tokens as a share of those with keys and values in all layers."""
 
     def context_bytes(**changes: object) -> int:
         layout = block_layout(plan_model({**config, **changes}), RankPlace(Parallelism()), 16, 1 << 17)
@@ -73,8 +73,10 @@ def cache_share(config: dict[str, object], attention: str) -> float:
 
 
 def test_a_long_context_takes_little_more_than_the_layers_that_attend() -> None:
-    assert cache_share(published(), "full_attention") < 0.3, "of a quarter of the layers alone it is 0.25"
-    assert cache_share(granite(), "attention") < 0.15, "of a tenth of the layers alone it is 0.1"
+    assert cache_share(published(), "full_attention") < 0.3, (
+        "a quarter of the layers has keys and values, which alone is 0.25"
+    )
+    assert cache_share(granite(), "attention") < 0.15, "a tenth of the layers has keys and values, which alone is 0.1"
 
 
 def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
@@ -138,7 +140,7 @@ def test_what_a_failed_step_has_changed_of_a_state_is_computed_anew(tmp_path: Pa
         engine.runner.choose = choose
         raise RuntimeError("the choice failed")
 
-    engine.runner.choose = fail  # when the states of the step have been written
+    engine.runner.choose = fail  # fails after the states of the step have been written
     with pytest.raises(RuntimeError, match="the choice failed"):
         engine.step()
     engine.recover("a step failed")

@@ -1,4 +1,4 @@
-"""Every model family compared with `transformers` when its blocks were in a tier: after a restart, from the disk, from a store, after a swap."""
+"""Every model family, compared with `transformers` when blocks come from a tier: after a restart, from disk, from a store, after a swap."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,4 @@
-"""Tiers across the death of an engine host: computed blocks are found again, and only by the model that computed them (I9)."""
+"""Tiers outlive an engine host: its successor finds the computed blocks, but only for the model that computed them (invariant I9)."""
 
 import os
 import time
@@ -36,7 +36,7 @@ async def test_a_host_that_is_killed_leaves_its_cache_to_the_next(tmp_path: Path
         assert first[0].num_cached_tokens == 0
         await until(lambda: any((tmp_path / "disk").glob("segment-*.kv")))
         async with client.generate(submit("b", random_prompt(100, seed=2), max_tokens=150)) as outputs:
-            await anext(outputs)  # killed in the middle of its work
+            await anext(outputs)  # the host is killed in the middle of this answer
             process.kill()
             process.wait()
         await client.close()
@@ -48,7 +48,7 @@ async def test_a_host_that_is_killed_leaves_its_cache_to_the_next(tmp_path: Path
         assert again[0].num_cached_tokens == 64
         assert tokens(again) == tokens(first)
         assert client.loads["tiny"].prefix_host_hits == 64
-        # the conversation continues: the answered tokens are found, too
+        # When the conversation continues, the tokens of the answer are found too.
         longer = await collect(client, submit("d", [*PROMPT, *tokens(first), 7, 7, 7], max_tokens=5))
         assert (longer[0].num_cached_tokens or 0) >= 96 - 16
         await client.close()
@@ -71,7 +71,7 @@ def test_a_model_that_goes_to_sleep_keeps_what_it_has_just_computed(tmp_path: Pa
                 time.sleep(0.001)  # blocks are being loaded from a tier
             cached += [output.num_cached_tokens for output in engine.sequences.take_outputs()]
         assert cached == [expected]
-        engine.close()  # without the further work that would have started the stores
+        engine.close()  # before further work would have started the stores
     tiers.close()
 
 

@@ -1,6 +1,5 @@
-"""Random schedules over tiny pools with tiers that are late, forgetful and lossy.
-
-Every sequence ends with the right tokens, and no resource leaks (I1, I2, I3, I6, I9).
+"""Random schedules on tiny pools with tiers that are late and lose blocks. Every sequence ends with the right tokens, and no resource leaks
+(invariants I1, I2, I3, I6 and I9).
 """
 
 from collections.abc import Hashable
@@ -23,7 +22,7 @@ from tests.engine.fake_runner import FakeRunner, borrowing_engine, expected_toke
 from tests.engine.fake_tiers import FakeTiers
 from tests.engine.test_schedules import Arrival, Shape, as_submit, check, make_engine, names, windows
 
-# Small blocks in small pools, and repeated prompts: the blocks of one are evicted by the next one and wanted by a third one.
+# Small pools and repeated prompts: one prompt evicts the blocks of another, which a third one needs again.
 crowds = st.lists(
     st.builds(
         Arrival,
@@ -52,7 +51,7 @@ tight = st.builds(
     depth=st.sampled_from([1, 2, 3]),
     windows=windows,
     drafts=st.none() | st.integers(0, 2**32),
-    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # some transfers, of up to four looks, are late
+    tick_s=st.sampled_from([0.0, 0.3, 1.0]),  # transfers take up to four looks, so some time out
     copies=st.sampled_from([1, 1, 2, 3]),
     has_states=st.booleans(),
 )
@@ -133,7 +132,7 @@ def play(engine: Engine, tiers: FakeTiers, plan: list[Arrival], fails_at: int | 
         engine.scheduler.pool.assert_consistent()
         assert len(engine.scheduler.running) <= engine.scheduler.limits.max_num_seqs
         step += 1
-        assert step < 5000, "no end in sight"
+        assert step < 5000, "the sequences do not end"
     return heard
 
 
@@ -215,7 +214,7 @@ def test_bad_numbers_reach_no_tier() -> None:
     runner.bad_prompts.add((*long_prompt, 1, 2, 3))
     heard = one(engine, submit("bad", [*long_prompt, 1, 2, 3]))
     assert "not finite" in (heard.error or "")
-    assert len(tiers.host) == 1, "the good one's last block is no part of the bad one"
+    assert len(tiers.host) == 1, "the bad sequence does not contain the last block of the good one"
     runner.bad_prompts.clear()
     assert one(engine, submit("again", long_prompt, max_tokens=4)).num_cached_tokens == 0
 
@@ -263,7 +262,7 @@ def test_others_continue_while_blocks_are_on_their_way() -> None:
 
 
 class Tiers(FakeTiers):
-    """Tiers that have all stored blocks on the host; fetched ones come when a test permits it."""
+    """Tiers with all stored blocks in host memory; fetched blocks arrive when a test permits it."""
 
     class Draws(Random):
         def random(self) -> float:

@@ -1,4 +1,4 @@
-"""Two real models on one arena, through the host: one uses the other's idle memory, and returns it for a burst without an error."""
+"""Two models on one arena in a host: one uses idle memory of the other, and returns it for a burst of requests without an error."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ def requests(model: str, number: int, prompt_length: int, max_tokens: int) -> li
 
 
 def expected(checkpoint: Path, submits: list[Submit]) -> dict[str, list[int]]:
-    """Return each request's tokens from an engine that has room for all."""
+    """Return the tokens of each request from an engine with enough memory for all."""
     heard = drain(load_engine(checkpoint, kv_tokens=16_000), submits)
     return {name: h.token_ids for name, h in heard.items()}
 
@@ -64,7 +64,9 @@ async def test_a_burst_on_an_idle_model_takes_its_share_back_without_an_error(
         assert info.total_blocks == BLOCKS
     long = requests("two", 12, prompt_length=90, max_tokens=120)
     burst = requests("one", 10, prompt_length=60, max_tokens=40)
-    await answers(client, requests("one", 3, prompt_length=50, max_tokens=2))  # some cached blocks, and idle again
+    await answers(
+        client, requests("one", 3, prompt_length=50, max_tokens=2)
+    )  # leaves cached blocks; then the model is idle
     two = asyncio.create_task(answers(client, long))
     await until(lambda: "two" in client.loads and held(client.loads["two"]) > 0.8 * BLOCKS)
     assert client.loads["one"].running == 0
@@ -72,8 +74,8 @@ async def test_a_burst_on_an_idle_model_takes_its_share_back_without_an_error(
     one = await answers(client, burst)
     during = [frame.loads for frame in frames[before:]]
     together = [loads for loads in during if loads["one"].running and loads["two"].running]
-    assert max(held(loads["one"]) for loads in together) >= 10, "several sequences' worth"
-    assert min(held(loads["two"]) for loads in together) < 0.8 * BLOCKS, "the other gave way"
+    assert max(held(loads["one"]) for loads in together) >= 10, "the burst must run several sequences at once"
+    assert min(held(loads["two"]) for loads in together) < 0.8 * BLOCKS, "the other model must return memory"
     assert one == expected(checkpoints["one"], burst)
     assert await two == expected(checkpoints["two"], long)
     await until(lambda: all(load.free_blocks == BLOCKS for load in client.loads.values()))

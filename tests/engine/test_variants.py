@@ -1,9 +1,7 @@
-"""No step of serving compiles a kernel or waits for its device.
-
-The kernels that a model's dry run names without its weights are all that real steps launch, and between their first launch and their last no value is
-read and nothing is copied except through pinned memory. The steps are the product's own, of every family and format, with decodes, prompts, both at
-once, tokens that only the device knows, padded recordings and every kind of sampling; they run in a separate process, since Triton interprets here
-and compiles there (tests/engine/variants.py).
+"""Steps of serving compile no kernel and do not wait for the device. A dry run, which needs no weights, names all kernels that real steps launch.
+Within a step no value is read from the device, and all copies use pinned memory. The steps are the product's, of every family and format, with
+decodes, prompts, both at once, tokens that only the device knows, padded recordings and every kind of sampling. They run in a separate process,
+tests/engine/variants.py, where Triton compiles; here it interprets.
 """
 
 import json
@@ -15,9 +13,9 @@ from tests.kernels.triton.conftest import run_module
 
 pytest.importorskip("triton")
 
-pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(900)]  # where nothing is cached, every kernel is compiled
+pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(900)]  # without a cache every kernel is compiled
 
-SOME = ("gpt-oss",)  # a llama launches fewer
+SOME = ("gpt-oss",)  # launches more kernels than a llama
 
 
 def variants(*words: str, **environment: str) -> dict[str, dict[str, Any]]:
@@ -32,7 +30,7 @@ def assert_all_are_known(found: dict[str, dict[str, Any]]) -> None:
         assert row["new"] == [], f"{model} would compile these while requests wait"
         assert row["never"] == [], f"{model} compiles these for nothing"
         assert row["waits"] == {}, f"steps of {model} wait for the device before they are collected"
-        assert row["copies"] > 0, "waits are seen because copies are"
+        assert row["copies"] > 0, "copies must be counted, or waits would be missed"
 
 
 @pytest.mark.process

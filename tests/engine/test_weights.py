@@ -1,4 +1,4 @@
-"""Checkpoints that cannot be loaded: each is refused with a sentence that names the tensor or key and the file."""
+"""Checkpoints that cannot be loaded: each error names the tensor or key and the file."""
 
 import json
 import os
@@ -269,7 +269,7 @@ def test_models_borrow_what_reservations_leave(directory: Path) -> None:
     config = HostConfig(kv_bytes=1 << 20)
     memory = make_kv_memory(config)
     a, b = (load_model(ModelSpec(name, str(directory)), config, memory).engine for name in "ab")
-    whole = (1 << 20) // 7680  # a block of 16 tokens
+    whole = (1 << 20) // 7680  # a block of 16 tokens takes 7,680 bytes
     assert a.info.total_blocks == b.info.total_blocks == a.load().free_blocks == whole
     own = load_model(ModelSpec("own", str(directory), kv_tokens=512), config, memory).engine
     assert own.info.total_blocks == own.load().free_blocks == own.load().total_blocks == 32
@@ -317,4 +317,4 @@ def test_progress_rises_to_the_total(directory: Path) -> None:
 
 def test_the_context_is_the_smaller_of_model_and_cache(directory: Path) -> None:
     assert load_engine(directory, kv_tokens=4096).info.context_length == 256
-    assert load_engine(directory, kv_tokens=100).info.context_length == 112  # whole blocks
+    assert load_engine(directory, kv_tokens=100).info.context_length == 112  # rounded up to whole blocks

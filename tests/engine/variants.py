@@ -1,7 +1,5 @@
-"""The kernels' variants in a model's dry run and in real steps, and the causes of waits for the device.
-
-Steps are made by the product's own runner from the product's own chunks, without a GPU. Run as a module: imports compile here, while the tests'
-process interprets.
+"""The kernel variants in a model's dry run and in real steps, and the causes of waits for the device. The product's runner makes the steps, without a
+GPU. It runs as a module, since Triton compiles in this process and interprets in that of the tests.
 
     PILOTLIGHT_TRITON=1 python -m tests.engine.variants [--compile]      prints one JSON object, a row for each model
 """
@@ -75,7 +73,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
 def matrices(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return the matrices of a layer that a quantizer packs: with experts, only those."""
+    """Return the sizes of the matrices of a layer that a quantizer packs: those of its experts if it has any, else all."""
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     if experts := config.get("n_routed_experts"):
         inner = config["moe_intermediate_size"]
@@ -143,7 +141,7 @@ PLAIN |= {name + FP8_CACHE: PLAIN[name] for name in ("llama", "gpt-oss", "llama4
 
 
 class Noted(NamedTuple):
-    """A recorded step: the launches of its forward pass, with the views that it was recorded with."""
+    """A fake recording of a step, which has only the outputs."""
 
     output: Outputs
 
@@ -152,7 +150,7 @@ class Noted(NamedTuple):
 
 
 class NotingRecorder:
-    waits: "HostWaits"  # of the model that is run
+    waits: "HostWaits"  # the counter of the running model
 
     def takes(self, rows: int) -> bool:
         return True
@@ -160,7 +158,7 @@ class NotingRecorder:
     def record(self, forward: Any) -> Noted:
         before = self.waits.num_copies
         noted = Noted(forward())
-        self.waits.counted["a copy from the host within a recording"] += self.waits.num_copies - before
+        self.waits.counted["a copy from the host during a recording"] += self.waits.num_copies - before
         return noted
 
 
@@ -190,7 +188,7 @@ READS = frozenset(
 
 
 class HostWaits(TorchFunctionMode):
-    """A counter of waits for the device: reading a value, and copies from or into memory that is not pinned or that are waited for."""
+    """A counter of waits for the device: reads of values, copies with memory that is not pinned, and blocking copies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +209,7 @@ class HostWaits(TorchFunctionMode):
             self._copy(args[1] if there[0] else args[0], kwargs)
             return args[0]
         if name == "__setitem__" and any(there) and not there[-1] and isinstance(args[-1], torch.Tensor):
-            self.counted["a value of the host's put into a tensor of the device"] += 1
+            self.counted["a value of the host written into a tensor of the device"] += 1
         result = function(*args, **kwargs)
         if name in ("to", "tensor", "as_tensor", "from_numpy") and is_there(result) and not any(there):
             self._copy(args[0], kwargs)
@@ -223,7 +221,7 @@ class HostWaits(TorchFunctionMode):
         if kwargs.get("non_blocking") and getattr(on_host, "is_in_pinned_memory", False):
             self.num_copies += 1
         else:
-            self.counted["a copy that is waited for"] += 1
+            self.counted["a blocking copy"] += 1
 
 
 def is_there(x: Any) -> bool:
@@ -240,7 +238,7 @@ KINDS = (
 
 
 def chunk(length: int, new: int, kind: int, num_groups: int, drafts: int = 0, pending: bool = False) -> Chunk:
-    """Return a chunk of the last `new` of `length` tokens."""
+    """Return a chunk of the last `new` tokens of a sequence of `length` tokens."""
     made = Sequence("s", TOKENS[:length], KINDS[kind % len(KINDS)], b"", num_computed_tokens=length - new)
     blocks = -(-(length + drafts) // BLOCK)
     made.tables = [BlockTable(BLOCKS[:blocks]) for _ in range(num_groups)]
@@ -250,7 +248,7 @@ def chunk(length: int, new: int, kind: int, num_groups: int, drafts: int = 0, pe
 
 
 def steps(num_groups: int) -> Iterator[tuple[list[Chunk], bool]]:
-    """Yield steps as schedulers make them, and whether the previous step provides their tokens."""
+    """Yield the chunks of steps as schedulers make them, and whether the previous step provides the tokens."""
     for rows in (1, 2, 3, 4, 5, 8, 9, 15, 16, 17, 32, 33, 64, 65, 100, 128, 129, 200, 256):
         for context in (2, 130, 1601, 8000):
             if rows * context <= 270_000:
@@ -279,7 +277,7 @@ def steps(num_groups: int) -> Iterator[tuple[list[Chunk], bool]]:
 
 
 def run_steps(dry: DryRun) -> None:
-    """Run every step as an engine does: forward, and the choice of all its rows."""
+    """Run the forward pass and the choice of tokens of every step, as an engine does."""
     cache = fake_tensor((NUM_BLOCKS * len(dry.layout.groups), dry.layout.block_bytes), torch.uint8)
     runner = ModelRunner(lay_out(dry), dry.layout, cache)
     for chunks, is_fed in steps(len(dry.layout.groups)):
@@ -288,7 +286,9 @@ def run_steps(dry: DryRun) -> None:
         step = step_of(chunks, BLOCK, row_of)
         if is_fed:
             runner._chosen = fake_tensor((len(chunks),), torch.int64)
-        for _ in range(2 if len(step.token_ids) <= 300 else 1):  # the second time padded and recorded
+        for _ in range(
+            2 if len(step.token_ids) <= 300 else 1
+        ):  # small steps run twice: the second time padded and recorded
             forwarded = runner.forward(step)
         runner.choose(forwarded, choice_rows(chunks))
 
@@ -349,7 +349,7 @@ def main() -> None:
             "launched": len({launch.variant for launch in real}),
             "new": [str(launch.variant) for launch in distinct(real) if launch.variant not in variants],
             "never": [str(v) for v in sorted(variants - {launch.variant for launch in real}, key=str)],
-            "waits": +waits.counted,  # those that occurred
+            "waits": +waits.counted,  # only those above zero
             "copies": waits.num_copies,
             "compiled": compile_launches(known).num_variants if options.compile else None,
         }

@@ -1,4 +1,4 @@
-"""A real site in a separate process that serves every function of examples/functions, with the embedded model."""
+"""A site in a separate process that serves every function of examples/functions and the embedded model."""
 
 import subprocess
 import sys
@@ -34,14 +34,14 @@ SERVE = '\n[[functions.serve]]\nname = "{name}"\npath = "{path}"\n'
 
 @pytest.fixture(scope="session")
 def site(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """Yield a client whose paths begin with a function's name: `site.get("hello/")`."""
+    """Yield an HTTP client of the site. Its paths begin with the name of a function: `site.get("hello/")`."""
     folder = tmp_path_factory.mktemp("examples")
     (port,) = free_ports(1)
     text = SITE.format(port=port, state=folder / "state")
     for path in sorted(FUNCTIONS.iterdir()):
         if any((path / name).is_file() for name in FILES):
             text += SERVE.format(name=path.name, path=path)
-            if (path / "pyproject.toml").is_file():  # its packages are installed already, and there is no network
+            if (path / "pyproject.toml").is_file():  # without a network: its packages are installed here
                 text += f'layer = "{sysconfig.get_path("purelib")}"\n'
     (folder / "site.toml").write_text(text)
     with (folder / "log").open("w+") as log:

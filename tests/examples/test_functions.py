@@ -1,4 +1,4 @@
-"""The examples of functions work as described, at a real site."""
+"""The example functions work as described at a site in a separate process."""
 
 import json
 import subprocess

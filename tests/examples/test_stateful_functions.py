@@ -1,4 +1,4 @@
-"""The examples that store data, wait or use every binding, at a real site, and under `pilotlight dev` with its clock."""
+"""The examples that store data, wait or use every binding, at a site and under `pilotlight dev`."""
 
 import asyncio
 import subprocess
@@ -75,7 +75,7 @@ def test_one_function_uses_bindings_that_answer_otherwise(site: httpx.Client) ->
 
 @contextmanager
 def dev(folder: Path) -> Iterator[httpx.Client]:
-    """Start `pilotlight dev` in the folder; yield a client as soon as it answers."""
+    """Start `pilotlight dev` in the folder; yield an HTTP client when it responds."""
     (port,) = free_ports(1)
     command = [sys.executable, "-m", "pilotlight.runtime.cli.commands", "dev", str(folder), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The table of clients has a reason for each failed cell, and the last run had no failure."""
+"""The table of clients: each failed cell has its reason, and the last recorded run has no failure."""
 
 from load_tests.records import RESULTS
 from load_tests.report import newest

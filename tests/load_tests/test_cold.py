@@ -1,4 +1,4 @@
-"""The cold bench's command line."""
+"""The command line of the cold start benchmark."""
 
 import sys
 from pathlib import Path

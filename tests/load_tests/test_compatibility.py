@@ -1,4 +1,4 @@
-"""Finding other authors' functions in their clones, and the certificates of stand-ins, for the compatibility runs."""
+"""Compatibility runs: how functions are found in clones of other authors' repositories, and the certificates of stand-in servers."""
 
 import ssl
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The comparison of real models' answers with llama.cpp's: where greedy answers differ, and valid calls and JSON."""
+"""The comparison of answers with those of llama.cpp: the first difference of greedy answers, and valid tool calls and JSON."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The commands for a GPU machine: rehearsed on the CPU, and without packages that such a machine lacks."""
+"""The commands for a GPU machine: they run on a CPU with --rehearse, and need no package that such a machine lacks."""
 
 import json
 import subprocess
@@ -29,14 +29,14 @@ LACKING = {
 
 @pytest.fixture
 def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run of pytest within a test import no installed plugins except those it names, which saves a second."""
+    """Let pytest runs within a test load no installed plugins, which saves a second."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(gpu, "plugins", lambda device: [])
 
 
 def test_nothing_is_needed_that_a_bare_machine_lacks() -> None:
     script = (
-        f"import sys; sys.modules.update(dict.fromkeys({sorted(LACKING)}))\n"  # importing one of them is an error
+        f"import sys; sys.modules.update(dict.fromkeys({sorted(LACKING)}))\n"  # makes each import of them fail
         f"import {', '.join(['load_tests.gpu', *gpu.BENCHES])}"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=gpu.ROOT, capture_output=True, text=True, check=False)
@@ -70,9 +70,9 @@ def test_a_check_leaves_out_what_is_marked_for_a_cpu_alone(tmp_path: Path) -> No
 def test_a_test_that_breaks_the_device_is_named_and_those_after_it_get_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed assertion on a GPU does this: later than its call, and for the rest of its process.
+    """CUDA reports a failed assertion after the call, and then for the rest of the process.
 
-    A stub of torch is enough to show it.
+    A fake of torch imitates this here.
     """
     (tmp_path / "conftest.py").write_text(
         "import pytest, sys, types\nfrom tests.conftest import pytest_runtest_teardown\nfailed = []\n"
@@ -147,7 +147,7 @@ def test_a_bench_that_fails_or_hangs_takes_no_other_along(monkeypatch: pytest.Mo
 
 @pytest.mark.long
 def test_the_engines_rehearsal_measures_decode_and_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs in this process, with ceilings that take no time."""
+    """The benchmark runs in this process, with small ceilings to save time."""
     monkeypatch.setenv("OUT", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["engine", "--rehearse"])
     monkeypatch.setitem(ceilings._BYTES, "cpu", 1 << 20)

@@ -1,4 +1,4 @@
-"""The source measures' counts, in trees of a few lines."""
+"""The measures of the source count correctly in trees of a few lines."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from load_tests.path_shape import shape_of
 
 
 def tree(root: Path, **files: str) -> House:
-    """Write modules, given by dotted names with `__` for the dot, and the packages above them."""
+    """Write modules, named by keyword with `__` for each dot, and their parent packages."""
     for name, text in files.items():
         path = root.joinpath(*name.split("__")).with_suffix(".py")
         for folder in path.relative_to(root).parents[:-1]:

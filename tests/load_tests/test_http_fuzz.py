@@ -1,4 +1,4 @@
-"""A few requests of the fuzzer: other servers treat broken ones as ours does, or the difference has a known reason."""
+"""Some requests of the HTTP fuzzer: our server treats broken requests as others do, or the difference has a known reason."""
 
 import asyncio
 

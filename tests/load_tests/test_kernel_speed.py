@@ -1,4 +1,4 @@
-"""The kernels' benchmark times only correct calls, keeps no argument in a cache, and compares with measured ceilings."""
+"""The benchmark of kernels times only correct calls, with arguments that no cache holds, and compares with measured ceilings."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Long answers on which drafts are measured: each question has the right answer, and Ember was trained with the adapter."""
+"""The data set for speculative decoding of long answers: its answers are correct, and its adapter fits Ember."""
 
 import json
 import random

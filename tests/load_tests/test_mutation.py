@@ -1,4 +1,4 @@
-"""Mutants of a few lines: each changes one thing, and code without effect on behaviour stays."""
+"""Mutants of a few lines: each changes one operator or value, and code without effect on behaviour has no mutants."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from load_tests.scenarios.mutants import RISK, draw, summary
 
 
 def changed(statement: str) -> set[str]:
-    """Return the statement as each of its mutants has it."""
+    """Return the statement in each of its mutants."""
     source = f"def f(a, b):\n    {statement}\n"
     return {mutant.applied_to(source).splitlines()[1].strip() for mutant in mutants_of(source)}
 

@@ -1,4 +1,4 @@
-"""Paired differences: noise is likely by chance, a shift is not, and the interval has the mean."""
+"""Statistics of paired differences: noise is likely by chance, a shift is not, and the interval contains the mean."""
 
 import random
 from statistics import fmean
@@ -15,7 +15,7 @@ def test_noise_is_likely_and_a_shift_is_not() -> None:
 
 
 def test_the_share_of_signs_is_that_of_all_of_them() -> None:
-    """Only equal signs of four equal differences are as extreme: 2 of 16."""
+    """Four equal differences have 16 sign patterns; only the two with equal signs are as extreme."""
     assert abs(chance([1.0] * 4, random.Random(2), 20_000) - 2 / 16) < 0.01
 
 

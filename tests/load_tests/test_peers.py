@@ -1,4 +1,4 @@
-"""The script that installs the peers of benchmarks."""
+"""The script that installs other servers for comparison."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ SETUP = Path(__file__).parents[2] / "load_tests" / "peers" / "setup.sh"
 
 
 def test_a_python_that_is_named_from_here_is_found_in_every_folder(tmp_path: Path) -> None:
-    """It installs nothing and records its arguments and folder."""
+    """The fake Python records its folder and arguments, and fails."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\necho "$PWD $*" >>{tmp_path}/asked\nexit 1\n')

@@ -1,4 +1,4 @@
-"""The lint finds each pattern of sentences that must be read twice, and leaves plain sentences alone."""
+"""The prose lint finds each pattern of hard sentences, and accepts plain ones."""
 
 from pathlib import Path
 

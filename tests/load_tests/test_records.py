@@ -1,4 +1,4 @@
-"""Records describe the measured tree, wherever it was copied."""
+"""Records of measurements name the commit and the machine, also for a tree without git."""
 
 import json
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def _asked_anew() -> Iterator[None]:
 def test_without_git_a_record_is_written_with_the_commit_that_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))  # no program is installed
+    monkeypatch.setenv("PATH", str(tmp_path))  # git and lscpu are not found
     monkeypatch.setenv("OUT", str(tmp_path))
     monkeypatch.setenv("PILOTLIGHT_COMMIT", "c0ffee")
     assert json.loads(records.write_record("nothing", {}).read_text())["commit"] == "c0ffee"

@@ -1,4 +1,4 @@
-"""The documentation has an entry for every configuration key, metric, operation, command and error word, and builds without a broken link."""
+"""The reference pages have an entry for every configuration key, metric, operation, command and error code, and build without broken links."""
 
 import re
 from pathlib import Path
@@ -45,7 +45,7 @@ def line_of(key: str, page: str) -> str:
 
 
 def keys_of(kind: type[Table], prefix: str) -> list[str]:
-    """List the keys of a table and of the tables in it, as the page writes them."""
+    """List the keys of a table and of its inner tables, in the notation of the page."""
     found = []
     for field in msgspec.structs.fields(kind):
         found.append(f"{prefix}{field.encode_name}")

@@ -1,4 +1,4 @@
-"""README, docs and plot match the records; a region without a record has a note, or the reason why its record is refused."""
+"""README, docs and plots match the records of measurements. A region without a record has a note, or the reason why its record is refused."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def test_a_page_is_in_step_with_the_records(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_has_no_table_of_figures_but_from_records(page: Path) -> None:
-    """Right-aligned columns are measurements."""
+    """Right-aligned columns mark tables of measurements, which only `make report` writes."""
     by_hand = page.read_text(encoding="utf-8")
     for region in PAGES[page]({}):
         begin, end = marks(region)
@@ -78,7 +78,7 @@ def test_drafts_are_shown_by_workload_by_kind_and_by_what_steps_took() -> None:
     assert replayed[0] == "tiny shape, batch 1, each right with 0.6"
     assert list(speculation.steps(found))[1] == ["copying, batch 1: 3", "1.00", "1.25", "9"]
     assert "75%" in speculation.rates(found)
-    assert "grammar" not in speculation.rates(found), "of two drafts"
+    assert "grammar" not in speculation.rates(found), "two drafts are too few for a rate"
 
 
 def test_every_region_has_its_page() -> None:
@@ -114,7 +114,7 @@ def test_a_record_that_is_older_than_its_code_is_marked(monkeypatch: pytest.Monk
 
 @pytest.fixture(autouse=True)
 def history_that_cannot_be_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away the history, so that the commits of these tests' records are not looked up; pages in step need the real one."""
+    """Hide the git history, except from tests of the real pages: the commits of test records do not exist."""
     if "page" not in request.fixturenames and "in_step" not in request.node.name:
         monkeypatch.setattr(report, "history", lambda: None)
 
@@ -141,7 +141,7 @@ def record(subject: str, results: dict[str, Any], date: str = "2026-01-02T00:00:
 
 def test_without_records_every_region_says_so_and_the_rest_stays() -> None:
     text = rewritten(empty(), {})
-    assert text.count(NOTHING) == len(REGIONS)  # a plot without bars is left out
+    assert text.count(NOTHING) == len(REGIONS)  # plots without bars have no note
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert rewritten(text, {}) == text
@@ -177,7 +177,7 @@ def test_headlines_are_drawn_from_the_records_that_exist() -> None:
     ]
     assert "1 of 64 lost, 242 ms pause" in " ".join(drawn["why"].split())
     assert readme_regions({})["headlines"] == NOTHING
-    assert "lost" not in readme_regions({})["why"], "a figure without its record"
+    assert "lost" not in readme_regions({})["why"], "a figure needs its record"
 
 
 def test_a_requests_path_is_shown_by_package_and_process() -> None:
@@ -199,7 +199,7 @@ def stretch(p99: float, lost: int = 0) -> dict[str, Any]:
 
 
 def test_a_neighbours_ratio_is_the_median_of_stretches_side_by_side() -> None:
-    pairs = ((1.0, 3.0), (2.0, 2.2), (1.5, 2.4))  # by the medians of all, it would be 2.4 / 1.5
+    pairs = ((1.0, 3.0), (2.0, 2.2), (1.5, 2.4))  # the ratio of the medians would be 2.4 / 1.5
     rounds = [
         {"quiet": stretch(quiet), "beside": stretch(beside, lost=1), "ratio": round(beside / quiet, 2)}
         for quiet, beside in pairs
@@ -247,12 +247,14 @@ def test_the_engine_on_a_gpu_is_shown_with_and_without_graphs() -> None:
     text = rewritten(empty(), {"engine-8b": made})
     assert "| decode, batch 8 | 4.00 | 2,000 | 83% | 4.20 | 9.50 | 4% |" in text
     assert "| prefill, 2,048 tokens | 50.00 | 40,960 | 55% |  |  |  |" in text
-    assert re.search(r"\| this engine \| 8 \| [\d,]+ \| 1,900 \| 0\.\d\d \|", text), "beside what a plan predicts"
+    assert re.search(r"\| this engine \| 8 \| [\d,]+ \| 1,900 \| 0\.\d\d \|", text), (
+        "the table has measured and predicted figures"
+    )
 
 
 def test_the_plot_has_a_bar_for_every_share_and_leaves_out_what_failed() -> None:
     drawn = plot({"kernels": measured_kernels()})
-    assert drawn.count("<rect") == 2 + 2 + 1  # two bars, two series of the legend, the ground
+    assert drawn.count("<rect") == 2 + 2 + 1  # two bars, two legend entries, the background
     assert "gemm" not in drawn
     assert "50%" in drawn
 

@@ -1,4 +1,4 @@
-"""The path of a request: a traced process's output, the request's own functions, and callbacks."""
+"""The traced path of a request: the output of a traced process, the functions that belong to the request, and callbacks."""
 
 import os
 import subprocess
@@ -84,7 +84,7 @@ def test_what_happens_beside_few_requests_is_not_theirs() -> None:
 
 def test_a_probe_answered_ahead_of_one_request_changes_no_order() -> None:
     receive, send = Function("a.py", "receive"), Function("a.py", "send")
-    took_s = [1.0, 2.0, 3.0, 4.0, 5.0]  # by medians of the clock, 2.1 to send and 3.0 to receive
+    took_s = [1.0, 2.0, 3.0, 4.0, 5.0]  # the median times would be 2.1 for send and 3.0 for receive
     rounds = [({"site": Window({receive: 1, send: 9}, {receive: at_s, send: at_s + 0.1}, [])}, {}) for at_s in took_s]
     rounds[2] = ({"site": Window({send: 9, receive: 1}, {send: 0.5, receive: 3.0}, [])}, {})
     assert typical("site", rounds).functions == [receive, send]

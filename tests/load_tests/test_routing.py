@@ -1,4 +1,4 @@
-"""The routing record: simulated results are kept and not repeated, tables are made from the record alone."""
+"""The record of routing simulations: its results are kept and not simulated again, and tables need only the record."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The schemas of JSON Schema's own test suite, as a checkout of it has them."""
+"""The schemas of the benchmark of structured output, from a checkout of the test suite of JSON Schema."""
 
 import json
 from pathlib import Path

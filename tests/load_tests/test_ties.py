@@ -1,4 +1,4 @@
-"""Texts that differ by a rounding: a tie of the model's is found, and a wrong token is not one."""
+"""Texts that differ after a rounding error: a tie between two tokens is detected, and a wrong token is not a tie."""
 
 import pytest
 import torch

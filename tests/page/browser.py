@@ -39,8 +39,8 @@ def opened(
     motion: str = "reduce",
     refused: tuple[str, ...] = ("status of 401",),
 ) -> "Iterator[Page]":
-    """A page at this address.
-    At the end the console may have errors of `refused` requests only, and nothing may have been thrown."""
+    """Open a page at this address. At the end fail if a script raised an exception or the console has an error. Errors of requests that are `refused`
+    or cut are expected."""
     context = chromium.new_context(
         viewport={"width": width, "height": 900},
         color_scheme=theme,
@@ -49,7 +49,7 @@ def opened(
     page = context.new_page()
     page.set_default_timeout(30_000)
     troubles: list[str] = []
-    # Connections that a test cuts.
+    # The further entries are errors of connections that a test cuts.
     expected = (*refused, "status of 503", "ERR_CONNECTION", "ERR_INCOMPLETE_CHUNKED", "ERR_EMPTY")
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("dialog", lambda dialog: (troubles.append(dialog.message), dialog.dismiss())[1])
@@ -69,7 +69,7 @@ def opened(
 
 
 def until(page: "Page", expression: str, arg: object = None) -> None:
-    """Wait until a function of the page says true. (The library's own wait evaluates in the page, which its policy forbids.)"""
+    """Wait until a function returns true in the page. (The library's own wait needs `eval`, which the page's policy forbids.)"""
     deadline = time.monotonic() + 30.0
     while not page.evaluate(expression, arg):
         assert time.monotonic() < deadline, f"did not come true within 30 s: {expression}"

@@ -1,4 +1,4 @@
-"""A network that consists of events only."""
+"""Fake sources of the page: networks that exist only as figures."""
 
 from collections.abc import Iterable
 
@@ -37,7 +37,7 @@ class ToldSource:
 
 
 def row(name: str, text: str = "", **fields: object) -> SiteRow:
-    """Return a row with `text` in place of every text."""
+    """Return the row of a healthy site. `text` replaces every text in it, and `fields` replace its fields."""
     model = ModelStatus(
         text or "ember", "device", detail=text, aliases=(text,) if text else (), kv_blocks_total=10, kv_blocks_free=4
     )

@@ -1,6 +1,6 @@
-"""The page's own routes with a fake network, under a stock server in a thread.
+"""The page's real routes with a fake network, served by uvicorn in a thread.
 
-Every text of that network comes from `texts`, by its kind: hostile ones, or marks by which a test finds the texts that a key may see.
+`texts` returns every text of that network for its kind: hostile texts, or marks by which a test finds the texts that a key may see.
 """
 
 import asyncio
@@ -200,7 +200,7 @@ class Served:
         return " ".join(self._texts("joining"))
 
     async def _chat(self, request: Request) -> Response:
-        """A model whose answer, reasoning and calls of tools are these texts."""
+        """Respond as a model whose answer, reasoning and tool calls are the texts of the kind "answer"."""
 
         def deltas() -> list[dict[str, Any]]:
             found = []

@@ -1,4 +1,4 @@
-"""The page's list of faults at sites."""
+"""The page's list of faults: which changes of a site count as one, and when they end."""
 
 from msgspec.structs import replace
 

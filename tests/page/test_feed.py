@@ -1,4 +1,4 @@
-"""A complete picture first, then changes."""
+"""The page's feed: a new page gets the complete state first, then only changes."""
 
 import asyncio
 from typing import Any
@@ -48,7 +48,7 @@ async def test_a_page_that_missed_a_second_gets_a_whole_picture_for_changes_are_
     events = feed.events()
     await anext(events)
     source.rows = (msgspec.structs.replace(source.rows[0], state="unhealthy"), source.rows[1])
-    feed.tick()  # while the page is still processing the previous one
+    feed.tick()  # the page has not read the previous event yet
     kinds, states = [], []
     for _ in range(2):
         waiting = asyncio.ensure_future(anext(events))

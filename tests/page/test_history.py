@@ -1,4 +1,4 @@
-"""Counters to rates and percentiles, in a ring that does not grow."""
+"""The page's history turns counters into rates and percentiles, in a ring buffer of fixed size."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""The page on a fake network: hostile texts, many sites, a feed that goes away, and keys that may see less."""
+"""The page in a browser, with a fake network: hostile texts, many sites, a lost feed, and keys with fewer rights."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -50,13 +50,13 @@ def chromium(network_tier: None) -> "Iterator[Browser]":
 
 
 class Step(NamedTuple):
-    """A part of a view, and how it is opened."""
+    """A part of a view, and the clicks that open it."""
 
     view: str
-    what: str  # its texts, by which a test finds it
-    scope: str  # that the key must have
-    click: str = ""  # a button; empty for a part that is there at once
-    fill: str = ""  # a field that must not be empty
+    what: str  # the kind of its texts
+    scope: str  # the scope that a key needs for it
+    click: str = ""  # a button that opens it; empty if it is always shown
+    fill: str = ""  # a field to fill in before the click
 
 
 STEPS = [
@@ -85,7 +85,7 @@ def go(page: "Page", view: str) -> None:
 
 
 def take(page: "Page", step: Step, text: str) -> None:
-    """Open a part of the view that is shown, and wait for its text."""
+    """Open a part of the current view, and wait for its text."""
     if step.fill:
         page.get_by_label(step.fill, exact=True).fill("x")
     if step.click:
@@ -156,7 +156,7 @@ def test_a_key_that_may_not_look_sees_the_door_alone(chromium: "Browser", scope:
 
 @pytest.mark.parametrize("scope", ["metrics", "admin"])
 def test_views_show_what_the_key_may_see_and_are_accessible(chromium: "Browser", scope: str) -> None:
-    """The page requests nothing that would be refused, and gets no more than it shows."""
+    """The page sends no request that is refused, and receives no data that it does not show."""
     source = ToldSource([row("ams1", "hello")])
     with Served(source, plain, access=keys()) as served, opened(chromium, served.url) as page:
         bodies = collected(page)
@@ -181,7 +181,7 @@ def test_views_show_what_the_key_may_see_and_are_accessible(chromium: "Browser",
 
 
 def keys() -> Access:
-    """A key for each scope, which is also what is typed in."""
+    """Return access with one key for each scope; the name of the scope is also the key."""
     scopes = ("models", "deploy", "metrics", "admin")
     return Access(
         [Key(one, hashlib.sha256(one.encode()).hexdigest(), frozenset({one})) for one in scopes], is_required=True
@@ -194,7 +194,8 @@ def hrefs(page: "Page") -> list[str]:
 
 
 def collected(page: "Page") -> Callable[[], str]:
-    """Collect the page's responses from now on; streams are left out, and none may be a refusal of what the page should not have asked."""
+    """Record the page's responses from now on; return a function that joins their bodies, without streams and scripts, and fails if a request got a
+    403."""
     seen: list[Response] = []
     page.on("response", lambda one: seen.append(one))
 
@@ -217,7 +218,7 @@ def test_a_thousand_models_at_many_sites_stay_a_short_page(chromium: "Browser") 
         page.keyboard.press("/")
         page.keyboard.type("model-0777")
         page.wait_for_selector("h2:has-text('model-0777')")
-        assert page.locator("main section:has(h2:text-is('model-0777')) tr").count() == 4, "its heading and three sites"
+        assert page.locator("main section:has(h2:text-is('model-0777')) tr").count() == 4, "a heading and three sites"
         page.click("a[href='#sites']")
         page.wait_for_selector("text=280 more: filter to see them")
 
@@ -234,7 +235,7 @@ def test_a_page_that_loses_its_router_says_so_and_comes_back(chromium: "Browser"
 
 
 def test_a_console_is_not_needed_to_read_it(chromium: "Browser") -> None:
-    """Every control has a name, every picture a description."""
+    """Every control has an accessible name, and every picture a description."""
     with Served(ToldSource([row("ams1")]), plain) as served, opened(chromium, served.url) as page:
         page.wait_for_selector(".map circle", state="attached")
         for view in VIEWS:

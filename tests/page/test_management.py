@@ -1,4 +1,4 @@
-"""The management API of the page and of `pilotlight manage`: its refusals, and the line of each change."""
+"""The management API of the page and of `pilotlight manage`: its refusals, and the audit line of each change."""
 
 import json
 from collections.abc import Awaitable, Callable
@@ -27,7 +27,7 @@ NOTES = FunctionStore("kv", "notes", "f", 10)
 
 
 class ScriptedOperator:
-    """Answers each call by its own arguments."""
+    """An operator that records its calls and returns fixed results; the site "nowhere" does not exist."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""Permissions to view and to act, and their duration."""
+"""Sessions of the page: permissions to view and to act, and their duration."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""A kept response passes its readers each event and its end, however it ends."""
+"""Readers of a kept response get each event and the end, however the response ends."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ async def test_a_reader_gets_each_event_and_the_end() -> None:
     assert response.fields["error"] == {"code": "engine_error", "message": "it broke"}
     assert await response.after(2) == ([], True)
     response.end_as("cancelled")
-    assert (response.fields["status"], len(response.events)) == ("failed", 2), "it has ended once"
+    assert (response.fields["status"], len(response.events)) == ("failed", 2), "a response ends only once"
 
 
 async def test_a_reader_that_waits_is_woken_by_the_next_event_and_by_the_end() -> None:

@@ -1,4 +1,4 @@
-"""Rows of responses: a conversation is stored once, keeps its owner, and deletions leave rows that others need."""
+"""Stored responses as rows: a conversation is stored once, belongs to one tenant, and deletions leave rows that other responses need."""
 
 import json
 import sqlite3
@@ -23,7 +23,7 @@ MAKER = "maker"
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.network)])
 def connection(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RowConnection]:
-    """Yield a connection to either database."""
+    """Yield a connection to an empty SQLite or PostgreSQL database."""
     if request.param == "sqlite":
         database = ResponseFile(tmp_path / "responses.sqlite", LARGE)._database
         yield database._opened()
@@ -50,7 +50,7 @@ def add(connection: RowConnection, *responses: KeptResponse, age_s: float = 0.0,
 
 
 def turns(connection: RowConnection, number: int, *, size: int = 10, tenant: str = "t") -> list[str]:
-    """Keep a conversation of so many responses; return their names."""
+    """Store a conversation of `number` responses; return their names."""
     before, names = None, [f"{tenant}_{i}" for i in range(number)]
     for name in names:
         one = response(name, "x" * size, tenant=tenant)
@@ -107,7 +107,7 @@ def test_a_response_is_found_as_it_was_by_its_tenant_alone(connection: RowConnec
     assert rows.input_items(connection, "u", "a") == b""
     assert rows.items(connection, "u", ["msg_a"], LONG_S) == {}
     rows.delete(connection, "u", "a")
-    assert there(connection, ["a"]) == [True], "another tenant deletes none of it"
+    assert there(connection, ["a"]) == [True], "another tenant must not delete it"
 
 
 def test_two_tenants_may_have_responses_of_one_name(connection: RowConnection) -> None:
@@ -125,8 +125,12 @@ def test_a_conversation_never_leads_into_another_tenants(connection: RowConnecti
         thief = response("thief", "?", tenant="u")
         thief.before = before
         add(connection, thief)
-        assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], "only its own events"
-    connection.execute("UPDATE responses SET before = ? WHERE tenant = 'u'", (number,))  # after another fault
+        assert said(rows.conversation(connection, "u", "thief", LONG_S))[:2] == ["told", "?"], (
+            "only its own items are read"
+        )
+    connection.execute(
+        "UPDATE responses SET before = ? WHERE tenant = 'u'", (number,)
+    )  # as a fault elsewhere might have left it
     assert b"mine" not in rows.input_items(connection, "u", "thief")
 
 
@@ -139,7 +143,9 @@ def test_a_conversation_of_many_responses_is_kept_once_and_let_go_with_the_last(
     for name in names[:-1]:
         rows.delete(connection, "t", name)
     assert there(connection, names) == [False] * 29 + [True]
-    assert said(rows.conversation(connection, "t", names[-1], LONG_S)) == whole, "the last one has all of it"
+    assert said(rows.conversation(connection, "t", names[-1], LONG_S)) == whole, (
+        "the last response still has the whole conversation"
+    )
     assert rows.items(connection, "t", [f"msg_{name}" for name in names], LONG_S).keys() == {f"msg_{names[-1]}"}
     rows.delete(connection, "t", names[-1])
     assert [
@@ -195,7 +201,7 @@ def test_the_tenant_that_has_most_makes_room_and_of_its_own_the_oldest(connectio
     size = num_bytes(connection)
     for i in range(40):
         add(connection, response(f"loud{i}", "q" * 100), max_bytes=6 * size + 100)
-    assert there(connection, ["quiet"], "u") == [True], "the oldest, and of the one that has least"
+    assert there(connection, ["quiet"], "u") == [True], "it is the oldest, but its tenant stores least"
     assert there(connection, [f"loud{i}" for i in range(40)]) == [False] * 35 + [True] * 5
     assert num_bytes(connection) <= 6 * size + 100
 
@@ -232,7 +238,7 @@ def test_a_conversation_outlives_the_time_of_its_beginning(connection: RowConnec
 
 
 def make(connection: RowConnection, name: str, maker: str = MAKER, **fields: Any) -> KeptResponse:
-    """Start a response."""
+    """Store a queued response, as its maker does at the start."""
     one = response(name, status="queued", **fields)
     rows.add(connection, [ResponseRow.of(one)], maker, LARGE)
     one.is_started = True
@@ -249,7 +255,7 @@ def unheard_of(connection: RowConnection, maker: str, seconds: float) -> None:
 
 
 def watching(connection: RowConnection, maker: str) -> None:
-    """Confirm this maker, for long enough to know which others are silent."""
+    """Confirm that this maker is alive, and pretend that it has run long enough to declare others lost."""
     rows.confirm(connection, maker, [])
     connection.execute("UPDATE response_makers SET since_s = since_s - ? WHERE maker = ?", (EXPIRES_S, maker))
 
@@ -265,7 +271,7 @@ def test_how_far_a_response_is_is_read_by_others_from_any_event(connection: RowC
     assert [told(connection, "a", place) for place in range(11)] == [
         (one.events[place:], 9 if place < 9 else 0) for place in range(11)
     ]
-    one.told = (2, None)  # as if the answer to the last report was lost
+    one.told = (2, None)  # as if the reply to the last report had been lost
     one.events.append(b"data: 9\n\n")
     rows.confirm(connection, MAKER, [Progress.of(one)])
     assert told(connection, "a") == (one.events, 10)
@@ -292,7 +298,7 @@ def test_responses_of_a_lost_maker_have_failed_with_the_events_it_reported(conne
 
 
 def test_a_database_that_was_away_has_lost_no_maker(connection: RowConnection) -> None:
-    """The first process to return has not heard of the others for as long as they have not of it."""
+    """No maker could report during the outage, so the first one to return must not declare the others lost."""
     watching(connection, "other")
     make(connection, "a")
     for maker in ("other", MAKER):
@@ -322,14 +328,16 @@ def test_a_maker_that_is_back_brings_nothing_back_to_life(connection: RowConnect
         }  # fmt: skip
     assert there(connection, ["lost", "deleted", "cancelled", "kept"]) == [True, False, True, True]
     assert found(connection, "kept").fields["status"] == "completed"
-    assert rows.add(connection, [ended(kept)], MAKER, LARGE) == {}, "it may be written again, if an answer was lost"
+    assert rows.add(connection, [ended(kept)], MAKER, LARGE) == {}, "it may be written again if a reply was lost"
     assert rows.confirm(connection, MAKER, [Progress.of(kept)]) == (set(), {})
 
 
 def test_ended_responses_are_not_cancelled(connection: RowConnection) -> None:
     add(connection, response("a"), response("a", tenant="u", status="queued"))
     assert (rows.cancel(connection, "t", "a") or response("b")).fields["status"] == "completed"
-    assert found(connection, "a", "u").fields["status"] == "queued", "another tenant's is another one"
+    assert found(connection, "a", "u").fields["status"] == "queued", (
+        "another tenant's response of the same name is unaffected"
+    )
     assert rows.cancel(connection, "t", "b") is None
 
 
@@ -412,7 +420,7 @@ INSERT INTO items VALUES ('t', 'msg_old', 1);
 )
 def test_no_question_is_answered_by_reading_all_rows(connection: RowConnection, chosen: str) -> None:
     if isinstance(connection, TranslatedConnection):
-        for way in ("seqscan", "bitmapscan"):  # it would choose that for tables as small as these
+        for way in ("seqscan", "bitmapscan"):  # PostgreSQL prefers these for small tables
             connection.execute(f"SET enable_{way} = off")
         plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {chosen}").fetchall())
         assert "Seq Scan" not in plan, plan

@@ -1,7 +1,4 @@
-"""Responses are there after a restart.
-
-A disk that is full, hangs or is damaged, and a second process, cost only responses that cannot be stored.
-"""
+"""Responses outlive a restart. A disk that is full, hangs or is damaged, or a second process, loses only responses that cannot be stored."""
 
 import asyncio
 import logging
@@ -157,7 +154,9 @@ asyncio.run(main())
         found = await store.find("a", "t")
         assert (found.fields["status"], found.fields["error"]["code"]) == ("failed", "aborted")
         assert await store.after(found, 3) == ([failed_event(found.fields, 3)], True)
-        assert (await store.conversation("a", "t", "p")).items == b'"asked"', "it can be asked again"
+        assert (await store.conversation("a", "t", "p")).items == b'"asked"', (
+            "its input is kept, so that a client can repeat the request"
+        )
 
 
 async def test_what_is_being_made_is_followed_and_ends_with_its_process(path: Path, days: Days) -> None:
@@ -233,7 +232,7 @@ async def test_what_cannot_be_written_can_be_deleted_and_keeps_no_process_from_e
         assert made[0].task is not None
         made[0].task.cancel()
         await asyncio.sleep(0.05)
-        assert not made[0].task.done(), "it is tried again and again"
+        assert not made[0].task.done(), "the end is retried until it is stored"
         await store.delete(made[0])
         assert await there(store, "deleted", "left") == [False, True]
         async with asyncio.timeout(60):
@@ -261,7 +260,7 @@ async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is
 ) -> None:
 
     class Late:
-        """A database that hangs while it commits: it answers too late, and has the data all the same."""
+        """A database that hangs while it commits: the caller gets an error, but the data is stored."""
 
         is_shared = False
 
@@ -282,7 +281,7 @@ async def test_a_response_written_after_its_client_learnt_that_it_is_not_kept_is
         assert not await store.keep(response("a"))
         kept = partial(response_rows.find, tenant="t", name="a")
         assert await late.database.run(kept, 5.0, is_write=False) is not None
-        assert await there(store, "a") == [False], "it has no reader here meanwhile"
+        assert await there(store, "a") == [False], "until then no reader may find it"
         late.is_late = False
         assert await store.keep(response("b"))
         async with asyncio.timeout(60):
@@ -306,7 +305,7 @@ async def test_what_ends_at_once_is_written_at_once(path: Path, days: Days, monk
         assert batches == [100]
         leaving = asyncio.create_task(store.keep(response("left")))
         await asyncio.sleep(0)
-        leaving.cancel()  # its client has left
+        leaving.cancel()  # as when its client leaves
         assert await store.keep(response("stayed"))
         assert await there(store, "left", "stayed") == [True, True]
 
@@ -332,7 +331,7 @@ async def test_no_more_is_kept_than_there_is_room_for(path: Path, days: Days) ->
         for name in names:
             assert await store.keep(response(name, size=100_000))
         kept = await there(store, *names)
-        assert kept == [False] * (30 - sum(kept)) + [True] * sum(kept), "the oldest make room"
+        assert kept == [False] * (30 - sum(kept)) + [True] * sum(kept), "the oldest responses are evicted"
         assert 8 <= sum(kept) <= 10
     assert len(content_of(path)) < 3 * MIB
     assert modes_in(path.parent.parent)[path.parent.name] == 0o700
@@ -384,7 +383,9 @@ async def test_a_full_disk_costs_records_that_end_meanwhile_and_stored_ones_are_
         disk.fill()
         for name in ("lost", "lost too"):
             assert not await store.keep(response(name, size=200_000))
-        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1, "once, not for each"
+        assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 1, (
+            "the fault is logged once"
+        )
         with pytest.raises(ApiError) as refused:
             await store.begin(response("not begun", status="queued", size=0))
         assert (refused.value.word, "full" in refused.value.message) == ("overloaded", True)
@@ -393,7 +394,7 @@ async def test_a_full_disk_costs_records_that_end_meanwhile_and_stored_ones_are_
         settling = asyncio.create_task(store.settle(made))
         await asyncio.sleep(0.1)
         assert not settling.done()
-        assert await store.find("made", "t") is made, "it waits in memory"
+        assert await store.find("made", "t") is made, "an unfinished response stays in memory"
         assert (await store.conversation("made", "t", "p")).items == made.input + b"," + made.output
         disk.mend()
         await settling
@@ -419,7 +420,7 @@ async def test_a_file_that_is_damaged_is_set_aside_at_the_start_and_for_its_days
         await store.sweep()
         assert not aside.exists()
     async with opened(path, days) as store:
-        assert await there(store, "a") == [False], "by now it is too old"
+        assert await there(store, "a") == [False], "it has expired"
         assert await store.keep(response("b"))
 
 
@@ -446,7 +447,7 @@ async def test_whichever_page_is_damaged_new_responses_are_kept_and_no_wrong_one
             later = response("later")
             later.before = await store.conversation("new", "t", "p")
             assert await store.keep(later)
-    assert num_found > len(content) // 4096, "a page costs what lies on it, not all"
+    assert num_found > len(content) // 4096, "a damaged page must lose only its own responses"
 
 
 async def test_a_file_that_is_damaged_under_way_is_set_aside_by_the_next_that_is_written(
@@ -521,7 +522,9 @@ async def test_a_second_process_is_refused_and_takes_over_when_the_first_has_end
             made.fields = response("a").fields
             await first.settle(made)
         assert await second.keep(response("b"))
-        assert (await second.find("a", "t")).fields["status"] == "completed", "the second has not called it failed"
+        assert (await second.find("a", "t")).fields["status"] == "completed", (
+            "the second process must not mark it failed"
+        )
     assert "another process" in caplog.text
 
 
@@ -534,7 +537,7 @@ async def test_a_disk_that_hangs_delays_no_caller_for_long(path: Path, days: Day
         await asyncio.sleep(0)
         assert not await store.keep(response("b"))
         store.timings = store.timings._replace(answer_s=1000.0)
-        async with asyncio.timeout(60):  # a later request waits less
+        async with asyncio.timeout(60):  # far less than answer_s: after a fault requests wait less
             with pytest.raises(ApiError, match="does not respond in time"):
                 await store.find("a", "t")
         goes_on.set()

@@ -1,1 +1,1 @@
-"""A network of routers and sites in virtual time, under faults that a seed has drawn: `python -m tests.simulation`."""
+"""A simulated router and its sites in virtual time, under faults drawn from a seed: `python -m tests.simulation`."""

@@ -1,7 +1,7 @@
 """Run schedules of faults against a router and three sites in virtual time: `python -m tests.simulation --schedules 1000`.
 
-Prints each schedule that has broken a promise, with the faults that are needed for it, and exits with 1 if there was one. `--seed S --schedules 1`
-runs one again.
+Prints each schedule that breaks a promise, with the faults that are needed for it, and exits with 1 if there is one. `--seed S --schedules 1` runs
+one schedule again.
 """
 
 import argparse
@@ -19,11 +19,11 @@ from rich.console import Console
 
 from tests.simulation.schedules import Schedule, draw, run
 
-SHOWN = 20  # broken schedules
+SHOWN = 20  # at most so many broken schedules are printed
 
 
 def fewest_faults(schedule: Schedule) -> Schedule:
-    """Leave out the faults without which a promise is broken all the same."""
+    """Return the schedule without the faults that are not needed to break a promise."""
     for fault in schedule.faults:
         fewer = replace(schedule, faults=tuple(each for each in schedule.faults if each is not fault))
         if run(fewer):
@@ -36,7 +36,7 @@ def _tried(seed: int) -> tuple[int, list[str]]:
 
 
 def _prepare() -> None:
-    """Keep what sites write in a folder of this process."""
+    """Give this process a temporary state directory, where its sites write, and log errors only."""
     logging.getLogger().setLevel(logging.ERROR)
     os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="pilotlight-simulation-")
 
@@ -45,7 +45,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument(
-        "--seed", default="0", help="number of the first schedule, or any word for one; the others follow"
+        "--seed",
+        default="0",
+        help="number of the first schedule, or any word, which is hashed to a number; the others follow it",
     )
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()

@@ -1,8 +1,8 @@
-"""An engine host that computes nothing: the tokens of an answer are a function of its seed.
+"""A fake engine host that computes nothing: the tokens of an answer are a function of the request's seed.
 
-All that stands before an engine is the product's, its client included. The double has steps, prompts that take some of them, a queue, heartbeats
-and loads of models, and it can be killed, crash in a step, be suspended and have no room. It checks what a site submits to it: the same request has
-the same prompt wherever it is continued, and the tokens that it continues after are those that it would have chosen.
+The client of the engine is the product's. The fake has steps, prefill over several steps, a queue, heartbeats and model loads. It can be killed,
+crash in a step, be suspended, and refuse sequences and loads. It checks what a site submits: a request has the same prompt at each site that
+continues it, and its delivered tokens are a prefix of its answer.
 """
 
 import asyncio
@@ -39,19 +39,19 @@ from tests.simulation.virtual_time import Process
 
 CONTEXT, BLOCK, BLOCKS = 4096, 16, 512
 STEP_S = 0.08
-CHUNK = 256  # prompt tokens of a step
+CHUNK = 256  # prompt tokens per step
 HEARTBEAT_S = 0.5
 BOOT_S, LOAD_S = 0.4, 0.3
-WAY_S = 0.0005  # of a frame between a site and its engine host
+WAY_S = 0.0005  # latency of a frame between a site and its engine host
 MOST_RUNNING, MOST_WAITING = 8, 64
 
 
 class Answers:
-    """The answers to all requests, by the seed of their sampling, and the prompts that were submitted for them."""
+    """The answers to all requests by their sampling seed, and the prompts that were submitted with each seed."""
 
     def __init__(self, tokenizer: Tokenizer, eos: int, vocab_size: int) -> None:
         self.tokenizer, self.eos, self.vocab_size = tokenizer, eos, vocab_size
-        self.broken: list[str] = []  # what a site submitted wrongly
+        self.broken: list[str] = []  # sentences about wrong submissions
         self._prompts: dict[int, tuple[int, ...]] = {}
         self._words = _words(tokenizer)
 
@@ -63,7 +63,7 @@ class Answers:
         return "".join(map(self.tokenizer.token_text, self.tokens(seed)[:-1]))
 
     def rest(self, submit: Submit, host: str) -> tuple[int, ...]:
-        """Return what is left of a sequence's answer, and note what does not fit together."""
+        """Return the tokens of the answer that are not delivered yet; record an error if prompt or delivered tokens are wrong."""
         delivered = submit.num_delivered_tokens
         prompt, before = submit.prompt_token_ids[: -delivered or None], submit.prompt_token_ids[-delivered:]
         seed = submit.sampling.seed
@@ -79,13 +79,13 @@ class Answers:
 
 @cache
 def _words(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Return tokens that are a word each, with the space before it."""
+    """Return the tokens that are a space and a word of ASCII letters."""
     texts = ((token, tokenizer.token_text(token)) for token in range(tokenizer.num_base_tokens))
     return tuple(token for token, text in texts if text[:1] == " " and text[1:].isalpha() and text.isascii())
 
 
 class _Client(EngineClient):
-    """The product's client of an engine host; its frames are passed by the loop."""
+    """The product's client of an engine host, whose frames pass through the event loop instead of a socket."""
 
     def __init__(self, host: "EngineDouble") -> None:
         super().__init__(Hello(VERSION))
@@ -98,7 +98,7 @@ class _Client(EngineClient):
         self.fail("the client was closed")
 
     def _connect(self) -> None:
-        """Frames need no connection."""
+        """Do nothing: frames need no connection."""
 
     def _send(self, command: Command) -> None:
         if self.death is None:
@@ -114,7 +114,7 @@ class _Sequence:
 
 
 class EngineDouble:
-    """A double of one engine host's process."""
+    """A fake of the process of one engine host."""
 
     pid: int | None = 4242
     url: str | None = None
@@ -123,7 +123,7 @@ class EngineDouble:
     def __init__(self, network: Network, name: str, site: Process, answers: Answers) -> None:
         self.process = Process(name, site.host)
         self.client = _Client(self)
-        self.refuses: ErrorCode | None = None  # new sequences
+        self.refuses: ErrorCode | None = None  # the error for new sequences, if any
         self.fails_loads = False
         self.has_crashed = self.ended_by_itself = False
         self._network, self._site, self._answers = network, site, answers
@@ -135,7 +135,7 @@ class EngineDouble:
         self._exit: asyncio.Future[str] = network.create_future()
         self._later(HEARTBEAT_S, self._beat)
 
-    # of a running host
+    # The interface of an engine host.
 
     async def exited(self) -> str:
         return await asyncio.shield(self._exit)
@@ -146,7 +146,7 @@ class EngineDouble:
     async def stop(self, grace_s: float) -> None:
         self.end("it was stopped")
 
-    # called by faults
+    # The functions below are called by faults.
 
     @property
     def is_suspended(self) -> bool:
@@ -174,16 +174,16 @@ class EngineDouble:
         self._network.call_later(WAY_S, notice, context=self._site.context.copy())
 
     def crash(self) -> None:
-        """End in a step that held all that is open."""
+        """Crash in a step that contains all open sequences."""
         if self.is_alive:
             self.ended_by_itself = self.has_crashed = True
             self._journal = HeldSequences(tuple(self._open))
             self.end("the engine host was ended by SIGSEGV")
 
-    # the host itself
+    # The functions below simulate the host.
 
     def send(self, command: Command) -> None:
-        """Take a command of the site."""
+        """Receive a command of the site, after the latency of a frame."""
         if self.is_alive:
             self._later(WAY_S, lambda: self._obey(command))
 
@@ -212,7 +212,7 @@ class EngineDouble:
             case Abort(sequence_id):
                 self._open.pop(sequence_id, None)
             case _:
-                pass  # nothing is prepared ahead, no lease is needed
+                pass  # this host prepares no models and needs no lease
 
     def _load(self, name: str) -> None:
         if self.fails_loads:
@@ -283,11 +283,11 @@ class EngineDouble:
 
 
 class DoubleLauncher:
-    """Launches the hosts of one device of a site."""
+    """A launcher of the fake engine hosts of one device of a site."""
 
     def __init__(self, network: Network, site: Process, device: int, answers: Answers) -> None:
         self.hosts: list[EngineDouble] = []
-        self.refuses: ErrorCode | None = None  # for hosts to come, too
+        self.refuses: ErrorCode | None = None  # also for hosts launched later
         self.fails_loads = False
         self._network, self._site, self._device, self._answers = network, site, device, answers
 
@@ -306,10 +306,10 @@ class DoubleLauncher:
         return [host for host in self.hosts if host.is_alive]
 
     def have_no_room(self, code: ErrorCode | None, *, fails_loads: bool) -> None:
-        """Let the present hosts, and those to come, refuse what is new."""
+        """Let present and later hosts refuse new sequences with `code` (None accepts them), and fail loads if `fails_loads`."""
         self.refuses, self.fails_loads = code, fails_loads
         for host in self.living:
             host.refuses, host.fails_loads = code, fails_loads
 
     def close(self) -> None:
-        """Remove nothing."""
+        """Do nothing: there is nothing to remove."""

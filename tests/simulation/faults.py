@@ -1,6 +1,6 @@
-"""The faults of a schedule: each strikes a site, or the router, and ends after its time.
+"""The faults of a schedule: each affects a site or the router, and ends after its duration.
 
-A fault without a target has no effect.
+A fault has no effect if its target is not running.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tests.simulation.engine_double import EngineDouble
 from tests.simulation.world import ROUTER_HOST, Member, SiteMember, World
 
-SLOW_S = 2.0  # more on a slow link, each way
+SLOW_S = 2.0  # added to the latency of a slow link, in each direction
 CLOCK_STEPS_S = (-4000.0, -70.0, -20.0, 20.0, 70.0, 4000.0)
 
 
@@ -47,7 +47,7 @@ async def _kill_engine(world: World, planned: PlannedFault) -> None:
 
 
 async def _kill_engines_again(world: World, planned: PlannedFault) -> None:
-    """Kill every engine host of the site, and the next ones a moment later."""
+    """Kill every engine host of the site, and twice more those that replace them."""
     for _ in range(3):
         for host in _engines(world, planned):
             host.end("the engine host was ended by SIGKILL")
@@ -108,7 +108,7 @@ async def _refuse_sequences(world: World, planned: PlannedFault) -> None:
 
 
 async def _fail_loads(world: World, planned: PlannedFault) -> None:
-    """Leave no memory for the weights when the host is started again."""
+    """Kill the engine hosts, and let their successors fail to load models for lack of memory."""
     await _without_room(world.sites[planned.site], planned, fails_loads=True)
 
 

@@ -1,6 +1,6 @@
-"""Schedules of requests and faults, drawn by a seed, and the promises that hold after each.
+"""Schedules of requests and faults, drawn from a seed, and the promises that the product must keep under each.
 
-A schedule is a value: it can be printed, run again, and run with a part of its faults.
+A schedule is a value: it can be printed, run again, and run with some of its faults.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from tests.simulation.world import SECRET, SITES, Heard, Kind, World, new_world,
 
 REQUESTS_FOR_S = 4.0
 FAULTS_FOR_S = 8.0
-# The longest that a request may take: three tries of 60 s, three losses of 30 s, and the longest fault
+# An upper bound on the duration of a request: three tries of 60 s, three lost sites of 30 s, and the longest fault.
 ENDS_WITHIN_S = 400.0
-SETTLED_S = 10.0  # after the last request, until nothing may be counted any more
+SETTLED_S = 10.0  # after the last request; then every count must be zero
 STOPS_WITHIN_S = 60.0
-# An honest end of a request that no site could answer
+# Error codes that a request may end with if no site could answer it.
 HONEST = frozenset({"no_site_available", "upstream_lost", "overloaded", "draining", "engine_error", "request_timeout",
                     "model_load_failed", "upstream_timeout", "request_failed"})  # fmt: skip
 
@@ -38,8 +38,8 @@ class PlannedRequest(NamedTuple):
 @dataclass(frozen=True)
 class Schedule:
     seed: int
-    devices: int  # of the first site
-    spared: str | None  # a site without any fault, so that no request may fail
+    devices: int  # number of devices of ams1; the other sites have one
+    spared: str | None  # a site without faults, if any: then no request may fail
     requests: tuple[PlannedRequest, ...]
     faults: tuple[PlannedFault, ...]
 
@@ -72,7 +72,7 @@ def draw(seed: int) -> Schedule:
 
 
 def run(schedule: Schedule, on_step: Callable[[str], None] = lambda step: None) -> list[str]:
-    """Run a schedule; return the promises that were broken. `on_step` gets a line for each delivery of bytes."""
+    """Run a schedule; return a sentence for each broken promise. `on_step` gets a line for each delivery of bytes."""
     network = Network(on_step)
     with virtual_time(network, schedule.seed), patch.dict("os.environ", {HOP_SECRET_ENV: SECRET}):
         world = new_world(network, devices=schedule.devices)
@@ -131,14 +131,14 @@ def _is_whole(heard: Heard, world: World) -> bool:
 
 
 def _wrong(heard: Heard, world: World, schedule: Schedule) -> Iterator[str]:
-    """Yield what is wrong with one answer."""
+    """Yield a sentence for each error in one answer."""
     expected = world.answers.text(heard.seed)
     if not expected.strip().startswith(heard.text.strip()):
         yield f"the answer {heard.seed} has other text: {heard.text!r}, not {expected!r}"
     if heard.has_left or _is_whole(heard, world):
         return
     if heard.is_complete:
-        yield f"the answer {heard.seed} ended early as if whole: {heard}"
+        yield f"the answer {heard.seed} ended early, but looks complete to its client: {heard}"
     elif heard.cut is not None:
         yield f"the answer {heard.seed} was cut: {heard}"
     elif heard.error is not None and heard.error not in HONEST:
@@ -148,12 +148,12 @@ def _wrong(heard: Heard, world: World, schedule: Schedule) -> Iterator[str]:
 
 
 def _may_fail(heard: Heard, schedule: Schedule) -> bool:
-    """Tell whether a request may fail although a site was well: two hosts have crashed in a step that held it."""
+    """Tell whether a request may fail although one site had no fault: it is refused after two hosts crashed in a step with it."""
     return heard.error == "request_failed" and sum("crash" in fault.name for fault in schedule.faults) > 1
 
 
 async def _stopped(world: World) -> list[str]:
-    """End everything as an operator does; return what does not end."""
+    """Stop every process as an operator does; return a sentence for each task that does not end."""
     members = [world.router, *world.sites.values()]
     for member in members:
         member.stop.set()

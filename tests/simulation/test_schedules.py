@@ -1,4 +1,4 @@
-"""Promises that hold whatever is killed, suspended, cut off, slow, full or late, and in whatever order; each can be seen to be broken."""
+"""The product keeps its promises under faults in any order; further tests break each promise on purpose, to show that this is noticed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ from tests.simulation.schedules import PlannedRequest, Schedule, draw, run
 pytestmark = pytest.mark.long
 
 BLOCKS, SCHEDULES = 2, 50
-KILLED = PlannedFault(1.0, "kill the site", "ams1", 1.0)  # the nearest, which answers
+KILLED = PlannedFault(1.0, "kill the site", "ams1", 1.0)  # ams1 is the nearest site, which gets the request
 CUT_OFF = PlannedFault(1.0, "cut the link", "ams1", 30.0)
 CUT_OFF_FOR_EVER = CUT_OFF._replace(lasts_s=1000.0)
 
 
-@pytest.mark.timeout(900)  # half a minute of a core that has nothing else to do
+@pytest.mark.timeout(900)  # takes half a minute on an idle core
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_request_ends_once_with_its_own_tokens_and_nothing_is_held(block: int) -> None:
     seeds = range(block * SCHEDULES, (block + 1) * SCHEDULES)
@@ -32,7 +32,7 @@ def one_stream(*faults: PlannedFault) -> Schedule:
     return Schedule(1, 1, "sin1", (PlannedRequest(0.0, LONG, "stream", 3, None),), faults)
 
 
-LONG = 5  # the seed of an answer that takes some seconds
+LONG = 5  # the seed of an answer that takes several seconds
 
 
 @pytest.mark.parametrize("fault", [KILLED, CUT_OFF])

@@ -1,7 +1,7 @@
 """TCP between simulated processes: streams of bytes with latency, windows, half-closes and resets, over links that can be cut and slowed.
 
-A cut link loses nothing: its bytes arrive when it is mended, as TCP would send them again; until then nothing is noticed at either end. A suspended
-process still accepts connections and bytes, as its kernel does, up to the window. A killed one resets its connections.
+A cut link loses no bytes: they arrive when the link is restored, as if TCP had sent them again. Until then neither end notices. A suspended process
+still accepts connections and up to a window of bytes, as its kernel would. A killed process resets its connections.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from typing import Any, NamedTuple, cast
 
 from tests.simulation.virtual_time import PROCESS, Process, VirtualLoop
 
-WINDOW_BYTES = 64 << 10  # that may wait in a receiver's kernel
-HIGH_BYTES = 64 << 10  # of a transport's own buffer
+WINDOW_BYTES = 64 << 10  # receive window
+HIGH_BYTES = 64 << 10  # high-water mark of a transport's send buffer
 SYN_AGAIN_S = 1.0
-LOCAL_S = 0.0001  # between processes of one machine
+LOCAL_S = 0.0001  # latency between processes of one machine
 
 Address = tuple[str, int]
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Link:
-    """The way between two machines, the same in both directions."""
+    """A link between two machines, with the same latency in both directions."""
 
     def __init__(self, latency_s: float) -> None:
         self.latency_s = latency_s
@@ -39,7 +39,7 @@ class _Listening(NamedTuple):
 
 
 class Listener:
-    """A bound address, in place of a socket."""
+    """A bound address, used in place of a listening socket."""
 
     family = socket.AF_INET
 
@@ -50,7 +50,7 @@ class Listener:
         return self._address
 
     def close(self) -> None:
-        """The server stops to listen."""
+        """Do nothing: the server's `close` ends listening."""
 
 
 class _Server:
@@ -59,15 +59,15 @@ class _Server:
         self._listening = network.listening[address]
 
     def close(self) -> None:
-        if self._network.listening.get(self._address) is self._listening:  # else a successor has the address
+        if self._network.listening.get(self._address) is self._listening:  # otherwise a newer server has the address
             del self._network.listening[self._address]
 
     async def wait_closed(self) -> None:
-        """Nothing is left when `close` returns."""
+        """Return at once: `close` leaves nothing to wait for."""
 
 
 class Network(VirtualLoop):
-    """The loop with its network: `create_server` and `create_connection` lead to one another."""
+    """The event loop with its network: `create_connection` connects to servers of `create_server`."""
 
     def __init__(self, on_delivery: Callable[[str], None] = lambda line: None) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Network(VirtualLoop):
             end.pump()
 
     def open_ends(self, process: Process) -> "list[VirtualTransport]":
-        """Return the connections of a process."""
+        """Return the connection ends of a process."""
         return list(self._ends[process])
 
     def kill(self, process: Process) -> None:
@@ -115,7 +115,7 @@ class Network(VirtualLoop):
         return _Server(self, address)
 
     async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """Do the first half of a connection that a library makes from its own socket."""
+        """Note the address for a library that connects its own socket; `create_connection` does the rest."""
         self._connected[sock] = address
 
     async def create_connection(  # type: ignore[override]
@@ -149,11 +149,11 @@ class Network(VirtualLoop):
 
 class _Arrival(NamedTuple):
     at: float
-    data: bytes | None  # None if the other side sends nothing more
+    data: bytes | None  # None at the end of the stream
 
 
 class VirtualTransport(asyncio.Transport):
-    """One end of a connection."""
+    """One end of a simulated connection."""
 
     peer: "VirtualTransport"
 
@@ -168,18 +168,18 @@ class VirtualTransport(asyncio.Transport):
         self._arrived: deque[_Arrival] = deque()
         self._arrived_bytes = 0
         self._is_delivering = False
-        self._pumped_at = 0.0  # when the next bytes are looked for
-        self._is_reset = False  # by the other side; delivered before what has arrived
+        self._pumped_at = 0.0  # when `pump` is scheduled next
+        self._is_reset = False  # the other side reset the connection, which overtakes unread bytes
         self._is_reading = True
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
         self._high, self._low = HIGH_BYTES, HIGH_BYTES // 4
         self._is_full = False
         self._is_closing = False
-        self._has_ended = False  # this side has sent its last byte
+        self._has_ended = False  # this side writes no more
         self._is_lost = False
 
-    # called by the network
+    # The functions below are called by the network.
 
     def accept(self, factory: Factory) -> None:
         if not self._is_lost:
@@ -191,7 +191,7 @@ class VirtualTransport(asyncio.Transport):
         self.pump()
 
     def reset(self) -> None:
-        """End the connection as the kernel of a killed process does."""
+        """Reset the connection, as the kernel does for a killed process."""
         if not self._is_lost:
             self._is_closing = True
             self._unsent.clear()
@@ -199,7 +199,7 @@ class VirtualTransport(asyncio.Transport):
             self._lose(None)
 
     def pump(self) -> None:
-        """Deliver the next bytes, if they are there and wanted."""
+        """Schedule the delivery of the next bytes if they have arrived and the protocol reads."""
         if self._is_lost or self._is_delivering or self._link.is_cut or self._protocol is None:
             return
         if not self._is_reset:
@@ -247,7 +247,7 @@ class VirtualTransport(asyncio.Transport):
             cast(asyncio.Protocol, protocol).data_received(data)
 
     def _take(self, data: bytes | None) -> None:
-        """Take what the other side sends."""
+        """Receive bytes of the other side, or None at their end; they arrive after the link's latency."""
         if self._is_lost or self._is_closing:
             if data is not None:
                 self._tell_reset()
@@ -257,7 +257,7 @@ class VirtualTransport(asyncio.Transport):
         self.pump()
 
     def flush(self) -> None:
-        """Send as much as the other side has room for."""
+        """Send as much as the other side's window allows."""
         peer = self.peer
         while self._unsent and (peer._is_lost or peer._arrived_bytes < WINDOW_BYTES):
             part = self._unsent.popleft()
@@ -292,12 +292,12 @@ class VirtualTransport(asyncio.Transport):
         self._is_lost = True
         self._link.ends.pop(self, None)
         self._network.forget(self)
-        if self._arrived_bytes:  # unread bytes reset the connection
+        if self._arrived_bytes:  # closing with unread bytes resets the connection
             self._tell_reset()
         if self._protocol is not None:
             self._network.call_soon(self._protocol.connection_lost, error, context=self.context)
 
-    # called by the protocol
+    # The functions below are called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_closing or self._is_lost or not data:

@@ -1,8 +1,8 @@
 """An event loop in virtual time, shared by simulated processes that can be suspended, killed and given a wrong clock.
 
-Time passes only while nothing can run: an hour of timeouts takes milliseconds, and the same seed runs the same steps. A process is a context
-variable: callbacks belong to the process in whose context they were scheduled. Those of a suspended process wait. A killed process has no effect on
-others any more (virtual_network.py); its tasks are cancelled. Work for threads runs at once.
+Time advances only while no callback can run: an hour of timeouts takes milliseconds, and a seed always runs the same steps. A process is a context
+variable: callbacks belong to the process in whose context they were scheduled. Those of a suspended process wait. A killed process no longer affects
+others (virtual_network.py), and its tasks are cancelled. Work for threads runs at once, in the loop.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from unittest.mock import patch
 from weakref import WeakValueDictionary
 
 EPOCH_S = 1_800_000_000.0
-BEGINNING_S = 10_000.0  # on the monotonic clock
-MOST_TURNS = 100_000  # of the loop at one moment: a task that never waits would turn for ever
-THREAD_S = 0.001  # until the result of work in a thread arrives
+BEGINNING_S = 10_000.0  # the monotonic clock at the start
+MOST_TURNS = 100_000  # turns of the loop without advancing time; more mean that a task never waits
+THREAD_S = 0.001  # simulated duration of work in a thread
 
 PROCESS: "contextvars.ContextVar[Process | None]" = contextvars.ContextVar("simulated process", default=None)
 
@@ -33,11 +33,11 @@ class Process:
     """A simulated process."""
 
     def __init__(self, name: str, host: str) -> None:
-        """`host`: the address of its machine."""
+        """`host` is the address of the process's machine."""
         self.name = name
         self.host = host
         self.state: Literal["running", "suspended", "dead"] = "running"
-        self.clock_ahead_s = 0.0  # of the wall clock; the monotonic one is right everywhere
+        self.clock_ahead_s = 0.0  # error of the wall clock; the monotonic clock is exact
         self.tasks: WeakValueDictionary[int, asyncio.Task[Any]] = WeakValueDictionary()  # in the order of their starts
         self.num_tasks = 0
         self.held: deque[_Due] = deque()  # callbacks that came due while it was suspended
@@ -53,22 +53,22 @@ class _Due(NamedTuple):
 
 
 class NothingToRunError(Exception):
-    """Raised if no callback is scheduled: the awaited event never comes."""
+    """Raised if no callback is scheduled, so that the awaited event can never come."""
 
 
 class BusyLoopError(Exception):
-    """Callbacks follow each other for ever while no time passes."""
+    """Raised if callbacks follow each other without end while no time passes."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now = BEGINNING_S
-        self.failures: list[str] = []  # exceptions that no code of a living process has handled
+        self.failures: list[str] = []  # unhandled exceptions of living processes
         self._due: deque[_Due] = deque()
         self._timers: list[tuple[float, int, _Due]] = []
         self._order = count()
-        self._turns = 0  # since time last passed
+        self._turns = 0  # turns since time last advanced
         self.set_exception_handler(_note_failure)
         self.set_task_factory(_task_of_process)
 
@@ -129,10 +129,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Do nothing: no executor exists."""
+        """Do nothing: there is no executor."""
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is skipped when its time comes."""
+        """Do nothing: a cancelled timer is skipped when it comes due."""
 
     def _run_once(self) -> None:
         self._pass_time()
@@ -190,7 +190,7 @@ def _note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> N
 
 @contextmanager
 def virtual_time(loop: VirtualLoop, seed: int) -> Iterator[None]:
-    """Let everything see the loop's time and the seed's chance; close the loop in the end."""
+    """Replace the clocks of `time` by the clock of the loop, and random numbers by numbers from the seed; close the loop at the end."""
     chance = random.Random(seed)
 
     def wall_s() -> float:
@@ -219,7 +219,7 @@ def virtual_time(loop: VirtualLoop, seed: int) -> Iterator[None]:
 
 @contextmanager
 def _as_defaults(clocks: Mapping[Any, Callable[[], float]]) -> Iterator[None]:
-    """Replace the clocks that functions of the product have as defaults of parameters, which were read at its import."""
+    """Replace clocks that are default values of the product's parameters: these were evaluated at import, before clocks were patched."""
     before = [(each, each.__defaults__, each.__kwdefaults__) for each in _functions_of_product()]
 
     def virtual(default: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The product in a simulated network: one router and three sites as their own processes would run them, and clients.
+"""The product in a simulated network: one router, three sites, and clients, each as a simulated process.
 
 Servers, applications, probes, dispatch, supervisors and the engine's client are the product's, unchanged; sockets, clocks and engine hosts are
 simulated.
@@ -39,7 +39,7 @@ SITES = {
     "ams1": ("127.0.1.1", 0.004, {"city": "Amsterdam", "latitude": 52.31, "longitude": 4.76}),
     "iad1": ("127.0.1.2", 0.04, {"city": "Washington", "latitude": 38.94, "longitude": -77.46}),
     "sin1": ("127.0.1.3", 0.08, {"city": "Singapore", "latitude": 1.36, "longitude": 103.99}),
-}  # host, seconds from the router, place
+}  # host, latency to the router in seconds, place
 RELAY = {
     "first_byte_timeout_s": 20.0, "answer_timeout_s": 60.0, "idle_timeout_s": 12.0, "drain_timeout_s": 5.0,
 }  # fmt: skip
@@ -49,7 +49,7 @@ Kind = Literal["stream", "whole"]
 
 
 class Member:
-    """A machine whose process can be started again."""
+    """A simulated machine with one process, a router or a site, that can be started again."""
 
     def __init__(self, network: Network, name: str, host: str) -> None:
         self.network = network
@@ -115,12 +115,12 @@ class SiteMember(Member):
 
     def kill(self) -> None:
         super().kill()
-        for launcher in self.launchers:  # which end with their parent
+        for launcher in self.launchers:  # engine hosts end with their site
             for host in launcher.living:
                 host.end("its parent has ended")
 
     def held(self) -> list[str]:
-        """Return what the site still counts as at work."""
+        """Return a sentence for each count of unfinished work at the site that is not zero."""
         if not self.is_up or self.app is None:
             return [f"{self.name} is down"]
         site = self.app.site
@@ -163,7 +163,7 @@ class RouterMember(Member):
         return {name: backend.state for name, backend in self.app.edge.backends.items()}
 
     def held(self) -> list[str]:
-        """Return what the router still counts as at work."""
+        """Return a sentence for each count of unfinished work at the router that is not zero."""
         if not self.is_up or self.app is None:
             return ["the router is down"]
         proxy = self.app.edge.proxy
@@ -181,7 +181,7 @@ class RouterMember(Member):
 
 @dataclass
 class Heard:
-    """One request as its client heard it."""
+    """One request and the response as its client received it."""
 
     seed: int
     kind: Kind
@@ -190,10 +190,10 @@ class Heard:
     text: str = ""
     finish: str | None = None
     is_done: bool = False
-    error: str | None = None  # the word of an error that was sent
-    why: str = ""  # its sentence
-    cut: str | None = None  # how the connection ended before the answer did
-    has_left: bool = False  # the client, before the end
+    error: str | None = None  # the code of the error in the response
+    why: str = ""  # the message of that error
+    cut: str | None = None  # the error of a connection that ended before the answer
+    has_left: bool = False  # the client left before the end
     ended_at: float | None = None
 
     @property
@@ -210,10 +210,10 @@ class World:
     clients: Process
     asking: list[asyncio.Task[None]] = field(default_factory=list)
     heard: list[Heard] = field(default_factory=list)
-    logged: list[str] = field(default_factory=list)  # exceptions that the product has caught and logged
+    logged: list[str] = field(default_factory=list)  # exceptions that the product caught and logged
 
     def ask(self, seed: int, kind: Kind, num_words: int) -> asyncio.Task[None]:
-        """Send a request; its events are added to `heard`."""
+        """Send a request; its response is recorded in `heard`."""
         heard = Heard(seed, kind, self.network.now)
         self.heard.append(heard)
         task = self.network.start(self.clients, self._hear(heard, num_words))
@@ -252,7 +252,7 @@ class World:
         return True
 
     def heal(self) -> None:
-        """Mend and start again whatever is broken."""
+        """Restore all links and hosts, resume suspended processes, and start stopped sites again."""
         for member in (self.router, *self.sites.values()):
             link = self.network.link(ROUTER_HOST, member.host)
             if link.is_cut:
@@ -278,7 +278,7 @@ async def _hear_stream(heard: Heard, answer: aiohttp.ClientResponse) -> None:
             elif event.data is not None:
                 _take(heard, json.loads(event.data))
     if not heard.is_done and heard.error is None:
-        heard.cut = "the stream ended without an end"
+        heard.cut = "the stream ended without a final event"
 
 
 def _take(heard: Heard, fields: dict[str, Any]) -> None:
@@ -304,7 +304,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def new_world(network: Network, *, devices: int) -> World:
-    """Return a world whose members are not started yet; the first site has so many devices."""
+    """Return a world whose members are not started; `devices` is the number of devices of ams1."""
     (eos,) = _tokenizer().encode("<|im_end|>", add_special_tokens=False)
     answers = Answers(_tokenizer(), eos, ember_vocab())
     sites = {name: SiteMember(network, name, answers, devices=devices if name == "ams1" else 1) for name in SITES}
@@ -315,7 +315,7 @@ def new_world(network: Network, *, devices: int) -> World:
 
 
 class _Exceptions(logging.Handler):
-    """Collects exceptions that living processes log."""
+    """A log handler that collects the exceptions that living processes log."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)

@@ -1,6 +1,6 @@
-"""Values of the two files that are valid separately and not together, and the nearest valid ones.
+"""Values of a network file or a site file that are valid alone but conflict with others, each beside the nearest valid values.
 
-Each conflict is refused by a specific sentence.
+The error names the conflict.
 """
 
 from datetime import UTC, datetime

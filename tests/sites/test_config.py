@@ -1,4 +1,4 @@
-"""Configuration files are read into frozen values or refused with a sentence (I7)."""
+"""Configuration files are parsed into frozen values, or refused with an error that names the key."""
 
 import json
 from pathlib import Path

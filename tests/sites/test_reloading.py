@@ -1,4 +1,4 @@
-"""A file that is read again while its process serves."""
+"""Reloading a configuration file while its process serves requests."""
 
 import logging
 from pathlib import Path

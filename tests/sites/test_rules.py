@@ -1,4 +1,4 @@
-"""Rules for single values: the accepted ones, and refusals with a sentence."""
+"""Rules for single values: the values that they accept, and the errors for others."""
 
 from collections.abc import Callable
 from typing import Any

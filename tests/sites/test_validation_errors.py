@@ -1,4 +1,4 @@
-"""A refused file gets all of its errors, and no others: the detailed check agrees with msgspec.convert about every file."""
+"""A refused file gets all of its errors, and no others: the detailed check refuses the same files as msgspec.convert."""
 
 import copy
 import datetime
@@ -59,7 +59,7 @@ FILES: dict[type[Table], dict[str, Any]] = {SiteConfig: SITE, NetworkConfig: NET
 
 
 def steps(values: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path to every value below the top."""
+    """Yield the path of keys and indices to every nested value."""
     for key, value in values.items() if isinstance(values, dict) else enumerate(values):
         yield (*path, key)
         if isinstance(value, dict | list):
@@ -124,7 +124,7 @@ def test_a_file_has_mistakes_if_and_only_if_it_is_refused(file: tuple[type[Table
     assert len(set(found)) == len(found)
     for sentence in found:
         assert "Expected" not in sentence, "msgspec's own words are not shown"
-        assert "must be a string, not '" not in sentence, "a value of the right type gets its bounds"
+        assert "must be a string, not '" not in sentence, "a value of the right type must get an error about its bounds"
 
 
 @pytest.mark.long

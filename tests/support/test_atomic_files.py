@@ -1,4 +1,4 @@
-"""The content of the disk before a name refers to it, as the calls to the kernel show."""
+"""Atomic files: recorded system calls show that content is synced to disk before it gets its name."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ from pilotlight.wire.hop.bundles import pack
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record names in order; `-> NAME` for a rename."""
+    """Record the name of each synced file or folder in order, and `-> NAME` for each rename."""
     seen: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -53,7 +53,7 @@ def test_a_file_is_written_whole_or_stays_as_it_was_and_is_its_owners_alone(
         atomic_files.write(path, data)
         assert path.read_bytes() == data
     assert synced[1:3] == ["-> file", "folder"]
-    assert synced[0].startswith("."), "under another name, until it is on the disk"
+    assert synced[0].startswith("."), "it must have another name until it is on the disk"
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
     def full(fd: int) -> None:
@@ -70,7 +70,7 @@ def test_a_secret_is_on_the_disk_before_it_has_its_name_and_the_name_after(synce
     store = SecretStore(tmp_path)
     store.put("hello", "TOKEN", "s3cret")
     assert synced[-2:] == ["-> hello.sealed", "secret"]
-    key = synced.index("secret")  # once the key has its name
+    key = synced.index("secret")  # the folder is synced once the key has its name
     assert key == 1
 
 

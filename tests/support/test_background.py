@@ -1,4 +1,4 @@
-"""Work that runs beside requests: its exceptions are logged with their traceback, and it starts again."""
+"""Background work beside requests: its exceptions are logged with their traceback, and it is restarted."""
 
 import asyncio
 import logging

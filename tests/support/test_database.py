@@ -1,4 +1,5 @@
-"""SQLite: one operation after another, within its time, rolled back if abandoned, and every refusal by name."""
+"""The SQLite database: operations run one after another, with a time limit, and are rolled back if they are abandoned. Each refusal names its
+cause."""
 
 import asyncio
 import sqlite3
@@ -224,7 +225,7 @@ async def test_an_invalid_text_is_reported_as_by_sqlite(database: Database) -> N
 
 def test_tables_of_an_earlier_version_are_brought_forward_and_keep_their_rows(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "d.sqlite", isolation_level=None)) as connection:
-        connection.execute("CREATE TABLE t (n INTEGER)")  # from before versions were recorded
+        connection.execute("CREATE TABLE t (n INTEGER)")  # as written before files had a version
         insert(connection)
         forward = ["ALTER TABLE t ADD COLUMN word TEXT DEFAULT 'a'", "UPDATE t SET word = word || 'b'"]
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""The lines of a process's log: each has its time, its process and its level, as text or JSON, and cannot be forged."""
+"""Log lines, as text or JSON: each has a time, a process and a level, and a message cannot forge a line."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Signals that end a process in order, and those that do not."""
+"""Signals that stop a process, and signals that do not."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import pytest
 from pilotlight.support import signals
 
 ROOT = Path(__file__).parents[2]
-# Writes the effects of signals to a pipe, until one of them was a stop.
+# Writes the effect of each signal to a pipe, and ends after a stop.
 FOLLOWER = """
 import asyncio, os, sys
 from pilotlight.support.signals import follow_signals
@@ -24,7 +24,7 @@ async def main():
     os.write(say, b"stop\\n")
 asyncio.run(main())
 """
-# Runs it in a terminal, which is closed after a reload was requested.
+# Runs FOLLOWER in a terminal, requests a reload, then closes the terminal.
 IN_A_TERMINAL = f"""
 import os, pty, signal, sys
 told, say = os.pipe()
@@ -73,8 +73,8 @@ def test_a_process_without_a_terminal_is_stopped_by_no_hangup(stop: signal.Signa
     [
         (signal.SIG_DFL, True, False, True),
         (signal.SIG_DFL, True, True, False),
-        (signal.SIG_DFL, False, False, False),  # a service
-        (signal.SIG_IGN, True, False, False),  # nohup: it has to survive its terminal
+        (signal.SIG_DFL, False, False, False),  # a service without a terminal
+        (signal.SIG_IGN, True, False, False),  # nohup: the process outlives its terminal
     ],
 )
 def test_a_terminal_is_gone_where_there_was_one_that_the_process_was_to_end_with(

@@ -1,4 +1,4 @@
-"""The shapes of answers for their clients."""
+"""The shapes of chat completions: optional fields, usage, round trips, and what official clients accept."""
 
 import json
 

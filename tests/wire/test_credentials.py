@@ -1,4 +1,4 @@
-"""Each key is recognised, however a client formats its header."""
+"""API keys: how headers are parsed, and what the accounts of keys may use."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -41,7 +41,7 @@ def test_anything_but_bearer_and_a_key_is_refused_by_name_where_a_key_is_require
     with pytest.raises(ApiError, match="`Bearer KEY`") as refused:
         Access([], is_required=True).holder(other)
     assert refused.value.status(Dialect.OPENAI) == refused.value.status(Dialect.WORKERS_AI) == 401
-    assert ("www-authenticate", "Bearer") in refused.value.headers()  # RFC 9110 section 11.6.1 demands one
+    assert ("www-authenticate", "Bearer") in refused.value.headers()  # required by RFC 9110 section 11.6.1
     assert bearer_token(other) == ""
     assert Access([], is_required=False).holder(other) is None
     assert tenant_of(owner_of(other, ""), None) == ANONYMOUS
@@ -127,7 +127,7 @@ def test_an_account_uses_the_models_and_deploys_the_functions_that_its_patterns_
 def test_an_account_is_one_tenant_by_whichever_key_and_no_keys_owner() -> None:
     assert tenant_of(owner_of("Bearer a", "acme"), None) == tenant_of(owner_of("Bearer b", "acme"), None)
     assert tenant_of(owner_of("Bearer acme", ""), None) != tenant_of(owner_of(None, "acme"), None)
-    assert bearer_token(f"Bearer {owner_of(None, 'acme')}") == "", "no client can send that as its key"
+    assert bearer_token(f"Bearer {owner_of(None, 'acme')}") == "", "the owner's name must not be usable as a key"
 
 
 def test_no_key_and_account_are_another_key_and_account_put_together() -> None:

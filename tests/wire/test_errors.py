@@ -1,4 +1,4 @@
-"""Each word of the error table has a form in both dialects."""
+"""Each code of the error table has a form in every dialect."""
 
 import orjson
 import pytest
@@ -42,7 +42,7 @@ def test_a_workers_ai_body_is_the_documented_envelope() -> None:
         ("overloaded", 529, "overloaded_error"),
         ("draining", 529, "overloaded_error"),
         ("upstream_timeout", 504, "timeout_error"),
-        ("conflict", 409, "invalid_request_error"),  # those for which Anthropic has no separate type
+        ("conflict", 409, "invalid_request_error"),  # from here on: codes that have no separate type at Anthropic
         ("headers_too_large", 431, "invalid_request_error"),
         ("not_implemented", 501, "api_error"),
         ("upstream_lost", 502, "api_error"),
@@ -104,7 +104,7 @@ def test_the_event_that_ends_a_stream_has_a_name_where_its_dialect_wants_one(dia
 def test_every_path_has_a_dialect(path: str, dialect: Dialect) -> None:
     assert dialect_of(path) is dialect
     named = dialect_of(path, [(b"anthropic-version", b"2023-06-01")])
-    assert named is dialect, "its own path says more than a header"
+    assert named is dialect, "the path takes precedence over a header"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/v1/files", "/v1/none", "/"])

@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning jobs: the adapters of an account as jobs that have been done."""
+"""OpenAI's fine-tuning API: each adapter of an account is a finished job."""
 
 import pytest
 

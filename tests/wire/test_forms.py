@@ -1,4 +1,4 @@
-"""Forms with a file, and a fine-tune with its files in one body: valid ones, and refusals by name."""
+"""Upload forms with a file, and fine-tunes with their files in one body: valid bodies and refused ones."""
 
 from collections.abc import AsyncGenerator
 

@@ -1,4 +1,4 @@
-"""Host patterns: their syntax, the hosts that they match, and the more specific one of two."""
+"""Host patterns: their syntax, the hosts that they match, and which of two is more specific."""
 
 import pytest
 

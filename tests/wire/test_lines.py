@@ -1,4 +1,4 @@
-"""Streams of JSON lines: the lines made from a stream of events, and bytes that pass unchanged."""
+"""Streams of JSON lines: events become lines, and responses of other types pass unchanged."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Paths as clients write them: Azure's, with a slash at the end, and unknown ones."""
+"""Request paths as clients write them: Azure's paths, paths with a slash at the end, and unknown paths."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sealed secrets: each opens only with the network's secret, for its function and its name."""
+"""Sealed secrets: each opens only with the network's secret, and only for its function and name."""
 
 import pytest
 

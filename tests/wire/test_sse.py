@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pilotlight.wire.sse import DONE, HEARTBEAT, EventDecoder, SSEError, encode_event, has_data, parse_event
 
-# Only LF separates data lines on the wire, so CR and CR LF come back as LF.
+# The encoder writes line ends in data as LF, so CR and CR LF are decoded as LF.
 payloads = st.binary(max_size=60).map(lambda data: data.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
 
 
@@ -44,7 +44,7 @@ def test_every_line_ending_of_the_standard_is_understood(newline: bytes, cuts: l
     stream = newline.join([b": hello", b"id: 7", b"event: token", b"data: a", b"data:b", b"", b"data: c", b"", b""])
     decoder = EventDecoder()
     decoded = [event for chunk in in_chunks(stream, cuts) for event in decoder.feed(chunk)]
-    decoded += decoder.feed(b"\n")  # a stream that ends in CR shows its last event once the next byte has arrived
+    decoded += decoder.feed(b"\n")  # after a final CR the decoder waits for one more byte, as LF could follow
     found = [(event.event_id, event.name, event.data) for event in decoded if event.data is not None]
     assert found == [(b"7", b"token", b"a\nb"), (None, None, b"c")]
 

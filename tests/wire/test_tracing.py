@@ -1,4 +1,4 @@
-"""Spans within one process: their parents, errors, and destination."""
+"""Trace spans within one process: their parents, errors and resource attributes."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
-"""A table of bodies for every endpoint, good and bad, each with its outcome: "ok", or the status, the error's word and the parameter it names.
+"""A table of request bodies for every endpoint, each with its outcome: "ok", or the status, the error code and the parameter in the error.
 
-A change is laid over the endpoint's smallest good body as text: of two equal keys the last one counts.
+A change is appended as text to the smallest valid body of the endpoint: of two equal keys the last one counts.
 """
 
 from typing import Any
@@ -758,7 +758,7 @@ def test_bytes_have_the_outcome_of_the_table(expected: str, raw: bytes) -> None:
 def test_a_body_has_the_outcome_of_the_table(endpoint: str, expected: str, change: str) -> None:
     raw = over(BASES[endpoint], change)
     assert outcome(endpoint, raw) == expected
-    if "unknown_parameter" not in expected:  # all else is judged alike if unknown fields are ignored
+    if "unknown_parameter" not in expected:  # other outcomes do not depend on `strict`
         assert outcome(endpoint, raw, strict=False) == expected
 
 
@@ -770,7 +770,7 @@ def test_an_unknown_field_is_left_out_and_named_unless_fields_are_strict(
 ) -> None:
     raw = over(BASES[endpoint], change)
     found = outcome(endpoint, raw, strict=False)
-    if found != "ok":  # for the other errors
+    if found != "ok":  # refused for another error
         assert "unknown_parameter" not in found
         return
     names = [name[:100] for name in parse(endpoint, raw, strict=False).ignored]
@@ -841,7 +841,9 @@ def test_tools_come_out_as_templates_expect_them() -> None:
             endpoint,
             over(BASES["chat"] if endpoint == "chat" else '{"prompt": "Hi"}', orjson.dumps({"tools": sent}).decode()),
         )
-        assert orjson.dumps(parsed.prompt.tools) == orjson.dumps(expected)  # in this order, because templates print it
+        assert orjson.dumps(parsed.prompt.tools) == orjson.dumps(
+            expected
+        )  # in the order of the keys, since templates print them
     chosen_none = over(BASES["chat"], orjson.dumps({"tools": tools, "tool_choice": "none"}).decode())
     assert parse("chat", chosen_none).prompt.tools == ()
 

@@ -1,4 +1,4 @@
-"""A number in a request keeps its exact value, or is refused."""
+"""JSON numbers in a request keep their exact value, or the request is refused."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Images as a router identifies them: by their content, not by their bytes."""
+"""Images in prompts as a router sees them: it identifies them by digest, and does not hold their bytes."""
 
 from typing import Any
 

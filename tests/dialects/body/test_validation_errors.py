@@ -1,4 +1,4 @@
-"""Errors of a body use the words of its API; every body is either accepted or refused with such words."""
+"""Validation errors name the parameter in the notation of the API, and every invalid body gets such an error."""
 
 import subprocess
 import sys
@@ -111,7 +111,7 @@ VALUES = st.sampled_from(EDGES) | st.recursive(
 
 @given(st.sampled_from(sorted(BODIES)), st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4))
 def test_whatever_is_sent_is_taken_or_refused_with_a_place(endpoint: str, change: dict[str, Any]) -> None:
-    """A refusal whose error the second check does not find would raise something else than an ApiError."""
+    """A second check finds the error of a refused body. If it found none, the exception would not be an ApiError."""
     try:
         parse(endpoint, over(BASES[endpoint], orjson.dumps(change).decode()))
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""Decisions' arithmetic, by the worked examples of TypeSafe's documentation, and a question's place after its state."""
+"""Decisions: their arithmetic, by the examples in TypeSafe's documentation, and the position of a question after its state."""
 
 import pytest
 

@@ -1,7 +1,4 @@
-"""Adapter slots: holders, waiting requests, and copies in host memory.
-
-No request waits for ever, and no adapter in use is evicted.
-"""
+"""Adapters in the slots of a device and in host memory: no request waits for ever, and no adapter in use is evicted."""
 
 import threading
 import time
@@ -19,7 +16,7 @@ from pilotlight.engine.scheduling.awaited import AwaitedTogether
 
 
 class FakeStore:
-    """Slots that hold digests. An adapter called `slow` is read once `go` is set."""
+    """A store whose slots hold only the adapters' digests. Reading the adapter `slow` takes until `go` is set."""
 
     def __init__(self, num_slots: int, host_bytes: int = 1000) -> None:
         self.num_slots, self.host_bytes = num_slots, host_bytes
@@ -61,7 +58,7 @@ def asked(residency: AdapterResidency, digest: str) -> tuple[Sequence, AwaitedAd
 
 
 def got(awaited: AwaitedAdapter | None, within_s: float = 5.0) -> Sequence:
-    """Wait for an adapter as the scheduler does."""
+    """Wait until the adapter is loaded, as the scheduler does; return its sequence."""
     assert awaited is not None
     until = time.monotonic() + within_s
     while not awaited.is_done:
@@ -105,7 +102,7 @@ def test_the_slot_unused_for_longest_is_taken() -> None:
     residency.release(b)
     residency.release(asked(residency, "a")[0])
     c = got(asked(residency, "c")[1])
-    assert c.adapter_slot == slot, "a was used since"
+    assert c.adapter_slot == slot, "adapter a was used more recently than b"
     assert asked(residency, "a")[1] is None
 
 
@@ -127,7 +124,7 @@ def test_no_request_waits_for_ever_after_newcomers_of_a_popular_adapter() -> Non
     awaited = read(asked(residency, "b")[1])
     assert not awaited.is_done
     late, late_awaited = asked(residency, "a")
-    assert late_awaited is not None, "a later request waits longer"
+    assert late_awaited is not None, "a later request for `a` must wait although `a` is loaded"
     assert not late_awaited.is_done
     residency.release(held.pop())
     assert awaited.is_done
@@ -151,7 +148,7 @@ def test_a_load_is_shared_and_kept_in_host_memory() -> None:
     residency = AdapterResidency("m", store)
     for digest in ("a", "b", "a", "c", "d", "a"):
         residency.release(got(asked(residency, digest)[1]))
-    assert store.reads == ["a", "b", "c", "d", "a"], "two are kept"
+    assert store.reads == ["a", "b", "c", "d", "a"], "host memory keeps two adapters"
     assert residency.num_loads == 6
 
 
@@ -170,7 +167,7 @@ def test_an_adapter_that_cannot_be_read_says_so_and_is_read_again(digest: str) -
 
 def test_all_who_wait_for_an_adapter_hear_why_it_cannot_be_read() -> None:
     residency = AdapterResidency("m", FakeStore(1))
-    got(asked(residency, "a")[1])  # it holds the only slot
+    got(asked(residency, "a")[1])  # this sequence holds the only slot
     waiting = [asked(residency, "bad")[1] for _ in range(2)]
     assert [got(one).why_unadapted for one in waiting] == ["adapter 'bad' cannot be used: it is of another model"] * 2
 
@@ -202,7 +199,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_so_long() -> None:
     awaited.cancel()
     awaited.take()
     assert one.why_unadapted == f"adapter 'slow' could not be read within {READ_S:g} s"
-    assert got(asked(residency, "a")[1]).adapter_slot == 0, "others go on"
+    assert got(asked(residency, "a")[1]).adapter_slot == 0, "other adapters are unaffected"
     store.go.set()
 
 
@@ -270,7 +267,7 @@ def test_whatever_happens_each_request_gets_its_adapter(seed: int) -> None:
             assert store.slots[one.adapter_slot] == one.adapter.digest
     until = time.monotonic() + 10
     while waiting:
-        assert time.monotonic() < until, "somebody waits for ever"
+        assert time.monotonic() < until, "a request waits for ever"
         while running:
             residency.release(running.pop())
         for awaited in list(waiting):

@@ -1,4 +1,4 @@
-"""An adapter's files are read as PEFT reads them; any that is not a plain low-rank adapter is refused by name."""
+"""Files of adapters are read as by PEFT; an adapter that is not plain low-rank is refused by name."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def stored(directory: Path, change: Callable[[dict[str, torch.Tensor]], object])
 
 
 def projections(shard: Shard = Shard()) -> list[MatrixPart]:  # noqa: B008 - it is frozen
-    """Return the projections of the tests' llama, of which a rank has its heads and channels."""
+    """Return the projections of the tests' llama, or the heads and channels of a rank in them."""
     sizes = {
         "self_attn.q_proj": (HEADS, HIDDEN, 10), "self_attn.k_proj": (KV, HIDDEN, 10), "self_attn.v_proj": (KV, HIDDEN, 10),
         "mlp.gate_proj": (INTERMEDIATE, HIDDEN, 1), "mlp.up_proj": (INTERMEDIATE, HIDDEN, 1),
@@ -178,7 +178,7 @@ def test_the_door_knows_the_base_the_largest_rank_and_what_would_change_nothing(
     configured(adapter, lora_alpha=0)
     with pytest.raises(AdapterError, match="lora_alpha is 0, so that it changes nothing"):
         check(adapter)
-    configured(adapter, alpha_pattern={"q_proj": 1}, model_type="llama")  # as Workers AI requires of its files
+    configured(adapter, alpha_pattern={"q_proj": 1}, model_type="llama")  # as in files for Workers AI
     assert check(adapter).rank == 4
 
 
@@ -213,7 +213,7 @@ def test_content_is_each_product_of_an_adapter(adapter: Path) -> None:
     content = read_content(source_of(adapter), projections(), torch.float32)
     assert content.rank == 8
     tensors, x = load_file(adapter / WEIGHTS), torch.randn(HIDDEN)
-    a_at, b_at, rank = content.places[1].tolist()  # keys of the first layer
+    a_at, b_at, rank = content.places[1].tolist()  # the key projection of the first layer
     name = NAME.replace("q_proj", "k_proj")
     a = content.values[a_at : a_at + rank * HIDDEN].view(rank, HIDDEN)
     b = content.values[b_at : b_at + rank * COLUMNS].view(rank, COLUMNS)[:, :KV].T

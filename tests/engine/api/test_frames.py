@@ -1,4 +1,4 @@
-"""Every message of the engine protocol survives a round trip through bytes; anything else is refused by name."""
+"""Every message of the engine protocol round-trips through bytes; anything else is refused by name."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ def test_what_is_no_command_is_refused() -> None:
 
 
 def sent_with(message: Command | Event, **more: object) -> bytes:
-    """Return the frame of a message, with some fields changed or added."""
+    """Return the bytes of a message with some fields changed or added."""
     return msgspec.msgpack.encode(msgspec.msgpack.decode(encode(message)) | more)
 
 

@@ -1,4 +1,4 @@
-"""A GPU's state from NVML, with a driver that consists of these tests."""
+"""A GPU's state as read through NVML, here through a fake of it."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +7,7 @@ from pilotlight.engine.api.gpu_state import states_of
 
 
 class FakeNvml:
-    """A fake of NVML. With `broken`, the GPU has fallen off the bus."""
+    """A fake of NVML. If `broken`, every call fails as for a GPU that is lost."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
@@ -44,7 +44,7 @@ class FakeNvml:
         return 2
 
     def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: int) -> int:
-        return 0x4 | 0x1  # at its power cap, and once idle
+        return 0x4 | 0x1  # two reasons: the power cap, and an idle GPU
 
     def nvmlDeviceGetMemoryInfo(self, gpu: int) -> Any:
         return SimpleNamespace(used=3 << 30, total=80 << 30)

@@ -1,4 +1,4 @@
-"""Child processes that run jobs on untrusted bytes: an input that ends one is named, and ends nothing else."""
+"""Child processes that run jobs on untrusted bytes: a job that ends its process gets a specific error, and affects no other job."""
 
 import ctypes
 import os
@@ -42,7 +42,7 @@ def crash() -> None:
 
 
 def recurse_without_end() -> None:
-    """Overflow the stack as native code does: through C, without a limit of Python's."""
+    """Overflow the C stack, which Python's recursion limit does not guard."""
     sys.setrecursionlimit(10**9)
     nested: Any = []
     for _ in range(10**6):
@@ -152,7 +152,7 @@ def test_what_ends_a_job_is_named_and_the_next_job_has_a_new_child(
 def test_a_job_that_takes_too_much_cpu_time_ends(pool: GuardedPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "pilotlight.engine.api.guarded_pool.SLACK", 1e3
-    )  # on a busy machine it gets too little time for seconds
+    )  # no wall-clock limit: a busy machine gives little CPU time
     with pytest.raises(JobEndedError, match=r"more than 0\.5 s of CPU time") as ended:
         run(pool, spin, cpu_s=0.5)
     assert ended.value.reason == "cpu"
@@ -203,7 +203,7 @@ def test_a_child_ends_with_its_parent() -> None:
 
 @pytest.mark.parametrize("wanted", [0, 5])
 def test_children_are_as_nice_as_their_pool_wants(wanted: int) -> None:
-    """A chat waits for its template, so that runs at the site's own priority; grammars give way to streams."""
+    """Templates run at the site's priority, since a chat waits for them; grammars run at a lower priority than streams."""
     pool = GuardedPool(1, wanted)
     try:
         assert pool.submit(GuardedJob(JobCall(niceness), 20.0, 64 << 20)).result(timeout=120) == min(

@@ -1,4 +1,4 @@
-"""A file of keys must belong to its user alone; errors in it are named."""
+"""Key files: only their owner may have access, and errors in them are named."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A host's records of its steps are read after its death, whole or not at all."""
+"""The journal of a host's steps, which is read after the host's death: a partial record counts as none."""
 
 import os
 import signal
@@ -39,7 +39,7 @@ def test_a_crash_leaves_the_notes(tmp_path: Path) -> None:
 def test_what_was_being_written_is_nothing(tmp_path: Path) -> None:
     StepJournal(tmp_path / "steps").note("tiny", HeldSequences(("a",)))
     with (tmp_path / "steps").open("r+b") as file:
-        file.write(bytes(8))  # the length, as in the middle of a write
+        file.write(bytes(8))  # zero length, as in the middle of a write
     assert read_journal(tmp_path / "steps") == NOTHING_HELD
     assert read_journal(tmp_path / "missing") == NOTHING_HELD
 

@@ -1,4 +1,4 @@
-"""The bounds of configuration and requests: the last accepted value on each side, and the first refused one."""
+"""The bounds of values in configuration and requests: the last accepted value and the first refused one on each side."""
 
 import math
 from typing import Any

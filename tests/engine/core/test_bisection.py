@@ -1,4 +1,4 @@
-"""A failed step is tried again by halves: only the sequence that cannot be computed ends, and no other loses a token."""
+"""A failed step is tried again by halves: only the sequence that causes the failure ends, and no other loses a token."""
 
 import random
 
@@ -23,9 +23,9 @@ def prompt_of(number: int) -> list[int]:
 
 
 def run(engine: Engine, most_failures: int = 5) -> dict[str, Heard]:
-    """Step as a host does.
+    """Step like an engine host until there is no work; return the outputs of each sequence.
 
-    Fail if so many steps fail in a row that a host would replace its device's process.
+    Fail if `most_failures` steps fail in a row: a site would then replace the host.
     """
     heard: dict[str, Heard] = {}
     failed_in_a_row = 0
@@ -40,7 +40,7 @@ def run(engine: Engine, most_failures: int = 5) -> dict[str, Heard]:
             failed_in_a_row = 0 if engine.stats.num_steps > num_steps else failed_in_a_row
         except RuntimeError as error:
             failed_in_a_row += 1
-            assert failed_in_a_row < most_failures, "a host would have taken its device for broken"
+            assert failed_in_a_row < most_failures, "a site would have replaced the host"
             engine.recover(f"a step failed: {error}")
     assert not engine.has_work
     engine.scheduler.pool.assert_consistent()
@@ -61,7 +61,7 @@ def test_one_sequence_that_no_step_computes_ends_alone_and_the_others_have_their
     others: int, depth: int
 ) -> None:
     engine, runner = engine_of(others, depth)
-    for _ in range(4):  # the others decode
+    for _ in range(4):  # the other sequences start to decode
         engine.step() if others else None
     engine.submit(submit("poison", [*POISON, 5], max_tokens=12))
     runner.poisons = {POISON}
@@ -71,7 +71,7 @@ def test_one_sequence_that_no_step_computes_ends_alone_and_the_others_have_their
         str(i): expected_tokens(prompt_of(i), 12) for i in range(others)
     }
     assert all(one.finish_reason == "length" for one in heard.values())
-    assert runner.num_failures <= 8, "halves, not one after the other"
+    assert runner.num_failures <= 8, "halves are tried, not each sequence alone"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -128,7 +128,7 @@ def test_penalties_count_each_token_once_after_a_failure() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_whatever_fails_and_whenever_the_others_have_the_tokens_that_they_have_alone(seed: int) -> None:
-    """Random schedules with steps that fail from time to time, before or after others in flight, and sequences that no step computes."""
+    """Schedules are random: some steps fail, with or without other steps in flight, and some sequences make each of their steps fail."""
     draw = random.Random(seed)
     depth, windows = draw.choice([1, 2]), draw.choice([(None,), (None, 5)])
     drafter = FakeDrafter(seed) if draw.random() < 0.5 else None
@@ -163,7 +163,7 @@ def test_whatever_fails_and_whenever_the_others_have_the_tokens_that_they_have_a
         one = heard[name]
         if tokens and one.error is None:
             assert one.token_ids == tokens
-        else:  # a sequence that happened to be in two failed steps is blamed as well
+        else:  # it caused the failures, or was in two failed steps by chance
             assert "it fails with this request alone" in (one.error or "")
     assert sum(one.error is not None for one in heard.values()) <= 2 + sum(not tokens for tokens in expected.values())
     engine.scheduler.pool.assert_consistent()
@@ -187,7 +187,7 @@ def test_a_sequence_that_a_host_died_under_shares_no_step_until_its_prompt_is_co
             heard.setdefault(output.sequence_id, Heard()).hear(output)
     apart = [step.computed for step in held if "suspect" in step.computed]
     assert apart[0] == ("suspect",)
-    assert len(apart[1]) > 1, "its prompt is computed: it decodes beside the others"
+    assert len(apart[1]) > 1, "its prompt is computed, so it decodes together with the others"
     assert heard["suspect"].token_ids == expected_tokens([*POISON, 5, 6, 7, 8], 6)
     assert all(heard[str(i)].token_ids == expected_tokens(prompt_of(i), 12) for i in range(5))
 
@@ -222,11 +222,11 @@ def test_the_halves_of_a_failed_step_and_the_others_take_turns() -> None:
     assert suspects.note_failure({a: 2, b: 2, c: 2}) is None
     first = [(turn.group is None, [one for one in (a, b, c, other) if turn.may_run(one)]) for turn in suspects.turns()]
     assert first == [(False, [a, b]), (False, [c]), (True, [other])]
-    assert next(suspects.turns()).may_run(a), "the others had theirs"
+    assert next(suspects.turns()).may_run(a), "the turns begin again with the suspects"
     assert suspects.note_failure({a: 2, b: 2}) is None
     assert next(suspects.turns()).may_run(other)
     turn = next(suspects.turns())
-    assert turn.may_run(c), "the rest of the first failure goes before the halves of the second"
+    assert turn.may_run(c), "the rest of the first failure is tried before the halves of the second"
     c.num_completed_tokens = 2
     suspects.note_success()
     next(suspects.turns())
@@ -234,7 +234,7 @@ def test_the_halves_of_a_failed_step_and_the_others_take_turns() -> None:
     assert suspects.note_failure({a: 2}) is a
     suspects.discard(b)
     assert not suspects
-    assert suspects.note_failure({other: 2}) is None, "another failure is another search"
+    assert suspects.note_failure({other: 2}) is None, "a new failure starts a new search"
 
 
 @pytest.mark.parametrize("depth", [1, 2])

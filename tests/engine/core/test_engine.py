@@ -1,4 +1,4 @@
-"""An engine's guarantees about ends, refusals, failures and blocks, with a runner without a model."""
+"""The engine's guarantees about ends, refusals, failures and blocks, with a runner that has no model."""
 
 import pytest
 
@@ -87,7 +87,7 @@ def test_an_abort_returns_the_blocks_at_once() -> None:
     assert engine.load().free_blocks == 32
     assert [o.finish_reason for o in engine.sequences.take_outputs()[-2:]] == ["abort", "abort"]
     assert not engine.has_work
-    engine.sequences.abort("a")  # a second abort, or one after its end, has no effect
+    engine.sequences.abort("a")  # a second abort has no effect
     assert engine.sequences.take_outputs() == []
 
 
@@ -117,7 +117,9 @@ def test_logits_that_are_not_numbers_end_one_sequence_and_poison_no_cache() -> N
     assert heard["good"].token_ids == expected_tokens(PROMPT, 4)
     assert len(runner.scrubbed) == 3
     runner.bad_prompts.clear()
-    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, "only what the good one left may be found"
+    assert one(engine, submit("again", PROMPT * 2)).num_cached_tokens == 4, (
+        "only blocks of the good sequence may be found"
+    )
 
 
 def test_a_sequence_whose_logits_are_not_numbers_leaves_the_blocks_that_it_shares_as_they_are() -> None:
@@ -128,7 +130,7 @@ def test_a_sequence_whose_logits_are_not_numbers_leaves_the_blocks_that_it_share
     heard = drain(engine, [submit("bad", [*PROMPT * 2, 1])])
     assert heard["bad"].finish_reason == "error"
     assert engine.load().prefix_hits == 12
-    assert len(runner.scrubbed) == 1, "of its four blocks, the one that is its own"
+    assert len(runner.scrubbed) == 1, "only its one unshared block is cleared"
     assert heard["good"].token_ids == expected_tokens(PROMPT * 2, 9)
 
 
@@ -178,7 +180,7 @@ def test_the_oldest_sequence_is_never_preempted_for_a_younger_one() -> None:
 
 def test_a_steps_time_is_reported_by_phase() -> None:
     engine, runner = fake_engine()
-    ticks = iter([0, 100, 250, 300, 1000])  # at the start, then after scheduling, computing, publishing, and all
+    ticks = iter([0, 100, 250, 300, 1000])  # start; end of scheduling, computing, publishing; end of the step
     engine._clock = lambda: next(ticks)
     engine.submit(submit("a", PROMPT, max_tokens=1))
     engine.step()

@@ -1,4 +1,4 @@
-"""Steps in flight with a runner that only records its calls: which rows sample, whose tokens they become, and the next step's input."""
+"""Steps in flight, with a runner that only records its calls: which rows sample, which sequences get the tokens, and the input of the next step."""
 
 import time
 from array import array
@@ -18,7 +18,7 @@ SIZE = 4
 
 
 class Launched:
-    """A launched step that chooses, in each row, the row's number plus a hundred for each step before."""
+    """A launched step that chooses, in each row, the token 100 * step + row."""
 
     def __init__(self, runner: "Runner", rows: SequenceOf[ChoiceRow]) -> None:
         self.runner, self.rows, self.is_collected = runner, rows, False
@@ -141,7 +141,7 @@ def test_a_token_that_is_not_known_yet_is_fed_from_the_row_that_chooses_it() -> 
             chunk.sequence.token_ids.append(PENDING)
     following = [Chunk.next_of(first, 1), Chunk.next_of(second, 1), Chunk.next_of(part, 4)]
     steps.choose(steps.forward(following, frozenset()))
-    assert runner.steps[1].feeds == ((0, 1), (1, 0)), "the second choice of the step before, and the first"
+    assert runner.steps[1].feeds == ((0, 1), (1, 0)), "the rows get the second and the first token of the previous step"
     assert [len(runner.steps[0].feeds), len(steps)] == [0, 2]
     assert [token.token_id for tokens in steps.collect().tokens for token in tokens] == [0, 1]
     assert [token.token_id for tokens in steps.collect().tokens for token in tokens] == [100, 101]

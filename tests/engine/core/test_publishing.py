@@ -1,4 +1,4 @@
-"""Publishing a step's results: embeddings, NaN and infinity, and counts of prompts and answers."""
+"""Publishing the results of a step: embeddings, NaN and infinity, and token counts."""
 
 import math
 from collections.abc import Sequence as SequenceOf
@@ -17,7 +17,7 @@ from tests.engine.fake_runner import FakeForwarded, FakeLaunched, FakeRunner, ex
 
 
 def embedding_engine(monkeypatch: pytest.MonkeyPatch, *values: float, **limits: Any) -> tuple[Engine, FakeRunner]:
-    """Return an engine of an embedding model, whose last chunks have these hidden states."""
+    """Return an engine of an embedding model: the last chunks of its prompts get `values` as embeddings."""
     engine, runner = fake_engine(**limits)
     engine.info = replace(engine.info, pooling="mean")
     forward = runner.forward
@@ -59,7 +59,7 @@ def test_hidden_states_that_are_not_finite_end_their_text_and_are_wiped_out(
 
 
 def outputs(engine: Engine, *names: str, **sampling: Any) -> dict[str, list[TokenOutput]]:
-    """Submit a prompt under each of these names, and return their outputs, one by one."""
+    """Submit one prompt under each name; return the outputs for each name, in order."""
     told: dict[str, list[TokenOutput]] = {name: [] for name in names}
     for name in names:
         engine.submit(submit(name, PROMPT, **sampling))

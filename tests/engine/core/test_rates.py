@@ -1,4 +1,4 @@
-"""The number of prompt tokens that lengthen a step by a given time, learnt from steps of all kinds."""
+"""Rates learnt from steps of all kinds: decode speed, and how many prompt tokens lengthen a step by a given time."""
 
 import math
 
@@ -22,11 +22,11 @@ def test_what_decodes_take_by_themselves_is_no_part_of_what_prompts_add() -> Non
         rates.count(0, 8, 8, 0.1)
         rates.count(50, 8, 8, 0.2)
     assert rates.num_prompt_tokens_in(0.2) == pytest.approx(100)
-    assert rates.prefill_tokens_per_s == pytest.approx(250), "what a new prompt will get, decodes and all"
+    assert rates.prefill_tokens_per_s == pytest.approx(250), "the rate that a new prompt will get beside decodes"
     rates = Rates()
     rates.count(0, 8, 8, 0.1)
     rates.count(50, 0, 1, 0.2)
-    assert rates.num_prompt_tokens_in(0.2) == pytest.approx(50), "there were none beside it"
+    assert rates.num_prompt_tokens_in(0.2) == pytest.approx(50), "no decodes ran beside it"
 
 
 def test_slow_decodes_before_make_no_prompt_look_free() -> None:
@@ -37,13 +37,13 @@ def test_slow_decodes_before_make_no_prompt_look_free() -> None:
 
 
 def test_every_token_that_a_step_gives_a_sequence_counts() -> None:
-    """Correct drafts make a step worth several; the step takes no less time beside a prompt for that."""
+    """Accepted drafts give a sequence several tokens in a step; the time of a step without prompts stays the same."""
     rates = Rates()
     rates.count(0, 4, 12, 0.1)
     assert rates.decode_tokens_per_s == pytest.approx(30)
     rates.count(50, 4, 4, 0.2)
     assert rates.num_prompt_tokens_in(0.2) == pytest.approx(100)
-    rates.count(0, 1, 0, 5.0)  # a prompt's last but one token, alone
+    rates.count(0, 1, 0, 5.0)  # a step of a single prompt token counts nothing
     assert rates.decode_tokens_per_s == pytest.approx(30)
 
 
@@ -59,7 +59,7 @@ def test_a_transfer_takes_what_its_way_has_taken_and_a_moment_whatever_its_size(
         rate.add(4000, 1.0)
     assert rate.bytes_per_s == pytest.approx(4000.0, rel=0.01), "old measurements no longer count"
     rate.add(40_000, 1.0)
-    assert rate.bytes_per_s < 8000.0, "one transfer is not all of them"
+    assert rate.bytes_per_s < 8000.0, "one transfer does not represent all"
 
 
 def test_a_way_that_is_slower_than_computing_is_tried_now_and_then() -> None:

@@ -1,4 +1,4 @@
-"""A prompt that cannot be computed yet takes no part of a step: others have all of its tokens."""
+"""A prompt that cannot be computed yet takes no share of a step: other prompts get all of its tokens."""
 
 import threading
 from typing import Any
@@ -71,7 +71,7 @@ def test_a_running_prompt_whose_next_chunk_has_an_image_leaves_its_share_to_the_
     for _ in range(3):
         engine.step()
     assert runner.batch_tokens[0] == 16, "tokens before the image are computed"
-    assert sum(runner.batch_tokens[1:]) == len(OTHERS[: 3 * 16]), "then the step is the others'"
+    assert sum(runner.batch_tokens[1:]) == len(OTHERS[: 3 * 16]), "then other sequences get the whole step"
     assert [sequence.sequence_id for sequence in engine.scheduler.running] == ["other"]
     encoder.may_read.set()
     while engine.has_work:

@@ -1,4 +1,4 @@
-"""A step that is divided among ranks: each has its chunks in its own blocks, and together the shares are the step."""
+"""A step that is divided among ranks: each rank gets its chunks with its own blocks, and the shares together are the step."""
 
 from array import array
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SAMPLING = SamplingParams(max_tokens=9)
 class JournalHeader(NamedTuple):
     rank: int
     num_tokens: int
-    start: int  # of the chunk
+    start: int  # position of the chunk's first token
     length: int
     adapter: int
     is_fed: bool
@@ -40,7 +40,7 @@ asked = st.builds(
 
 
 def asked_step(sequences: list[JournalHeader]) -> StepInput:
-    """Return a step of two groups of layers, decodes before prompts."""
+    """Return a step over two groups of layers, with decodes before prompts."""
     chunks, row_of = [], {}
     blocks = {rank: iter(range(rank, 600, 3)) for rank in range(3)}
     for i, one in enumerate(sequences):

@@ -1,4 +1,4 @@
-"""Copies beside the computation: by a GPU's own copy engines if there is one, else by a stand-in that copies late."""
+"""Copies that run beside the computation: by a GPU's copy engines if there is a GPU, else by a fake stream that copies late."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ def stream() -> CudaCopyStream:
 
 
 def keep_busy() -> None:
-    """Let the device's queue have work for a tenth of a second."""
+    """Give the device work for a tenth of a second."""
     if HAS_GPU:
         torch.cuda._sleep(200_000_000)
 
@@ -81,7 +81,7 @@ class FakeEvent:
 
 
 def test_a_device_without_a_number_is_the_one_that_its_stream_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "auto" and "cuda" name it without a number, with which torch refuses to select a thread's device."""
+    """Torch refuses to select a device without a number for a thread, but "auto" and "cuda" give none."""
     chosen: list[int] = []
     side = SimpleNamespace(device=torch.device("cuda", 0), events=[], waits_for=[])
     side.wait_event = side.waits_for.append

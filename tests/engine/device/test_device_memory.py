@@ -1,4 +1,4 @@
-"""A device whose memory is released while a new host asks for it."""
+"""Waiting for device memory that a dead process releases while a new host needs it."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from pilotlight.engine.device.device import PATIENCE_S, allocate_patiently
 
 
 class Device:
-    """A device of 100 bytes, of which a dead process holds some: 10 are released every tenth of a second, from `after_s` on."""
+    """A device of 100 bytes. A dead process holds `held` of them, and from `after_s` on releases 10 every tenth of a second."""
 
     def __init__(self, held: int, after_s: float = 0.5) -> None:
         self.held, self.after_s, self.now, self.taken = held, after_s, 0.0, 0
@@ -41,7 +41,7 @@ def test_what_is_free_is_not_waited_for() -> None:
 def test_a_new_host_waits_for_what_the_driver_still_frees_and_then_for_all_of_it() -> None:
     device = Device(held=95)
     assert device.take(60) == 60
-    assert device.free() == 40, "the next weights find their memory as well"
+    assert device.free() == 40, "the next weights also get their memory"
     assert device.now < 3
 
 

@@ -1,4 +1,4 @@
-"""A host logs what it computes more slowly than its machine could, unless that was configured."""
+"""A host logs each reason why it computes more slowly than its machine could, unless it was configured so."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
-    """A machine with two GPUs, as their driver shows them."""
+    """Return a root folder with the device files of two GPUs."""
     (tmp_path / "dev").mkdir()
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / "dev" / name).touch()

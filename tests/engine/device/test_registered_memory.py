@@ -1,4 +1,4 @@
-"""Registering host memory with a device, with a registrar that records its calls: order, refusal, release, and the end."""
+"""Registering host memory with a device, with a fake registrar: the order of calls, refusals, releases, and the end."""
 
 import logging
 import mmap
@@ -23,7 +23,7 @@ def mapping(num_bytes: int) -> torch.Tensor:
 def test_a_mapping_is_registered_piece_by_piece_by_another_thread_and_unregistered_at_its_end() -> None:
     fake, memory = FakeRegistrar(), mapping(2 * PIECE + mmap.PAGESIZE)
     registered = RegisteredMemory(memory, CUDA, PIECE, registrar=fake)
-    assert not registered.wait(0), "it has not been started"
+    assert not registered.wait(0), "registration has not started"
     registered.start()
     registered.start()
     assert registered.wait(60)
@@ -70,7 +70,7 @@ def test_registered_pieces_are_covered_while_the_rest_is_on_its_way_without_wait
     assert not registered.covers(PIECE - 1, PIECE + 1)
     fake.may_go_on.set()
     assert registered.wait(60)
-    assert len(fake.calls) == 3, "no piece twice"
+    assert len(fake.calls) == 3, "no piece may be registered twice"
     registered.close()
 
 
@@ -99,7 +99,7 @@ def test_a_refusal_is_logged_once_and_earlier_registrations_stay(caplog: pytest.
     assert not registered.covers(2 * PIECE, 2 * PIECE + 1)
     registered.register(5 * PIECE, 6 * PIECE)
     assert not registered.wait(0.01)
-    assert len(fake.calls) == 3, "nothing is tried after it"
+    assert len(fake.calls) == 3, "nothing is registered after a refusal"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "4.0 MiB" in caplog.text
     assert REFUSAL in caplog.text
@@ -132,7 +132,9 @@ def test_a_released_piece_is_covered_no_more_and_unregistered_once_nothing_is_in
         time.sleep(0.02)
         assert len(fake.registered) == 3, "a copy from it may be under way"
     until(lambda: registered.covers(PIECE, PIECE + 1))
-    assert fake.calls[3:] == ["unregister", "register register-memory"], "its pages may be others than before"
+    assert fake.calls[3:] == ["unregister", "register register-memory"], (
+        "a released piece is registered again, as its pages may have changed"
+    )
     registered.release(0, 3 * PIECE)
     until(lambda: not fake.registered)
     registered.close()
@@ -145,7 +147,7 @@ def test_a_piece_that_is_released_while_it_is_registered_is_never_covered() -> N
     fake.may_go_on.clear()
     registered.start()
     assert fake.started.acquire(timeout=60)
-    registered.release(0, 2 * PIECE)  # the other one has not been started, and will not be
+    registered.release(0, 2 * PIECE)  # the second piece is not registered yet, and never is
     fake.may_go_on.set()
     until(lambda: len(fake.calls) == 2)
     assert (fake.calls, fake.registered) == (["register register-memory", "unregister"], {})

@@ -1,4 +1,4 @@
-"""The acceptance rate of drafts: first the expected one, then the observed one."""
+"""The estimate of the acceptance rate of drafts: it starts with a prior, and follows the observed rate."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def test_what_was_expected_gives_way_to_what_is_seen() -> None:
     for _ in range(4):
         rates.add("suffix", False)
     assert rates.rate("suffix", 0.75) == pytest.approx(3 / 8)
-    assert rates.rate("grammar", 0.9) == 0.9, "of another kind"
+    assert rates.rate("grammar", 0.9) == 0.9, "other kinds of drafts are unaffected"
 
 
 def test_the_newest_count_most() -> None:

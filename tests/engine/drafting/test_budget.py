@@ -1,4 +1,4 @@
-"""The number of drafts that is worth its rows, compared with trying every number."""
+"""The number of drafts that gains most, compared with a search over every number."""
 
 import math
 
@@ -9,7 +9,7 @@ from tests.engine.drafting.test_costs import measured
 
 FREE = measured({1: 1.0, 100: 1.0})
 LINEAR = measured({rows: float(rows) for rows in range(1, 128)})
-READS = measured({rows: 10.0 + rows for rows in range(1, 128)})  # weights are read once, then a row costs a tenth
+READS = measured({rows: 10.0 + rows for rows in range(1, 128)})  # reading the weights takes 10, each row 1
 
 
 def test_where_rows_are_free_all_are_checked() -> None:
@@ -69,7 +69,7 @@ def test_a_sequence_that_loses_its_next_turn_needs_more_than_a_likely_draft() ->
 
 
 def test_turns_that_are_lost_are_taken_off_what_drafts_bring() -> None:
-    likely = [[0.7, 0.7]] * 8  # 1.19 tokens for each, for the one that its next turn would have brought
+    likely = [[0.7, 0.7]] * 8  # each sequence expects 1.19 tokens, but loses a turn of one
     assert sum(allot(likely, READS, 8, 8)) > 0
     assert allot(likely, READS, 8, 8, turn_lost=1.0) == [0] * 8
 

@@ -1,4 +1,4 @@
-"""The cost of steps by their rows: used after some measurements, and never less for more rows."""
+"""The measured cost of steps by number of rows: it is used after some measurements, and never falls with more rows."""
 
 from random import Random
 
@@ -37,14 +37,14 @@ def test_a_first_step_that_took_long_is_forgotten_and_one_in_between_hardly_coun
     assert costs.predict_s(2) == pytest.approx(0.105)
     for _ in range(200):
         costs.count(2, 0.4)
-    assert costs.predict_s(2) == pytest.approx(0.4, rel=0.05), "what lasts is learnt"
+    assert costs.predict_s(2) == pytest.approx(0.4, rel=0.05), "a lasting change is learnt"
 
 
 def test_a_shorter_step_counts_for_half_at_once() -> None:
     costs = measured({2: 0.4}, times=8)
     costs.count(2, 0.2)
     assert costs.predict_s(2) == pytest.approx(0.3)
-    assert costs.predict_s(4) == pytest.approx(0.3 + 2 * 0.3 / 10), "and beyond by what a row costs at best"
+    assert costs.predict_s(4) == pytest.approx(0.3 + 2 * 0.3 / 10), "beyond, each row adds its lowest possible cost"
 
 
 def test_more_rows_never_take_less() -> None:
@@ -61,5 +61,5 @@ def test_steps_with_drafts_are_measured_apart_and_predicted_from_those_without_u
         costs.count(12, 0.5, num_drafts=8)
     assert costs.predict_s(12) == pytest.approx(0.2)
     assert costs.predict_s(12, num_drafts=8) == pytest.approx(0.5)
-    assert costs.predict_s(8, num_drafts=4) == pytest.approx(0.3), "half way from four rows without"
+    assert costs.predict_s(8, num_drafts=4) == pytest.approx(0.3), "half way to the cost of four rows without drafts"
     assert costs.predict_s(20, num_drafts=8) > 0.5

@@ -1,4 +1,4 @@
-"""Drafters by their names in a configuration."""
+"""The drafters that a configuration names."""
 
 from pathlib import Path
 

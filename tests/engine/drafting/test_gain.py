@@ -1,4 +1,4 @@
-"""Drafting stops if it is measured to lose, and the loss is bounded."""
+"""Drafting stops if it is measured to be slower, and the time lost until then is bounded."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from pilotlight.engine.scheduling.plan import StepCount
 def run(
     gain: MeasuredGain, num_steps: int, draft_s: float, tokens: int, looking_s: float = 0.0, batch: int = 8
 ) -> tuple[int, float]:
-    """Step a batch whose steps take 1 s; return the steps with drafts, and the tokens a second of all."""
+    """Simulate steps that take 1 s without drafts; return the number of steps with drafts, and the overall tokens per second."""
     num_drafting, seconds, given = 0, 0.0, 0
     for _ in range(num_steps):
         if gain.may_draft(batch) and tokens:
@@ -28,7 +28,7 @@ def test_a_batch_is_measured_without_drafts_first() -> None:
     gain = MeasuredGain()
     run(gain, 8, 1.0, 8)
     assert gain.may_draft(8)
-    assert not gain.may_draft(4), "of which nothing is known"
+    assert not gain.may_draft(4), "for this batch size nothing is measured"
 
 
 def test_drafts_that_pay_are_checked_in_all_steps_but_a_few() -> None:

@@ -1,4 +1,4 @@
-"""Tokens that a grammar forces, with a real model's vocabulary."""
+"""Drafts from a grammar: the tokens that it forces, with the vocabulary of the embedded model."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from pilotlight.engine.grammar.constraints import Grammars, Matcher
 from pilotlight.engine.text.tokenizer import Tokenizer
 from training.ember.chat import HERE
 
-pytest.importorskip("llguidance")  # the product imports it when a grammar is compiled
+pytest.importorskip("llguidance")  # the grammar compiler needs it
 
 TOKENIZER = Tokenizer.from_directory(HERE)
 SCHEMA = {
@@ -66,14 +66,14 @@ def test_what_only_white_space_may_stand_before_is_likely(grammars: Grammars) ->
     assert likely('{"name": "Bob"') == ', "'
     assert likely('{"name": "', ahead='Bob"') == ', "'
     assert likely('{"name": "Bo') == "", "any text"
-    assert likely('{"name": "Bob", "age": 1') == "", "another digit, or the end"
+    assert likely('{"name": "Bob", "age": 1') == "", "another digit or the end may follow"
     assert likely('{"name": "Bob", "age": 12}') == "", "nothing follows"
-    assert likely('{"name": "Bob"', ahead="}") == "", "which the grammar forbids"
+    assert likely('{"name": "Bob"', ahead="}") == "", "the grammar forbids the tokens ahead"
     sequence = Sequence("s", [1, 2, 3], SamplingParams(max_tokens=9), b"")
     sequence.matcher = matcher(grammars, JSON, '{"name": "Bob"')
     found = GrammarDrafter().propose(sequence, (), 5)
     assert found is not None
-    assert found.kind != "grammar", "how often it is right is counted apart"
+    assert found.kind != "grammar", "its acceptance rate is counted separately"
 
 
 def test_no_more_than_requested_and_nothing_after_the_end(grammars: Grammars) -> None:
@@ -94,7 +94,7 @@ def test_it_is_counted_how_many_drafts_the_grammar_allows(grammars: Grammars) ->
     right, wrong = TOKENIZER.encode('{"name": "Bob'), TOKENIZER.encode('{"name": }')
     assert found.num_allowed(right) == len(right)
     assert found.num_allowed(wrong) == len(wrong) - 1
-    assert forced(found) == '{"name": "', "nothing was taken"
+    assert forced(found) == '{"name": "', "the matcher must not advance"
 
 
 def test_a_sequence_without_a_grammar_has_no_drafts_of_one(grammars: Grammars) -> None:

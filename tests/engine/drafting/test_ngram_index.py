@@ -1,4 +1,4 @@
-"""Finding a text's last tokens earlier in it, compared with a full search."""
+"""The n-gram index, which finds earlier occurrences of a text's last tokens, compared with a full search."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Drafters in turn: each continues the proposal of the previous one, drafts that pay are verified, and a faulty drafter is disabled."""
+"""The speculator: each drafter continues the proposal of the previous one, drafts that pay are verified, and a faulty drafter is disabled."""
 
 import logging
 from collections.abc import Callable
@@ -178,7 +178,7 @@ def test_drafts_that_are_refused_again_and_again_are_not_checked_until_they_may_
             note(made, one, proposed, 0)
     assert checked[0] > 3
     assert sum(checked[20:]) < 40
-    assert any(checked[100:]), "it is tried now and then"
+    assert any(checked[100:]), "it is still tried sometimes"
 
 
 def test_drafts_that_are_right_become_more() -> None:
@@ -200,13 +200,13 @@ def test_looking_becomes_rare_where_it_takes_long_and_finds_nothing() -> None:
     clock = Clock()
 
     def looks(ahead: list[int], most: int) -> None:
-        clock.now += 0.05  # of a step of a second or so
+        clock.now += 0.05  # seconds; a step takes about one
 
     drafter = FakeDrafter(looks)
     made, one = speculator(drafter, costs=READS, clock=clock), sequence()
     for _ in range(200):
         drafts(made, one)
-    assert len(drafter.asked) > 190, "it takes less than a hundredth of a step of eleven seconds"
+    assert len(drafter.asked) > 190, "a search takes less than 1 % of a step of eleven seconds"
     made.costs = FREE
     for _ in range(300):
         drafts(made, one)
@@ -214,7 +214,7 @@ def test_looking_becomes_rare_where_it_takes_long_and_finds_nothing() -> None:
 
 
 def test_a_sequence_whose_drafts_come_now_and_then_is_looked_at_in_every_step() -> None:
-    """A document by a schema has such drafts: six tokens of a value, then a name that is forced."""
+    """JSON by a schema has such drafts: after six tokens of a value the next name is forced."""
     clock, num_steps, num_drafting = Clock(), 0, 0
 
     def looks(ahead: list[int], most: int) -> list[int] | None:
@@ -242,11 +242,11 @@ def test_the_first_steps_of_a_size_which_are_recorded_are_no_loss_for_that() -> 
         return made
 
     made = counted(2)
-    assert made.gain.may_draft(1), "a step of two rows takes hardly longer than one of one, when it is recorded"
+    assert made.gain.may_draft(1), "once recorded, a step of two rows takes hardly longer than one of one row"
     for _ in range(20):
         made.count_step(StepCount(4, 3, 1, 2, 0.02))
     assert not made.gain.may_draft(1)
-    assert not counted(1).gain.may_draft(1), "they gave nothing"
+    assert not counted(1).gain.may_draft(1), "these drafts gained nothing"
 
 
 def test_a_large_batch_is_left_alone_for_some_steps_where_nothing_is_found() -> None:
@@ -277,7 +277,7 @@ def test_nothing_is_kept_of_a_sequence_that_has_ended() -> None:
 
 
 class FakeModel:
-    """A model that guesses 100, 101 and so on, and reports the given times."""
+    """A draft model that guesses 100, 101 and so on by default, and reports `guess_s` as its time."""
 
     name, prior = "fake model", 0.8
 
@@ -347,4 +347,4 @@ def test_a_model_that_breaks_is_not_asked_again_for_those_sequences(
     assert len(model.asked) == 1
     assert made.counts.num_failures == 1
     made.drafts(plan_of(sequence(5), budget=50))
-    assert len(model.asked) == 2, "another sequence may do better"
+    assert len(model.asked) == 2, "the drafter stays enabled for other sequences"

@@ -1,4 +1,4 @@
-"""The continuations of the same tokens earlier: in the sequence itself, and in its tenant's answers."""
+"""The suffix drafter: it proposes what followed the same tokens earlier in the sequence, or in answers to the same tenant."""
 
 import pytest
 
@@ -31,12 +31,12 @@ def test_it_copies_the_continuation_in_the_prompt_and_continues_as_the_sequence_
 def test_a_token_that_is_not_known_yet_is_part_of_what_follows() -> None:
     drafter, copying = SuffixDrafter(), sequence(1, 2, 3, 4, 5, 9, 1, 2)
     copying.token_ids.append(PENDING)
-    assert drafts(drafter, copying) == [3, 4, 5, 9], "the first is a guess at the one that is not known"
+    assert drafts(drafter, copying) == [3, 4, 5, 9], "the first draft is a guess of the pending token"
 
 
 def test_guesses_ahead_are_looked_for_as_if_they_were_there() -> None:
     assert drafts(SuffixDrafter(), sequence(1, 2, 3, 4, 5, 9), ahead=(2, 3)) == [4, 5, 9, 4], (
-        "as if it came again and again"
+        "the text is continued as a repetition"
     )
 
 
@@ -54,7 +54,7 @@ def test_a_tenant_s_outputs_help_only_its_own_next_sequences() -> None:
     drafts(drafter, first)
     drafter.forget(first)
     assert drafts(drafter, sequence(60, 1, 2)) == [3, 4, 5]
-    assert drafts(drafter, sequence(51, 52)) == [1, 2, 3, 4], "an answer's first tokens by the prompt's last"
+    assert drafts(drafter, sequence(51, 52)) == [1, 2, 3, 4], "the end of a prompt finds the start of its answer"
     assert drafts(drafter, sequence(60, 1, 2, tenant=b"b")) == []
 
 

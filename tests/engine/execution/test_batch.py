@@ -1,4 +1,4 @@
-"""One step's input: the device gets every chunk's data in one transfer, without a wait."""
+"""The input of one step: the data of all chunks is copied to the device in one transfer, without waiting for the device."""
 
 from collections import Counter
 from typing import Any
@@ -31,7 +31,7 @@ PROMPTS = [Chunk(sequence(9, [8, 1, 6]), 4, 7, False), Chunk(sequence(5, [2, 5])
 
 
 class Copies(TorchFunctionMode):
-    """Copies to another device: from pageable memory, which waits for the device, and from pinned memory, as `to_device` makes them."""
+    """A counter of copies to another device: from pageable memory, which waits for the device, and from pinned memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def build(chunks: list[Chunk]) -> Batch:
 
 
 def padded(*tables: list[int]) -> list[list[int]]:
-    """Pad tables to the width of few blocks, each with its first one."""
+    """Pad each table to 32 blocks with its first block."""
     return [table + table[:1] * (32 - len(table)) for table in tables]
 
 
@@ -131,7 +131,7 @@ def test_a_token_that_the_device_alone_knows_is_fed_from_its_row() -> None:
 
 
 def test_a_step_that_is_padded_writes_nothing_else_and_nowhere_else() -> None:
-    """Its first sequence is computed repeatedly, with the token that is fed to it, too."""
+    """Padding repeats the first sequence of the step, including the token that the previous step chose for it."""
     decode, other = sequence(6, [7, 3]), sequence(3, [4, 5])
     decode.token_ids[-1] = PENDING
     for drafts in ((), (8, 9)):

@@ -1,7 +1,4 @@
-"""Decode steps through recorded graphs: padded to a few sizes, with the same tokens.
-
-A stand-in records on a CPU; on a GPU the real recorder does.
-"""
+"""Decode steps through recorded graphs, padded to a few sizes, give the same tokens. On a GPU the real recorder is used, on a CPU a fake one."""
 
 import logging
 from collections.abc import Callable
@@ -37,7 +34,9 @@ from tests.engine.fake_drafter import Remembering
 class Replayed:
     def __init__(self, forward: Callable[[], Outputs]) -> None:
         self._forward = forward
-        self.output = tuple(torch.full_like(output, torch.nan) for output in forward())  # only a replay may fill it
+        self.output = tuple(
+            torch.full_like(output, torch.nan) for output in forward()
+        )  # only a replay fills in results
 
     def replay(self) -> None:
         for output, computed in zip(self.output, self._forward(), strict=True):
@@ -93,12 +92,12 @@ def test_padded_and_replayed_steps_choose_the_same_tokens(checkpoint: Path, dept
     engine = load_engine(checkpoint, depth=depth)
     graphs = with_graphs(engine, CudaRecorder() if torch.cuda.is_available() else StandIn())
     assert tokens(engine) == expected
-    assert graphs.num_graphs >= 2, "as sequences end, batches shrink: more than one size is wanted"
+    assert graphs.num_graphs >= 2, "batches shrink as sequences end, so several sizes are recorded"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path, depth: int) -> None:
-    """Three sequences become four; sequences with other numbers of drafts are rows, each by itself."""
+    """Three sequences are padded to four. Sequences with different numbers of drafts are computed as separate rows."""
     skip_where_lengths_are_read_on_the_host()
     requests = [submit(f"{i}", random_prompt(7 + 9 * i, seed=i), max_tokens=40) for i in range(3)]
     alone = drain(load_engine(checkpoint), requests)
@@ -114,7 +113,7 @@ def test_padded_steps_that_check_drafts_choose_the_same_tokens(checkpoint: Path,
 
 
 class Uneven(Remembering):
-    """A drafter that proposes a different number of drafts for each sequence, by its prompt's length."""
+    """A drafter whose number of drafts depends on the length of the prompt."""
 
     def propose(self, sequence: Sequence, most: int) -> list[int]:
         return super().propose(sequence, most)[: sequence.num_prompt_tokens % 4]
@@ -168,7 +167,7 @@ def test_a_size_is_recorded_when_it_has_been_wanted_a_few_times(checkpoint: Path
     engine = load_engine(checkpoint)
     graphs = with_graphs(engine, StandIn())
     drain(engine, [submit("a", [5, 6, 7], max_tokens=WANTED_TIMES)])
-    assert graphs.num_graphs == 0, "the first token is the prompt's"
+    assert graphs.num_graphs == 0, "the first token comes from the prompt's step, which is no decode"
     drain(engine, [submit("b", [5, 6, 8], max_tokens=2)])
     assert graphs.num_graphs == 1
 
@@ -178,7 +177,7 @@ def test_sizes_that_cannot_be_recorded_are_not_tried_and_cost_the_others_nothing
     engine = load_engine(checkpoint)
     graphs = with_graphs(engine, OfOneRow())
     assert tokens(engine) == expected
-    assert graphs.num_graphs == 1, "the last sequence's"
+    assert graphs.num_graphs == 1, "only the size of one row can be recorded"
 
 
 def test_a_model_that_cannot_be_recorded_runs_without(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +187,7 @@ def test_a_model_that_cannot_be_recorded_runs_without(checkpoint: Path, caplog: 
     with caplog.at_level(logging.INFO):
         assert tokens(engine) == expected
     assert graphs.num_graphs == 0
-    assert len([r.message for r in caplog.records if "cannot be recorded" in r.message]) == 1, "it is said once"
+    assert len([r.message for r in caplog.records if "cannot be recorded" in r.message]) == 1, "it is logged once"
 
 
 def decodes(rows: int, blocks: int = 1) -> StepInput:
@@ -230,7 +229,7 @@ def test_sizes_that_push_each_other_out_are_recorded_ever_more_rarely() -> None:
 
 
 class Counting(StandIn):
-    """A recorder that fails so many times for a size of `rows`, as for lack of memory."""
+    """A recorder whose first `failures` recordings of `rows` rows fail, as for lack of memory; it counts recordings."""
 
     def __init__(self, rows: int = 0, failures: int = 0) -> None:
         self.rows, self.failures, self.times = rows, failures, 0
@@ -256,7 +255,7 @@ def test_a_size_that_always_fails_is_tried_a_few_times_and_it_is_said_once(caplo
     graphs = graphs_of_doubles(recorder := Counting(rows=2, failures=10**6))
     with caplog.at_level(logging.INFO):
         assert not any(replayed(graphs, 2) for _ in range(3000))
-    assert recorder.times == 4, "at the 4th, 32nd, 256th and 2,048th wish"
+    assert recorder.times == 4, "recordings are tried at the 4th, 32nd, 256th and 2,048th use"
     assert len(caplog.records) == 1
 
 

@@ -19,7 +19,7 @@ from pilotlight.engine.execution.token_counts import TokenCounts
 def test_log_probabilities_are_the_models_whatever_a_grammar_allows() -> None:
     logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(1))
     expected = logits.log_softmax(-1)
-    sampling, mask = SamplingParams(1, temperature=0.0, num_logprobs=2), array("i", [1 << 5, 0])  # only the token 5
+    sampling, mask = SamplingParams(1, temperature=0.0, num_logprobs=2), array("i", [1 << 5, 0])  # permits only token 5
     rows = [ChoiceRow(i, 0, sampling, mask=mask if i == 1 else None) for i in range(3)]
     chosen = choose_tokens(logits.clone(), rows).read()
     best = expected.argmax(-1).tolist()
@@ -33,7 +33,9 @@ def test_log_probabilities_are_the_models_whatever_a_grammar_allows() -> None:
 def test_rows_that_choose_nothing_shift_no_others() -> None:
     logits = torch.randn(3, 64, generator=torch.Generator().manual_seed(2))
     best = logits.argmax(-1).tolist()
-    rows = [ChoiceRow(i, 0, SamplingParams(1, temperature=0.0)) for i in (0, 2)]  # the sequence between them has ended
+    rows = [
+        ChoiceRow(i, 0, SamplingParams(1, temperature=0.0)) for i in (0, 2)
+    ]  # row 1 belongs to a sequence that has ended
     runner = SimpleNamespace(kv_cache=torch.zeros(1), _since=lambda began: 0.0, _chosen=None)
     ModelRunner.choose(cast("Any", runner), Forwarded(logits, {}, {}, 0.0), rows)
     assert runner._chosen.tolist() == [best[0], best[2]]

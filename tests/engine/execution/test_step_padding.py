@@ -1,4 +1,4 @@
-"""Steps that are padded to the shape of a recording: every repeated token has the place, the context and the table of its original."""
+"""Steps that are padded to the shape of a recording: each repeated token has the position, context and block table of its original."""
 
 import random
 from itertools import accumulate
@@ -32,7 +32,7 @@ def chunk(start: int, end: int, seed: int, samples: bool = True) -> Chunk:
 
 
 def sequences_of(step: StepInput) -> list[tuple[tuple[int, ...], ...]]:
-    """Return each chunk as (token ids, positions, slots, blocks that hold its context)."""
+    """Return for each chunk its token ids, positions, slots, and the blocks of its context."""
     (group,), found = step.groups, []
     for i, (first, length, context) in enumerate(
         zip(accumulate(step.lengths, initial=0), step.lengths, step.context_lens, strict=False)
@@ -66,8 +66,8 @@ def test_every_step_is_padded_with_what_it_holds() -> None:
         assert after[num_decodes : num_decodes + len(prompts)] == before[len(decodes) :]
         known = {place for one in before for place in zip(*one[:3], strict=True)}
         for one, length, context in zip(after, made.lengths, made.context_lens, strict=True):
-            assert set(zip(*one[:3], strict=True)) <= known, "rows computed twice are the same"
-            assert one[1] == tuple(range(context - length, context)), "its queries are the last of its context"
+            assert set(zip(*one[:3], strict=True)) <= known, "repeated rows must be equal"
+            assert one[1] == tuple(range(context - length, context)), "queries must be at the end of the context"
         wanted = step.logit_rows if step.logit_rows is not None else range(len(step.token_ids))
         assert [made.token_ids[row] for row in made.logit_rows or ()] == [step.token_ids[row] for row in wanted]
     assert shapes > 200
@@ -107,7 +107,7 @@ def test_what_is_of_a_size_is_not_padded(lengths: tuple[int, ...], is_padded: bo
 
 
 def arriving(engine: Engine) -> dict[str, Heard]:
-    """Run prompts that arrive one after the other, beside those that are answered; some share cached blocks."""
+    """Run prompts that arrive one after another while earlier ones are decoded; some share cached blocks."""
     heard: dict[str, Heard] = {}
     shared = random_prompt(40, seed=99)
     for i in range(40):

@@ -1,4 +1,4 @@
-"""A sequence's token counts for penalties, updated token by token, compared with counting anew."""
+"""The token counts of a sequence for penalties, updated token by token, compared with a full count."""
 
 from collections import Counter
 
@@ -21,7 +21,7 @@ TOKENS = st.lists(st.integers(0, 4), max_size=8)
 
 
 def counted(sampling: SamplingParams, prompt: list[int], outputs: list[int]) -> dict[int, tuple[float, float, float]]:
-    """Count anew: of each token its bias, whether it was seen, and how often it was put out, as far as a penalty asks."""
+    """Count from scratch, as far as penalties need it; return for each token its bias, whether it was seen, and how often it was output."""
     sees_prompt = sampling.repetition_penalty != 1.0
     sees_outputs = sees_prompt or sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
     put_out = Counter(outputs if sees_outputs else [])
@@ -45,12 +45,12 @@ def test_counts_are_those_of_all_tokens_however_they_came(
     tokens = [*prompt, *delivered]
     for more, drafts in [([], []), *steps]:
         tokens += more
-        counts.catch_up([*tokens, -1], len(tokens))  # a token that is not known yet does not count
+        counts.catch_up([*tokens, -1], len(tokens))  # -1: a token that is not known yet is not counted
         outputs = tokens[len(prompt) :]
         before = counted(sampling, prompt, outputs)
         assert as_told(counts.entries) == before
         assert as_told(counts.followed_by(drafts)) == counted(sampling, prompt, [*outputs, *drafts])
-        assert as_told(counts.entries) == before, "drafts are no tokens yet"
+        assert as_told(counts.entries) == before, "drafts are not counted yet"
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])

@@ -1,6 +1,5 @@
-"""A writer of GGUF files with llama.cpp's own `gguf` package, beside checkpoints of the same numbers.
-
-Names come from that package; the changes that its converter makes to values are made here as in conversion/llama.py and gemma.py.
+"""A writer of GGUF files through llama.cpp's package `gguf`, and of checkpoints with the same values. Tensor names come from that package. Changes of
+values by llama.cpp's converter are repeated here, from its conversion/llama.py and gemma.py.
 """
 
 import json
@@ -30,7 +29,8 @@ Kind = gguf.GGMLQuantizationType
 def write_both(
     folder: Path, family: Any, kind: Kind = Kind.F32, extra: dict[str, Any] | None = None, **changes: Any
 ) -> tuple[Path, Path]:
-    """Return a checkpoint's directory and a GGUF file of the same numbers: matrices in `kind`, as the file's codes round them."""
+    """Write a checkpoint and a GGUF file with the same values; return both paths. Matrices have the type `kind`, and the checkpoint its rounded
+    values."""
     directory, file = folder / "checkpoint", folder / "tiny.gguf"
     write_checkpoint(directory, config(family, **(SHAPE | changes)))
     write_tokenizer(directory)
@@ -87,7 +87,7 @@ def _as_converted(name: str, tensor: torch.Tensor, described: dict[str, Any]) ->
 
 
 def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Join the experts of a layer, which a file has in one tensor."""
+    """Join the experts of each layer in one tensor, as in GGUF files."""
     found: dict[str, Any] = {}
     for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else 0 for part in name.split(".")]):
         whole = re.sub(r"experts\.\d+\.", "experts.", name)
@@ -146,7 +146,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path) -> None:
 
 
 def random_blocks(kind: Kind, rows: int, columns: int) -> np.ndarray[Any, Any]:
-    """Return random codes [rows, bytes], with scales that are numbers: not all kinds can be written by the package."""
+    """Return random blocks of codes [rows, bytes] with finite scales, for kinds that the package cannot write."""
     block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = np.random.default_rng(7).integers(0, 256, (rows, columns // block, num_bytes), dtype=np.uint8)
     places = {

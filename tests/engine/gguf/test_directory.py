@@ -1,4 +1,4 @@
-"""A GGUF file answers as the checkpoint of the same numbers, for any family and type of codes."""
+"""A GGUF file gives the same answers as a checkpoint with the same values, for every family and type of codes."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_codes_give_the_tokens_of_the_numbers_that_they_stand_for(
 ) -> None:
     monkeypatch.setattr(
         "pilotlight.engine.weights.formats.gguf.library.takes_codes", lambda: False
-    )  # products of codes round their input
+    )  # no products with codes, as they round their input
     family, changes = FAMILIES[name]
     checkpoint, file = write_both(tmp_path, family, kind, **changes)
     expected = one(load_engine(checkpoint), REQUEST)
@@ -116,7 +116,7 @@ def test_the_directory_has_what_the_files_metadata_says(tmp_path: Path) -> None:
         checkpoint
     ).encode_rendered(text)
     assert ChatTemplate.from_directory(directory).sources == {"default": CHAT_TEMPLATE}
-    assert eos_token_ids(directory, found, found["vocab_size"]) == (0, 1)  # <|endoftext|> ends a turn as well
+    assert eos_token_ids(directory, found, found["vocab_size"]) == (0, 1)  # <|endoftext|> also ends a turn
     generation = json.loads((directory / "generation_config.json").read_text())
     assert (generation["temperature"], generation["top_k"]) == (0.25, 17)
     assert read_model(directory, on_cpu=True).quantization is not None

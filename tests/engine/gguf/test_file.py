@@ -1,4 +1,4 @@
-"""Damaged, hostile and foreign GGUF files are refused with the reason, before memory is allocated for them."""
+"""Damaged, hostile and unsupported GGUF files are refused with the reason, before memory is allocated for them."""
 
 import struct
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Tokenizers made of a GGUF file's metadata give the same ids as the tokenizers from which the metadata was made."""
+"""Tokenizers made from the metadata of a GGUF file give the same ids as the original tokenizers."""
 
 import json
 import random
@@ -21,7 +21,7 @@ TEXTS = (
     "x = 10 == 100 \r\n\r\n\t\tif (a) { b(); }\n\n    return 0;\n", "", " ", "  two  spaces ", "\U0001f600\U0001f603!!\n",
 )  # fmt: skip
 GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-# The patterns in the tokenizer.json files of Llama 3 and Qwen 2.
+# The regular expressions in the tokenizer.json files of Llama 3 and Qwen 2.
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -98,9 +98,10 @@ WORDS = [
 
 
 def by_scores(text: str, score_of: dict[str, float], tokens: list[str]) -> list[int]:
-    """Split a text by SentencePiece's rule.
+    """Return the tokens of a text by SentencePiece's rule.
 
-    Join the two neighbours that make the best token, the leftmost of equals, until none do; the rest are bytes.
+    Neighbours that form the token with the best score are joined first, the leftmost of equals, until no two form a token. Parts without a token
+    become bytes.
     """
     parts = list("\u2581" + text.replace(" ", "\u2581"))
     while True:

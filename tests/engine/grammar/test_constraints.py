@@ -1,4 +1,4 @@
-"""Grammars: any text that follows one is a document of it; a grammar that cannot be enforced is refused by name."""
+"""Grammars as constraints: any text of permitted tokens is valid, and a grammar that cannot be enforced is refused by name."""
 
 import json
 import random
@@ -57,7 +57,7 @@ def allowed(bits: "array[int]", tokenizer: Tokenizer = TOKENIZER) -> list[int]:
 
 
 def walk(matcher: Matcher, draw: random.Random, most: int = 200) -> list[int]:
-    """Choose among the tokens that may follow, or the end if permitted, until it must end or has `most` tokens."""
+    """Return random permitted tokens up to a permitted end, or an empty list if there is none within `most` tokens."""
     tokens: list[int] = []
     while not matcher.is_complete and len(tokens) < most:
         choices = allowed(matcher.mask())
@@ -123,7 +123,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(grammars: Grammars, kind: st
     with pytest.raises(ConstraintError) as refused:
         started(grammars, kind, text)
     assert reason in str(refused.value)
-    assert " | " not in str(refused.value), "no line of the grammar"
+    assert " | " not in str(refused.value), "the error quotes a line of the internal grammar"
     assert len(str(refused.value)) < 700
     assert walk(started(grammars, "regex", "a"), random.Random(0)) != [], "the next grammar is compiled"
 
@@ -170,7 +170,7 @@ def test_masks_behind_drafts_are_those_of_tokens_taken_one_by_one_and_nothing_is
 
 
 class SlowCompiler:
-    """A compiler that holds grammars whose text is "slow..." until `may_end` is set."""
+    """A compiler that waits, for grammars whose text begins with "slow", until `may_end` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_end = threading.Event()

@@ -1,4 +1,4 @@
-"""A client's grammar is tried in a child process first: a grammar that ends the child, or fails in the middle of an answer, is named."""
+"""A client's grammar is first tried in a child process: a grammar that ends the child, or fails during an answer, is refused by name."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Sequences whose grammar is late, cannot be enforced, or permits no further token."""
+"""Token masks for sequences whose grammar is late, cannot be enforced, or permits no further token."""
 
 from concurrent.futures import Future
 
@@ -20,7 +20,7 @@ def sequence(*, is_optional: bool) -> Sequence:
 
 
 def after(taken: Sequence) -> tuple[list[Chunk], list[TokenOutput]]:
-    """Return the chunks that continue, and the outputs of the others."""
+    """Return the chunk of the sequence if it continues, and its outputs if it ends."""
     sequences = OpenSequences(lambda sequence: None)
     sequences.add(taken)
     chunks = TokenMasks(INFO, None, sequences).enforceable([Chunk(taken, 0, 2, samples=True)])

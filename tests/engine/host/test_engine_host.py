@@ -1,4 +1,4 @@
-"""An engine host and its client: in the same process, and over a real socket in a separate process."""
+"""An engine host and its client, in the same process and over a socket in a separate process."""
 
 import asyncio
 import contextlib
@@ -61,9 +61,9 @@ async def in_process() -> AsyncIterator[InProcessEngineClient]:
 
 @pytest.fixture
 async def client(in_process: InProcessEngineClient) -> EngineClient:
-    """Return a client in process.
+    """Return a client whose host runs in this process.
 
-    One test sends the same requests to a separate process, which takes seconds to start.
+    A separate process takes seconds to start, so only one test sends these requests to one.
     """
     return in_process
 
@@ -75,7 +75,7 @@ async def load(client: EngineClient, checkpoint: Path, name: str = "tiny") -> No
 async def collect(
     client: EngineClient, message: Submit, then: Callable[[], Awaitable[None]] | None = None
 ) -> list[TokenOutput]:
-    """Collect every output of a sequence; `then` runs after the first of them."""
+    """Return every output of a sequence; run `then` after the first one."""
     collected = []
     async with client.generate(message) as outputs:
         async for output in outputs:
@@ -93,7 +93,7 @@ def at_once(act: Callable[..., None], *arguments: str) -> Callable[[], Awaitable
 
 
 async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for a condition, so that a test that never sees it fails here rather than by timeout."""
+    """Wait for a condition; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
@@ -174,7 +174,7 @@ async def test_a_second_sequence_of_an_open_id_leaves_the_first_alone(
     expected = [o.token_ids for o in await collect(in_process, submit("a", PROMPT, max_tokens=60))]
     seen = []
     async with in_process.generate(submit("b", PROMPT, max_tokens=60)) as outputs:
-        in_process._send(submit("b", [4, 5, 6], max_tokens=2))  # a front end that has lost count
+        in_process._send(submit("b", [4, 5, 6], max_tokens=2))  # a faulty client that uses an id twice
         in_process._send(replace(submit("b", [4, 5, 6], max_tokens=2), model="another"))
         seen = [output.token_ids async for output in outputs]
     assert seen == expected
@@ -251,11 +251,11 @@ async def test_a_host_in_a_process_of_its_own_does_the_same(checkpoint: Path, tm
 
 
 async def test_numbers_gone_bad_end_the_request_but_not_the_model(in_process: EngineClient, tmp_path: Path) -> None:
-    """Finite weights whose product overflows for one token: its request fails with a reason, and nothing remains."""
+    """A product of finite weights overflows for one token: its request fails with a reason, and later requests are unaffected."""
     write_llama(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     layer = "model.layers.0"
-    tensors["model.embed_tokens.weight"][:, 0] = 0.0  # the first dimension is only token 300's
+    tensors["model.embed_tokens.weight"][:, 0] = 0.0  # only token 300 has a value in the first dimension
     tensors["model.embed_tokens.weight"][300, 0] = 10.0
     tensors[f"{layer}.self_attn.o_proj.weight"][0] = 0.0
     for part in ("gate", "up"):
@@ -288,13 +288,13 @@ async def test_a_step_that_fails_once_ends_no_request(
     monkeypatch.setattr(ModelRunner, "forward", fail_third)
     again = await collect(client, submit("b", PROMPT, max_tokens=4))
     assert [o.token_ids for o in again] == [o.token_ids for o in expected]
-    assert next(calls) > 4, "a step has failed"
+    assert next(calls) > 4, "no step has failed and been repeated"
     assert client.loads["tiny"].free_blocks == 32
     await client.close()
 
 
 @pytest.mark.parametrize(
-    ("error", "failures"),  # requests that end before the host does; each fails once more by itself
+    ("error", "failures"),  # requests that fail, twice each, before the host ends
     [("an operation that is unknown", 2), ("CUDA error: an illegal memory access was encountered", 0)],
 )
 async def test_a_device_whose_every_step_fails_ends_its_host(
@@ -313,7 +313,7 @@ async def test_a_device_whose_every_step_fails_ends_its_host(
         raise RuntimeError(error)
 
     def touch(*_: object) -> None:
-        if touched > 2 * failures:  # any operation of the device
+        if touched > 2 * failures:  # from then on every operation of the device fails
             raise RuntimeError(error)
 
     monkeypatch.setattr(Engine, "on_idle", touch)
@@ -352,7 +352,7 @@ async def test_messages_that_a_dead_host_never_read_keep_no_caller_waiting(tmp_p
         client = SocketEngineClient(address)
         await load(client, checkpoint)
         process.send_signal(signal.SIGSTOP)
-        # More of them than fit in the operating system's buffers.
+        # More bytes than fit in the operating system's buffers.
         unread = [client.load_model(ModelSpec(str(i), "x" * (3 << 20))) for i in range(20)]
         waiting = asyncio.gather(*unread, return_exceptions=True)
         await asyncio.sleep(0.5)
@@ -409,7 +409,7 @@ async def test_a_host_ends_with_its_parent(tmp_path: Path) -> None:
         assert parent.stdout is not None
         host_pid = int(parent.stdout.readline())
         client = SocketEngineClient(f"ipc://{tmp_path}/engine")
-        await client.unload_model("nothing")  # it is up
+        await client.unload_model("nothing")  # returns once the host is running
         parent.kill()
     await until(lambda: not is_alive(host_pid))
     await client.close()
@@ -433,7 +433,7 @@ def test_a_host_whose_parent_died_before_it_looked_ends_at_once(tmp_path: Path) 
 
 @pytest.mark.process
 def test_a_host_that_ends_while_a_thread_is_inside_torch_is_not_aborted(tmp_path: Path) -> None:
-    """Its import takes long on a busy machine, even after a host that is not needed has been asked to end."""
+    """Importing torch takes long on a busy machine, and may still run when a host is asked to end."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     script = (
@@ -538,7 +538,7 @@ def test_a_host_that_begins_afresh_removes_what_hosts_before_it_built(tmp_path: 
 
 @pytest.mark.process
 def test_a_host_answers_before_torch_is_imported() -> None:
-    """The socket is bound first; importing torch takes a second or two and happens in the loader's thread."""
+    """The host binds its socket first. Importing torch takes a second or two, and the loader's thread does it."""
     modules = ("host.engine_host", "host.socket_transport", "api.client")
     imports = "".join(f"import pilotlight.engine.{name}\n" for name in modules)
     script = f"{imports}import sys\nassert 'torch' not in sys.modules"
@@ -547,7 +547,7 @@ def test_a_host_answers_before_torch_is_imported() -> None:
 
 @pytest.mark.process
 def test_the_engine_imports_neither_compilers_nor_transformers() -> None:
-    """torch._dynamo alone would add seconds to every start; in-process use needs no pyzmq."""
+    """Importing torch._dynamo alone takes seconds at every start, and in-process use needs no pyzmq."""
     script = (
         "import sys, pilotlight.engine.loading.loading, pilotlight.engine.api.client, pilotlight.engine.host.engine_host\n"
         "heavy = ('torch._dynamo', 'torch._inductor', 'transformers', 'triton', 'zmq', 'safetensors', 'PIL')\n"

@@ -1,4 +1,4 @@
-"""A host's facts before it knows a model."""
+"""The facts that a host reports before it loads a model."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from pilotlight.engine.planning.memory_plan import beside_kv
 
 
 def test_a_standby_beside_a_serving_host_reports_the_whole_devices_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes over when the other has died: the memory that was free while that one held weights and cache would have no room for any model."""
+    """A standby takes over after the serving host has died, so the memory of that host will be free."""
     zeros = torch.zeros
     monkeypatch.setattr(pilotlight.engine.device.device, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None: zeros(*size))

@@ -1,4 +1,4 @@
-"""Hosts that prepare for models that they may have to load."""
+"""Hosts prepare in advance for models that they may have to load."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ async def test_a_host_makes_ready_at_low_priority_and_when_it_fails_loads_all_th
             await client.hello()
     await client.close()
     assert info.name == "tiny"
-    assert priorities == [min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)], "19 is the lowest there is"
+    assert priorities == [min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)], "19 is the lowest priority"
     assert "tiny is not prewarmed: RuntimeError: no device today" in caplog.text
 
 

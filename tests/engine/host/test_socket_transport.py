@@ -1,4 +1,4 @@
-"""A host over TCP obeys only the front end that has its keys, while that holds its lease."""
+"""A host over TCP obeys only the client that has its keys, and only while that client holds the lease."""
 
 import asyncio
 import os
@@ -45,7 +45,7 @@ class FakeModel:
 
 
 class FakeLoader:
-    """A loader of a model that is there at once and never finishes."""
+    """A loader whose fake model is loaded at once, and whose answers are long and slow."""
 
     def __init__(self) -> None:
         self.ready: HostReady | None = HostReady(VERSION)
@@ -75,7 +75,7 @@ class FakeLoader:
 
 
 class Host:
-    """A host that runs in a thread."""
+    """An engine host over TCP, run in a thread."""
 
     def __init__(self, keys: Keys | None) -> None:
         self.address = free_address()
@@ -102,7 +102,7 @@ def free_address() -> str:
 
 @pytest.fixture
 def keys(process_tier: None, tmp_path: Path) -> tuple[Keys, Keys]:
-    """Return a host's keys, and its front end's."""
+    """Return the keys of a host, and those of its client."""
     write_keys(tmp_path / "host", tmp_path / "front_end")
     return read_keys(tmp_path / "host"), read_keys(tmp_path / "front_end")
 
@@ -120,7 +120,7 @@ async def front_end(address: str, keys: Keys | None, lease_s: float = LEASE_S) -
     try:
         yield client
     finally:
-        client.fail("this test has ended")  # so that closing it does not end a host
+        client.fail("this test has ended")  # so that `close` does not end a host
         await client.close()
 
 
@@ -176,7 +176,7 @@ async def test_a_host_that_has_not_the_keys_is_sent_nothing(keys: tuple[Keys, Ke
 
 
 class Wire:
-    """A proxy between a front end and a host, which records the bytes of the front end."""
+    """A proxy between a client and a host that records the client's bytes."""
 
     def __init__(self, address: str) -> None:
         self._port = int(address.rpartition(":")[2])
@@ -216,7 +216,7 @@ async def test_bytes_that_were_listened_to_say_nothing_and_do_nothing_a_second_t
         reader, writer = await asyncio.open_connection("127.0.0.1", int(host.address.rpartition(":")[2]))
         with suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(2):
-                for i in range(0, len(wire.sent), 64):  # in pieces, as the handshake takes turns
+                for i in range(0, len(wire.sent), 64):  # in pieces, since the handshake alternates
                     writer.write(wire.sent[i : i + 64])
                     await writer.drain()
                     await asyncio.sleep(0.005)
@@ -239,7 +239,7 @@ async def test_a_second_front_end_waits_for_the_lease_of_the_first(host: Host, k
 
 
 async def greeted_in_the_end(address: str, keys: Keys) -> SocketEngineClient:
-    """Return a client that has the host, as soon as no other client has."""
+    """Return a client that holds the host's lease, as soon as no other client holds it."""
     async with asyncio.timeout(60):
         while True:
             client = SocketEngineClient(address, keys, LEASE_S)
@@ -306,7 +306,7 @@ async def test_the_silence_of_a_front_end_counts_only_while_the_host_listens(mon
     now = [100.0]
     monkeypatch.setattr(socket_transport.time, "monotonic", lambda: now[0])
     front_end = socket_transport._FrontEnd(b"peer", lease_s=3.0)
-    now[0] += 3600  # this process was stopped, or computed a step; messages sent meanwhile have not been read yet
+    now[0] += 3600  # the host was stopped or computed a step, and has unread messages
     assert not front_end.is_silent()
     front_end.note_frame()
     looks = 0
@@ -370,7 +370,7 @@ async def test_a_host_process_on_the_network_serves_clients_with_the_keys_and_is
         "--keys",
         str(tmp_path / "host"),
     ]
-    # Started by a process that ends at once, as by a shell on another machine: only its front end's lease keeps it alive.
+    # Its parent process ends at once, like a shell on another machine: only the lease of its client keeps the host alive.
     script = f"import subprocess, sys; print(subprocess.Popen([sys.executable, *{command!r}], stdout=subprocess.DEVNULL).pid)"
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True

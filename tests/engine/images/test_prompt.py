@@ -1,4 +1,4 @@
-"""Rotary positions of prompts with images, against `transformers`."""
+"""Rotary positions of prompts with images, compared with `transformers`."""
 
 import random
 from array import array
@@ -15,7 +15,7 @@ SETTINGS = SimpleNamespace(vision_config=SimpleNamespace(spatial_merge_size=2, t
 
 
 class Reference:
-    """The positions of a model of `transformers`, which needs no weights for them."""
+    """The position functions of a model class of `transformers`, without its weights."""
 
     def __init__(self, model: type) -> None:
         self.config = SETTINGS
@@ -23,7 +23,7 @@ class Reference:
         self.get_rope_index = model.get_rope_index.__get__(self)
 
     def positions(self, token_ids: list[int], grids: list[tuple[int, int]]) -> torch.Tensor:
-        """Return each token's position, row and column [3, tokens]; `grids`: rows and columns of each image's embeddings."""
+        """Return position, row and column of each token, [3, tokens]. `grids` has the rows and columns of embeddings of each image."""
         prompt = torch.tensor([token_ids])
         patches = torch.tensor([[1, 2 * rows, 2 * columns] for rows, columns in grids]) if grids else None
         found, _ = self.get_rope_index(prompt, (prompt == MARKER).int(), image_grid_thw=patches)
@@ -32,7 +32,7 @@ class Reference:
 
 
 def drawn(generator: random.Random) -> tuple[list[int], list[tuple[int, int]], tuple[SequenceImage, ...]]:
-    """Draw a prompt of texts and images in any order; between two images is at least one token."""
+    """Draw a prompt of texts and images in random order, with at least one token between two images."""
     token_ids, grids, images = [1] * generator.randrange(4), [], []
     for i in range(generator.randrange(4)):
         rows, columns = generator.randrange(1, 6), generator.randrange(1, 6)

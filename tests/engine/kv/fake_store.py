@@ -1,4 +1,4 @@
-"""A Mooncake Store in this process: the package's methods over a dict, which can be made to fail or to hang."""
+"""A fake of Mooncake Store: the methods of its package over a dict; they can be made to fail or hang."""
 
 import ctypes
 import threading
@@ -8,12 +8,12 @@ MISSING, TOO_LARGE, NO_MASTER, FULL = -704, -600, -900, -200
 
 
 class FakeStore:
-    """The state that all members share, and each member's access to it."""
+    """A store that all members share; it is also the object through which each member uses it."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self.limit = 1 << 30  # of values
-        self.is_gone = False  # its master does not answer
+        self.limit = 1 << 30  # bytes of values
+        self.is_gone = False  # as if its master did not respond
         self.may_register = True
         self.registered: dict[int, int] = {}
         self.may_answer = threading.Event()

@@ -1,4 +1,4 @@
-"""Blocks that come from a tier late, in part or never: the sequence continues with those that came, and no transfer remains."""
+"""Blocks that arrive from a tier late, in part or never: the sequence continues with those that arrived, and no transfer stays open."""
 
 from random import Random
 
@@ -17,7 +17,7 @@ PROMPT = list(range(100, 100 + 4 * BLOCKS))
 
 
 class NeverDone(Random):
-    """Random numbers with which no transfer ends; `brings`: blocks that arrive of it."""
+    """Random numbers with which no transfer of the fake tiers ends; `brings` blocks of each arrive."""
 
     brings = 0
 
@@ -29,7 +29,7 @@ class NeverDone(Random):
 
 
 def stuck_engine(clock: Clock, on_disk: int = 0) -> tuple[Engine, FakeTiers, FakeRunner]:
-    """Return an engine that has forgotten a prompt that its tiers know, and whose transfers take for ever."""
+    """Return an engine whose tiers, but not its cache, have a prompt; no transfer ends."""
     engine, runner = fake_engine(num_blocks=80, clock=clock, make_tiers=lambda runner: FakeTiers(runner, seed=1))
     tiers = engine.tiers
     assert isinstance(tiers, FakeTiers)
@@ -47,7 +47,7 @@ def stuck_engine(clock: Clock, on_disk: int = 0) -> tuple[Engine, FakeTiers, Fak
 def hear(engine: Engine, names: str) -> dict[str, Heard]:
     heard = {name: Heard() for name in names}
     while engine.has_work:
-        assert engine.step(), "everybody can compute"
+        assert engine.step(), "both sequences can be computed"
         for output in engine.sequences.take_outputs():
             heard[output.sequence_id].hear(output)
     assert engine.scheduler.pool.num_held == 0
@@ -64,7 +64,7 @@ def test_a_transfer_that_does_not_come_by_its_deadline_is_computed(on_disk: int)
     clock.now += TRANSFER_TIMEOUT_S - 0.01
     assert not engine.step()
     clock.now += 0.01
-    if on_disk:  # the host tier's are still worth a try
+    if on_disk:  # then the blocks in the host tier are tried
         assert not engine.step()
         clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "a")["a"]
@@ -81,7 +81,7 @@ def test_sequences_after_a_late_transfer_do_not_wait_for_one_each() -> None:
         engine.submit(submit(name, prompt, max_tokens=2))
     assert not engine.step()
     assert len(tiers.open) == 1
-    assert engine.load().waiting_tokens == 1 + 3, "the fetcher's last token, and one of each later one"
+    assert engine.load().waiting_tokens == 1 + 3, "one token of the fetching sequence, and one of each later sequence"
     clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "abcd")
     assert {name: heard[name].token_ids for name in heard} == {n: expected_tokens(p, 2) for n, p in prompts.items()}
@@ -89,7 +89,7 @@ def test_sequences_after_a_late_transfer_do_not_wait_for_one_each() -> None:
     engine.submit(submit("next", PROMPT, max_tokens=1))
     engine.step()
     assert len(runner.batch_tokens) > 1
-    assert not engine.has_work, "the next finds it on the device"
+    assert not engine.has_work, "the prompt must be cached on the device"
 
 
 def test_arrived_blocks_of_a_late_transfer_are_used() -> None:
@@ -100,7 +100,7 @@ def test_arrived_blocks_of_a_late_transfer_are_used() -> None:
     prompt = [*PROMPT, 7]
     engine.submit(submit("a", prompt, max_tokens=3))
     engine.step()
-    assert not engine.step(), "five of its blocks have come"
+    assert not engine.step(), "the transfer has not ended, although five blocks have arrived"
     clock.now += TRANSFER_TIMEOUT_S
     heard = hear(engine, "a")["a"]
     assert (heard.token_ids, heard.num_cached_tokens) == (expected_tokens(prompt, 3), 20)
@@ -164,10 +164,12 @@ def test_a_twin_of_a_cached_block_is_not_kept_for_another_host() -> None:
     engine.step()
     fetch.polls = 1
     assert fetch.is_done
-    tiers.host.clear()  # its blocks have been evicted since they were copied
+    tiers.host.clear()  # the blocks were evicted after they were copied
     engine.step()
     assert {output.sequence_id for output in engine.sequences.take_outputs() if output.finish_reason} == {"hands over"}
-    assert not any(map(engine.scheduler.pool.num_holders, range(BLOCKS))), "its twins went without a word to the tiers"
+    assert not any(map(engine.scheduler.pool.num_holders, range(BLOCKS))), (
+        "its blocks were released, and not stored again"
+    )
     engine.submit(submit("overwrites half of one", [500, 501], max_tokens=1))
     engine.step()
     assert runner.slots[0] == (500,)

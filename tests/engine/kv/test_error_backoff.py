@@ -1,4 +1,4 @@
-"""Pauses between retries, with a fake clock."""
+"""Growing pauses between retries after errors, with a fake clock."""
 
 import logging
 

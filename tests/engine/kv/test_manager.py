@@ -1,4 +1,4 @@
-"""A sequence's blocks over a real pool: those it needs, those that others find, and fetches of which a part arrives."""
+"""The blocks of a sequence in a real pool: those that it needs, those that other sequences find, and fetches that arrive in part."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceOf
@@ -15,11 +15,11 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tier, Tiers
 
 SIZE = 4
-BOTH: Windows = (None, 5)  # in the second group a token sees only the block before its own
+BOTH: Windows = (None, 5)  # in the second group a token sees its own block and the previous one
 
 
 class JournalEvents(Tiers):
-    """Tiers that record their calls, and have all blocks of `host`."""
+    """Tiers that record calls, and have the blocks named in `host`."""
 
     def __init__(self) -> None:
         self.stored: list[tuple[int, bytes]] = []
@@ -59,7 +59,7 @@ class Made:
         return [block_name(one, group) for one in hashes]
 
     def computed(self, sequence: Sequence, *ends: int) -> Sequence:
-        """Compute the sequence's tokens up to each of these, a step each."""
+        """Compute the sequence in steps that end at these positions."""
         self.manager.take(sequence, self.lookup.find_cached(sequence))
         for end in ends:
             assert self.manager.grow(sequence, end)
@@ -68,7 +68,7 @@ class Made:
         return sequence
 
     def found(self, num_blocks: int) -> list[list[bool]]:
-        """Return, for each group, which of the first blocks are found."""
+        """Return for each group which of the first `num_blocks` blocks are cached."""
         return [
             [self.pool.has(name) for name in self.names(num_blocks, group)] for group in range(len(self.groups.windows))
         ]
@@ -85,14 +85,14 @@ def test_what_is_full_is_found_and_stored_once_and_what_a_window_has_left_is_giv
         made.manager.complete(sequence, end)
         assert (full.num_held, window.num_held) == held
         assert made.pool.num_held == sum(held)
-    assert made.found(7) == [[True] * 4 + [False] * 3] * 2, "blocks that were given back are still there"
+    assert made.found(7) == [[True] * 4 + [False] * 3] * 2, "released blocks stay in the cache"
     assert len(made.tiers.stored) == 8
     twin = made.computed(made.sequence(30, "twin"))
     assert list(twin.tables[0].held) == list(full.blocks)[:4]
     assert made.manager.grow(twin, 20)
     made.manager.complete(twin, 20)
     made.manager.complete(sequence, 20)
-    assert len(made.tiers.stored) == 10, "of what two have computed one copy is kept"
+    assert len(made.tiers.stored) == 10, "only one copy of equal blocks is kept"
 
 
 def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
@@ -102,7 +102,7 @@ def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
     assert made.manager.grow(sequence, 9)
     made.manager.complete(sequence, 7)
     assert len(sequence.block_hashes) == 1
-    sequence.token_ids += [PENDING] * 3  # a step is launched before the results of the last
+    sequence.token_ids += [PENDING] * 3  # the next step is launched before results are known
     made.manager.complete(sequence, 8)
     assert sequence.block_hashes == made.names(2)
     sequence.token_ids[8:] = [8, 9, 10, 11]
@@ -114,7 +114,9 @@ def test_a_block_is_named_when_all_its_tokens_are_known() -> None:
 
 def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     made = Made()
-    sequence = made.sequence(30)  # eight blocks, and of the window's one before it, a chunk of two and one
+    sequence = made.sequence(
+        30
+    )  # eight with full attention; with the window four: one before a chunk, its two, one more
     assert made.manager.num_needed(sequence, made.lookup.find_cached(sequence)) == 8 + 4
     made.computed(sequence, 8, 16)
     assert sequence.num_blocks == 4 + 2
@@ -128,7 +130,7 @@ def test_what_a_sequence_needs_is_what_its_tables_lack() -> None:
     assert made.manager.num_needed(short, made.lookup.find_cached(short)) == 2
     made.computed(short, 2)
     assert (made.manager.num_missing(short), made.manager.num_spare(short)) == (0, 2), (
-        "a block of each table to continue with"
+        "one block for each table, to continue"
     )
     assert made.manager.num_spare(sequence) == 6
 
@@ -144,7 +146,7 @@ def test_an_empty_pool_keeps_the_allocated_blocks() -> None:
 def fetched(
     windows: Windows, num_arrived: int, on_device: int = 0, *, is_spoilt: bool = False
 ) -> tuple[Made, Sequence, CachedPrefix]:
-    """Fetch a prompt of six blocks: the first ones are on the device and the rest in a tier, from which some come."""
+    """Fetch a prompt of six blocks: `on_device` are on the device, the rest in a tier, of which `num_arrived` arrive."""
     made = Made(windows)
     if on_device:
         first = made.computed(made.sequence(on_device * SIZE, "first"), on_device * SIZE)
@@ -156,7 +158,7 @@ def fetched(
     assert sequence.num_registered_blocks == 0
     assert [sequence.tables[group].blocks[place] for place, group in prefix.missing] == fresh
     if is_spoilt:
-        made.pool.generations[fresh[1]] += 1  # another sequence's, by mistake
+        made.pool.generations[fresh[1]] += 1  # as if it had been handed out again
     made.manager.end_fetch(sequence, prefix, num_arrived)
     return made, sequence, prefix
 
@@ -169,7 +171,7 @@ def test_a_sequence_continues_after_the_received_tokens(num_arrived: int, on_dev
     assert (prefix.num_blocks, len(prefix.missing)) == (6, 6 - on_device)
     assert sequence.num_registered_blocks == whole
     assert made.found(6) == [[True] * whole + [False] * (6 - whole)]
-    assert len(sequence.tables[0]) == 6, "blocks that have not come are computed in their place"
+    assert len(sequence.tables[0]) == 6, "blocks that did not arrive are computed in their place"
 
 
 @pytest.mark.parametrize(("num_arrived", "is_whole"), [(7, True), (6, False), (3, False), (0, False)])
@@ -180,7 +182,9 @@ def test_where_a_window_lacks_what_is_seen_the_sequence_begins_anew(num_arrived:
     assert sequence.num_registered_blocks == (6 if is_whole else 0)
     assert made.pool.num_held == (7 if is_whole else 0)
     full, window = made.found(6)
-    assert full == [True] * min(6, num_arrived) + [False] * (6 - min(6, num_arrived)), "others find what has come"
+    assert full == [True] * min(6, num_arrived) + [False] * (6 - min(6, num_arrived)), (
+        "other sequences find the blocks that arrived"
+    )
     assert window == [False] * 5 + [is_whole]
 
 
@@ -199,7 +203,7 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
     assert names == [*made.names(4)[:3], made.names(4)[3], made.names(4, 1)[3]]
     assert blocks == [*sequence.tables[0].blocks[:4], sequence.tables[1].blocks[3]]
     assert num_tokens == 16
-    made.pool.generations[blocks[1]] += 1  # another's, by mistake
+    made.pool.generations[blocks[1]] += 1  # as if it had been handed out again
     made.manager.swap_out(sequence)
     assert names[1] not in made.tiers.swapped[0]
     assert len(made.tiers.swapped[0]) == 4
@@ -210,11 +214,11 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
 
 
 def test_of_twins_the_one_that_others_find_is_swapped_out() -> None:
-    """A twin that is used again notifies no thread, and a later copy would have another's content under this name."""
+    """Two sequences computed the same blocks, and only one copy is registered. Reusing the other one cancels no copy, so it must not be copied."""
     made = Made((None,))
     first, twin = made.sequence(12), made.sequence(12, "twin")
     made.manager.take(twin, made.lookup.find_cached(twin))
-    assert made.manager.grow(twin, 12)  # before the first one's blocks are found
+    assert made.manager.grow(twin, 12)  # before the blocks of `first` are registered
     made.computed(first, 12)
     made.manager.complete(twin, 12)
     assert set(twin.tables[0].blocks).isdisjoint(first.tables[0].blocks)

@@ -1,4 +1,4 @@
-"""The place of a model's KV blocks: its promised slabs belong to it, to the last one; further ones are borrowed."""
+"""The memory of a model's KV blocks: slabs are reserved for a model with a fixed size, and other models borrow slabs."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_others_borrow_what_is_left_and_where_nothing_is_left_are_refused() -> N
     assert isinstance(place(slabs, 2 * 4 * 16), Reservation)
     assert isinstance(place(slabs, None), Lease)
     with pytest.raises(CheckpointError):
-        place(slabs, 1)  # the last is lent
+        place(slabs, 1)  # the last slab is lent
     full = SlabAllocator(1, SLAB, lambda slab: None)
     place(full, 1)
     with pytest.raises(CheckpointError, match="no slab is left to borrow"):

@@ -1,4 +1,4 @@
-"""Segmented LRU compared with a plain model; tests/engine/test_eviction.py has the scan that it is meant to resist."""
+"""Segmented LRU compared with a plain model. Its resistance to scans is tested in tests/engine/test_eviction.py."""
 
 from collections import OrderedDict
 

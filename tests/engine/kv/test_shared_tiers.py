@@ -1,4 +1,4 @@
-"""The tiers of one host by its configuration: the configured ones are opened; one that cannot be had is logged and left out."""
+"""The tiers that a host shares among its models: the configured ones are opened, and a tier that cannot be opened is logged and left out."""
 
 import math
 from pathlib import Path
@@ -64,7 +64,7 @@ def test_what_another_host_has_is_done_without(
     taken.close()
     again = open_tiers(on_disk(tmp_path))
     assert again is not None
-    assert again.disk is not None, "all was let go of"
+    assert again.disk is not None, "all tiers must have been closed"
     again.close()
 
 
@@ -81,7 +81,7 @@ def test_a_model_whose_blocks_do_not_fit_goes_without(tmp_path: Path, caplog: py
 
 
 def test_a_host_that_serves_others_closes_what_they_come_by(tmp_path: Path) -> None:
-    for _ in range(2):  # the second finds the address free
+    for _ in range(2):  # the second time the address must be free again
         tiers = open_tiers(config(tmp_path, peer_address=f"ipc://{tmp_path}/peers"))
         assert tiers is not None
         assert tiers.peers is not None

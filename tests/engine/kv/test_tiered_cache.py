@@ -1,4 +1,4 @@
-"""One model's access to the tiers: copies that are overtaken, cancelled or broken, and the decision whether to copy at all."""
+"""The access of one model to the tiers: copies that are overtaken, cancelled or fail, and the decision whether to copy."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ BLOCK_SIZE = 4
 
 
 class SlowCopier(CpuBlockCopier):
-    """A copier that waits for permission, and reports that it has started."""
+    """A copier that can be held and can fail; `started` is set when a copy begins."""
 
     def __init__(self, cache: torch.Tensor) -> None:
         super().__init__(cache)
@@ -80,7 +80,7 @@ class Rig:
             assert self.tiers.wait_until_idle(10)
 
     def lookup(self, chain: list[bytes], with_disk: bool) -> tuple[int, int]:
-        """Return how far a chain is worth fetching, and how much of that is on the disk."""
+        """Return how many blocks of a chain to fetch, and how many of these are on disk."""
         sequence = EngineSequence("s", [0] * (len(chain) * BLOCK_SIZE + 1), SamplingParams(1), b"", block_hashes=chain)
         sequence.num_disk_blocks = None if with_disk else 0
         prefixes = PrefixLookup(BlockPool(0), self.tiers, CacheGroups(BLOCK_SIZE, 1), shares_prefixes=True)
@@ -135,9 +135,9 @@ def test_a_step_begins_few_copies_but_for_another_host_that_waits(rig: Rig, monk
 
     assert stored_of(range(5)) == 2
     rig.tiers.begin_hand_over("a")
-    assert stored_of(range(5, 10)) == 3 + 5, "and what was left"
+    assert stored_of(range(5, 10)) == 3 + 5, "all new blocks, and the three left over"
     rig.tiers.end_hand_over("a")
-    assert stored_of(range(10, 15)) == 5, "its last blocks"
+    assert stored_of(range(10, 15)) == 5, "the last blocks of the hand-over"
     assert stored_of(range(15, 20)) == 2
 
 
@@ -288,7 +288,7 @@ def test_a_model_that_leaves_waits_for_the_copy_under_way(rig: Rig) -> None:
     leaving = threading.Thread(target=rig.tiers._thread.close)
     leaving.start()
     leaving.join(0.05)
-    assert leaving.is_alive(), "its memory is read still"
+    assert leaving.is_alive(), "its memory is still being read"
     rig.copier.may_go_on.set()
     leaving.join(10)
     assert not thread.is_alive()
@@ -302,7 +302,7 @@ def test_a_chain_comes_back_from_the_disk_and_a_damaged_block_ends_it(tmp_path: 
         file.unlink()
     (segment,) = (tmp_path / "disk").glob("segment-*.kv")
     damaged = bytearray(segment.read_bytes())
-    damaged[4 * (64 + rig.bytes) + 100] ^= 1  # in the fifth block
+    damaged[4 * (64 + rig.bytes) + 100] ^= 1  # in the content of the fifth block
     segment.write_bytes(damaged)
     rig = Rig(tmp_path)
     assert rig.disk.wait_until_idle(10)
@@ -347,7 +347,7 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(rig: Rig, monkeypatch: py
     rig.tiers.cancel(read)
     assert rig.tiers.take_read(owner, read) == 0
     chain = [name(n) for n in range(3)]
-    assert rig.lookup(chain, with_disk=True) == (0, 0), "nor does the next one begin to wait"
+    assert rig.lookup(chain, with_disk=True) == (0, 0), "the next one does not begin to wait either"
     answer.set()
     assert rig.disk.wait_until_idle(10)
     assert rig.lookup(chain, with_disk=True)[0] == 3
@@ -359,7 +359,7 @@ def test_a_damaged_block_of_the_host_tier_ends_the_fetch_before_it(tmp_path: Pat
     rig = Rig(tmp_path)
     rig.store(range(5))
     rig.close()
-    rig = Rig(tmp_path)  # found blocks are checked when they are read
+    rig = Rig(tmp_path)  # blocks of an earlier process are checked when they are read
     slot = rig.host.pin(name(2), is_hit=False)
     assert slot is not None
     slot.memory[7] ^= 1
@@ -406,7 +406,7 @@ def test_a_swap_does_not_wait_for_its_copies_and_keeps_nothing_of_what_is_used_a
     rig.tiers.mover.store_batch = 4
     assert rig.tiers.swap_out(owner, chain, range(20), 20 * BLOCK_SIZE)
     assert rig.copier.started.wait(60), "a thread copies"
-    assert not any(block in rig.host for block in chain), "and the engine's thread continues meanwhile"
+    assert not any(block in rig.host for block in chain), "the engine's thread continues during the copy"
     used_again = [18, 19]
     for block in used_again:
         rig.tiers.drop(block)
@@ -442,7 +442,7 @@ def test_a_tier_slower_than_computing_is_passed_over_but_now_and_then_tried(rig:
     rig.store(range(4))
     chain = [name(n) for n in range(4)]
     rig.tiers.mover.fetch_rate.add(4 * rig.bytes, seconds=1.0)
-    rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)  # two seconds for the chain
+    rig.tiers.note_prefill_rate(4 * BLOCK_SIZE / 2.0)  # computing the chain takes two seconds
     assert rig.lookup(chain, with_disk=True) == (4, 0)
     assert rig.tiers.swap_out("a", chain, range(4), 4 * BLOCK_SIZE)
     rig.tiers.unpin("a")
@@ -488,7 +488,7 @@ def test_a_full_queue_to_the_disk_drops_and_counts(rig: Rig, monkeypatch: pytest
 
 
 class Store:
-    """The thread of a store that may or may not take requests."""
+    """A fake of a store's thread that records lookups; it refuses them if not `is_usable`."""
 
     kind = identity = "store"
     num_corrupt = 0
@@ -532,7 +532,7 @@ def test_a_store_that_fails_between_the_search_and_the_read_is_no_failed_step(ri
 
 
 class Noted:
-    """A part of the tiers that records its calls."""
+    """A fake part of the tiers that records its calls."""
 
     def __init__(self, told: list[tuple[str, object]], name: str) -> None:
         self._told, self._name = told, name
@@ -600,7 +600,7 @@ def test_a_cuda_device_copies_from_registered_slots_by_itself_and_a_damaged_bloc
     monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: registrar)
     monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", 4 * size)
     cache = torch.randint(0, 256, (32, size), dtype=torch.uint8)
-    for life in range(2):  # the second finds the first one's files
+    for life in range(2):  # the second life finds the files of the first
         host = HostTier.open(tmp_path / "host", 8 * size, device=torch.device("cuda"))
         memory, stream = host.add_size(size), FakeCopyStream()
         tiers = TieredCache(host, None, CudaBlockCopier(cache, memory, stream), size)

@@ -1,4 +1,4 @@
-"""Compiling beside the loading, without delaying it."""
+"""The warm-up of a model, which compiles kernels while weights are loaded, without delaying the load."""
 
 import logging
 from types import SimpleNamespace
@@ -51,7 +51,7 @@ def test_a_failed_preparation_is_done_by_the_next_load(monkeypatch: pytest.Monke
     ("device", "proved", "awaited", "both"), [("cpu", False, False, False), ("cuda", True, True, False)]
 )
 def test_an_awaited_model_waits_for_no_proof_twice(device: str, proved: bool, awaited: bool, both: bool) -> None:
-    """A CPU needs either of the two to skip the warm-up; a GPU, which also loads kernels, needs both."""
+    """A CPU skips the warm-up of a model that is proved or awaited; a GPU, which also loads kernels, only if both hold."""
 
     def needs(is_proved: bool, is_awaited: bool) -> bool:
         loading: Any = SimpleNamespace(

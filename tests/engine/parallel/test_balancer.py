@@ -1,4 +1,4 @@
-"""Every rank takes part in every look at the loads, with any counts; and nothing moves while a rank's weights are a file's."""
+"""The balancer of experts: every rank takes part in every check of the loads, and no expert moves while a rank's weights are mapped from a file."""
 
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ LOADS = [90, 80, 1, 1]
 
 
 class OtherRank:
-    """The second of two ranks, which gets the first one's counts and messages."""
+    """A fake second rank that receives the counts and messages of the first."""
 
     is_first = False
     rank, size, copies = 1, 2, 1
@@ -52,11 +52,11 @@ def test_a_model_that_has_just_taken_anothers_place_looks_with_the_others(is_fir
     model = model_of(ExpertPlacement.first(4, 2, 0))
     balancer = ExpertBalancer(cast("Any", ranks))
     balancer.before_step(model, 5000)
-    assert ranks.looks == 1, "the others wait for it"
+    assert ranks.looks == 1, "a new model must take part, as the other ranks wait for it"
     balancer.before_step(model, 1)
     assert balancer.moved == is_first_ready
     balancer.before_step(model, 1)
-    assert ranks.looks == 1, "it counts anew"
+    assert ranks.looks == 1, "the count of steps begins again"
 
 
 def test_experts_stay_where_they_are_for_a_hundredth() -> None:

@@ -1,4 +1,4 @@
-"""Exchanges of ranks through Gloo itself, in threads of one process; and the private names by which they find each other."""
+"""Exchanges between ranks through Gloo, in threads of one process, and the store by which ranks find each other."""
 
 import socket
 from collections.abc import Callable
@@ -26,14 +26,14 @@ from pilotlight.engine.weights.shard import WHOLE, Shard
 def test_the_ranks_store_listens_on_this_machine_alone() -> None:
     store = new_store()
     TCPStore(LOCALHOST, store.port, is_master=False).set("a", "b")
-    assert store.get("a") == b"b", "another rank reaches it"
-    # Free on another loopback address: a listener on all addresses would occupy it there as well.
+    assert store.get("a") == b"b", "another rank must reach the store"
+    # The port must be free on another loopback address: a listener on all addresses would occupy it there too.
     with socket.create_server(("127.0.0.2", store.port)):
         pass
 
 
 def linked(degrees: Parallelism, work: Callable[[RankLinks], Any]) -> list[Any]:
-    """Do the work on every rank, each in a separate thread, and return the results in the ranks' order."""
+    """Run `work` on every rank, each in a separate thread; return the results in the order of ranks."""
     store = HashStore()
 
     def run(rank: int) -> Any:
@@ -67,7 +67,7 @@ def test_ranks_with_tokens_of_their_own_send_rows_to_each_other_and_to_the_first
         arrived = ranks.exchange(rows, sent, received)
         gathered = ranks.to_first(torch.full((rank + 1, 1), rank), (1, 2))
         own = ranks.sum(torch.ones(1)), ranks.join(torch.ones(1, 1), (1,))
-        assert [int(x) for x in own] == [1, 1], "each has whole matrices"
+        assert [int(x) for x in own] == [1, 1], "sums are local, as each rank has whole matrices"
         return sent, received, arrived.flatten().tolist(), gathered.flatten().tolist(), ranks.copies, ranks.exchanged
 
     first, second = linked(Parallelism(ep=2), work)
@@ -122,9 +122,9 @@ def test_stages_are_a_ring_in_which_each_sends_to_the_next() -> None:
 
 
 class Meeting:
-    """Sends and receives of two ranks, as NCCL orders them.
+    """Sends and receives of two ranks, ordered as by NCCL.
 
-    A queue for each rank of a group, in which each operation waits for earlier ones, and for its counterpart in the other rank's queue.
+    Each rank has a queue, in which an operation waits for earlier ones and for its counterpart in the queue of the other rank.
     """
 
     def __init__(self, queues: "dict[str, list[list[str]]]", name: str, rank: int) -> None:
@@ -146,11 +146,11 @@ class Meeting:
 
 
 def test_two_stages_never_wait_for_each_other_in_a_circle() -> None:
-    """The first has started the next step before it receives the last one's result of this one."""
+    """The first stage sends further steps before it receives the result of an earlier one from the last stage."""
     queues: dict[str, list[list[str]]] = {}
     first, last = (StagePipe(Meeting(queues, "forth", i), Meeting(queues, "back", i), i, 1, 2) for i in range(2))
     x = torch.empty(1)
-    for step in range(3):  # as many as are under way at once
+    for step in range(3):  # as many steps as are in flight at once
         first.send(x, step)
     for step in range(3):
         last.receive(x, step)
@@ -159,7 +159,7 @@ def test_two_stages_never_wait_for_each_other_in_a_circle() -> None:
         first.send(x, step + 3)
     for ours, theirs in queues.values():
         for mine, other in zip(ours, theirs, strict=False):
-            assert {mine.split()[0], other.split()[0]} == {"send", "receive"}, "both would wait for the other"
+            assert {mine.split()[0], other.split()[0]} == {"send", "receive"}, "each rank would wait for the other"
             assert mine.split()[1] == other.split()[1]
 
 

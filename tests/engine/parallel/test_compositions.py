@@ -1,4 +1,5 @@
-"""Every family in every composition of ranks: tokens are those of one rank, and log-probabilities close, or it is refused by name."""
+"""Every family with every composition of ranks: tokens equal those of one rank and log-probabilities are close, or the composition is refused by
+name."""
 
 import random
 from collections.abc import Iterator
@@ -45,7 +46,7 @@ from tests.engine.parallel.test_ranks import Ranks, assert_same, group_memory, g
 from tests.engine.quantizers import apart
 
 HALF = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
-# Sizes that every composition of up to four ranks can divide: heads, experts, layers.
+# Sizes of heads, experts and layers that every composition of up to four ranks can divide.
 SHARED: dict[str, Any] = {
     "hidden_size": 40, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 60
 }  # fmt: skip
@@ -87,7 +88,7 @@ MODELS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-# Further families with a part that none of those has. The last one has several, and is taken in every quick composition.
+# Further families, each with a part that MODELS lack. Only the last one is in the quick tests.
 FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"hidden_size": 48, "head_dim": None, "sliding_window": None}),
     "ministral3": (Ministral3Config, {"sliding_window": None, "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1}}),
@@ -122,7 +123,7 @@ FURTHER: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
 }  # fmt: skip
 FAMILIES = (*MODELS, EACH, *FURTHER)
 QUICK = (*MODELS, EACH, "minimax-m2")
-STACKED = ("gpt-oss", "llama 4")  # all experts of a layer in one tensor, of which each rank has a part
+STACKED = ("gpt-oss", "llama 4")  # families with all experts of a layer in one tensor
 SPARSE = ("qwen3-moe", "mixtral", "gpt-oss", "deepseek-v3", "glm-4.5", "llama 4", EACH, "qwen2-moe", "granite-moe", "ernie-moe",
           "deepseek-v2", "minimax-m2")  # fmt: skip
 
@@ -167,7 +168,7 @@ def write(directory: Path, family: str, **changes: Any) -> None:
 
 
 def refused_with(family: str, host: HostConfig) -> str | None:
-    """Return the refusal of a family that cannot be divided so; None if it can."""
+    """Return the expected error for a family that `host` cannot divide; None if it can."""
     if not host.expert_parallel:
         return None
     if family not in SPARSE:
@@ -186,7 +187,7 @@ def test_every_family_computes_in_every_composition_of_ranks_what_one_rank_does(
         with pytest.raises(CheckpointError, match=refusal), ranks.loaded(tmp_path):
             pass
         return
-    asked = several(prompt_logprobs=True)  # greedy sequences beside one whose tokens are sampled
+    asked = several(prompt_logprobs=True)  # greedy sequences, and below a sampled one
     asked.append(submit("drawn", random_prompt(31, seed=9), max_tokens=12, temperature=0.9, seed=5, num_logprobs=3))
     expected = drain(load_engine(tmp_path), asked)
     with ranks.loaded(tmp_path) as model:
@@ -197,7 +198,7 @@ NUM_DRAWS = 200
 
 
 def drawn_submits(rng: random.Random) -> list[Submit]:
-    """Return sequences of drawn lengths that ask for drawn things."""
+    """Return requests of random lengths with random sampling options."""
     asked = []
     for i in range(rng.randint(1, 6)):
         sampling: dict[str, Any] = {"max_tokens": rng.randint(1, 14), "num_logprobs": rng.randint(0, 3)}
@@ -236,9 +237,7 @@ def test_drawn_models_and_requests_get_the_tokens_of_one_rank_in_drawn_compositi
         name: [family for family in FAMILIES if refused_with(family, host) is None]
         for name, host in COMPOSITIONS.items()
     }
-    draws = sorted(
-        drawn.choice([*COMPOSITIONS]) for _ in range(NUM_DRAWS)
-    )  # a group starts once for all draws of its composition
+    draws = sorted(drawn.choice([*COMPOSITIONS]) for _ in range(NUM_DRAWS))  # sorted, so that each group starts once
     for name in COMPOSITIONS:
         host = COMPOSITIONS[name]
         with group_memory(host) as memory:

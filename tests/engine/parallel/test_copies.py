@@ -1,4 +1,4 @@
-"""Blocks of all ranks copied to host memory: each thread gets those that it has requested."""
+"""Copies of blocks from all ranks to host memory: concurrent threads get the blocks that they requested."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ from pilotlight.engine.parallel.channel import RankChannel
 from pilotlight.engine.parallel.orders import FetchBlocks, RankReply, StoreBlocks
 from pilotlight.engine.parallel.ranks import RankBlocks, RankGroup
 
-BLOCK_BYTES = 1 << 20  # more than a socket holds
+BLOCK_BYTES = 1 << 20  # more than the buffer of a socket holds
 
 
 class OtherRank(threading.Thread):
-    """A rank that has blocks, and copies them as a follower does."""
+    """A fake rank that stores and returns blocks as a follower does."""
 
     def __init__(self, channel: RankChannel) -> None:
         super().__init__(daemon=True)
@@ -44,7 +44,7 @@ def content_of(block: int) -> bytes:
 
 
 class OneOther(RankGroup):
-    """A group whose only other rank is a thread of this process."""
+    """A group of two ranks, of which the other is a thread of this process."""
 
     def __init__(self) -> None:
         mine, end = RankChannel.pair()

@@ -1,4 +1,4 @@
-"""Ranks with separate sequences and some of each layer's experts compute the same as one rank, for all requests."""
+"""Ranks with separate sequences, and each with some experts of every layer, compute the same as one rank for all requests."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -65,13 +65,13 @@ HOSTS = [
 
 @pytest.fixture(scope="module", params=HOSTS)
 def pair(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Start two copies of the attention."""
+    """Start ranks among which attention has two copies."""
     with group_memory(request.param) as memory:
         yield Ranks(request.param, memory)
 
 
 def shares_of(ranks: Ranks, directory: Path, asked: list[Submit], **changes: Any) -> set[int]:
-    """Return the ranks whose sequences they were, while they run."""
+    """Run requests; return the ranks that the sequences belonged to."""
     with ranks._replace(host=replace(ranks.host, **changes)).loaded(directory) as model:
         for message in asked:
             model.engine.submit(message)
@@ -224,8 +224,8 @@ def test_a_block_comes_back_from_the_host_tier_to_any_rank(tmp_path: Path, copie
         settle(first.engine)
         first.close()
         again = load_model(spec, host, memory, tiers=tiers)
-        again.engine.tiers.note_prefill_rate(1.0)  # so slow that fetching pays
-        for i in (1, 0):  # each to the rank that had the other
+        again.engine.tiers.note_prefill_rate(1.0)  # so slow that fetching is worth it
+        for i in (1, 0):  # in reverse, so that each gets the other rank
             found = one(again.engine, submit(f"again {i}", prompts[i]))
             assert found.token_ids == expected[i]
             assert found.num_cached_tokens == 80, "five blocks of sixteen: the last token is computed"
@@ -291,7 +291,7 @@ def test_experts_move_between_ranks_while_they_serve_and_the_tokens_stay_the_sam
     with group_memory(host) as memory, Ranks(host, memory).loaded(tmp_path) as model:
         runner = model.engine.runner.own
         began = [layer.placement for layer in experts_of(runner.model)]
-        until = time.monotonic() + 60  # weights that are a file's own pages are first copied to allocated memory
+        until = time.monotonic() + 60  # mapped weights are first copied to allocated memory
         while not runner.balancer.moved and time.monotonic() < until:
             assert_same(drain(model.engine, asked), expected)
         assert runner.balancer.moved > 0
@@ -305,8 +305,8 @@ def test_messages_and_bytes_of_a_step_are_those_of_the_formula(
     write_family(tmp_path, LATENT)
     assert pair.memory.links is not None
     assert pair.memory.links.serving is not None
-    routed: list[int] = []  # for each layer, tokens with an expert on another rank, once for each of these
-    back: list[int] = []  # and tokens of the ranks that share matrices with this one, with an expert here
+    routed: list[int] = []  # for each layer: pairs of a token and another rank with an expert of it
+    back: list[int] = []  # for each layer: tokens that other ranks of the tp group send here
     degrees = Parallelism.of_host(pair.host)
     with pair.loaded(tmp_path) as model:
         watched = [part.experts for part in sparse_parts_of(model.engine.runner.own.model)]

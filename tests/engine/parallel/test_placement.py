@@ -1,4 +1,4 @@
-"""Experts are placed as evenly as their loads allow, with copies of the busiest; each always has a rank."""
+"""The placement of experts on ranks: as even as their loads allow, with copies of the busiest, and always at least one of each."""
 
 import random
 
@@ -30,7 +30,7 @@ def test_every_expert_has_a_rank_and_no_rank_an_expert_twice(num_experts: int, n
         for old, new in zip(before.slots, placement.slots, strict=True):
             assert len(set(new)) == len(old) == len(new)
             assert all(new.index(expert) == old.index(expert) for expert in set(old) & set(new)), (
-                "who stays keeps the slot"
+                "an expert that stays on a rank keeps its slot"
             )
 
 
@@ -38,7 +38,7 @@ def test_copies_of_the_busiest_expert_make_the_slowest_rank_faster() -> None:
     loads = [1000, 1, 1, 1, 1, 1, 1, 1]
     whole = ExpertPlacement.first(8, 2, 0)
     copied = ExpertPlacement.first(8, 2, 1).balanced(loads)
-    assert whole.balanced(loads).slowest(loads) >= 1000, "one rank has all of it, wherever it lies"
+    assert whole.balanced(loads).slowest(loads) >= 1000, "without copies, one rank has the whole load of the expert"
     assert copied.slowest(loads) <= 505
     assert copied.ranks_of(0) == [0, 1]
 

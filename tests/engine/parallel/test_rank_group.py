@@ -1,4 +1,4 @@
-"""A group whose rank is killed, crashes, or is stopped reports it by name, and soon."""
+"""A group of ranks soon reports a rank that is killed, crashes or is stopped, by name."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.process
 
 
 def send_until_lost(group: RankGroup) -> RankLostError:
-    """Give orders until one cannot be given: each is more than a socket holds."""
+    """Send orders, each larger than the buffer of a socket, until one fails; return the error."""
     try:
         while True:
             group.send(DropModel("none" * 100_000))
@@ -40,7 +40,7 @@ def test_a_rank_that_is_stopped_holds_up_the_orders_for_a_few_seconds_only(caplo
         os.kill(pid, signal.SIGSTOP)
         until(lambda: is_suspended(pid))
         error = send_until_lost(memory.group)
-        assert error.was_killed, "no request is charged with it"
+        assert error.was_killed, "a stopped rank must not be blamed on a request"
         assert f"rank 1 (pid {pid}) was stopped for 5 s; it is killed" in caplog.text
 
 

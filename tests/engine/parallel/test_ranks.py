@@ -1,4 +1,4 @@
-"""Ranks that share a model compute the same as one: logits, tokens, and all options of sequences."""
+"""Ranks that share a model compute the same as one rank: logits, tokens, and all options of requests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ def group_memory(config: HostConfig) -> Iterator[KvMemory]:
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one stage", "two stages"])
 def pair(process_tier: None, request: pytest.FixtureRequest) -> Iterator[KvMemory]:
-    """Start two ranks that share every matrix, or with half of the layers each."""
+    """Start two ranks that share every matrix, or that have half of the layers each."""
     with group_memory(group_of(2, stages=request.param)) as memory:
         yield memory
 
@@ -92,7 +92,7 @@ class Ranks(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ranks(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Start ranks of another group, which takes seconds: the arguments of `group_of`."""
+    """Start a group of ranks, which takes seconds; the parameter has the arguments of `group_of`."""
     host = group_of(request.param["size"], **{name: of for name, of in request.param.items() if name != "size"})
     with group_memory(host) as memory:
         yield Ranks(host, memory)
@@ -298,7 +298,7 @@ def test_ranks_share_a_drafter_with_weights(pair: KvMemory, words: str) -> None:
         ours, theirs = model.engine.load().drafts, alone.load().drafts
         assert ours.num_failures == 0
         rates = [counts.num_accepted_tokens / counts.num_draft_tokens for counts in (ours, theirs)]
-        assert rates[0] == pytest.approx(rates[1], abs=0.15), "it guesses what one rank's does"
+        assert rates[0] == pytest.approx(rates[1], abs=0.15), "drafts are as good as with one rank"
     finally:
         model.close()
         alone.close()
@@ -392,12 +392,12 @@ def test_all_ranks_parts_of_a_block_are_kept_in_the_tiers_and_come_back(tmp_path
         first.engine.stats.rates.count = lambda *_: None  # type: ignore[method-assign]
         assert one(first.engine, submit("a", prompt)).token_ids == expected.token_ids
         settle(first.engine)
-        first.close()  # asleep: the device holds nothing of it
+        first.close()  # puts the model to sleep: it leaves the device
         again = load_model(spec, host, memory, tiers=tiers)
         again.engine.tiers.note_prefill_rate(1.0)  # so slow that fetching pays
         heard = one(again.engine, submit("b", prompt))
         assert heard.token_ids == expected.token_ids
-        assert heard.num_cached_tokens == 80, "five blocks of sixteen: the last token is computed"
+        assert heard.num_cached_tokens == 80, "five blocks of sixteen tokens; the last token is always computed"
         again.close()
         tiers.close()
 

@@ -1,4 +1,4 @@
-"""Hosts of one rank and of several hand over blocks to each other: outside the device a block is whole, however many ranks computed it."""
+"""Hosts with one rank and with several hand over blocks to each other: outside the device a block is whole, however many ranks computed it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("always_worth_it")
 
 
 class UnequalPair(Pair):
-    """A prefill host and a decode host, of which one has several ranks."""
+    """A prefill host and a decode host, one of which has several ranks."""
 
     def __init__(self, model: Path, place: Path, ranks: KvMemory, of_prefill: bool, kv_dtype: KvDtype = "auto") -> None:
         self._ranks = ranks
@@ -82,7 +82,7 @@ def test_tokens_are_those_of_one_host(tmp_path: Path, two: KvMemory, family: str
     heard = pair.answer(asked())
     assert {name: one.token_ids for name, one in heard.items()} == {n: one.token_ids for n, one in expected.items()}
     assert [heard[name].num_fetched_tokens for name in ("s0", "s1")] == [144, 80], (
-        "all full blocks but the last token's"
+        "all full blocks except that of the last token"
     )
     assert pair.decode.load().prompt_tokens == 150 - 144 + 90 - 80
     pair.assert_nothing_is_left()
@@ -163,7 +163,7 @@ def test_a_block_that_was_cut_into_parts_is_whole_again(
     covered = {i for pieces in parts.pieces for piece in pieces for i in range(piece.whole, piece.whole + piece.size)}
     assert all(again[i] == content[i] for i in covered)
     kept = sum(4 * one.num_heads * one.head_dim * 4 for one in segments)
-    assert len(covered) == 3 * kept, "all that is kept, and no padding"
+    assert len(covered) == 3 * kept, "the pieces must cover all content, without padding"
 
 
 def test_layers_whose_blocks_are_made_of_other_pieces_stay_apart() -> None:

@@ -1,4 +1,4 @@
-"""A plan's memory of a model equals that of a load: weights, rotary tables and blocks, of every family; and the published headrooms."""
+"""A plan predicts the memory of a load exactly: weights, rotary tables and blocks of every family. It also matches published memory figures."""
 
 import subprocess
 import sys
@@ -85,7 +85,7 @@ def test_a_plan_needs_no_torch() -> None:
     ("stored", "dtype", "on_cpu", "item"),
     [
         (torch.float32, "auto", True, 4),
-        (torch.bfloat16, "auto", True, 4),  # small: a CPU computes it in fp32
+        (torch.bfloat16, "auto", True, 4),  # a CPU computes small models in fp32
         (torch.bfloat16, "auto", False, 2),
         (torch.bfloat16, "bfloat16", True, 2),
         (torch.bfloat16, "float32", False, 4),
@@ -115,7 +115,7 @@ def test_ranks_have_all_of_a_models_numbers_together(tmp_path: Path, name: str) 
             assert sum(one.get(part, 0) for one in parts) == size
 
 
-# Published: more than 56 GiB for KV, 1.2 million tokens; more than 30 GiB.
+# The published figures: more than 56 GiB for KV, or 1.2 million tokens, and more than 30 GiB.
 def test_scout_leaves_the_published_room_on_two_h200() -> None:
     model = read_model(CONFIGS / "llama-4-scout.json")
     plan = make_plan(model, parse_devices("2xh200", never), Workload.of(model, 1 << 20))
@@ -154,7 +154,7 @@ def test_ranks_with_sequences_of_their_own_hold_so_many_times_the_tokens(plan_of
     of_rank = min(rank.kv_tokens(whole.workload.context_length, 2048) for rank in whole.ranks)
     assert whole.kv_tokens == 16 * of_rank
     assert whole.kv_tokens > 7 * cut.kv_tokens, (
-        "latent vectors are not divided by heads: every rank of the other has all"
+        "with tp=16 every rank keeps all latent vectors, which have no heads to divide"
     )
 
 
@@ -216,7 +216,7 @@ def test_totals_are_the_sums_of_the_ranks_and_ranks_those_of_their_parts() -> No
 
 
 def test_stages_are_as_even_as_layers_allow() -> None:
-    costs = (1.0,) * 3 + (5.0,) * 9  # a few dense layers before those with experts
+    costs = (1.0,) * 3 + (5.0,) * 9  # three dense layers before nine with experts
     stages = balanced_stages(costs, 4.0, 3)
     assert [stage.start for stage in stages] == [0, *[stage.stop for stage in stages[:-1]]]
     times = [sum(costs[i] for i in stage) for stage in stages]
@@ -232,7 +232,7 @@ def test_layers_of_experts_weigh_what_a_step_of_decodes_reads_of_them() -> None:
         "num_experts_per_tok": 4, "mlp_only_layers": [*range(8)], "vocab_size": 32_000, "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-6, "hidden_act": "silu", "tie_word_embeddings": False,
     })  # fmt: skip
-    assert [len(layers) for layers in model.stages(2)] == [10, 6], "as even by products with one token: 5 and 11"
+    assert [len(layers) for layers in model.stages(2)] == [10, 6], "a step of one token would give 5 and 11 layers"
     assert model._replace(dtype="float32").stages(2) == model.stages(2)
 
 
@@ -267,14 +267,16 @@ def test_a_cache_without_a_size_is_what_models_leave_of_a_gpu() -> None:
     kv_bytes = planned_kv_bytes(directory, "auto", host, total)
     model = read_model(directory)
     rank = rank_memory(model, RankPlace(Parallelism(2)), GPUS["h200"], model.config.context_length, StepLimits())
-    assert kv_bytes == rank.kv_bytes > 0, "as the plan says"
+    assert kv_bytes == rank.kv_bytes > 0, "must equal the planned bytes"
     assert weights_limit(host, total) == 100 * GIB
-    assert planned_kv_bytes(directory, "auto", replace(host, model_bytes=(200 * GIB,)), total) == 0, "it does not fit"
+    assert planned_kv_bytes(directory, "auto", replace(host, model_bytes=(200 * GIB,)), total) == 0, (
+        "models that do not fit leave nothing"
+    )
 
 
 def test_models_that_take_turns_leave_half_a_gpu_to_the_cache() -> None:
     assert weights_room([10, 20, 30], 1000) == 60
     assert weights_room([400, 300, 300], 1000) == 500
-    assert weights_room([700, 300], 1000) == 700, "the largest one has to fit"
-    assert weights_room([0, 300], 1000) == 500, "one is still to be downloaded"
+    assert weights_room([700, 300], 1000) == 700, "the largest model has to fit"
+    assert weights_room([0, 300], 1000) == 500, "one model is not downloaded yet"
     assert weights_limit(HostConfig(kv_bytes=20 * GIB), 80 * GIB) == beside_kv(80 * GIB, 20 * GIB) < 60 * GIB

@@ -1,4 +1,4 @@
-"""Degrees of parallelism that a model supports, and the refusals of others."""
+"""The degrees of parallelism that a model supports, and the errors for others."""
 
 from itertools import combinations, pairwise
 from random import Random

@@ -1,4 +1,4 @@
-"""Published models are planned by their class, or refused with the nearest supported one; docs/models.md lists both."""
+"""Published models are planned by their class, or refused with the nearest supported class; docs/models.md lists both."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Matrices in a config.json's format: by names, parts of names, and patterns with bounded time."""
+"""The matrices that a config.json declares quantized: by names, parts of names, and patterns, whose matching time is bounded."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A sequence that waits for a requirement stops no other, and continues with it, without it, or not at all."""
+"""A sequence that waits for a requirement delays no other sequence, and then continues with it, without it, or ends."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ PROMPT = [3, 4, 5]
 
 
 class CompiledGrammar:
-    """A new kind of requirement, compiled in a thread."""
+    """A requirement of a kind that the engine does not know: a grammar that a thread compiles."""
 
     is_admitted = False
 
@@ -47,7 +47,7 @@ class CompiledGrammar:
 
 
 class Compiler:
-    """A thread that compiles on demand."""
+    """A thread that compiles when `go` is set."""
 
     def __init__(self) -> None:
         self.go = Event()
@@ -166,7 +166,9 @@ def test_samples_of_one_prompt_that_await_the_same_still_compute_it_once(compile
     while engine.has_work:
         engine.step()
     assert [grammar.grammar for grammar in grammars] == ["rules", None, "rules"]
-    assert sum(runner.batch_tokens) == 17 + 2 * 1 + 3 * 1, "the last token of each, and one that follows"
+    assert sum(runner.batch_tokens) == 17 + 2 * 1 + 3 * 1, (
+        "besides the prompt: its last token for each sample, and one decode of each"
+    )
 
 
 def test_samples_whose_leader_ends_await_their_own(compiler: Compiler) -> None:

@@ -1,4 +1,4 @@
-"""Admission: the bounds stated in engine/scheduling/fairness.py, with tenants that flood, send little, and come and go."""
+"""Fair admission: the bounds stated in engine/scheduling/fairness.py hold with tenants that flood, send little, or come and go."""
 
 from collections import Counter, deque
 from itertools import count, pairwise
@@ -20,7 +20,7 @@ sizes = st.lists(prompt_lengths, min_size=1, max_size=12)
 
 
 class Line:
-    """A queue whose prompts are never cached, and each tenant's service so far."""
+    """A queue of prompts that are not cached, which counts the tokens served to each tenant."""
 
     def __init__(self) -> None:
         self.queue = FairQueue(QUANTUM)
@@ -35,7 +35,7 @@ class Line:
 
     def admit(self) -> Sequence:
         expected = self.queue.peek()
-        assert self.queue.peek() is expected, "asking changes nothing"
+        assert self.queue.peek() is expected, "peek must not change the queue"
         sequence = self.queue.pop(len(expected.token_ids))
         assert sequence is expected
         if sequence.num_cached_tokens is None:
@@ -54,7 +54,7 @@ def test_a_newcomer_waits_for_a_quantum_and_a_prompt_of_each_other_tenant(
     lengths = {tenant: deque(flood) for tenant, flood in zip(tenants, floods, strict=True)}
 
     def admit() -> bytes:
-        """A flooding tenant has its next request in the queue before the last is admitted."""
+        """Admit a request; if its tenant floods the queue, add its next one. Return the tenant."""
         tenant = line.admit().tenant
         if tenant in lengths:
             line.add(tenant, lengths[tenant][0])
@@ -93,7 +93,7 @@ def test_tenants_that_always_wait_are_served_alike(floods: list[list[int]], admi
 @given(sizes, prompt_lengths, st.integers(1, 200))
 @settings(max_examples=200, deadline=None)
 def test_one_giant_at_a_time_gains_nothing_over_a_queue(flood: list[int], giant: int, admissions: int) -> None:
-    """A tenant whose queue is empty after each admission must not lose its debt."""
+    """A tenant keeps its debt although its queue is empty after each admission."""
     line = Line()
     small = deque(flood)
     line.add(b"one at a time", giant)
@@ -151,7 +151,7 @@ def test_no_priority_starves(passed_over: list[int]) -> None:
         gaps = [later - earlier for earlier, later in pairwise(places)]
         assert gaps
         assert max(gaps) <= AGEING_ADMISSIONS + len(passed_over)
-    assert order.count(0) >= 400 * (1 - len(passed_over) / AGEING_ADMISSIONS), "urgent is still urgent"
+    assert order.count(0) >= 400 * (1 - len(passed_over) / AGEING_ADMISSIONS), "urgent requests must still come first"
 
 
 def test_cached_prompts_do_not_win_every_place_in_the_batch() -> None:
@@ -169,10 +169,12 @@ def test_a_preempted_sequence_goes_before_its_tenants_others_and_is_not_paid_twi
     line.add(b"t", 90)
     line.add(b"other", 90)
     assert line.admit() is first
-    line.queue.add(first)  # preempted
+    line.queue.add(first)  # as after a preemption
     assert line.admit() is first
     line.queue.add(first)
-    assert [line.admit().arrival for _ in range(3)] == [0, 1, 2], "paid once, its tenant still had 10 tokens to spend"
+    assert [line.admit().arrival for _ in range(3)] == [0, 1, 2], (
+        "a preempted sequence is charged once, so its tenant has 10 tokens left"
+    )
 
 
 def test_debts_are_forgotten_without_a_queue_and_do_not_pile_up() -> None:
@@ -201,7 +203,7 @@ def test_a_flood_delays_another_tenants_request_by_its_share_alone() -> None:
     while engine.has_work:
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.finish_reason]
-    # four were running, and at most a quantum and a prompt (three sequences) of the flood are admitted before it
+    # Four were running. Before the guest, the flood gets at most a quantum and a prompt: three sequences.
     assert ended.index("guest") <= 4 + 3
     assert len(started) < 50
     assert len(ended) >= 50
@@ -228,7 +230,7 @@ def test_an_absence_pays_debts_and_saves_up_nothing() -> None:
         line.add(b"steady", 50)
         if line.admit().tenant == b"back":
             break
-    for _ in range(100):  # 50 rounds: the debt of 250 tokens was paid long ago
+    for _ in range(100):  # 50 rounds, more than enough to pay the debt of 250 tokens
         line.add(b"steady", 50)
         line.admit()
     line.served.clear()
@@ -255,14 +257,14 @@ def test_a_long_prompt_delays_no_short_one_of_another_tenant(
     engine.step()
     engine.submit(Submit("short", "tiny", (1, 2, 3), SamplingParams(1), salt, priority=priority))
     ended: list[str] = []
-    for _ in range(2 + depth):  # one turn of the other tenant's may have started
+    for _ in range(2 + depth):  # a step of the other tenant may have started
         engine.step()
         ended += [o.sequence_id for o in engine.sequences.take_outputs() if o.token_ids]
     assert ended == ["short"]
     while engine.has_work:
         engine.step()
     assert sum(runner.batch_tokens) == 803
-    assert len(runner.batch_tokens) <= 53, "no step was left half empty"
+    assert len(runner.batch_tokens) <= 53, "steps must be full"
 
 
 def test_long_prompts_of_several_tenants_advance_alike() -> None:
@@ -274,6 +276,6 @@ def test_long_prompts_of_several_tenants_advance_alike() -> None:
     for _ in range(10):
         engine.step()
     computed = sorted(s.num_computed_tokens for s in engine.scheduler.running)
-    assert len(computed) == 3, "a second prompt waits for its tenant's first"
+    assert len(computed) == 3, "the second prompt of a tenant waits for the first"
     assert computed[0] >= 64
     assert sum(computed) == 240

@@ -1,4 +1,4 @@
-"""A planned step, and the lengths of a sequence from which it is planned: only boundaries, without a scheduler."""
+"""A planned step, and the lengths of a sequence on which it depends, at their limits and without a scheduler."""
 
 import math
 from array import array
@@ -94,11 +94,11 @@ def test_what_can_be_computed_of_a_sequence_is_what_is_known_and_what_may_still_
     one.awaits_tokens = False
     one.length_limit = 8
     assert one.num_ready_tokens == 1
-    one.length_limit = 7  # the token that is being chosen is its last
+    one.length_limit = 7  # the token in flight is the last one
     assert one.num_ready_tokens == 0
     one.token_ids[-1] = 9
     assert one.num_ready_tokens == 1
-    assert not sequence(1).is_decoding, "a prompt of one token is a prompt"
+    assert not sequence(1).is_decoding, "a prompt of one token is not a decode"
 
 
 def test_a_sequence_that_loses_its_blocks_keeps_its_tokens_and_chooses_the_open_one_again() -> None:
@@ -136,7 +136,7 @@ def test_two_sequences_share_a_prompt_where_whatever_its_blocks_depend_on_is_the
     leader, other = sequence(), sequence()
     assert other.shares_prompt_with(leader)
     assert not leader.shares_prompt_with(leader)
-    leader.token_ids.append(99)  # its answered tokens are not part of it
+    leader.token_ids.append(99)  # an output token is not part of the prompt
     assert other.shares_prompt_with(leader)
     assert not sequence(5).shares_prompt_with(leader)
     assert not sequence(7).shares_prompt_with(leader)

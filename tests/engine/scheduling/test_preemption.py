@@ -1,4 +1,4 @@
-"""The order of preemption: the youngest sequence first, none for a younger one, and those whose blocks must leave."""
+"""The order of preemption: the youngest sequence first, none for a younger one, and the sequences whose blocks must be freed."""
 
 from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.kv.tier_protocol import TRANSFER_TIMEOUT_S
@@ -23,7 +23,7 @@ def test_the_youngest_that_is_not_planned_yet_gives_way() -> None:
     plan = StepPlan(64)
     plan.add(old, 1)
     plan.add(young, 1)
-    assert not scheduler.preemption.preempt_for(middle, plan), "not the one itself"
+    assert not scheduler.preemption.preempt_for(middle, plan), "a sequence must not be preempted for itself"
     assert scheduler.running == [old, middle, young]
     assert scheduler.preemption.preempt_for(old, plan)
     assert scheduler.running == [old, young]
@@ -91,7 +91,7 @@ def test_one_whose_blocks_are_being_filled_has_blocks_and_its_transfer_ends_with
     assert not tiers.open
     assert engine.scheduler.pool.num_held == 0
     engine.step()
-    assert len(tiers.open) == 1, "the next one fetches it again, and the other waits for that"
+    assert len(tiers.open) == 1, "one sequence fetches the blocks again, and the other waits for it"
     assert [len(engine.scheduler.waiting.admitted), len(engine.scheduler.waiting)] == [1, 2]
     clock.now += TRANSFER_TIMEOUT_S
     engine.step()

@@ -1,4 +1,4 @@
-"""The division of a step's prompt tokens: by priority, equal among tenants, over several steps, and to the last token."""
+"""The division of a step's prompt tokens: by priority, equally among tenants over several steps, and completely."""
 
 from collections import Counter
 
@@ -32,7 +32,7 @@ def test_no_owner_gets_more_than_it_wants_and_nothing_wanted_is_left(
 
 
 def divided(steps: int, budget: int, *wanting: Owner, shares: PromptShares | None = None) -> Counter[Owner]:
-    """Return each owner's tokens after `steps` steps in which all want more than there is."""
+    """Return the tokens of each owner after `steps` steps in which all want more than `budget`."""
     shares = shares or PromptShares(BLOCK)
     total: Counter[Owner] = Counter()
     for _ in range(steps):
@@ -75,7 +75,7 @@ def test_what_was_had_too_much_is_remembered() -> None:
     shares = PromptShares(BLOCK)
     usual, patient = (0, b"usual"), (5, b"patient")
     assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {usual: BLOCK}
-    assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {patient: BLOCK}, "it has had nothing"
+    assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {patient: BLOCK}, "it has had no tokens yet"
     for _ in range(AGEING_ADMISSIONS - 1):
         assert shares.divide(BLOCK, {usual: MUCH, patient: MUCH}) == {usual: BLOCK}
 
@@ -90,7 +90,7 @@ def test_an_absence_ends_no_debt() -> None:
 
 
 def test_newcomers_one_after_the_other_do_not_starve_earlier_ones() -> None:
-    """Each has a block's worth, and the step no more than that."""
+    """Each newcomer wants a block of tokens, which is also the budget of a step."""
     shares = PromptShares(BLOCK)
     steady = [
         shares.divide(BLOCK, {(0, b"steady"): MUCH, (0, b"guest %d" % i): BLOCK})[0, b"steady"] for i in range(100)

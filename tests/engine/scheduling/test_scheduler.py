@@ -1,4 +1,4 @@
-"""The content of a step: how long prompts delay others, by count of steps and by a clock that tokens advance."""
+"""The content of a step: how long prompts delay other sequences, in steps and on a clock that computed tokens advance."""
 
 from itertools import pairwise
 
@@ -15,11 +15,11 @@ from pilotlight.engine.scheduling.scheduler import Scheduler
 from tests.engine.driver import drain, submit
 from tests.engine.fake_runner import FakeRunner, fake_engine
 
-TOKENS_PER_S = 850  # of a small model on a CPU
+TOKENS_PER_S = 850  # as by a small model on a CPU
 
 
 def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRunner]:
-    """Return an engine whose clock is turned by the tokens that it computes, and nothing else."""
+    """Return an engine whose clock advances only by the tokens that it computes."""
     runners: list[FakeRunner] = []
     engine, runner = fake_engine(
         num_blocks=400,
@@ -34,7 +34,7 @@ def slow_engine(max_decode_delay_s: float, **shape: int) -> tuple[Engine, FakeRu
 
 
 def held_up_s(max_decode_delay_s: float) -> tuple[float, int]:
-    """Return a stream's longest wait for its next token while another tenant's 2,048 tokens are computed, and the number of steps."""
+    """Return a stream's longest wait for a token while a prompt of 2,048 tokens is computed, and the number of steps for the prompt."""
     engine, _ = slow_engine(max_decode_delay_s)
     engine.submit(submit("stream", list(range(100)), salt=b"a", max_tokens=200))
     for _ in range(5):
@@ -57,7 +57,7 @@ def test_a_long_prompt_holds_up_the_streams_beside_it_by_no_more_than_was_said()
     assert steps <= 2
     longest_s, steps = held_up_s(0.2)
     assert longest_s <= 0.2 + 2 / TOKENS_PER_S
-    assert steps == 13  # of 170 tokens
+    assert steps == 13  # steps of 170 tokens
 
 
 def test_a_step_has_a_block_of_prompt_tokens_at_least() -> None:
@@ -88,7 +88,7 @@ def test_before_anything_was_measured_a_step_is_not_capped() -> None:
 
 
 def steps_until_short_ends(budget: int, num_long: int, depth: int, delay_s: float = float("inf")) -> int:
-    """Return the steps that a prompt of three tokens at top priority takes, behind 16k-token prompts of other tenants."""
+    """Return how many steps a prompt of three tokens with high priority takes after prompts of 16,000 tokens of other tenants."""
     engine, _ = fake_engine(
         num_blocks=2000 * num_long,
         block_size=16,
@@ -140,7 +140,7 @@ def scheduler(num_blocks: int, **limits: int) -> Scheduler:
 
 
 def decoding(scheduler: Scheduler, *names: str, length: int = 6) -> list[Sequence]:
-    """Return sequences that have computed their prompts."""
+    """Return new running sequences whose prompts are computed."""
     sequences = [Sequence(name, list(range(length)), SamplingParams(50), b"", length_limit=60) for name in names]
     for sequence in sequences:
         scheduler.add(sequence)
@@ -149,7 +149,7 @@ def decoding(scheduler: Scheduler, *names: str, length: int = 6) -> list[Sequenc
 
 
 def compute(scheduler: Scheduler) -> dict[str, int]:
-    """Compute a step, and return the lengths of its chunks."""
+    """Compute a step; return the length of each sequence's chunk."""
     chunks = scheduler.schedule()
     for chunk in chunks:
         scheduler.launch(chunk)
@@ -179,7 +179,7 @@ def test_what_a_newcomer_leaves_of_its_share_goes_to_the_prompts_in_work() -> No
 
 def test_a_newcomer_leaves_each_running_sequence_a_spare_block() -> None:
     made = scheduler(6)
-    decoding(made, "a", "b", length=4)  # a block each, and one more for the next token
+    decoding(made, "a", "b", length=4)  # each holds a block, and one for the next token
     made.add(Sequence("c", [9, 9, 9], SamplingParams(5), b"", length_limit=60))
     compute(made)
     assert made.pool.num_held == 4
@@ -203,7 +203,9 @@ def test_a_prompt_beside_decodes_fills_tiles_of_rows(most: int, length: int) -> 
     decoding(made, "a")
     made.add(Sequence("b", list(range(30, 90)), SamplingParams(5), b"", length_limit=90))
     decode, prompt = made.schedule(most_beside_decodes=most)
-    assert (decode.end - decode.start, prompt.end - prompt.start) == (1, length), "48 rows in all, 32, or what there is"
+    assert (decode.end - decode.start, prompt.end - prompt.start) == (1, length), (
+        "with the decode, 48 or 32 rows; fewer than 32 are not rounded"
+    )
 
 
 def test_a_sample_whose_leader_has_computed_the_prompt_starts_at_once() -> None:
@@ -218,7 +220,7 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
     ranks = Scheduler(pool, SchedulerLimits(4, 64, 8, 100, copies=2))
 
     def running(share: int, length: int, num_blocks: int) -> None:
-        """Add a sequence of a rank whose results are in flight, so that it has nothing to compute now."""
+        """Add a running sequence of a rank. Its results are in flight, so that it has nothing to compute now."""
         blocks = [pool.allocate(share) for _ in range(num_blocks)]
         sequence = Sequence(f"of {share}", list(range(length)), SamplingParams(9), b"", share=share, length_limit=99)
         sequence.tables = [BlockTable([block for block in blocks if block is not None], [1] * num_blocks)]
@@ -226,7 +228,7 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
         sequence.awaits_tokens = True
         ranks.running.append(sequence)
 
-    running(0, 64, 4)  # it lacks twelve of its sixteen blocks
+    running(0, 64, 4)  # lacks twelve of its sixteen blocks
     running(1, 24, 6)
     newcomer = Sequence("new", [7] * 20, SamplingParams(9), b"", length_limit=99)
     ranks.add(newcomer)
@@ -237,4 +239,4 @@ def test_a_newcomer_goes_to_a_rank_with_room_for_it_though_another_one_holds_les
     running(0, 24, 5)
     ranks.add(again := Sequence("again", [8] * 20, SamplingParams(9), b"", length_limit=99))
     ranks.schedule()
-    assert again.share == 0, "where both have room, the one that holds less"
+    assert again.share == 0, "if both ranks have room, the one with fewer blocks is chosen"

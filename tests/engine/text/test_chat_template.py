@@ -1,4 +1,4 @@
-"""Conversations rendered exactly as transformers renders them, in a sandbox."""
+"""Chat templates, rendered in a sandbox exactly as by transformers."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -120,7 +120,7 @@ def test_operators_compute_what_they_do_elsewhere() -> None:
 
 
 def test_no_constant_is_computed_while_a_template_is_compiled() -> None:
-    """Python's compiler computed the first one for minutes, in one call that cannot be interrupted."""
+    """Python's compiler would compute the first constant for minutes, in a call that cannot be interrupted."""
     template = ChatTemplate(
         {"default": "{% if false %}{{ (7 ** 60000000) % 3 }}{{ 'a' * 10 ** 12 }}{% endif %}fine"}, {}
     )
@@ -152,7 +152,7 @@ def test_a_template_is_compiled_once_however_many_threads_ask(monkeypatch: pytes
     monkeypatch.setattr(ENVIRONMENT, "from_string", noting)
     template = ChatTemplate({"default": CHATML}, {})
     assert template.mentions("<tool_call>")
-    assert not compiled, "asking what it mentions compiles nothing"
+    assert not compiled, "a look for names must not compile the template"
     with ThreadPoolExecutor(8) as pool:
         texts = set(pool.map(lambda _: template.render([{"role": "user", "content": "Hi"}]), range(32)))
     assert len(texts) == 1
@@ -181,7 +181,7 @@ def test_a_jinja_file_wins_over_the_configuration(tmp_path: Path) -> None:
 
 def test_a_model_without_a_template_says_what_to_use(tmp_path: Path) -> None:
     template = ChatTemplate.from_directory(tmp_path)
-    assert template.is_compiled, "there is nothing to import Jinja for"
+    assert template.is_compiled, "the template must not need Jinja"
     with pytest.raises(ChatTemplateError, match="completions endpoint"):
         template.render([])
 

@@ -1,4 +1,4 @@
-"""Templates that read content as a list of parts, as those of guard and vision models, get lists; all others get texts."""
+"""Templates that read content as a list of parts, as guard and vision models do, get lists; all others get strings."""
 
 from typing import Any
 
@@ -116,4 +116,4 @@ def test_a_conversation_of_which_a_message_would_be_left_out_is_refused() -> Non
     template = ChatTemplate({"default": LOOP.replace("CONTENT", FIRST_SYSTEM)}, {})
     with pytest.raises(ChatTemplateError, match="leaves out system messages after the first message"):
         template.render([*messages[:2], {"role": "system", "content": "Be long."}])
-    assert template.render([*messages[:2], {"role": "system", "content": ""}]), "nothing is left out of it"
+    assert template.render([*messages[:2], {"role": "system", "content": ""}]), "an empty message leaves nothing out"

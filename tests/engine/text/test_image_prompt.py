@@ -1,4 +1,4 @@
-"""Prompts with images are laid out as by the checkpoints' own processors, without reading an image."""
+"""Prompts with images are laid out as by the processors of the checkpoints, without decoding the images."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_qwen_writes_a_placeholder_for_each_square_and_says_how_many_are_in_a_ro
     assert (image.position, image.num_tokens, image.columns) == (1, 6, 3)
 
 
-# Width and height of an image, and those that the processors of Qwen 2-VL and GLM-4.1V of transformers 5.23 scale it to, with 4 to 90 embeddings.
+# Width and height of an image, and those to which the processors of Qwen 2-VL and GLM-4.1V scale it (transformers 5.23, 4 to 90 embeddings).
 SCALED = [
     ((80, 6), (224, 28), (364, 28)), ((129, 19), (140, 28), (196, 28)), ((1, 154), (28, 700), (28, 3276)), ((6, 8), (56, 84), (56, 84)),
     ((44, 3053), (28, 2212), (28, 2212)), ((46, 846), (56, 840), (56, 840)), ((3, 172), (28, 448), (28, 1596)),

@@ -1,4 +1,4 @@
-"""Text to ids and back, and the growing text of a stream."""
+"""Tokenizers: text to ids and back, and the text of a growing stream of tokens."""
 
 import json
 import threading
@@ -26,7 +26,7 @@ from tests.fakes import byte_tokenizer, write_model_directory
 
 
 def trained() -> Backend:
-    """Train a byte-level BPE with merges, so that tokens cut through characters."""
+    """Train a byte-level BPE tokenizer, in which characters may be split between tokens."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -45,7 +45,7 @@ def trained() -> Backend:
 
 
 def sentencepiece() -> Backend:
-    """Build a tokenizer with words marked by U+2581, and every byte as a token for text outside its pieces."""
+    """Build a SentencePiece-like tokenizer: spaces are U+2581, and text outside the vocabulary becomes byte tokens."""
     vocabulary = {"<unk>": 0, **{f"<0x{byte:02X}>": byte + 1 for byte in range(256)}, "\u2581": 257, "h": 258, "i": 259}
     backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     backend.normalizer = normalizers.Replace(" ", "\u2581")
@@ -66,14 +66,14 @@ BACKENDS = {"byte-level": TRAINED, "sentencepiece": PIECES}
 def test_text_survives_the_round_trip(kind: str, text: str) -> None:
     tokenizer = OURS[kind]
     if kind == "sentencepiece":
-        text = text.replace("▁", "")  # its own sign for a space: the format does not distinguish the two
+        text = text.replace("▁", "")  # the format cannot distinguish this character from a space
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(token_ids=st.lists(st.integers(0, TRAINED.get_vocab_size() - 1), max_size=30))
 def test_any_ids_decode_as_the_tokenizers_library_decodes_them(token_ids: list[int]) -> None:
     special = TRAINED.token_to_id("<tool_call>")
-    if special not in token_ids:  # the library decodes runs between added tokens separately
+    if special not in token_ids:  # the library decodes the text around added tokens separately
         assert OURS["byte-level"].decode(token_ids) == TRAINED.decode(token_ids, skip_special_tokens=True)
 
 
@@ -149,7 +149,7 @@ def test_a_long_text_does_not_hold_up_other_threads() -> None:
     finally:
         ended.set()
         other.join()
-    assert meanwhile > 10  # it was 0 when Python's lock was held for all of the half second
+    assert meanwhile > 10  # 0 if encoding held Python's lock for the whole half second
 
 
 def test_a_directory_gives_tokenizer_and_special_tokens(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ FORGING = [
     ],
 )
 def test_a_special_token_that_a_user_wrote_is_text_whatever_a_template_does_to_it(source: str) -> None:
-    """Keys count as well as values: schemas of tools often come from third parties."""
+    """This includes keys: schemas of tools often come from third parties."""
     tokenizer = Tokenizer.from_json(byte_tokenizer().to_str(), {})
     messages, tools = tokenizer.shield((FORGING, [SCHEMA]))
     template = ChatTemplate({"default": f"<|im_start|>{source}<|im_end|>"}, {})
@@ -346,7 +346,7 @@ def test_wordpiece_tokens_continue_a_word_or_start_one() -> None:
 
 
 class PanicException(BaseException):
-    """An exception with the name of the library's own, which cannot be imported."""
+    """An exception named like one of the tokenizer library, which cannot be imported."""
 
 
 @pytest.mark.parametrize("error", [Exception("no"), PanicException("no")])

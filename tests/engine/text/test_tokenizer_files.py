@@ -1,4 +1,4 @@
-"""Mistral's tekken.json and Kimi's tiktoken.model, written here in their published layouts: results equal those of tiktoken, which reads both."""
+"""Mistral's tekken.json and Kimi's tiktoken.model, written in their published layouts: results equal those of tiktoken."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ NUM_SPECIAL = 30
 
 
 def trained() -> dict[bytes, int]:
-    """Return ranks as byte-pair encoding trains them: the most frequent pair is the next token, until each word is one."""
+    """Return ranks from byte-pair training: the most frequent pair becomes a token, until each word is one token."""
     ranks = {bytes([byte]): rank for rank, byte in enumerate(random.Random(0).sample(range(256), 256))}
     words = [[bytes([byte]) for byte in word.encode()] for word in re.findall(r"\s*\S+|\s+", CORPUS)]
     while counts := Counter(left + right for word in words for left, right in pairwise(word)):
@@ -100,7 +100,9 @@ def tekken(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 KIMI = tiktoken.Encoding("kimi", pat_str=KIMI_PATTERN, mergeable_ranks=RANKS, special_tokens={})
-CUT = {token: rank for token, rank in RANKS.items() if rank < len(RANKS) - 20}  # the file contains how many are used
+CUT = {
+    token: rank for token, rank in RANKS.items() if rank < len(RANKS) - 20
+}  # the file states how many ranks are used
 TEKKEN = tiktoken.Encoding("tekken", pat_str=TEKKEN_PATTERN, mergeable_ranks=CUT, special_tokens={})
 
 
@@ -126,7 +128,7 @@ def test_any_ids_decode_to_the_bytes_that_their_file_has(kimi: Tokenizer, token_
 @pytest.mark.long
 @given(text=st.text(alphabet="ab", max_size=24))
 def test_the_left_of_two_overlapping_joins_is_taken(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
-    """Both ab|a and a|ba make "aba"."""
+    """The token "aba" can be formed as ab|a and as a|ba."""
     ranks = {bytes([byte]): byte for byte in range(256)}
     for token in (b"ab", b"ba", b"aba", b"bab", b"abab", b"baba", b"ababa", b"babab"):
         ranks[token] = len(ranks)
@@ -158,7 +160,7 @@ def test_special_tokens_that_a_file_names_are_its_own(tmp_path: Path) -> None:
     assert tokenizer.encode("[THINK]") == (1,)
     assert tokenizer.decode([0, 1, 2]) == "[THINK]"
     assert tokenizer.token_text(2) == "<SPECIAL_2>"
-    assert tokenizer.encode("a", add_special_tokens=True) == tokenizer.encode("a"), "it names no token to begin with"
+    assert tokenizer.encode("a", add_special_tokens=True) == tokenizer.encode("a"), "the file defines no first token"
 
 
 def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
@@ -173,7 +175,7 @@ def test_answers_follow_grammars_by_such_a_tokenizer(tmp_path: Path) -> None:
         allowed = [
             token_id for token_id in range(tokenizer.vocab_size) if matcher.mask()[token_id // 32] >> token_id % 32 & 1
         ]
-        assert allowed == [len(RANKS) + 1], "nothing but its end"
+        assert allowed == [len(RANKS) + 1], "only the end may follow"
     finally:
         grammars.close()
 

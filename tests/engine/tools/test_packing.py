@@ -1,4 +1,4 @@
-"""Packing: the packed model answers as the checkpoint, is named by its content, and survives faults of files."""
+"""Packing: a packed model gives the answers of its checkpoint, has its content's digest in its name, and survives file errors."""
 
 import json
 import os
@@ -26,7 +26,7 @@ SOME = [
     "llama, biased",
     "gemma3, one kv head, untied",
     "mixtral, two of five experts",
-    pytest.param(PACKED, marks=pytest.mark.cpu_only),  # a GPU keeps the checkpoint's experts in four bits
+    pytest.param(PACKED, marks=pytest.mark.cpu_only),  # on a GPU the experts stay in four bits
 ]
 
 
@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def directory(checkpoint: Path, tmp_path: Path) -> Path:
-    """Return each test's own copy."""
+    """Return a copy of the checkpoint for this test."""
     return Path(shutil.copytree(checkpoint, tmp_path / "model"))
 
 
@@ -73,7 +73,7 @@ def out(tmp_path: Path) -> Path:
 def test_a_packed_model_answers_as_its_checkpoint(
     name: str, dtype: str, tmp_path: Path, out: Path, memory: KvMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The weights are unpacked, as in a bundle: a product with codes is the more exact one."""
+    """Both models multiply unpacked weights: products with codes round differently."""
     monkeypatch.setattr("pilotlight.kernels.cpu.library.takes_codes", lambda: False)
     assert name in MODELS
     write_family(tmp_path / "model", name)
@@ -81,9 +81,9 @@ def test_a_packed_model_answers_as_its_checkpoint(
     info, expected = answer(tmp_path / "model", None, memory, dtype)
     found, heard = answer(out, None, memory)
     assert heard.logprobs == expected.logprobs
-    assert found.mapped, "it is used where it lies"
+    assert found.mapped, "a packed model is used in place"
     assert (found.dtype, found.weights_bytes) == (info.dtype, info.weights_bytes)
-    for mapped in (False, True):  # through a file in memory it is loaded like any other
+    for mapped in (False, True):  # the first load fills a file in memory, the second maps it
         again, heard = answer(out, tmp_path / "kept", memory)
         assert (again.mapped, heard.logprobs) == (mapped, expected.logprobs)
 
@@ -126,7 +126,7 @@ def test_a_model_refused_for_anothers_directory_leaves_it_as_it_was(directory: P
     before = contents(out)
     with pytest.raises(CheckpointError, match=r"config\.json is another model's; choose another directory"):
         packed_into(out, another(tmp_path))
-    os.utime(directory / "model.safetensors", (1, 1))  # another bundle, with the same config.json
+    os.utime(directory / "model.safetensors", (1, 1))  # now the bundle differs, with the same config.json
     (directory / "tokenizer_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is another bundle"):
         packed_into(out, directory)
@@ -187,7 +187,7 @@ pack_directory(Path(sys.argv[1]), Path(sys.argv[2]), "auto", Killed())
 
 @pytest.fixture(scope="module")
 def half_packed(process_tier: None, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a process that was killed when half of the checkpoint was packed."""
+    """Return the output folder of a process that was killed after packing half of the checkpoint."""
     out = tmp_path_factory.mktemp("half")
     done = subprocess.run([sys.executable, "-c", KILLED, str(checkpoint), str(out)], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL

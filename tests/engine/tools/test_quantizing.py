@@ -1,4 +1,4 @@
-"""A checkpoint quantized here conforms to compressed-tensors, is as close to the original as its bits allow, and is served."""
+"""Quantizing: the result conforms to compressed-tensors, is as close to the original as its bits allow, and can be served."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ INT4, INT8 = Rounding(4, 32), Rounding(8, None)
 
 
 def read(stored: dict[str, torch.Tensor], stem: str, bits: int) -> torch.Tensor:
-    """Unpack number by number, by the description of compressed-tensors."""
+    """Return a matrix, unpacked by the description of compressed-tensors."""
     words, scales = stored[f"{stem}.weight_packed"], stored[f"{stem}.weight_scale"].double()
     columns = int(stored[f"{stem}.weight_shape"][1])
     unsigned, per_word = words.long() & 0xFFFFFFFF, 32 // bits
@@ -186,7 +186,7 @@ def test_what_cannot_be_quantized_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 
 def test_a_plan_counts_the_bytes_that_a_cpu_keeps(tmp_path: Path) -> None:
-    """A GPU has no product with eight-bit integers, and unpacks them."""
+    """The plan is for a CPU; a GPU unpacks eight-bit integers."""
     write_checkpoint(tmp_path / "model", config(LlamaConfig, **SIZES))
     for rounding in (INT4, INT8):
         out = quantize_directory(tmp_path / "model", tmp_path / str(rounding.bits), rounding, Report())

@@ -1,4 +1,4 @@
-"""Images in prompts whose blocks come from elsewhere: tiers, other ranks, another host; also with sleeping models."""
+"""Prompts with images whose blocks come from tiers, other ranks or another host, or whose model sleeps in between."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Images are prepared as by the processors of `transformers`, bit by bit."""
+"""Images are prepared bit by bit as by the processors of `transformers`."""
 
 import hashlib
 import io
@@ -12,8 +12,9 @@ from pilotlight.engine.description.image_sizes import PatchedImages, ScaledImage
 from pilotlight.engine.vision.picture import PreparedImage, prepare_image, read_picture
 from tests.engine.pictures import picture
 
-# Width, height and mode of an image of tests.engine.pictures, and the result of transformers 5.23 with torchvision 0.28: hashes of the pixel values
-# of Llama4ImageProcessor and Kimi_K25ImageProcessor with their default configuration, in fp32, with the number of tiles and of patches.
+# Width, height and mode of an image of tests.engine.pictures, and results of transformers 5.23 with torchvision 0.28: the hash of the fp32 pixel
+# values and the number of tiles from Llama4ImageProcessor, and the hash and the number of patches from Kimi_K25ImageProcessor, both with their
+# default settings.
 RECORDED = {
     (1, 10000, "L"): ("a78df42e3ae2c49e", 17, "b617ec3cc5fdeb8c", 1024),
     (336, 336, "RGB"): ("1cfad5508ed98490", 1, "02ab38bca3ac3b8d", 576),
@@ -39,7 +40,7 @@ def test_an_image_is_prepared_as_the_reference_does(seed: int) -> None:
     assert name_of(patches.reshape(-1, 3, 14, 14)) == patches_name
 
 
-# The same of Qwen2VLImageProcessor, as it is configured by default; it refuses the first size.
+# The same from Qwen2VLImageProcessor with its default settings, which refuses the first size.
 SCALED = {
     (336, 336): ("bb460c3a53d8278f", 576),
     (337, 335): ("821488c630c630de", 576),

@@ -1,4 +1,4 @@
-"""Checkpoints with a tower whose pictures are not computed here: their text equals that of `transformers`, and the tower is not read."""
+"""Checkpoints with a vision tower that the engine does not support: text answers equal those of `transformers`, and the tower is not read."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ IDS = {"image_token_id": 420, "video_token_id": 421, "vision_start_token_id": 42
 
 
 def text(**changes: Any) -> dict[str, Any]:
-    """Return a configuration; None leaves a setting to the family's own default."""
+    """Return the settings of a text config of awkward sizes; a setting that is None keeps the family's default."""
     return {key: value for key, value in (AWKWARD | changes).items() if value is not None or key == "sliding_window"}
 
 
@@ -159,7 +159,9 @@ def test_text_beside_a_tower_agrees(tmp_path: Path, name: str) -> None:
     model = write(tmp_path, name)
     engine = load_engine(tmp_path, dtype="float32", max_num_batched_tokens=24)
     prompts = {"a": random_prompt(61, seed=2), "b": random_prompt(5, seed=5)}
-    prompts = {key: [token % 400 for token in prompt] for key, prompt in prompts.items()}  # no token of a picture
+    prompts = {
+        key: [token % 400 for token in prompt] for key, prompt in prompts.items()
+    }  # below the ids of image tokens
     heard = drain(engine, [full(key, prompt, max_tokens=4) for key, prompt in prompts.items()])
     for key, prompt in prompts.items():
         assert_agrees(model, prompt, heard[key])

@@ -1,4 +1,4 @@
-"""Trace files in Mooncake's format: requests that share blocks share prefixes, and no others do."""
+"""Trace files in Mooncake's format: requests share prefixes exactly if they share blocks."""
 
 import lzma
 from pathlib import Path
@@ -14,8 +14,8 @@ from pilotlight.edge_router.routing.cost import CostPolicy
 
 LINES = [
     Line(0, 1300, 10, (0, 1, 2)),
-    Line(1000, 2000, 20, (0, 1, 2, 3)),  # continues where the first one ended
-    Line(2000, 1100, 30, (0, 1, 9)),  # differs from them after block 1
+    Line(1000, 2000, 20, (0, 1, 2, 3)),  # continues the first conversation
+    Line(2000, 1100, 30, (0, 1, 9)),  # differs from both after block 1
     Line(3000, 700, 5, (0, 7)),
     Line(4000, 300, 5, (8,)),
 ]
@@ -44,7 +44,9 @@ def test_a_chain_has_a_digest_only_where_prompts_end_or_part() -> None:
 def test_times_are_stretched_to_the_rate_and_a_conversation_stays_in_its_city() -> None:
     sessions = TraceFile(LINES).sessions(load_cities(), rate=0.5, requests=5, seed=1)
     assert [session.starts_at for session in sessions] == [0.0, 2.5, 5.0, 7.5, 10.0]
-    assert len({session.city for session in sessions[:3]}) == 1  # they share block 1, not only the common one
+    assert (
+        len({session.city for session in sessions[:3]}) == 1
+    )  # these share block 1, not only block 0, which nearly all share
 
 
 def test_a_file_is_read_packed_or_not_and_one_of_another_format_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Devices of a simulated site: queueing theory for prompts alone, the runtime's own rule, and the effects of each arrangement."""
+"""Pools of devices at a simulated site, compared with queueing theory and the runtime's rule, and the effects of each arrangement."""
 
 import random
 from types import SimpleNamespace
@@ -50,7 +50,7 @@ def test_every_token_comes_once(arrangement: Arrangement) -> None:
     drawn = arrivals(BY_NAME["chat"], 0.5, 500, 3)
     pools = Pools(arrangement, BY_NAME["chat"])
     pools.run(drawn)
-    assert len(pools.ttft_s) == 400  # a fifth is warm-up
+    assert len(pools.ttft_s) == 400  # a fifth of 500 is warm-up
     assert sum(pools.gaps.values()) == sum(output - 1 for _, _, output in drawn)
     devices = [*pools.computing, *pools.answering]
     assert len(devices) == NUM_DEVICES
@@ -86,7 +86,7 @@ def _busy(rng: random.Random, number: int) -> Device:
 
 
 def _runtime_hands_over(prompt: int, answers: Device, other: Device, link_tokens_per_s: float) -> bool:
-    """Ask pilotlight.runtime.dispatch.dispatcher itself, over two replicas with the same work."""
+    """Return the decision of pilotlight.runtime.dispatch.dispatcher for two replicas with the same work."""
     replicas: list[Any] = []
     for device, role in ((answers, "decode"), (other, "prefill")):
         load = SimpleNamespace(

@@ -1,7 +1,5 @@
-"""Guarantees of a simulation for any policy.
-
-No request is lost or counted twice, no site beats an infinite cache, equal seeds replay exactly, and a router knows nothing before the news can have
-reached it.
+"""Guarantees of the simulation for any policy: no request is lost or counted twice, no policy beats an infinite cache, equal seeds replay exactly,
+and a router knows a status only once it can have arrived.
 """
 
 from dataclasses import asdict, replace
@@ -37,9 +35,9 @@ def test_every_request_is_answered_once_or_shed_through_crashes_and_partitions(p
 def test_sites_and_routers_count_the_same_requests(trace: str) -> None:
     simulation = ran("Pilotlight", trace)
     for number, site in enumerate(simulation.sites):
-        assert site.running + site.waiting == len(simulation._live[number])  # their site is processing them
+        assert site.running + site.waiting == len(simulation._live[number])  # requests at the site
         outstanding = sum(router.backends[number].outstanding for router in simulation.routers)
-        assert outstanding >= site.running + site.waiting  # the others are on their way
+        assert outstanding >= site.running + site.waiting  # and requests on their way to it
     assert sum(b.outstanding for r in simulation.routers for b in r.backends) <= sum(map(len, simulation._live))
 
 
@@ -99,7 +97,7 @@ def test_seeds_of_published_figures_were_not_tuned_with() -> None:
 
 
 def test_the_day_of_the_measured_time_has_the_stated_load() -> None:
-    """Sessions are thinned by the hour; their mean over the day is the requested one."""
+    """Fewer sessions start at quiet hours, but their mean over the day is the requested rate."""
     from load_tests.sim.cities import load_cities
     from load_tests.sim.traces import sessions
 

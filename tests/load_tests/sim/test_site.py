@@ -1,4 +1,4 @@
-"""A modelled site compared with independent results: queueing theory's closed forms, and a simple cache."""
+"""The model of a site, compared with the closed forms of queueing theory and with a simple cache."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def admit(site: SimSite, prefixes: tuple[Prefix, ...], prompt: int, output: int,
 
 
 def mean_wait_s(load: float, length: Callable[[random.Random], float], requests: int = 40_000) -> float:
-    """Return the mean wait with Poisson arrivals of prompts that share nothing and get one token: only the prefill queue counts."""
+    """Return the mean wait for prefill, in seconds, of Poisson arrivals of prompts without shared prefixes and with one output token."""
     rng, site, now, jobs = random.Random(5), SimSite(spec(kv_tokens=10**15)), 0.0, []
     for number in range(requests):
         now += rng.expovariate(load * SPEED / 1000)
@@ -39,7 +39,7 @@ def mean_wait_s(load: float, length: Callable[[random.Random], float], requests:
 @pytest.mark.long
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_random_prompts_wait_as_long_as_in_an_m_m_1_queue(load: float) -> None:
-    expected = load / (1 - load) * 1.0  # times the mean service of a second
+    expected = load / (1 - load) * 1.0  # in mean service times, of 1 s each
     assert mean_wait_s(load, lambda rng: rng.expovariate(1 / 1000)) == pytest.approx(expected, rel=0.06)
 
 
@@ -49,7 +49,7 @@ def test_equal_prompts_wait_half_as_long_as_pollaczek_and_khinchine_say() -> Non
 
 
 class SlowCache:
-    """A cache with the same rules in the simplest form: segments in a list, the least recently used first."""
+    """A slow, simple cache with the same rules: segments in a list, the least recently used first."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -68,7 +68,7 @@ class SlowCache:
         sizes = [
             prefix.tokens - before for prefix, before in zip(prefixes, (0, *(p.tokens for p in prefixes)), strict=False)
         ]
-        for prefix, size in reversed(list(zip(prefixes, sizes, strict=True))):  # the tail is older
+        for prefix, size in reversed(list(zip(prefixes, sizes, strict=True))):  # the end of a prompt is evicted first
             known = dict(self.segments)
             self.segments = [segment for segment in self.segments if segment[0] != prefix.digest]
             self.segments.append((prefix.digest, known.get(prefix.digest, size)))
@@ -89,7 +89,9 @@ def test_the_prefix_cache_evicts_as_a_slow_one_does(seed: int) -> None:
         expected = slow.match(prefixes)
         site.advance(1000.0 * step)
         answer = Prefix(prefixes[-1].digest, 0)
-        job = site.admit(None, prefixes, chain.tokens + 1, 0, answer, 1000.0 * step)  # no output: only prompts are kept
+        job = site.admit(
+            None, prefixes, chain.tokens + 1, 0, answer, 1000.0 * step
+        )  # no output: caches hold prompts only
         assert job is not None
         assert job.cached_tokens == expected
         hits += expected > 0
@@ -97,7 +99,7 @@ def test_the_prefix_cache_evicts_as_a_slow_one_does(seed: int) -> None:
         assert (site.running, site.waiting) == (0, 0)
         slow.use(prefixes)
         slow.use((Prefix(prefixes[-1].digest, 0),))
-    assert 50 < hits < 600  # both happen, otherwise nothing was compared
+    assert 50 < hits < 600  # hits and misses must both occur
 
 
 @pytest.mark.long
@@ -145,7 +147,7 @@ def test_a_decode_that_is_alone_takes_its_steps_and_a_prefill_beside_it_makes_th
 
     step_s = STEP_S * (1 + STEP_GROWTH)
     assert decoded_s(0) == pytest.approx(50 * step_s)
-    chunk_s = CHUNK / SPEED + STEP_S * STEP_GROWTH  # four steps carry the other prompt's four chunks
+    chunk_s = CHUNK / SPEED + STEP_S * STEP_GROWTH  # each of four steps also computes a chunk of the other prompt
     assert decoded_s(4 * CHUNK) == pytest.approx(46 * step_s + 4 * chunk_s, rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Each trouble has the effect of its name in the simulation; and a misleading site costs our policy little more than its own share."""
+"""Each trouble has the effect of its name in the simulation. A misleading site costs our policy little more than its own share."""
 
 import statistics
 from functools import cache
@@ -63,9 +63,9 @@ def test_small_caches_turn_over_where_whole_ones_never_fill() -> None:
     ],
 )
 def test_a_site_that_misleads_costs_little_more_than_its_own_share(name: str, most: float) -> None:
-    """It is the nearest of twelve to the most clients.
+    """The site is one of twelve, and the nearest one to the most clients.
 
-    Runs are small, so the bounds are wider than in the record.
+    These runs are small, so the bounds are wider than the recorded results.
     """
     assert p95_ms(TROUBLES[name]) <= most * p95_ms(NONE)
 
@@ -73,7 +73,7 @@ def test_a_site_that_misleads_costs_little_more_than_its_own_share(name: str, mo
 def test_without_what_routers_observe_a_site_that_claims_to_be_idle_ruins_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The test above depends on this: the fault is severe."""
+    """This fault is severe without observed lateness, so the test above proves something."""
     base_ms = p95_ms(NONE)
     monkeypatch.setattr("pilotlight.edge_router.backends.lateness.Lateness.mean_ms", lambda self, overdue_ms=0.0: 0.0)
     told = Trouble(fault="says idle")

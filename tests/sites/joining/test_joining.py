@@ -1,4 +1,4 @@
-"""Tokens, certificates and the router's file: conditions to join a network, once, and refusals."""
+"""Joining a network: tokens that work once, certificates, changes of the router's file, and refusals."""
 
 import concurrent.futures
 import os

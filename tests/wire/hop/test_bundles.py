@@ -1,4 +1,4 @@
-"""Bundles: equal bytes for equal files, and no path that leads outside, in either direction."""
+"""Bundles: equal files give equal bytes, and neither packing nor unpacking follows a path out of the folder."""
 
 import io
 import os
@@ -108,7 +108,7 @@ def test_what_pack_would_not_have_made_is_refused(data: bytes, tmp_path: Path) -
         check(data)
     with pytest.raises(BundleError):
         unpack(data, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # nothing beside it
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]  # nothing was written outside
 
 
 NAMES = ["a", "a0", *("b" * n for n in range(80, 241)), "c/" + "e" * 238, "d/ümläut=1.txt", *("ü" * n for n in range(1, 121))]  # fmt: skip
@@ -125,7 +125,7 @@ def test_the_bytes_are_those_of_tarfile(tmp_path: Path) -> None:
 
 
 def pax_head(payload: bytes) -> bytes:
-    """Return a tar whose one file has this extended head, which `tarfile` reads by a regular expression that is quadratic before Python 3.11.10."""
+    """Return a tar with one file and this extended header. Before Python 3.11.10 `tarfile` parses such headers in quadratic time."""
     plain = tar_of(("a", b"1", {}))
     head = tarfile.TarInfo("././@PaxHeader")
     head.type, head.size, head.mode = tarfile.XHDTYPE, len(payload), 0
@@ -141,8 +141,8 @@ def pax_head(payload: bytes) -> bytes:
         pax_head(b"14 path=b\n"),
         pax_head(b"18 size=99999999\n"),
         pax_head(b""),
-        tar_of(("a", b"1", {"type": b"g"}), ("b", b"1", {})),  # a global extended head
-        tar_of(("a", b"1", {"type": b"L"}), ("b", b"1", {})),  # a long name of GNU tar
+        tar_of(("a", b"1", {"type": b"g"}), ("b", b"1", {})),  # a global extended header
+        tar_of(("a", b"1", {"type": b"L"}), ("b", b"1", {})),  # a long name as in GNU tar
         tar_of(("b", b"1", {}), ("a", b"1", {})),
         tar_of(("a", b"1", {"mode": 0o755})),
         tar_of(("a", b"1", {"mtime": 5})),

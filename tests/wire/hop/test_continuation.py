@@ -1,4 +1,4 @@
-"""The side field between site and router: it is read as written, and any other form is refused."""
+"""The resume points and delivery headers between site and router round-trip, and any other form is refused."""
 
 import pytest
 from hypothesis import given

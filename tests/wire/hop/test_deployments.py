@@ -1,4 +1,4 @@
-"""The version of a function that a client gets, and invalid names of functions and bundles."""
+"""Deployments: which version of a function a client gets, and which names of functions and bundles are invalid."""
 
 from collections import Counter
 
@@ -17,13 +17,13 @@ def deployment(*shares: tuple[int, float], name: str = "f") -> Deployment:
 
 
 def numbers(of: Deployment) -> dict[str, int]:
-    """Return the version of each of a thousand clients."""
+    """Return the version number that each of a thousand clients gets."""
     chosen = {f"client {i}": of.chosen(f"client {i}") for i in range(1000)}
     return {key: version.number for key, version in chosen.items() if version is not None}
 
 
 def test_a_client_has_a_permanent_place_at_all_routers_and_for_all_versions() -> None:
-    """The first 48 bits of the SHA-256 of "hello", a zero and "client-1" are 2.347 percent of the range."""
+    """The first 48 bits of the SHA-256 of "hello", a zero byte and "client-1" place the client at 2.347 percent."""
     for percent, number in ((2.3, 0), (2.4, 1)):
         chosen = deployment((1, percent), (0, 100 - percent), name="hello").chosen("client-1")
         assert chosen is not None
@@ -37,10 +37,10 @@ def test_clients_are_divided_as_the_shares_say_and_keep_the_newest_while_it_grow
     assert all(after[key] == 1 for key, number in before.items() if number == 1)
     assert set(numbers(deployment((2, 100.0))).values()) == {2}
     assert numbers(deployment()) == {}
-    assert set(numbers(deployment((0, 0.0), (1, 0.0))).values()) == {1}, "the remainder of rounding is the last one's"
+    assert set(numbers(deployment((0, 0.0), (1, 0.0))).values()) == {1}, "the last version gets the remainder"
     other = numbers(deployment((1, 10.0), (0, 90.0), name="g"))
     assert sum(number == before[key] == 1 for key, number in other.items()) < 40, (
-        "an early client of one is not early for all"
+        "other functions choose other early clients"
     )
 
 

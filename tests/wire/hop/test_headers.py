@@ -1,4 +1,4 @@
-"""Headers that are forwarded, and hops that are trusted."""
+"""Headers between router and site: which are forwarded, and which signatures are trusted."""
 
 import hashlib
 import hmac
@@ -132,7 +132,9 @@ def test_a_clock_is_trusted_for_its_site_for_one_answer_and_only_with_the_secret
         ("", "secret", "ams1", "r1"),
     ):
         assert told_clock(other, secret, site, request_id) is None, other
-    assert told_clock(sign_hop("secret", 1234.0, ASKED), "secret", "ams1", "r1") is None, "no signature is a clock"
+    assert told_clock(sign_hop("secret", 1234.0, ASKED), "secret", "ams1", "r1") is None, (
+        "the signature of a hop must not pass as a clock"
+    )
 
 
 def test_a_signatures_age_is_what_its_stamp_says_and_what_has_none_is_no_signature() -> None:
@@ -143,7 +145,7 @@ def test_a_signatures_age_is_what_its_stamp_says_and_what_has_none_is_no_signatu
 
 
 def test_while_one_secret_replaces_another_either_is_believed_and_the_first_signs() -> None:
-    """Processes are restarted in this order: each trusts the others at every moment."""
+    """The processes get the new secrets one after another, and all trust each other at every moment."""
     hop, old, new = Hop("GET", "/status", "r1", "ams1"), "o" * 16, "n" * 16
     both, back = f"{new},{old}", f"{old},{new}"
     for signer, believer in (

@@ -1,4 +1,4 @@
-"""Meters: counts that persist when the process is killed, slots that are reused, and foreign files."""
+"""Meters of requests in a file: they survive a killed process, slots are reused, and foreign files are refused."""
 
 import os
 import signal
@@ -100,7 +100,9 @@ def test_a_file_has_one_process_and_grows_but_never_shrinks(tmp_path: Path) -> N
         again = MeterFile(file, wanted)
         assert (again.num_slots, again.num_used) == (slots, 1)
         assert file.stat().st_size == (slots + 1) * SLOT_BYTES
-        assert file.stat().st_blocks * 512 >= file.stat().st_size, "a disk that is full later has room for them"
+        assert file.stat().st_blocks * 512 >= file.stat().st_size, (
+            "the blocks must be allocated before the disk can fill up"
+        )
         again.close()
 
 
@@ -141,14 +143,14 @@ def test_a_file_of_the_version_before_is_read_and_brought_up_to_date(tmp_path: P
     written = bytearray(file.read_bytes())
     written[:SLOT_BYTES] = MAGIC_1
     assert b'"short"' in written[SLOT_BYTES : 2 * SLOT_BYTES]
-    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the end of an earlier, longer JSON
+    written[2 * SLOT_BYTES - 64 : 2 * SLOT_BYTES] = b"x" * 64  # the rest of an earlier, longer record
     encoded = msgspec.json.encode({**msgspec.to_builtins(request("long", model="m" * 760)), "started_s": 7.5})
     assert SLOT_BYTES - 64 < REQUEST_AT + len(encoded) <= SLOT_BYTES
     start = 2 * SLOT_BYTES
     written[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
     written[start + 48 : start + 56] = len(encoded).to_bytes(8, sys.byteorder)
     file.write_bytes(written)
-    for _ in range(2):  # the second time it is of this version
+    for _ in range(2):  # the first time converts the file
         again = MeterFile(file, 3)
         found = {record.request.id: record for _, record in again.left_behind()}
         assert {name: (record.use, record.bytes_out) for name, record in found.items()} == {
@@ -185,7 +187,7 @@ def test_all_counts_are_read_as_they_were_written_whatever_the_outcome(tmp_path:
     assert meters.begin(request()) is None
     assert meters.num_used == meters.num_slots == len(OUTCOMES) + 1
     assert [*meters.left_behind()] == expected
-    meters.end(1, OUTCOMES[0], -5.0)  # a clock before the epoch
+    meters.end(1, OUTCOMES[0], -5.0)  # with a clock that is before the epoch
     assert next(meters.left_behind())[1].ended_s == 0.0
     meters.free(2)
     assert [number for number, _ in meters.left_behind()] == [1, *range(3, len(OUTCOMES) + 2)]

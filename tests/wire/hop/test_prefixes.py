@@ -1,4 +1,4 @@
-"""Digests of prefixes as bytes: equal sets are equal bytes, only changes are sent, and the bound itself is accepted."""
+"""Sets of prefix digests as bytes: equal sets give equal bytes, only changes are sent, and a set as large as the limit is accepted."""
 
 import base64
 import struct

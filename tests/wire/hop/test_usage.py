@@ -1,4 +1,4 @@
-"""Usage reports of sites: read as written, also by routers and sites of the previous version."""
+"""Usage reports of sites round-trip, also with routers and sites of other versions."""
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ COUNTS = st.integers(0, 10**15 - 1)
 @given(st.builds(ResourceUse, *[COUNTS] * 7))
 def test_use_is_read_as_it_was_written(use: ResourceUse) -> None:
     assert decode_use(*encode_use(use)) == use
-    assert decode_use(encode_use(use)[0], "") == ResourceUse(*use[:4]), "an older site says no more"
+    assert decode_use(encode_use(use)[0], "") == ResourceUse(*use[:4]), "older sites send only four counts"
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_what_is_no_use_is_none(value: str) -> None:
 
 
 def test_resume_points_of_other_versions_are_understood() -> None:
-    """Older sites report fewer fields; older routers, as this one with newer sites, ignore fields that they do not know."""
+    """Older sites send fewer fields. A router ignores fields that it does not know."""
     newer = b":pl [0,[7],null,1,2,3,4,5,6,7,8,9]\ndata: x\n\n"
     assert strip_resume_point(newer)[1] == ResumePoint(0, (7,), None, 1, 2, 3, 4, 5, 6, 7)
     older = b":pl [0,[7],null,1,2,3,4]\ndata: x\n\n"

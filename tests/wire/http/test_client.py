@@ -1,4 +1,4 @@
-"""One connection to a site: each answer belongs to its request."""
+"""Connections from a router to a site: each response belongs to its request, and connections are reused safely."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
 
 @asynccontextmanager
 async def site(*answers: bytes) -> AsyncIterator[Origin]:
-    """Start a site that gives each request on a connection the next of the answers."""
+    """Start a server that sends one of the answers, in order, for each request on a connection."""
 
     ended = asyncio.Event()
 
@@ -161,7 +161,7 @@ def test_a_head_has_a_size_and_a_body_has_none_here() -> None:
     assert parsed(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * MAX_HEAD_BYTES).held_bytes == MAX_HEAD_BYTES
     start, end = b"HTTP/1.1 200 OK\r\nx: ", b"\r\n\r\n"
     room = b"x" * (MAX_HEAD_BYTES - len(start))
-    assert parsed(start, room, end).has_head, "as large as it may be while it is not whole"
+    assert parsed(start, room, end).has_head, "an incomplete head may be as large as the limit"
     with pytest.raises(ConnectionLost, match="invalid HTTP"):
         parsed(b"SSH-2.0\r\n")
 
@@ -183,7 +183,7 @@ def test_bytes_before_the_answer_are_no_part_of_it() -> None:
 
 
 class Transport:
-    """A transport of a connection that leads nowhere."""
+    """A fake transport that sends nothing."""
 
     def __init__(self) -> None:
         self.is_open, self.is_read = True, True
@@ -227,18 +227,18 @@ async def test_the_connection_used_last_is_given_and_those_that_waited_too_long_
     pool.sweep()
     assert [transport.is_open for _, transport in made] == [False, True, True]
     now += 1.0
-    assert pool.idle(PLACE) is None, "it has waited too long since the sweep"
+    assert pool.idle(PLACE) is None, "it has been idle for too long since the sweep"
     assert not made[1][1].is_open
     busy, transport = connected()
     busy.send(b"GET / HTTP/1.1\r\n\r\n", b"")
     pool.put_back(busy)
-    assert not transport.is_open, "its answer was not read to the end"
+    assert not transport.is_open, "its response was not read to the end"
 
 
 async def test_of_an_origin_that_is_asked_no_more_nothing_is_kept() -> None:
     pool, (connection, transport) = ConnectionPool(1.0), connected()
     pool.put_back(connection)
-    transport.is_open = False  # its site has closed it
+    transport.is_open = False  # the site closed it
     pool.sweep()
     assert pool._idle == {}
 
@@ -284,7 +284,7 @@ async def test_a_connection_that_cannot_be_made_says_why(
     with pytest.raises(CannotConnect) as failed:
         await ConnectionPool(0.01).connect(PLACE)
     assert str(failed.value).startswith(says)
-    assert not isinstance(failed.value, NoDescriptors), "it is the site's fault"
+    assert not isinstance(failed.value, NoDescriptors), "these errors are the site's"
 
 
 @pytest.mark.parametrize(("url", "is_tls"), [("http://h:1", False), ("https://h:1", True)])
@@ -302,7 +302,7 @@ async def test_a_sites_certificate_is_asked_for_where_its_url_says_so(
     pool = ConnectionPool(1.0)
     for _ in range(2):
         await pool.connect(Origin.of(url))
-    assert seen[0] is seen[1], "one context for all"
+    assert seen[0] is seen[1], "all connections share one TLS context"
     if is_tls:
         assert seen[0] is not None
         assert (seen[0].verify_mode, seen[0].check_hostname) == (ssl.CERT_REQUIRED, True)
@@ -358,7 +358,7 @@ async def test_a_pump_gives_each_piece_to_its_taker_without_waking_the_task_that
     await asyncio.sleep(0)
     for number in range(3):
         connection.data_received(b"1\r\n%d\r\n" % number)
-        assert taken[-1] == b"%d" % number, "before the loop has had a turn"
+        assert taken[-1] == b"%d" % number, "bytes are passed on at once, before a turn of the loop"
     await asyncio.sleep(0)
     assert not pumping.done()
     connection.data_received(b"0\r\n\r\n")
@@ -401,7 +401,7 @@ def taker(take: Callable[[bytes], bool]) -> PieceTaker:
 
 
 def answered_by_hand() -> UpstreamConnection:
-    """Return a connection that has got the head of a response in chunks."""
+    """Return a connection that has received the head of a chunked response."""
     connection = UpstreamConnection(Origin.of("http://h:1"))
     nothing = SimpleNamespace(
         write=lambda data: None, is_closing=lambda: False, abort=lambda: None,

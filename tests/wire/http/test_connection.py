@@ -1,4 +1,4 @@
-"""A client's connection without a socket: the order of its requests, refusals, and time limits."""
+"""A connection of a client, without a socket: the order of its requests, refusals, and time limits."""
 
 import asyncio
 import time
@@ -54,7 +54,7 @@ class Transport:
 
 
 class Client:
-    """A connection, the requests that its application has seen, and the sending of their answers."""
+    """A connection, with an application that records requests and sends the responses that a test gives it."""
 
     def __init__(self, server: Server | None = None, transport: Transport | None = None) -> None:
         self.server = server or Server(self._app, LIMITS, overload_headers=[("x-over", "loaded")])
@@ -87,7 +87,7 @@ class Client:
         await self.turn()
 
     def has(self, seconds: float) -> bool:
-        """Tell whether the connection has so long from now."""
+        """Tell whether the connection's deadline is `seconds` from now, within a second."""
         return abs(self.connection.deadline - time.monotonic() - seconds) < 1.0
 
     @property
@@ -111,7 +111,7 @@ async def test_requests_are_answered_one_after_the_other_and_not_read_far_ahead(
 
 @pytest.mark.long
 async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
-    """A transport reads two megabytes before it returns to the loop, and so many chunks of a byte take half a second."""
+    """A transport may deliver two megabytes in one turn of the loop; as chunks of one byte they would take half a second."""
     client = Client()
     head = b"POST /1 HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
     client.connection.data_received(head + b"1\r\nx\r\n" * (EVENTS_AT_ONCE - 2))
@@ -123,7 +123,7 @@ async def test_a_body_of_many_small_chunks_gives_others_their_turns() -> None:
     many = HELD_BODY_BYTES + 1
     client.connection.data_received(b"1\r\nx\r\n" * many)
     await client.turn()
-    assert client.transport.told[2:] == ["pause_reading"], "an unread body is another reason, and stays"
+    assert client.transport.told[2:] == ["pause_reading"], "an unread body also pauses reading, until it is read"
 
 
 async def test_a_connection_has_a_time_for_a_head_for_being_idle_and_none_while_it_is_answered() -> None:
@@ -137,7 +137,7 @@ async def test_a_connection_has_a_time_for_a_head_for_being_idle_and_none_while_
     assert client.has(LIMITS.head_timeout_s)
     client.connection.deadline = 5.0
     await client.says(b"TP/1.1\r\n")
-    assert client.connection.deadline == 5.0, "a head has no more time for coming in pieces"
+    assert client.connection.deadline == 5.0, "a head that comes in pieces gets no more time"
     client.connection.pause_writing()
     assert client.connection.is_full
     assert client.has(LIMITS.stall_s)
@@ -208,7 +208,7 @@ async def test_a_refusal_is_no_answer_to_another_request() -> None:
     assert b"connection: close\r\n" in client.transport.written
     assert client.transport.told == ["write_eof"]
     await client.says(GET % 1)
-    assert client.seen == [], "bytes after it are discarded"
+    assert client.seen == [], "bytes after a refusal are discarded"
     incoming = Client()
     await incoming.says(POST)
     incoming.connection.refuse(ApiError("request_timeout", "slow"))
@@ -216,7 +216,7 @@ async def test_a_refusal_is_no_answer_to_another_request() -> None:
     assert incoming.statuses == [b"408"]
     assert b"x-over" not in incoming.transport.written
     await incoming.is_answered()
-    assert (incoming.left, incoming.statuses) == (["/"], [b"408"]), "its application hears that it has left"
+    assert (incoming.left, incoming.statuses) == (["/"], [b"408"]), "the application gets http.disconnect"
     started = Client()
     await started.says(POST)
     await started.is_answered(more=True)
@@ -225,7 +225,9 @@ async def test_a_refusal_is_no_answer_to_another_request() -> None:
     behind = Client()
     await behind.says(GET % 1 + POST)
     behind.connection.refuse(refusal)
-    assert (behind.statuses, behind.transport.told[-1]) == ([], "abort"), "the first would take it for its own"
+    assert (behind.statuses, behind.transport.told[-1]) == ([], "abort"), (
+        "the first request would get the refusal as its response"
+    )
 
 
 async def test_what_is_no_request_spoils_no_answer_before_it() -> None:
@@ -272,7 +274,9 @@ async def test_a_leaving_client_ends_all_its_requests_and_no_longer_counts() -> 
         assert (len(client.server.connections), dict(client.server.by_client)) == (1, {"192.0.2.1": 1})
         leave(client.connection)
         await client.is_answered()
-        assert (client.left, client.seen, client.statuses) == (["/1"], ["/1"], []), "waiting requests are not started"
+        assert (client.left, client.seen, client.statuses) == (["/1"], ["/1"], []), (
+            "requests that wait in the connection are not started"
+        )
         client.connection.connection_lost(None)
         client.connection.connection_lost(None)
         assert (len(client.server.connections), dict(client.server.by_client)) == (0, {})

@@ -1,4 +1,4 @@
-"""One request and its response without a socket: the application's input, the client's bytes, and the end of either."""
+"""One request and its response, without a socket: the messages of the application, the bytes of the client, and their ends."""
 
 import asyncio
 import logging
@@ -78,7 +78,7 @@ async def test_a_body_arrives_in_pieces_and_the_held_part_is_bounded() -> None:
     assert await waiting == {"type": "http.request", "body": b"", "more_body": False}
     again = asyncio.ensure_future(made.receive())
     await turn()
-    assert not again.done(), "its end is sent once, and then its client's disconnect"
+    assert not again.done(), "the end of the body comes once; the next message is the disconnect"
     made.gone()
     assert await again == {"type": "http.disconnect"}
 
@@ -171,7 +171,7 @@ async def test_who_sends_to_a_full_connection_waits_until_it_has_room_or_its_cli
     connection.is_full = True
     await made.send(start())
     await made.send(body(b"a"))
-    assert connection.told == ["finished"], "nothing follows that would have to wait"
+    assert connection.told == ["finished"], "the last part does not wait"
     made.take(b"what comes behind it")
     assert made.body.held_bytes == 0
 
@@ -228,9 +228,9 @@ async def test_a_task_that_is_ended_cuts_its_connection() -> None:
 
 async def test_a_part_is_written_at_once_where_nothing_has_to_be_waited_for() -> None:
     answer, connection = exchange()
-    assert not answer.write_now(b"x"), "there is no head"
+    assert not answer.write_now(b"x"), "there is no head yet"
     await answer.send(start())
-    assert not answer.write_now(b"x"), "the head is not written yet"
+    assert not answer.write_now(b"x"), "the head is only written with the first part"
     await answer.send(body(b"first", more=True))
     before = len(connection.written)
     assert answer.write_now(b"next")
@@ -238,9 +238,9 @@ async def test_a_part_is_written_at_once_where_nothing_has_to_be_waited_for() ->
     connection.is_full = True
     assert not answer.write_now(b"x"), "the client does not read"
     connection.is_full = False
-    assert not answer.write_now(bytes(SLICE_BYTES + 1)), "it is written in slices"
+    assert not answer.write_now(bytes(SLICE_BYTES + 1)), "large parts are written in slices"
     await answer.send(body(b""))
-    assert not answer.write_now(b"x"), "it has ended"
+    assert not answer.write_now(b"x"), "the response has ended"
     answer, connection = exchange()
     await answer.send(start())
     await answer.send(body(b"first", more=True))

@@ -1,4 +1,4 @@
-"""The end of a response, by its head, its request's method and the client's HTTP version."""
+"""The marks of a response's end: they depend on its head, the request's method and the client's HTTP version."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The listening socket: bound at once and configured for streams, or refused with one sentence."""
+"""The listening socket: it is bound at once and configured for streams, or the error names the cause."""
 
 import os
 import socket
@@ -90,7 +90,7 @@ def test_a_port_below_1024_is_named_where_it_needs_privileges(monkeypatch: pytes
     monkeypatch.setattr(listen.socket, "socket", Socket)
     with pytest.raises(ListenError, match=r"port 80 needs privileges; set a listen\.port above 1023"):
         bind("127.0.0.1", 80)
-    assert len(made) == 1, "and is closed"
+    assert len(made) == 1, "the socket must be closed"
     monkeypatch.undo()
     with pytest.raises(ListenError, match=r"cannot listen on 127\.0\.0\.1 port 70000: .*; change \[listen\]"):
         bind("127.0.0.1", 70_000)
@@ -108,7 +108,7 @@ def test_an_unwatched_process_follows_no_parent_and_its_children_see_none(
 
 
 class Limits:
-    """A stand-in for `resource` with limits of open files."""
+    """A fake of the module `resource` with limits of open files."""
 
     RLIMIT_NOFILE, RLIM_INFINITY = 7, -1
 

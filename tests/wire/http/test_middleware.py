@@ -1,4 +1,4 @@
-"""Requests that other sites' pages can make a browser send, responses that they may read, and memory for bodies."""
+"""Protection against pages of other origins: which requests are refused, and which responses they may read. A memory budget limits request bodies."""
 
 import asyncio
 import socket
@@ -46,7 +46,7 @@ def test_a_local_listener_answers_to_no_other_name(host: bytes) -> None:
      b"a\\b", b"caf\xe9"],
 )  # fmt: skip
 def test_no_listener_takes_an_invalid_host(host: bytes) -> None:
-    """A function's request.url is made from it."""
+    """The request.url of a function contains the host."""
     assert refused(LOCAL, host=host) == refused(Origins(is_local=False), host=host) == 400
 
 
@@ -68,10 +68,14 @@ def test_a_form_of_another_page_is_refused(kind: bytes) -> None:
         (b"http://localhost:5173", None),
     ):
         assert refused(LOCAL, "POST", host=b"localhost:8787", origin=origin, content_type=kind) == status
-    assert refused(LOCAL, "POST", host=b"localhost:8787", content_type=kind) is None, "no browser sends it"
+    assert refused(LOCAL, "POST", host=b"localhost:8787", content_type=kind) is None, (
+        "browsers do not send such a request"
+    )
     assert refused(LOCAL, "POST", host=b"host.docker.internal", origin=EVIL, content_type=kind) == 403
     assert refused(LOCAL, "POST", host=b"localhost", origin=b"http://printer.local", content_type=kind) == 403
-    assert refused(LOCAL, "POST", host=b"pilot.example", origin=EVIL, content_type=kind) is None, "a front's to judge"
+    assert refused(LOCAL, "POST", host=b"pilot.example", origin=EVIL, content_type=kind) is None, (
+        "a proxy in front must decide"
+    )
 
 
 def test_what_a_browser_asks_about_first_is_not_refused_and_sockets_are() -> None:
@@ -183,7 +187,7 @@ async def test_a_websocket_of_another_page_is_refused_with_a_sentence() -> None:
 
 
 class Bodies:
-    """An application with a budget, which holds its requests' bodies until `may_end` is set."""
+    """An application with a memory budget; its requests keep their bodies in memory until `may_end` is set."""
 
     def __init__(self, max_bytes: int) -> None:
         self.budget = BodyBudget(self._app, max_bytes)
@@ -220,7 +224,7 @@ async def test_bodies_of_all_requests_together_may_hold_so_much_and_no_more() ->
     empty = asyncio.create_task(bodies.ask())
     socket = asyncio.create_task(bodies.ask(99, kind="websocket"))
     await asyncio.sleep(0)
-    assert bodies.budget.held_bytes == 10, "a request without a body may pass"
+    assert bodies.budget.held_bytes == 10, "requests without a body, and WebSockets, need no budget"
     bodies.may_end.set()
     await asyncio.gather(at_work, full, empty, socket)
     assert bodies.budget.held_bytes == 0

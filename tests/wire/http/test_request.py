@@ -1,4 +1,4 @@
-"""Requests read from bytes: split at any place, refused ones, and upgrades to WebSockets."""
+"""The parser of requests: bytes that are split anywhere, requests that are refused, and upgrades to WebSockets."""
 
 import itertools
 
@@ -151,12 +151,12 @@ def test_a_head_may_be_as_large_as_its_limit_and_no_larger() -> None:
         return events[0].error.word if isinstance(events[0], Refused) else type(events[0]).__name__
 
     line, end = b"GET / HTTP/1.1\r\nhost: x\r\n", b"\r\n\r\n"
-    longest = b"a: " + b"b" * (64 - len(b"hostxa"))  # the limit counts names and values of complete headers
+    longest = b"a: " + b"b" * (64 - len(b"hostxa"))  # of complete headers the limit counts names and values
     assert outcome(line + longest + end) == "RequestStarted"
     assert outcome(line + longest + b"b" + end) == "headers_too_large"
     assert outcome(line + b"a: 1\r\nb: 2" + end) == "RequestStarted"
     assert outcome(line + b"a: 1\r\nb: 2\r\nc: 3" + end) == "headers_too_large"
-    started = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of incomplete ones, every byte
+    started = line + b"a: " + b"b" * (64 - len(line) - len(b"a: "))  # of an incomplete head the limit counts every byte
     for pieces in ((started,), (started[:20], started[20:])):
         assert outcome(*pieces) == "unfinished"
         assert outcome(*pieces, b"b") == "headers_too_large"
@@ -179,7 +179,9 @@ def test_only_a_plain_wish_for_a_websocket_is_one(change: tuple[bytes, bytes], b
     assert isinstance(events[0], WebSocketAsked if becomes_one else RequestStarted)
     if not becomes_one:
         assert isinstance(events[0], RequestStarted)
-        assert b"upgrade" not in dict(events[0].head.headers), "no application may grant an ignored upgrade"
+        assert b"upgrade" not in dict(events[0].head.headers), (
+            "the application must not see an upgrade that the server ignores"
+        )
 
 
 def test_a_tunnel_and_http2_are_refused_by_name() -> None:

@@ -1,4 +1,4 @@
-"""Starts of requests: a few in each turn of the loop, in the order of their arrival."""
+"""Requests are started in the order of their arrival, a few in each turn of the loop."""
 
 import asyncio
 from functools import partial

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server with scripted applications: framing, disconnecting clients, upgrades to other protocols."""
+"""The HTTP/1.1 server with scripted applications: framing, clients that disconnect, and upgrades to other protocols."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def body(data: bytes, more: bool = False) -> dict[str, Any]:
 
 
 class App:
-    """An application that sends `messages` (a number is a pause, an event is waited for), and records its calls."""
+    """An application that reads the request, then sends `messages`; an event among them is a wait. It records its calls."""
 
     def __init__(self, *messages: Any) -> None:
         self.messages = messages or (start((b"content-length", b"2")), body(b"ok"))
@@ -160,7 +160,7 @@ async def test_unread_bytes_of_all_clients_are_bounded_and_the_longest_unread_is
     monkeypatch.setattr("pilotlight.wire.http.server.give_back_memory", lambda: given_back.append(1))
     limits = HttpLimits(
         max_unread_bytes=4 * 200_000, sweep_s=0.005, given_back_bytes=1000
-    )  # a quarter for one address: two buffers
+    )  # one address may have a quarter: two buffers
     async with served(App(start(), body(b"x" * (8 << 20))), limits) as server:
         async with contextlib.AsyncExitStack() as stack:
             for number in range(4):
@@ -256,7 +256,7 @@ async def test_an_answer_that_has_started_with_a_wrong_length_is_cut(parts: tupl
 
 
 async def test_a_listener_during_writes_to_a_full_client_notices_that_it_leaves() -> None:
-    """A site watches for its client's disconnect while it streams to it."""
+    """Applications wait for http.disconnect while they stream to the client."""
     told = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -299,7 +299,7 @@ async def test_a_client_that_does_not_read_holds_the_application_up() -> None:
         while before != sent:
             before = sent
             await asyncio.sleep(0.2)
-        assert 0 < sent < 200  # 20 MB: the buffers of two sockets
+        assert 0 < sent < 200  # 20 MB, which the buffers of two sockets can hold
 
 
 async def test_a_client_that_closes_its_sending_half_has_left_however_little_it_reads() -> None:
@@ -310,7 +310,7 @@ async def test_a_client_that_closes_its_sending_half_has_left_however_little_it_
         await send(start())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0.2):
-                while True:  # until it is full
+                while True:  # until the connection is full
                     await send(body(b"x" * 100_000, True))
         while (await receive())["type"] != "http.disconnect":
             pass
@@ -409,7 +409,7 @@ async def test_an_idle_connection_is_closed_after_its_time_and_one_at_work_is_no
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.reader.read(1), 0.4)
         gate.set()
-        assert await client.hear_all() == b"0\r\n\r\n"  # and then the end
+        assert await client.hear_all() == b"0\r\n\r\n"  # then the connection ends
 
 
 UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\nhttp2-settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
@@ -418,7 +418,7 @@ UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: %s\r\nhttp2-settings
 @pytest.mark.parametrize("wish", [b"mqtt", b"h2c", b"websocket"])
 @pytest.mark.parametrize("is_whole", [True, False])
 async def test_a_wish_that_is_not_granted_is_passed_over_and_its_body_is_read(wish: bytes, is_whole: bool) -> None:
-    """Java's client asks every plain server for h2c, and sends its body right after."""
+    """Java's HTTP client requests h2c on every plain connection, and sends the body at once."""
     app = App()
     head = b"POST /j HTTP/1.1\r\nhost: x\r\n" + UPGRADE % wish + b"content-length: 6\r\n\r\n"
     async with client_of(app) as client:

@@ -1,4 +1,4 @@
-"""The same application under each supported server."""
+"""The same application under each supported ASGI server."""
 
 from typing import Any
 

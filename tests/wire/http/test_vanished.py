@@ -1,4 +1,4 @@
-"""A client that acknowledges nothing has vanished; one that reads nothing has not."""
+"""A client that acknowledges no bytes has vanished; a client that acknowledges bytes but does not read them has not."""
 
 import asyncio
 import socket
@@ -41,7 +41,9 @@ def test_what_is_no_tcp_connection_has_not_vanished() -> None:
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="the struct is Linux's")
 def test_a_connection_whose_client_does_not_read_has_not_vanished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotlight.wire.http.server.SILENT_MS", -1)  # any connection with unacknowledged bytes
+    monkeypatch.setattr(
+        "pilotlight.wire.http.server.SILENT_MS", -1
+    )  # any connection with unacknowledged bytes counts as silent
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         server, _ = listener.accept()
         with server:
@@ -73,4 +75,4 @@ async def test_an_answer_is_not_computed_on_for_a_client_that_has_vanished(monke
         await asyncio.wait_for(ended.wait(), 60)
         await eventually(lambda: len(server.connections) == 1)
         assert server.cut["vanished"] == 1
-        assert not idle.reader.at_eof(), "a client without a request may be silent"
+        assert not idle.reader.at_eof(), "a client without an open request is not cut"

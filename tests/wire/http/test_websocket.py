@@ -1,4 +1,4 @@
-"""An open WebSocket and all that peers may send: hostile frames, cut anywhere, close codes, applications that stopped reading."""
+"""An open WebSocket: valid and hostile frames, split anywhere, close codes, and applications that stop reading."""
 
 import asyncio
 import itertools
@@ -76,7 +76,7 @@ class Transport(asyncio.Transport):
 
 
 class Peer:
-    """An open WebSocket, and a peer's messages to it."""
+    """An open WebSocket on a fake transport, fed with the frames of a peer."""
 
     def __init__(self, max_bytes: int = 1000) -> None:
         self.transport = Transport()
@@ -88,7 +88,7 @@ class Peer:
             self.socket.data_received(data[start:end])
 
     async def messages(self) -> list[Any]:
-        """Return all messages so far; a WebSocketClose is the last."""
+        """Return all messages so far, up to a WebSocketClose."""
         found: list[Any] = []
         while self.socket.is_behind:
             await asyncio.sleep(0)
@@ -214,7 +214,7 @@ async def test_a_peer_is_not_read_without_a_receiver_and_read_again_afterwards()
 async def test_many_frames_that_come_at_once_are_read_a_few_at_a_time_and_the_peer_meanwhile_is_not(
     opcode: int,
 ) -> None:
-    """A frame takes as long as a thousand bytes in one: other connections get turns in between."""
+    """A small frame costs as much time as a thousand bytes of a large one, so other connections get turns in between."""
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"", fin=False) if opcode == 0 else b"")
         peer.feed(frame(opcode, b"", fin=opcode != 0) * 1000 + frame(0 if opcode == 0 else TEXT, b"end"))
@@ -234,7 +234,7 @@ async def test_a_peer_that_got_the_end_is_read_to_its_own_end_when_its_frames_ar
     async with Peer() as peer:
         peer.feed(frame(TEXT, b"x") * 200)
         peer.socket.close(4000)
-        assert not peer.transport.is_reading, "or as much as it sends would be held"
+        assert not peer.transport.is_reading, "reading stays paused: the peer could fill the memory"
         while peer.socket.is_behind:
             await asyncio.sleep(0)
         assert peer.transport.is_reading
@@ -334,7 +334,7 @@ HANDSHAKE = (
 
 
 class App:
-    """An application that sends `answers`, then echoes until the client's end."""
+    """An application that sends `answers`, then echoes messages until the client disconnects."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
         self.answers = answers or ({"type": "websocket.accept", "subprotocol": "b", "headers": [(b"x", b"y")]},)
@@ -366,7 +366,7 @@ async def test_an_application_sees_a_websocket_and_its_client_the_agreed_protoco
         assert b"\r\nsec-websocket-accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in head
         assert b"\r\nsec-websocket-protocol: b\r\n" in head
         assert b"\r\nx: y\r\n" in head
-        assert b"extensions" not in head, "a frame of 64 KiB could hold 64 MiB"
+        assert b"extensions" not in head, "compression is refused: 64 KiB could expand to 64 MiB"
         assert (app.scope["type"], app.scope["scheme"], app.scope["path"]) == ("websocket", "ws", "/chat")
         assert app.scope["subprotocols"] == ["a", "b"]
         assert "method" not in app.scope

@@ -1,4 +1,4 @@
-"""A host's two ends towards other hosts: opened together or not at all, by its configuration."""
+"""A host's server of blocks for other hosts, and its reader of their blocks: both are opened if configured, or neither."""
 
 from collections.abc import Iterator
 from pathlib import Path

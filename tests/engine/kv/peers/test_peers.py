@@ -1,4 +1,5 @@
-"""Blocks from another host's tier: as they are computed, over either transport, and nothing wrong from a peer that lies, stops or dies."""
+"""Blocks from another host's tier: they arrive while they are computed, over each transport, and a peer that lies, stops or dies causes no wrong
+content."""
 
 import threading
 import time
@@ -48,7 +49,7 @@ needs_mooncake = pytest.mark.skipif(mooncake is None, reason="Mooncake or its li
 
 
 class Hosts:
-    """A host that computes, and one that reads."""
+    """A host that computes blocks, and a host that reads them."""
 
     def __init__(self, directory: Path, transports: Sequence[str] = (SHARED_MEMORY, INLINE)) -> None:
         self.address = f"ipc://{directory}/peers"
@@ -69,7 +70,7 @@ class Hosts:
         return self.reader.read(source, identity, [name(n) for n in numbers], SIZE)
 
     def take(self, read: PeerRead) -> int:
-        """Return how many blocks came, after checking them."""
+        """Wait for the end of a read, check its blocks, and return their number."""
         until(lambda: read.is_done)
         slots = read.take()
         asked = dict(zip(read.hashes, range(len(read.hashes)), strict=True))
@@ -110,7 +111,7 @@ def test_blocks_come_as_they_are_computed(tmp_path: Path, transport: str) -> Non
     hosts.compute(2, 3, 4)
     until(lambda: len(hosts.here) == 5)
     hosts.server.end("one")
-    hosts.compute(5)  # stored a moment after the sequence's end
+    hosts.compute(5)  # stored shortly after the sequence has ended
     assert hosts.take(read) == 6
     assert read.num_read == 6
     for n in range(6):
@@ -155,7 +156,7 @@ def test_a_way_that_is_lost_ends_its_reads_and_the_next_ones_go_by_another(
     monkeypatch.setattr(peer_thread, "_IDLE_S", 0.0)
     until(lambda: not hosts.reader._peers)
     hosts.here.forget([name(n) for n in range(3)])
-    assert hosts.take(hosts.read(0, 1, 2)) == 0, "it is tried again after a while"
+    assert hosts.take(hosts.read(0, 1, 2)) == 0, "it may be tried again only after a while"
     monkeypatch.setattr(block_server, "LEASE_S", 0.0)
     until(lambda: hosts.server.num_leased == 0)
     hosts.close()
@@ -187,7 +188,7 @@ def test_a_block_damaged_in_place_is_never_offered(hosts: Hosts, monkeypatch: py
     slot = hosts.there.pin(name(1), is_hit=False)
     assert slot is not None
     slot.memory[3] ^= 0xFF
-    slot.is_verified = False  # as if left by an earlier process
+    slot.is_verified = False  # like a slot of an earlier process
     hosts.there.unpin([slot])
     assert hosts.take(hosts.read(0, 1, 2)) == 1
     assert hosts.there.num_corrupt == 1
@@ -229,7 +230,7 @@ def test_a_read_begins_while_another_waits_in_silence(hosts: Hosts, monkeypatch:
         monkeypatch.setattr(module, "HEARTBEAT_S", 600.0)
     hosts.server.begin("one")
     waiting = hosts.read(7)
-    until(lambda: hosts.reader.num_heard == 1)  # of its greeting; nothing more comes
+    until(lambda: hosts.reader.num_heard == 1)  # the greeting; no heartbeat follows
     hosts.compute(0)
     assert hosts.take(hosts.read(0)) == 1
     hosts.compute(7)
@@ -268,7 +269,9 @@ def test_a_host_that_goes_away_ends_its_reads_at_once(hosts: Hosts) -> None:
     hosts.close_server()
     began = time.monotonic()
     assert hosts.take(read) == 2
-    assert time.monotonic() - began < 0.75 * peer_thread.SILENCE_S, "its socket closed, before the limit of silence"
+    assert time.monotonic() - began < 0.75 * peer_thread.SILENCE_S, (
+        "a closed socket is noticed before the limit of silence"
+    )
 
 
 def test_a_host_that_stands_still_is_given_up(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +330,7 @@ def test_a_reader_that_never_greeted_or_speaks_another_version_is_refused(hosts:
         assert isinstance(decode_from_server(reader.socket.recv()), PeerRefused)
     hosts.server.begin("one")
     hosts.compute(0)
-    assert hosts.take(hosts.read(0)) == 1, "the next one works"
+    assert hosts.take(hosts.read(0)) == 1, "the next read works"
 
 
 @pytest.mark.parametrize("size", [0, -SIZE])
@@ -366,7 +369,7 @@ def test_only_messages_with_the_keys_are_accepted(tmp_path: Path) -> None:
 
 
 class Impostor:
-    """A socket that sends what a test wants."""
+    """A fake peer: a socket that sends what a test wants."""
 
     def __init__(self, address: str, kind: int) -> None:
         self.context = zmq.Context()
@@ -389,7 +392,7 @@ class Impostor:
         self.socket.send(encode(message))
 
     def answer(self, messages: Sequence[FromServer], frames: Sequence[bytes] = (), greets_as: str = INLINE) -> None:
-        """Greet a reader, wait for its request, send messages, and read to the end."""
+        """Greet a reader, wait for its request, and send it these messages."""
         while True:
             reader, frame = self.socket.recv_multipart()
             match decode_from_reader(frame):
@@ -463,7 +466,7 @@ def test_a_block_that_is_overwritten_while_it_is_announced_is_not_taken_for_anot
         assert isinstance(decode_from_reader(frame), PeerHello)
         peer.socket.send_multipart([sender, encode(PeerReady(PEER_VERSION, SHARED_MEMORY, str(there.directory)))])
         sender, frame = peer.socket.recv_multipart()
-        told = BlocksReady(0, (ReadyBlock(slot.index, slot.checksum),))  # where another block is by now
+        told = BlocksReady(0, (ReadyBlock(slot.index, slot.checksum),))  # the slot holds another block by now
         peer.socket.send_multipart([sender, encode(told)])
         until(lambda: read.is_done)
         assert read.take() == []

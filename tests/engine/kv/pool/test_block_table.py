@@ -1,4 +1,4 @@
-"""A sequence's blocks by position, compared with a plain list without the positions that were given back."""
+"""A sequence's blocks by position, compared with a plain list in which released positions are None."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,9 +7,9 @@ from pilotlight.engine.kv.pool.block_table import BlockTable
 
 
 def assert_same(table: BlockTable, plain: list[int | None]) -> None:
-    """Compare a table with plain lists.
+    """Compare a table with a plain list.
 
-    `plain`: each position's block, whose generation is ten times its number; None if it was given back.
+    `plain` has the block of each position, or None if it was released. A block's generation is ten times its number.
     """
     first = plain.count(None)
     held = [block for block in plain if block is not None]
@@ -17,9 +17,7 @@ def assert_same(table: BlockTable, plain: list[int | None]) -> None:
     assert list(table.held) == held
     assert list(table.held_generations) == [10 * block for block in held]
     assert list(table.pairs()) == [(block, 10 * block) for block in held]
-    assert list(table.blocks) == held[:1] * first + held, (
-        "a position that was given back refers to a block of the table"
-    )
+    assert list(table.blocks) == held[:1] * first + held, "released positions refer to the first block of the table"
     assert list(table.generations) == [10 * block for block in table.blocks]
 
 

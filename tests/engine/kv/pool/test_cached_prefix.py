@@ -1,4 +1,4 @@
-"""The longest available prefix, compared with trying every length, with full attention and windows in any combination."""
+"""The longest cached prefix, compared with a search over every length, for any combination of full attention and windows."""
 
 from collections.abc import Sequence as SequenceOf
 from functools import partial
@@ -14,13 +14,13 @@ from pilotlight.engine.kv.pool.groups import CacheGroups, Windows
 from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tier, Tiers
 
-SIZE, LENGTH = 4, 26  # six blocks may be another's, not the last token's
+SIZE, LENGTH = 4, 26  # six full blocks that may be cached; the last token is always computed
 PLACES = ("device", "host", "disk", "store", None)
 WINDOWS = st.lists(st.sampled_from([None, 1, 3, 4, 5, 9, 30]), min_size=1, max_size=3).map(tuple)
 
 
 class Places(Tiers):
-    """Tiers with the given places of blocks. `worth`: the tiers from which fetching pays."""
+    """Tiers that have blocks in the given places. Fetching is worth it only from the tiers in `worth`."""
 
     def __init__(self, place: dict[bytes, Tier], worth: frozenset[str]) -> None:
         self._place = place
@@ -36,7 +36,7 @@ class Places(Tiers):
 
 
 class World:
-    """A sequence, and the place of each of its blocks."""
+    """A sequence, and a drawn place for each of its blocks."""
 
     def __init__(
         self, windows: Windows, draw: st.DataObject, share: int = 1, worth: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class World:
                 elif place is not None:
                     self.place[name] = place
             if draw.draw(st.booleans()):
-                self._cache(name, 1 - share)  # it does not help
+                self._cache(name, 1 - share)  # a block of the other share, which must not be used
         self.tiers = Places(self.place, worth)
         self.lookup = PrefixLookup(self.pool, self.tiers, self.groups, shares_prefixes=True)
 
@@ -74,7 +74,7 @@ class World:
         return self.is_here(name) or self.place.get(name) in places
 
     def longest(self, places: tuple[str, ...] = ()) -> int:
-        """Try every length: all blocks that the following tokens see must be available."""
+        """Return the longest prefix, in blocks, for which the following tokens find all blocks that they see."""
         fits = [
             n
             for n in range((LENGTH - 1) // SIZE + 1)
@@ -83,7 +83,7 @@ class World:
         return max(fits)
 
     def check(self, prefix: CachedPrefix, num_blocks: int, num_cached: int) -> None:
-        """Compare a prefix of `num_blocks` blocks with the places of the blocks."""
+        """Check the fields of a prefix of `num_blocks` blocks."""
         seen = self.groups.seen(num_blocks)
         assert (prefix.num_blocks, prefix.num_cached) == (num_blocks, num_cached)
         here = [[self.names[g][i] for i, of in seen if of == g] for g in range(len(self.names))]
@@ -119,7 +119,7 @@ def test_a_longer_prefix_comes_from_as_far_as_that_pays(
     windows: Windows, worth: frozenset[str], was_read: bool, draw: st.DataObject
 ) -> None:
     world = World(windows, draw, worth=worth)
-    if was_read:  # blocks below the host tier have been requested, and are in it or are not available
+    if was_read:  # the blocks on disk and in the store have been requested before
         world.sequence.num_disk_blocks = 0
     cached = world.lookup.find_cached(world.sequence)
     found = world.lookup.find_in_tiers(world.sequence, cached)

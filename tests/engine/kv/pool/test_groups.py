@@ -1,4 +1,4 @@
-"""Groups of layers: how they are formed, the blocks that a context needs, and the tokens that a real arena holds."""
+"""Groups of layers: how they are formed, the blocks that a context needs, and the number of tokens that an arena holds."""
 
 from pathlib import Path
 
@@ -46,20 +46,22 @@ def test_layers_of_a_kind_are_cut_into_groups_that_fill_a_block() -> None:
     assert groups_of(5, 5) == [((0, 1), 5)]
     assert groups_of(7, None, 7, None) == [((1, 3), None), ((0, 2), 7)]
     assert groups_of(*[9] * 5, None) == [((5,), None), *[((i,), 9) for i in range(5)]]
-    assert groups_of(10_000, None) == [((0, 1), None)], "a window that no context exceeds is no window"
+    assert groups_of(10_000, None) == [((0, 1), None)], "a window that no context exceeds counts as full attention"
 
 
 def test_layers_of_other_sizes_share_blocks_of_one_size() -> None:
     wide = CachedLayer(keys_and_values(4, 8), 9)
     layout = CacheLayout([*layers(None, None), wide, wide], 4, torch.float32, 10_000)
     assert layout.windows == (None, 9, 9)
-    assert layout.block_bytes == 2 * 2 * 4 * 2 * 8 * 4, "two narrow layers, or a wide one"
+    assert layout.block_bytes == 2 * 2 * 4 * 2 * 8 * 4, "a block has room for two narrow layers or a wide one"
 
 
 def test_what_a_context_needs_ends_growing_where_its_windows_are_full() -> None:
     groups = CacheGroups(4, max_chunk=8, windows=(None, 9))
     assert [groups.most_blocks(n, 1) for n in (1, 4, 5, 16, 17, 40)] == [2, 2, 4, 8, 9, 14]
-    assert [groups.most_blocks(40, n) for n in (40, 8, 4)] == [15, 15, 14], "a chunk lies behind its window"
+    assert [groups.most_blocks(40, n) for n in (40, 8, 4)] == [15, 15, 14], (
+        "a chunk needs blocks beside those of its window"
+    )
     assert [groups.longest_context(n, 100) for n in (0, 1, 2, 10, 15, 99)] == [0, 0, 4, 20, 40, 100]
     assert CacheGroups(4, 8, (9,)).longest_context(5, 10**6) == 10**6
 
@@ -70,7 +72,7 @@ def test_what_a_window_sees_behind_so_many_blocks_is_what_its_next_token_sees(
 ) -> None:
     groups, position = CacheGroups(size, 8, (None, window)), num_blocks * size
     seen = [i for i in range(num_blocks) if (i + 1) * size > position - (window - 1)]
-    first = min([*seen, max(0, num_blocks - 1)])  # at least one: a table refers to a block
+    first = min([*seen, max(0, num_blocks - 1)])  # at least one, as a table is never empty
     assert (groups.first_seen(0, num_blocks), groups.first_seen(1, num_blocks)) == (0, first)
     places = [(i, group) for i in range(num_blocks) for group in (0, 1) if group == 0 or i >= first]
     assert groups.seen(num_blocks) == places
@@ -97,7 +99,7 @@ def test_a_sequence_holds_no_more_than_its_windows_need() -> None:
             for table in sequence.tables:
                 assert set(table.blocks) == set(table.held), "a kernel may read every block of a table, masked or not"
     assert max(full for full, _ in held) == 22
-    assert max(window for _, window in held) == 3, "two before the block of its newest token"
+    assert max(window for _, window in held) == 3, "the block of the newest token, and two before it"
 
 
 def test_a_hit_needs_the_last_blocks_of_a_window_and_all_of_the_others() -> None:
@@ -105,14 +107,14 @@ def test_a_hit_needs_the_last_blocks_of_a_window_and_all_of_the_others() -> None
     prompt = random_prompt(41, seed=1)
     one(engine, submit("a", prompt, max_tokens=1))
     hits = [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (41, 24, 7)]
-    assert hits == [40, 20, 4], "a block that was given back can be found until it is handed out anew"
+    assert hits == [40, 20, 4], "a released block is found until it is handed out again"
     pool = engine.scheduler.pool
     names = {block: name for name, block in pool._shares[0].block_by_hash.items()}
     chain = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert len(names) == 2 * len(chain)
     sequence = Sequence("s", prompt, SamplingParams(1), chain_root(b"", engine._identity))
     extend_chain(sequence.block_hashes, sequence.chain_root, prompt, 4)
-    pool.discard([block_name(sequence.block_hashes[8], 1)])  # of the window
+    pool.discard([block_name(sequence.block_hashes[8], 1)])  # a block of the group with the window
     hits = [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (41, 33)]
     assert hits == [32, 32]
 
@@ -152,7 +154,7 @@ def test_bad_numbers_reach_no_sequence_through_blocks_that_a_window_has_left() -
     runner.bad_prompts.add(tuple(prompt))
     heard = drain(engine, [])["bad"]
     assert "not finite" in (heard.error or "")
-    assert len(set(runner.scrubbed)) == len(runner.scrubbed) == 2 * 11, "blocks that were given back among them"
+    assert len(set(runner.scrubbed)) == len(runner.scrubbed) == 2 * 11, "released blocks must be cleared too"
     runner.bad_prompts.clear()
     assert [one(engine, submit(str(n), prompt[:n], max_tokens=1)).num_cached_tokens for n in (40, 12)] == [0, 8]
 
@@ -161,7 +163,9 @@ def test_models_with_windows_lend_each_other_what_they_have_left() -> None:
     arena = FakeArena(16, 24)
     one_model, _ = borrowing_engine(arena, "one", 3, windows=(None, 9, 9), tokens=8)
     other, _ = borrowing_engine(arena, "two", 3, windows=(5,), tokens=8)
-    assert one_model.info.context_length > one_model.info.total_blocks * 4, "one sequence is not short of windows"
+    assert one_model.info.context_length > one_model.info.total_blocks * 4, (
+        "with windows, a context may be longer than the blocks of one group"
+    )
     assert other.info.context_length == 16 * 8 * 4
     prompt = random_prompt(one_model.info.context_length - 9, seed=1)
     heard = drain(one_model, [submit("long", prompt, max_tokens=9)])

@@ -1,4 +1,4 @@
-"""A block's layout: segments of any shape and type, one after another, and the difference between two layouts."""
+"""The layout of a block: segments of any shape and type, one after another, and what distinguishes two layouts."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_layers_of_all_kinds_share_a_block_and_no_byte() -> None:
         view.fill_(number)
     assert all((view.float() == number).all() for number, view in enumerate(views, 1))
     least = 5 * 4 * (2 * 12 + 576 + 2 * 4) + 5 * 2 * 12
-    assert least <= layout.block_bytes < least + 16 * len(views), "no more than what aligns its parts"
+    assert least <= layout.block_bytes < least + 16 * len(views), "only alignment may add bytes"
 
 
 def test_a_segment_in_fp8_is_written_and_read_with_its_scales() -> None:
@@ -129,7 +129,7 @@ def test_blocks_are_as_long_as_their_snapshots_are_large() -> None:
     token = 2 * 2 * 6 * 4  # bytes of keys and values
     assert length(3 * 16 * token // 4) == 16
     assert length(3 * 16 * token // 4 + 4) == 32
-    assert length(10**7) == 1024, "the longest, at which a hit leaves little to compute"
+    assert length(10**7) == 1024, "1,024 tokens are the longest block"
 
 
 def test_states_stay_in_fp32_beside_keys_and_values_in_fp8() -> None:

@@ -1,4 +1,4 @@
-"""The threads between the host tier and a cluster's store, with a fake of the package: lookups, reads, writes and failures."""
+"""The thread between the host tier and the store of a cluster, with a fake store: lookups, reads, writes and failures."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.process
 
 
 class Cluster:
-    """Two hosts of one store: what one writes, the other reads."""
+    """Two hosts with one store: one writes blocks, the other reads them."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.package = FakeStore()
@@ -77,9 +77,9 @@ def test_a_host_reads_what_another_has_computed(cluster: Cluster) -> None:
     cluster.write(*range(6))
     assert cluster.look_up(*range(8)) == [0, 1, 2, 3, 4, 5]
     assert cluster.take(cluster.read(*range(8))) == 6
-    assert [n for n in range(8) if name(n) in cluster.reader] == [*range(6)], "blocks that have come are still there"
+    assert [n for n in range(8) if name(n) in cluster.reader] == [*range(6)], "blocks that were read stay in the index"
     assert [read(cluster.here, n) for n in range(6)] == [content(n) for n in range(6)]
-    assert cluster.reader.rate.bytes_per_s == 0  # the clock stands still: the time is measured, but not divided by
+    assert cluster.reader.rate.bytes_per_s == 0  # the clock stands still, so there is no rate
 
 
 def test_a_chain_of_which_disk_and_memory_have_a_part_is_read_from_all_three(cluster: Cluster) -> None:
@@ -114,7 +114,7 @@ def test_a_block_that_is_not_what_its_name_says_is_removed_and_its_chain_ends_th
     assert name(1) not in cluster.reader
     assert read(cluster.here, 1) is None
     assert ("does not match its name" in caplog.text) == (wrong != "gone")
-    cluster.writer.offer(name(1))  # by a host that computes it again
+    cluster.writer.offer(name(1))  # another host has computed it again
     assert cluster.writer.wait_until_idle(10)
     assert cluster.take(cluster.read(0, 1, 2)) == 3
 
@@ -172,7 +172,7 @@ def test_a_master_that_is_gone_is_left_alone_for_a_while_and_asked_again(
         assert cluster.look_up(0) == []
     assert not cluster.reader.is_usable
     assert put(cluster.there, 0)
-    cluster.writer.offer(name(0))  # is lost
+    cluster.writer.offer(name(0))  # this write is lost
     assert cluster.writer.wait_until_idle(10)
     assert caplog.text.count("no longer read") == 1
     cluster.package.is_gone = False  # it comes back, empty
@@ -186,7 +186,7 @@ def test_a_master_that_is_gone_is_left_alone_for_a_while_and_asked_again(
 def test_a_store_that_fails_is_known_to_work_again_by_its_answers_alone(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The failure ends by its answers, and not by a request that was cancelled and is not sent."""
+    """A failed store counts as working again when it answers, not when a cancelled request, which is never sent, ends."""
     cluster.package.is_gone = True
     cluster.package.may_answer.clear()
     lookups = [cluster.reader.look_up([name(n)]) for n in range(4)]
@@ -209,11 +209,11 @@ def test_writes_that_are_dropped_while_a_store_fails_are_no_sign_that_it_works(
     cluster.write_later(*range(6))
     cluster.package.may_answer.set()
     assert cluster.writer.wait_until_idle(10)
-    cluster.writer.forget([name(99)])  # done after them
+    cluster.writer.forget([name(99)])  # runs after the writes
     assert cluster.writer.wait_until_idle(10)
     cluster.package.is_gone = False
     cluster.write(7)
-    assert not cluster.package.values, "it is left alone"
+    assert not cluster.package.values, "a failed store is not written to"
     assert "is written to again" not in caplog.text
     cluster.clock.now += 10.1
     cluster.write(8)
@@ -222,7 +222,7 @@ def test_writes_that_are_dropped_while_a_store_fails_are_no_sign_that_it_works(
 
 
 def test_memory_that_the_package_did_not_take_is_offered_to_it_again(cluster: Cluster) -> None:
-    """It is registered before it is copied to: the package reaches no other memory."""
+    """The package can copy only to registered memory, so registration is tried again."""
     cluster.write(0)
     cluster.look_up(0)
     cluster.package.may_register = False

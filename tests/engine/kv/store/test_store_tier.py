@@ -1,4 +1,4 @@
-"""Mooncake Store itself, over loopback: members find each other's blocks; the store's state when its master is killed."""
+"""The real Mooncake Store over loopback: members find each other's blocks, and what happens when the master is killed."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ pytestmark = needs_mooncake
 
 
 class Node:
-    """`pilotlight store` on a port of this machine."""
+    """The process of `pilotlight store` on a port of this machine."""
 
     def __init__(self, gib: float = 0.0625) -> None:
         self.address = f"127.0.0.1:{free_ports(1)[0]}"
@@ -77,7 +77,7 @@ def block(n: int) -> StoredBlock:
 
 
 def read(store: StoreTier, *numbers: int) -> list[bool]:
-    """Return, for each block, whether it comes back unchanged."""
+    """Read blocks; return for each whether its content is unchanged."""
     into = [bytearray(SIZE) for _ in numbers]
     found = store.read([name(n) for n in numbers], [memoryview(each) for each in into])
     return [
@@ -89,7 +89,7 @@ def read(store: StoreTier, *numbers: int) -> list[bool]:
 def test_members_find_each_others_blocks_and_what_they_wrote_outlives_them(node: Node, store: StoreTier) -> None:
     one = StoreTier(node.address)
     one.write([block(n) for n in range(5)])
-    one.write([block(0)])  # it is there already
+    one.write([block(0)])  # a block that is stored already
     one_identity = one.identity()
     one.close()
     assert store.find([name(n) for n in range(7)]) == [name(n) for n in range(5)]
@@ -144,7 +144,7 @@ def is_writable(store: StoreTier) -> bool:
 
 @pytest.mark.process
 def test_a_master_that_accepts_and_says_nothing_is_given_up_and_stops_no_other_thread() -> None:
-    """A separate process tries it: becoming a member would hold Python's lock for minutes."""
+    """A separate process joins: a wrong implementation would hold Python's lock for minutes."""
     script = """
 import socket, threading, time
 from pilotlight.engine.kv.store import store_tier

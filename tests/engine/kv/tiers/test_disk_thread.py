@@ -1,4 +1,4 @@
-"""The order of writes when more is computed than may be written: blocks that were used again first, and reads before all writes."""
+"""The order of disk accesses if more blocks are computed than may be written: reads first, then blocks that were used again."""
 
 import time
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ BLOCKS_PER_S = 100
 
 
 class Rig:
-    """Ten blocks in host memory, and a disk that takes one more whenever a hundredth of a second passes."""
+    """Ten blocks in host memory, and a disk that may be written at BLOCKS_PER_S blocks per second of a fake clock."""
 
     def __init__(self, directory: Path) -> None:
         self.now = 0.0
@@ -36,7 +36,7 @@ class Rig:
         return [n for n in range(10) if name(n) in self.thread.disk]
 
     def pass_blocks(self, number: int) -> None:
-        """Let the time of so many blocks pass, and wait until as many more are written."""
+        """Advance the clock by the time of `number` writes, and wait until these are done."""
         before = len(self.thread.disk)
         self.now += number / BLOCKS_PER_S + 1e-9
         until(lambda: len(self.thread.disk) == before + number)
@@ -54,7 +54,7 @@ def test_no_more_is_written_than_may_be(rig: Rig) -> None:
     rig.offer(*range(10))
     until(lambda: rig.written() == [0])
     time.sleep(0.1)
-    assert rig.written() == [0], "the disk would take all of it"
+    assert rig.written() == [0], "only one block may be written by now"
     rig.pass_blocks(3)
     assert rig.written() == [0, 1, 2, 3]
 

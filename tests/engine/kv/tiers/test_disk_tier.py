@@ -1,4 +1,4 @@
-"""The disk tier: its content, its evictions, and every failure of a disk."""
+"""The disk tier: its content, its evictions, and failures of the disk."""
 
 import errno
 import itertools
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_and_nothing_is_written_twice(tier: DiskTier, tm
 def test_the_limit_holds_and_the_segment_unused_for_longest_goes_first(tier: DiskTier, tmp_path: Path) -> None:
     for n in range(64):
         assert put(tier, n)
-    assert read(tier, 2) is not None  # its segment is in use
+    assert read(tier, 2) is not None  # marks its segment as used
     for n in range(64, 68):
         assert put(tier, n)
         assert sum(path.stat().st_size for path in segments(tmp_path)) == tier.used_bytes <= LIMIT
@@ -125,7 +125,7 @@ def test_a_truncated_segment_keeps_what_is_whole(tmp_path: Path, keep: int, left
     for n in range(4):
         put(tier, n)
     os.truncate(segments(tmp_path)[0], keep)
-    assert read(tier, 3) is None, "also while it is open"
+    assert read(tier, 3) is None, "damage is noticed while the tier is open too"
     tier = reopen(tier, tmp_path)
     assert [read(tier, n) == content(n, SIZE) for n in range(4)] == [n < left for n in range(4)]
     assert all(put(tier, n) for n in range(left, 4))
@@ -184,7 +184,7 @@ def test_a_damaged_header_costs_its_own_block_alone(tmp_path: Path) -> None:
         put(tier, n)
     file = segments(tmp_path)[0]
     damaged = bytearray(file.read_bytes())
-    damaged[2 * RECORD + 41] ^= 1  # the third record's length
+    damaged[2 * RECORD + 41] ^= 1  # in the length field of the third record
     file.write_bytes(damaged)
     tier = reopen(tier, tmp_path)
     assert [name(n) in tier for n in range(8)] == [True, True, False, True, True, True, True, True]
@@ -202,14 +202,14 @@ def test_a_full_disk_first_costs_the_oldest_blocks_then_the_new_one(
     assert put(tier, 6)
     assert [n for n in range(7) if name(n) in tier] == [4, 5, 6]
     full_times(monkeypatch, 1)
-    assert not put(tier, 7), "there is nothing left that could give way"
+    assert not put(tier, 7), "no block is left that could be evicted"
     assert tier.num_errors == 1
     assert put(tier, 8)
     assert [read(tier, n) == content(n, SIZE) for n in (4, 5, 6, 8)] == [True] * 4
 
 
 def full_times(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Make the next writes stop in the middle, as on a full disk."""
+    """Make the next `times` writes stop in the middle, as on a full disk."""
     left = iter(range(times))
 
     def write_half(fd: int, parts: list[bytes], offset: int) -> int:
@@ -236,7 +236,7 @@ def test_a_disk_that_keeps_refusing_is_let_be_and_that_is_said_once(
     assert not tier.is_writable
     assert not put(tier, 20)
     assert caplog.text.count("no longer written to") == 1
-    assert read(tier, 0) == content(0, SIZE), "blocks that are there may still be read"
+    assert read(tier, 0) == content(0, SIZE), "stored blocks may still be read"
 
 
 def test_a_disk_that_was_full_is_written_to_again_when_it_has_room(

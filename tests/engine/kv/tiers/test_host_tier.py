@@ -1,4 +1,4 @@
-"""The host tier: its content, its evictions, its state after a kill -9, its owners, and a device's access to it."""
+"""The host tier: its content, its evictions, its state after SIGKILL, its owners, and access by a device."""
 
 import ctypes
 import errno
@@ -29,7 +29,7 @@ from tests.engine.fake_registrar import REFUSAL, FakeRegistrar
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[4]
-SIZE = 3 * PAGE - 100  # a slot of three pages
+SIZE = 3 * PAGE - 100  # a block whose slot takes three pages
 STRIDE = 3 * PAGE
 CUDA = torch.device("cuda")
 
@@ -80,7 +80,7 @@ def test_a_block_is_found_only_once_it_is_committed(tier: HostTier) -> None:
     assert slot is not None
     assert name(1) not in tier
     assert tier.pin(name(1), is_hit=True) is None
-    assert tier.reserve(name(1), SIZE) is None, "another thread is working on it already"
+    assert tier.reserve(name(1), SIZE) is None, "another thread is filling it already"
     tier.abandon(slot)
     assert put(tier, 1)
 
@@ -191,7 +191,7 @@ def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
 
     with monkeypatch.context() as patched:
         patched.setattr(SlotFile, "provide", full)
-        assert not any(put(tier, n) for n in range(20))  # twice as often as there are slots
+        assert not any(put(tier, n) for n in range(20))  # twice as many as there are slots
     assert put(tier, 20)
     assert read(tier, 20) == content(20)
 
@@ -199,7 +199,7 @@ def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
 def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has_shrunk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container's /dev/shm often has 64 MiB, whatever the tier was promised: a share of the actual size may be protected."""
+    """A container's /dev/shm often has only 64 MiB, whatever size the tier was given. Protected blocks may take only a share of the real size."""
     tier = HostTier.open(tmp_path / "tier", 1000 * STRIDE)
     provide = SlotFile.provide
 
@@ -210,7 +210,7 @@ def test_what_is_hit_again_and_again_does_not_shut_others_out_of_a_tier_that_has
 
     monkeypatch.setattr(SlotFile, "provide", provide_ten)
     assert all(put(tier, n) and read(tier, n) for n in range(10))
-    assert not put(tier, 10), "which shrinks it"
+    assert not put(tier, 10), "the failure shrinks the tier"
     assert put(tier, 11)
     assert put(tier, 12)
     assert [read(tier, n) == content(n) for n in (11, 12)] == [True, True]
@@ -237,7 +237,7 @@ def test_an_owner_that_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
 def test_a_tier_that_is_closed_while_a_slot_is_being_filled_is_no_other_processs_before_this_one_ends(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read from a hanging disk may still write to the slot, which the next owner would give to another block."""
+    """A read from a hanging disk may still write to the slot after the next owner has given it to another block."""
     tier = HostTier.open(tmp_path, 10 * STRIDE)
     slots = [tier.reserve(name(n), SIZE) for n in range(3)]
     commit, abandon, forget = slots
@@ -300,7 +300,7 @@ def test_the_next_process_finds_what_the_last_left_in_order_of_use(tmp_path: Pat
     assert second.space.used_bytes == 10 * STRIDE
     assert all(name(n) in second for n in range(10))
     put(second, 10)
-    assert [n for n in range(11) if name(n) not in second] == [1], "0 was used later"
+    assert [n for n in range(11) if name(n) not in second] == [1], "block 0 was used more recently than block 1"
     assert read(second, 0) == content(0)
     second.close()
 
@@ -376,14 +376,14 @@ def test_files_that_hold_no_blocks_of_ours_are_removed(tmp_path: Path) -> None:
 def test_of_a_block_that_was_left_in_two_sizes_the_one_used_first_stays_and_the_others_slot_is_free(
     tmp_path: Path,
 ) -> None:
-    for n, size in ((1, SIZE), (2, PAGE)):  # in separate folders, which are then merged
+    for n, size in ((1, SIZE), (2, PAGE)):  # written in separate folders, which are merged below
         tier = HostTier.open(tmp_path / str(n), 10 * STRIDE, clock=lambda n=n: float(n))
         put(tier, 7, size=size)
         tier.close()
     shutil.copy(tmp_path / "2" / f"slots-{PAGE}.kv", tmp_path / "1")
     both = HostTier.open(tmp_path / "1", 10 * STRIDE)
     assert (len(both), both.space.used_bytes, read(both, 7)) == (1, STRIDE, content(7))
-    assert all(put(both, 100 + n, size=PAGE) for n in range(30)), "every slot of the other size can be had"
+    assert all(put(both, 100 + n, size=PAGE) for n in range(30)), "every slot of the other size is available"
     both.close()
 
 
@@ -432,7 +432,7 @@ def test_a_tier_that_cannot_be_looked_through_is_not_kept_from_others(
 
 
 def found_after_a_kill(tier: HostTier, tmp_path: Path) -> list[int]:
-    """Return the blocks that the next process would find if this one were killed now."""
+    """Return the blocks that a successor would find if this process were killed now."""
     left = tmp_path / "left"
     shutil.copytree(tmp_path / "tier", left)
     heir = HostTier.open(left, tier.space.limit_bytes)
@@ -519,7 +519,7 @@ def test_a_process_killed_at_any_time_leaves_a_tier_that_is_right(tmp_path: Path
     for i in range(4):
         kill_in(ENDLESS, tmp_path, i * 10**7, after_s=0.05 * draw.random())
         tier = HostTier.open(tmp_path, 10 * STRIDE)
-        assert len(tier) >= 9, "at most the block it was at is lost"
+        assert len(tier) >= 9, "at most the block that was being written is lost"
         for slot in tier.pin_prefix(list(tier._slots)):
             assert tier.is_sound(slot)
             assert bytes(slot.memory) == (slot.block_hash * (SIZE // 32 + 1))[:SIZE]
@@ -618,12 +618,12 @@ def test_a_block_that_gives_way_while_another_process_reads_it_is_not_taken(
     reader.close()
 
 
-GROUP = 3  # slots that are registered together
+GROUP = 3  # the number of slots that are registered together
 
 
 @pytest.fixture
 def registrar(monkeypatch: pytest.MonkeyPatch) -> FakeRegistrar:
-    """Return a device with which slots are registered in threes."""
+    """Register slots in groups of GROUP with a fake device; return the fake."""
     fake = FakeRegistrar()
     monkeypatch.setattr("pilotlight.engine.device.registered_memory._registrar_of", lambda device: fake)
     monkeypatch.setattr("pilotlight.engine.kv.tiers.slot_file.PIECE_BYTES", GROUP * STRIDE + PAGE)
@@ -631,7 +631,7 @@ def registrar(monkeypatch: pytest.MonkeyPatch) -> FakeRegistrar:
 
 
 def reaches(tier: HostTier, n: int, size: int = SIZE) -> bool:
-    """Tell whether the device reaches a block's slot."""
+    """Tell whether a block's slot is registered with the device."""
     slot = tier.pin(name(n), is_hit=False)
     assert slot is not None
     tier.unpin([slot])
@@ -644,7 +644,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     for n in range(GROUP - 1):
         put(tier, n)
     assert not tier.add_size(SIZE).wait(0.02)
-    assert registrar.calls == [], "a page that is registered is allocated"
+    assert registrar.calls == [], "registration would allocate missing pages, so it waits"
     for n in range(GROUP - 1, 10):
         put(tier, n)
     assert tier.add_size(SIZE).wait(60)
@@ -652,7 +652,7 @@ def test_slots_are_registered_once_as_many_as_lie_together_have_pages(registrar:
     assert all(reaches(tier, n) for n in range(10))
     for n in range(10, 20):
         put(tier, n)
-    assert len(registrar.calls) == 4, "a block in the oldest one's slot finds it registered"
+    assert len(registrar.calls) == 4, "reused slots are registered already"
     assert reaches(tier, 19)
     tier.close()
     assert registrar.registered == {}
@@ -672,7 +672,7 @@ def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go
         discard(self, first, last)
 
     monkeypatch.setattr(SlotFile, "_discard_pages", noticed)
-    with tier.add_size(SIZE).in_use():  # a copy of another slot of the group
+    with tier.add_size(SIZE).in_use():  # while another slot of the group is being copied
         assert put(tier, 100, PAGE)
         assert covered == [False]
         assert (reaches(tier, 1), reaches(tier, 3)) == (False, True)
@@ -681,7 +681,7 @@ def test_memory_that_goes_to_another_size_is_covered_no_more_before_its_pages_go
     until(lambda: "unregister" in registrar.calls)
     assert len(registrar.registered) == 2
     tier.forget([name(100)])
-    assert put(tier, 101)  # and the pages belong to the first size again
+    assert put(tier, 101)  # the pages return to slots of the first size
     until(lambda: len(registrar.registered) == 3)
     tier.close()
 
@@ -694,7 +694,7 @@ def test_what_an_earlier_process_left_is_registered_when_it_is_found(registrar: 
     registrar.calls.clear()
     again = HostTier.open(tmp_path / "tier", 9 * STRIDE, device=CUDA)
     until(lambda: reaches(again, 0) and reaches(again, 5))
-    assert not reaches(again, 6), "one of its group has no pages"
+    assert not reaches(again, 6), "one slot of its group has no pages"
     assert read(again, 5) == content(5)
     again.close()
     assert registrar.calls == [*["register register-memory"] * 2, *["unregister"] * 2]

@@ -1,4 +1,4 @@
-"""Segments: an appended record is found again, and nothing else, whichever part of the file was cut off or damaged."""
+"""Segment files: exactly the whole records are found again, whichever part of the file was cut off or damaged."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def written(folder: Path, sizes: list[int]) -> tuple[Path, Found]:
 
 
 def scanned(path: Path) -> tuple[Found, int, Segment]:
-    """Return what is found, and how many damaged runs there are."""
+    """Return the records of a segment, the number of damaged parts, and the segment."""
     segment, found, damaged = Segment(path), Found(), 0
     for each in segment.scan():
         if each is None:
@@ -65,7 +65,7 @@ def test_what_was_appended_is_found_and_read(sizes: list[int]) -> None:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the folder for all examples of a property."""
+    """Set one folder for all examples of a property test."""
     monkeypatch.setenv("SEGMENTS", str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""A chain on its way into the host tier: a late or lost source leaves nothing pinned, and nothing is unpinned twice."""
+"""Reading a chain of blocks into the host tier: a late or lost source leaves no block pinned, and no block is unpinned twice."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ def read(host: Host) -> TierRead:
 
 
 def test_arrived_blocks_belong_to_their_taker(read: TierRead, host: Host) -> None:
-    assert read.num_blocks == 0, "it may not be whole"
+    assert read.num_blocks == 0, "blocks count only after the end of the read"
     read.finish()
     assert (read.num_blocks, read.num_read) == (2, 1)
     assert read.take() == ["first", "second"]
@@ -39,7 +39,7 @@ def test_arrived_blocks_belong_to_their_taker(read: TierRead, host: Host) -> Non
 
 def test_blocks_that_arrive_too_late_for_their_taker_are_unpinned_once(read: TierRead, host: Host) -> None:
     assert read.take() == []
-    assert host.unpinned == [], "its thread continues with it"
+    assert host.unpinned == [], "the source's thread still writes to them"
     read.finish()
     assert host.unpinned == ["first", "second"]
     read.cancel()

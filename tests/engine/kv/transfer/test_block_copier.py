@@ -1,4 +1,4 @@
-"""Copies between a CUDA device and host memory, with a stand-in for the device: direct ones, staged ones, and their order."""
+"""Copies between a CUDA device and host memory, with a fake device: direct and staged copies, and their order."""
 
 import mmap
 import os
@@ -25,7 +25,7 @@ PIECE = 4 * BLOCK
 
 
 class Rig:
-    """A cache of 16 blocks, and as many places in host memory, of which pieces of 4 are registered."""
+    """A cache of 16 blocks and 16 places in host memory, which is registered in pieces of 4 places."""
 
     def __init__(self) -> None:
         self.cache = torch.randint(0, 256, (NUM_BLOCKS, BLOCK), dtype=torch.uint8)
@@ -45,7 +45,7 @@ class Rig:
         return [memoryview(self.map)[place * BLOCK : (place + 1) * BLOCK] for place in places]
 
     def straight(self) -> int:
-        """Return how many blocks were copied directly between cache and host memory."""
+        """Return how many blocks were copied without staging."""
         cache, host = self.cache.data_ptr(), self.host.data_ptr()
         size = self.cache.nbytes
         return sum(
@@ -105,7 +105,7 @@ def test_neighbours_on_both_sides_are_copied_at_once_within_a_piece(rig: Rig) ->
     straight = rig.stream.copied[: len(expected)]
     assert [((a - cache) // BLOCK, (b - host) // BLOCK, n // BLOCK) for b, a, n in straight] == expected
     assert torch.equal(rig.host[places], rig.cache[blocks])
-    assert rig.straight() == 9, "the last two through staging"
+    assert rig.straight() == 9, "the last two blocks must go through staging"
 
 
 def test_a_buffer_is_emptied_while_the_device_fills_the_other_and_filled_once_it_was_copied(rig: Rig) -> None:
@@ -117,7 +117,7 @@ def test_a_buffer_is_emptied_while_the_device_fills_the_other_and_filled_once_it
 
 
 def test_unregistered_memory_goes_through_staging(rig: Rig) -> None:
-    """The parts of ranks, which the host puts together, are such memory."""
+    """An example is the memory in which the host joins the blocks of several ranks."""
     rig.register(4)
     places = [memoryview(bytearray(BLOCK)) for _ in BLOCKS]
     rig.copier.store(BLOCKS, places, "it")
@@ -143,7 +143,7 @@ def test_what_is_being_copied_stays_registered_until_it_is(rig: Rig) -> None:
     until(lambda: len(rig.registrar.registered) == 3)
     rig.stream.on_wait = lambda: None
     rig.copier.fetch([1], rig.views([2]), "it")
-    assert rig.straight() == 1, "and then through staging"
+    assert rig.straight() == 1, "the second copy must go through staging"
     assert torch.equal(rig.cache[1], rig.host[2])
 
 
@@ -153,7 +153,7 @@ def test_a_device_that_fails_is_said_to_and_nothing_stays_in_use(rig: Rig, num_p
     rig.stream.num_until_failure = 3
     with pytest.raises(RuntimeError, match="the device is gone"):
         rig.copier.store(BLOCKS, rig.views(PLACES), "it")
-    assert not rig.stream.queue, "it would write to slots that are another block's by then"
+    assert not rig.stream.queue, "a late copy would write to slots of other blocks"
     rig.registered.release(0, 4 * PIECE)
     until(lambda: not rig.registrar.registered)
 
@@ -163,7 +163,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
     asked = []
     found = CpuBlockCopier(rig.cache).map(lambda n: asked.append(n) or n == 1, [1, 0, 1])
     assert not all(found)
-    assert asked == [1, 0], "elements after a failure are not looked at"
+    assert asked == [1, 0], "elements after a failure are skipped"
 
 
 @pytest.mark.long
@@ -171,7 +171,7 @@ def test_the_device_leaves_the_host_threads_and_a_cpu_does_not(rig: Rig) -> None
 def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registration(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU's own copies do it, if there is one."""
+    """A GPU copies if there is one, else a fake."""
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
         registrar = FakeRegistrar()
@@ -197,13 +197,13 @@ def test_blocks_of_any_size_go_to_slots_and_back_before_and_after_their_registra
         assert torch.equal(cache, whole)
 
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as directory:
-        for _ in range(2):  # the second finds the slots registered
+        for _ in range(2):  # the second time the files exist already
             tier = HostTier.open(Path(directory) / "tier", num_slots * stride, device=torch.device("cuda"))
             move(tier, 0)
-            move(tier, num_slots)  # into the slots of the first
-            slot = tier.reserve(b"other", BLOCK)  # the oldest of them gives up its pages
+            move(tier, num_slots)  # reuses the slots of the first move
+            slot = tier.reserve(b"other", BLOCK)  # takes the pages of the oldest slot
             assert slot is not None
             tier.abandon(slot)
             assert not tier.add_size(size).covers(0, num_slots * stride)
-            move(tier, 2 * num_slots)  # into pages that the device has not seen
+            move(tier, 2 * num_slots)  # to pages that are not registered yet
             tier.close()

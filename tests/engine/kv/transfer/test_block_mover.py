@@ -1,4 +1,4 @@
-"""Copies between a device and the host tier, of which some fail."""
+"""Copies between a device and the host tier, some of which fail."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.engine.kv.tiers.test_host_tier import SIZE, STRIDE, content, name, pu
 
 
 class Copier:
-    """A copier that succeeds at its second try."""
+    """A copier that fails at the first try and succeeds at the second."""
 
     store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)
@@ -41,7 +41,7 @@ def test_a_copy_that_fails_leaves_no_room_taken(tmp_path: Path) -> None:
 
 
 class Filling:
-    """A device's memory, which is filled; an action follows each batch."""
+    """A fake device memory that records fetched blocks, and runs an action after each batch."""
 
     store_bytes = fetch_bytes = 1 << 20
     map = staticmethod(map)

@@ -1,4 +1,4 @@
-"""A rank on another machine starts only with the first one's release and checkpoint; Ray is imported nowhere else."""
+"""A rank on another machine starts only if it has the release and the checkpoint of the first rank. Other processes do not import Ray."""
 
 import os
 import shutil

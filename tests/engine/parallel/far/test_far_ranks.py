@@ -1,4 +1,4 @@
-"""Two ranks on two nodes of a Ray cluster compute the same as one; a lost node ends their group, and the next one waits for a node."""
+"""Two ranks on two nodes of a Ray cluster compute the same as one rank. A lost node ends the group, and a new group waits for a node."""
 
 import queue
 import threading
@@ -19,14 +19,14 @@ from tests.engine.parallel.test_ranks import DENSE, assert_same, group_of, sever
 
 __all__ = ["two_nodes"]
 
-LATEST_S = 90.0  # only ends a failing test
+LATEST_S = 90.0  # seconds; only a failing test waits so long
 
 
 def far_group(cluster: Cluster) -> HostConfig:
     return replace(group_of(2), group=("cpu", "ray:cpu"), ray_address=cluster.address)
 
 
-@pytest.mark.slow  # on a busy machine Ray considers a late node dead
+@pytest.mark.slow  # on a busy machine Ray takes a late node for dead
 def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_for(
     tmp_path: Path, two_nodes: Cluster
 ) -> None:
@@ -36,7 +36,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
     memory = make_kv_memory(host, lost.put)
     check_answers(memory, host, tmp_path, expected)
     (node,) = two_nodes.worker_nodes
-    two_nodes.remove_node(node, allow_graceful=False)  # while there are no requests
+    two_nodes.remove_node(node, allow_graceful=False)  # no request is open
     assert f"rank 1 on {THERE} has ended" in lost.get(timeout=LATEST_S)
     memory.close()
 
@@ -44,7 +44,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
 
     def make() -> None:
         made.put(make_kv_memory(host, lost.put, on_wait=waits.put))
-        is_over.wait(LATEST_S)  # for Linux a process's parent is the thread that started it
+        is_over.wait(LATEST_S)  # a child ends with the thread that started it
 
     making = threading.Thread(target=make)
     making.start()

@@ -1,4 +1,4 @@
-"""Channels between machines: only messages with the group's key are accepted."""
+"""Channels between machines accept only messages that are signed with the key of the group."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Answers cut into tokens in any way, and the parts that a format reads."""
+"""Helpers that cut answers into tokens in any way, and return what a format reads in them."""
 
 import codecs
 import re
@@ -21,12 +21,12 @@ from pilotlight.engine.text.formats.format_registry import FORMATS, ToolFormat
 from pilotlight.engine.text.formats.tools.thinking import TAGS as THINK_TAGS
 from pilotlight.engine.text.formats.tools.thinking import ThinkTags
 
-Chunk = bytes | str  # bytes of a text; a tag that is one token
-Read = tuple[str, ...]  # "text", "reasoning" or "call", and its texts
+Chunk = bytes | str  # a token: bytes of text, or a tag
+Read = tuple[str, ...]  # "text", "reasoning" or "call", followed by its content
 
 
 class ChunkTokenizer:
-    """A vocabulary that grows on demand: a token for any run of bytes, and one for each tag, if tags are tokens."""
+    """A tokenizer whose vocabulary grows on demand: any run of bytes is a token, and so is each tag if tags are tokens."""
 
     def __init__(self, tags: Sequence[str], special: Sequence[str] = ()) -> None:
         self._chunks: list[Chunk] = list(tags)
@@ -73,7 +73,7 @@ class ChunkDetokenizer:
 def format_of(
     name: str | None, *, tags: bool = True, special: Sequence[str] = (), think: ThinkTags | None = None
 ) -> tuple[AnswerFormat, ChunkTokenizer]:
-    """Return a format, and the tokenizer it reads with. `tags`: whether its tags are tokens."""
+    """Return a format and its tokenizer. `tags` tells whether tags are tokens."""
     tools: ToolFormat | None = next((each for each in FORMATS if each.name == name), None)
     every = (*(tools.tags if tools else ()), *(think or ()))
     tokenizer = ChunkTokenizer(every if tags else (), special)
@@ -81,7 +81,7 @@ def format_of(
 
 
 def chunked(text: str, tags: Iterable[str], cuts: Iterable[int] | None) -> Iterator[Chunk]:
-    """Cut a text into tokens: at tags that are tokens, and at the bytes in `cuts`, or at every byte without it."""
+    """Cut a text into tokens: at tags, and at the byte positions in `cuts`, or at every byte if `cuts` is None."""
     position = 0
     wanted = None if cuts is None else set(cuts)
     pattern = "|".join(map(re.escape, sorted(tags, key=len, reverse=True))) or "(?!)"
@@ -121,7 +121,7 @@ def read(
     schemas: dict[str, Any] | None = None,
     is_cut: bool = False,
 ) -> list[Read]:
-    """Return what a format reads in a text that comes in such tokens: texts, reasoning, and calls, of which a broken one has no end."""
+    """Return the texts, reasoning and calls that a format reads in a text, which is cut as by `chunked`."""
     answers, tokenizer = format_of(name, tags=tags, special=special, think=think)
     parser = answers.parser(thinking, {"f": {}} if schemas is None else schemas)
     known = (*(answers.tools.tags if answers.tools else ()), *(think or ())) if tags else ()
@@ -149,7 +149,7 @@ def told(parts: Iterable[Part]) -> Iterator[Read]:
 
 
 def assert_same_however_cut(name: str | None, text: str, expected: list[Read], **options: Any) -> None:
-    """Read a text in one token, in one for each byte, and in two, cut at every byte."""
+    """Check that a text is read the same whole, byte by byte, and cut in two at any byte."""
     assert read(name, text, **options) == expected
     assert read(name, text, cuts=None, **options) == expected
     for cut in range(1, len(text.encode())):

@@ -1,6 +1,5 @@
-"""Random tool calls in every format, cut anywhere: the result does not depend on the cuts, and no markup is shown as text.
-
-The suite draws a sample. `python -m tests.engine.text.formats.test_drawn_calls 100000` draws that many.
+"""Random tool calls in every format, cut into tokens anywhere: the result does not depend on the cuts, and no markup appears as text. The tests draw
+few; `python -m tests.engine.text.formats.test_drawn_calls 100000` draws 100,000 calls.
 """
 
 import json
@@ -16,7 +15,7 @@ from pilotlight.engine.text.formats import Thinking
 from pilotlight.engine.text.formats.format_registry import FORMATS
 from tests.engine.text.formats.reading import Read, chunked, format_of, parts_of, told
 
-SAMPLE = 15  # of each format, in the suite
+SAMPLE = 15  # number of draws for each format in the tests
 NAMES = ("get_weather", "note", "f", "run-it_2")
 WORDS = (
     "Paris",
@@ -102,7 +101,7 @@ def _llama(calls: list[Call]) -> str:
 
 
 def _harmony(calls: list[Call]) -> str:
-    ((name, arguments), *_) = calls  # one per turn
+    ((name, arguments), *_) = calls  # harmony has one call per turn
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{_json(arguments)}<|call|>"
 
 
@@ -157,11 +156,13 @@ def read_calls(name: str, text: str, cuts: list[int] | None, *, tags: bool, is_c
     parser = answers.parser(Thinking.CLOSED, dict.fromkeys(NAMES, SCHEMA))
     known = answers.tools.tags if tags else ()
     token_ids = [tokenizer.id_of(chunk) for chunk in chunked(text, known, cuts)]
-    return [part[:3] for part in told(parts_of(parser, token_ids, is_cut=is_cut))]  # without ids, which may be random
+    return [
+        part[:3] for part in told(parts_of(parser, token_ids, is_cut=is_cut))
+    ]  # without the ids of calls, which may be random
 
 
 def _ends(name: str, text: str, *, tags: bool) -> Iterator[int]:
-    """Yield where an answer may be cut by its length: not inside a tag that is one token."""
+    """Yield the positions at which an answer may be cut off: not inside a tag that is one token."""
     known = next(each.tags for each in FORMATS if each.name == name)
     inside = {
         at

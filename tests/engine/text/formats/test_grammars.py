@@ -1,4 +1,4 @@
-"""Answers that follow a format's grammar: for any choice of tokens, its parser finds exactly the allowed calls."""
+"""The grammars of tool formats: in random answers that follow a grammar, the format's parser finds only permitted calls."""
 
 import json
 import random
@@ -43,18 +43,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 TOOLS = tuple(CallableTool(name, schema) for name, schema in SCHEMAS.items())
 EOS = 2
-MOST = 400  # tokens of an answer, which is cut there
+MOST = 400  # at most so many tokens in an answer
 
 
 class Writer(NamedTuple):
-    """A format, and a tokenizer and grammars to write answers with."""
+    """A format with a tokenizer and grammars, which writes random answers."""
 
     answers: AnswerFormat
     tokenizer: Tokenizer
     grammars: Grammars
 
     def tokens(self, rules: AnswerRules, thinking: Thinking, seed: int) -> list[int] | None:
-        """Choose among the tokens that may follow, at random, up to the end."""
+        """Return random permitted tokens up to the end; None if there is no end within MOST tokens."""
         text = self.answers.grammar(thinking, rules)
         draw, matcher, tokens = random.Random(seed), self.grammars.compile(Constraint("lark", text)).result(60), []
         while not matcher.is_complete and len(tokens) < MOST:
@@ -82,7 +82,7 @@ class Writer(NamedTuple):
 
 
 def writer(directory: Path, name: str, *, tags: bool, think: int = 0) -> Writer:
-    """Return a writer. `tags`: whether the format's tags are tokens of the vocabulary."""
+    """Return a writer for a format. `tags` tells whether its tags are tokens of the vocabulary."""
     tools = next(each for each in FORMATS if each.name == name)
     fields = json.loads((HERE / "tokenizer.json").read_text())
     fields["added_tokens"] = [token for token in fields["added_tokens"] if token["special"]]
@@ -99,7 +99,7 @@ def writer(directory: Path, name: str, *, tags: bool, think: int = 0) -> Writer:
     return Writer(answers, tokenizer, Grammars(directory, tokenizer.vocab_size, [EOS]))
 
 
-# Tags of these formats are text in some vocabularies; those of the others hardly ever.
+# Formats whose tags are plain text in some published vocabularies.
 SPELLED = ("hermes", "qwen3_coder")
 WRITERS = [
     pytest.param(
@@ -160,7 +160,7 @@ def test_a_document_or_calls(made: Writer) -> None:
 def test_a_document_follows_the_reasoning(made: Writer, thinking: Thinking) -> None:
     rules = AnswerRules(document=document(Constraint("choice", '["yes", "no"]')))
     found = list(made.answers_to(rules, thinking))
-    for ((kind, text),) in found:  # without the reasoning
+    for ((kind, text),) in found:  # answers_to has removed the reasoning
         assert (kind, text in ("yes", "no")) == ("text", True)
 
 

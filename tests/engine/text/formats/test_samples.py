@@ -1,4 +1,4 @@
-"""Answers from each format's description, cut in every way; and the cost of a long call."""
+"""Sample answers from the description of each format, cut in every way, and the cost of reading a long call."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
     format: str
     text: str
     expected: list[Read]
-    special: bool = False  # its tags are special tokens, if they are tokens
+    special: bool = False  # whether tags that are tokens are special tokens
     options: dict[str, Any] | None = None
 
 
@@ -49,7 +49,7 @@ DEEPSEEK = "<｜tool▁calls▁begin｜>%s<｜tool▁calls▁end｜>"
 ANALYSIS = "<|channel|>analysis<|message|>Need the weather.\n<|end|><|start|>assistant"
 OF_PARIS, OF_ROME = PARIS[2], ROME[2]
 
-# Each from the description that its format's module names.
+# Each sample follows the description that its format's module names.
 SAMPLES = [
     Sample(
         "qwen3_coder",
@@ -58,7 +58,7 @@ SAMPLES = [
         [("text", "I look."), PARIS, ROME],
     ),
     Sample(
-        "qwen3_coder",  # without the outer tag; several lines, quotes and a closing tag inside a text; values of other types
+        "qwen3_coder",  # no outer tag; text with lines, quotes and a closing tag; values of other types
         '<function=note>\n<parameter=text>\na </parameter> "b"\\\n\n</parameter>\n<parameter=tags>\n["x", 1]\n</parameter>\n'
         "<parameter=done>\nTrue\n</parameter>\n<parameter=to>\nnull\n</parameter>\n<parameter=kind>\nb\n</parameter>\n</function>\n</tool_call>",
         [("call", "note", json.dumps({"text": 'a </parameter> "b"\\\n', "tags": ["x", 1], "done": True, "to": None, "kind": "b"}))],
@@ -121,7 +121,7 @@ SAMPLES = [
         True,
     ),
     Sample(
-        "harmony",  # the recipient beside the role, a preamble for the user, and a built-in tool that was not offered
+        "harmony",  # recipient after the role, text for the user, and a call of a tool that was not offered
         "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>analysis to=browser.search code<|message|>{}<|end|>"
         f"<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{OF_PARIS}",
         [("text", "I look."), ("reasoning", "{}"), PARIS],
@@ -274,7 +274,7 @@ LONG = {
 
 
 def work_for(name: str, num_tokens: int, piece: bytes) -> int:
-    """Return how many functions are called, and how many characters are copied, to read a call of so many tokens."""
+    """Return a measure of the work to read a call of `num_tokens` tokens: function calls and copied characters."""
     before, behind = LONG[name]
     answers, tokenizer = format_of(name)
     assert answers.tools is not None

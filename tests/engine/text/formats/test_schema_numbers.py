@@ -1,4 +1,4 @@
-"""Numbers in schemas: an accepted one is enforced as written; one that would be rounded is named."""
+"""Numbers in schemas: an accepted number is enforced exactly, and one that would be rounded is refused by name."""
 
 import json
 from collections.abc import Iterator

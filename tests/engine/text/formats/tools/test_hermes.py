@@ -52,16 +52,16 @@ def text(said: str) -> Read:
         # A tag in prose does not delay the text after it.
         (f"Write <tool_call> first.\n{CALL}", [text("Write <tool_call> first."), MADE]),
         (f"<tool_call>\n{CALL}", [text("<tool_call>"), MADE]),
-        # A quote too few, and one too many.
+        # A missing quote, and an extra one.
         (f'<tool_call>{{"name": "f}}</tool_call> {CALL}', [text('<tool_call>{"name": "f}</tool_call>'), MADE]),
         (f'<tool_call>{{"name": "f""}}</tool_call>{CALL}', [text('<tool_call>{"name": "f""}</tool_call>'), MADE]),
-        # A brace too few, and one too many.
+        # A missing brace, and an extra one.
         (f'<tool_call>{{"name": "f", "arguments": {{}}</tool_call>{CALL}', [("call", "f", "{}"), MADE]),
         (f'<tool_call>{{"name": "f", "arguments": {{}}}}}}\n</tool_call>{CALL}', [("call", "f", "{}"), MADE]),
-        # A model that stops before the closing tag has still called.
+        # An answer that stops before the closing tag still contains the call.
         ('<tool_call>\n{"name": "f", "arguments": {}}', [("call", "f", "{}")]),
         ('<tool_call>\n{"name": "f", "arguments": {}', [("call", "f", "{}")]),
-        # Text that no JSON parser accepts.
+        # Values that are not valid JSON.
         (
             '<tool_call>{"name": "f", "arguments": {"a": NaN, "b": [-Infinity, 01, +1], "c": True}}</tool_call>',
             [("call", "f", '{"a": "NaN", "b": ["-Infinity", "01", "+1"], "c": true}')],
