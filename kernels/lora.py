@@ -1,8 +1,8 @@
 """Low-rank adapters beside a matrix product: y += B (A x), each token with its own adapter or none.
 
-The adapters of a model share one tensor; a table holds, for each slot and projection, the offsets of A and B in it, and their rank. The computation
-so depends only on numbers on the device: a recorded step can be replayed after other adapters were loaded into the slots. Knows slots; does not know
-which adapters they hold.
+The adapters of a model share one tensor; a table holds, for each slot and projection, the offsets of A and B in it, and their rank. So the
+computation depends only on numbers on the device, and a recorded step can be replayed after other adapters have been loaded into the slots. Knows
+slots; does not know which adapters they hold.
 """
 
 import torch

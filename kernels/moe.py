@@ -196,6 +196,9 @@ def moe_experts(
 
 
 def _matrix(weight: Weight, expert: int, dtype: torch.dtype) -> Weight:
-    """Return the form of an expert's matrix for products: activations of experts in FP8 are not rounded."""
+    """Return an expert's matrix for products: in codes or blocks, else unpacked.
+
+    So activations of experts in FP8 are not rounded.
+    """
     one = weight.expert(expert)
     return one if isinstance(one, CodedWeight | BlockWeight) else PlainWeight(one.unpack(dtype))

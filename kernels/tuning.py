@@ -17,8 +17,8 @@ from pilotlight.kernels.matrices.weight import plain_operands
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 8  # rows of x; with more, cuBLAS's tiles are full enough
-_VERSION = 1  # version of a choice's meaning
+MOST_TOKENS = 8  # most rows of x in a table; with more, cuBLAS's tiles are full enough
+_VERSION = 1  # of the file format
 _SHIPPED = Path(__file__).parent / "tuned"
 
 
@@ -97,7 +97,10 @@ def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
 
 
 def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
-    """Add `table` to the one in the user's cache, for the next process, and return its file."""
+    """Add `table` to the one in the user's cache, and return that file.
+
+    This process continues with the table that it has read.
+    """
     file = _user_folder() / f"{device_name(device)}.json"
     write_table(file, (read_table(file) if file.exists() else {}) | table, facts)
     return file
@@ -114,6 +117,6 @@ def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
 def _user_folder() -> Path:
     try:
         cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         return _SHIPPED
     return cached / "pilotlight" / "tuned"

@@ -1,6 +1,6 @@
-"""The parameters that turn scores into weights, apart from softmax.
+"""The parameters of one layer's attention: scale, window, sinks, soft cap and scales of an FP8 cache.
 
-Shared by every paged attention and checked here.
+Shared by every paged attention, and checked here.
 """
 
 from typing import NamedTuple

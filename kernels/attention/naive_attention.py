@@ -1,7 +1,7 @@
 """Attention with all scores in memory, for what torch's fused attention does not compute.
 
-That is: sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that saturate),
-and keys and values in FP8. Scores are in fp32; callers bound their size.
+These are sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that
+saturate), and keys and values in FP8. Scores are in fp32; callers bound their size.
 """
 
 import torch

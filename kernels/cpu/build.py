@@ -26,7 +26,8 @@ from pilotlight.kernels.cpu.shipped import levels
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-# For Zen 1 to 3 GCC fuses the products of some loops and not of others, so that a row's bits would depend on the number of rows computed with it.
+# Without this option GCC, tuning for Zen 1 to 3, fuses products and sums in some loops and not in others: a row's bits would depend on the number of
+# rows computed with it.
 _ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 _FLAGS = [
     "-O3",
@@ -53,8 +54,8 @@ class _CpuKind(NamedTuple):
     needs: str  # as named in /proc/cpuinfo
 
 
-# A CPU's further features decide which calls are measured against torch's library: those with matrix units run bf16 products and attention of prompts
-# (gemm.c) there. If that kind is forced elsewhere, tiles are computed in plain C (tiles.h), so that it can be tested on any machine.
+# Other features of the CPU decide which calls are measured against torch: on CPUs with matrix units, bf16 products and attention of prompts (gemm.c).
+# If that kind is forced elsewhere, tiles are computed in plain C (tiles.h), so that it can be tested on any machine.
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
@@ -68,7 +69,7 @@ Progress = Callable[[int, int], None]  # (number of compiled files, number of al
 
 
 class BuildError(Exception):
-    """A reason why the library cannot be had, as a sentence for the user."""
+    """The library cannot be built or opened; the message is a sentence for the user."""
 
 
 def forced_kind() -> str | None:

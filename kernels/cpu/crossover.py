@@ -1,6 +1,6 @@
 """Find up to how many rows the library's products and attention beat torch's.
 
-Torch is faster at large ones on CPUs with matrix units or conversions of bf16. Measured once per machine, for about a second, and stored beside the
+Torch is faster for many rows on CPUs with matrix units or conversions of bf16. Measured once per machine, for about a second, and stored beside the
 library, whose name identifies the CPU. Knows products of one size, too large for any cache, and prompts of one shape; does not know models. Until the
 measurement is done the limits are those of c_library.py.
 """
@@ -29,7 +29,7 @@ _TIMES = 3
 _TRIALS = 4  # torch must win all of them: on a busy machine it wins some by chance, and the result is stored
 _LEAST_GAIN = 1.15  # torch must win by this factor: a step that contains one of its products cannot be recorded
 
-# Prompt tokens per chunk, the last of their context, in the shape of a model of eight billion weights with a quarter of its heads.
+# Measured prompts: chunks of so many tokens at the end of a context, in the shape of a model with 8 billion weights and a quarter of its heads.
 _QUERIES = (16, 64, 256, 512)
 _CONTEXT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 1024, 8, 2, 128, 16
 
@@ -47,8 +47,8 @@ class Forms(NamedTuple):
 class Limits(NamedTuple):
     """The largest sizes that the library computes, by dtype; torch computes larger ones."""
 
-    rows: dict[torch.dtype, int]  # of a product
-    queries: dict[torch.dtype, int]  # queries of a prompt's attention without window and sinks
+    rows: dict[torch.dtype, int]  # most rows of a product
+    queries: dict[torch.dtype, int]  # most queries of a prompt's attention without window and sinks
 
 
 def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
@@ -68,7 +68,7 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
 
 
 def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
-    """Return the most of `counts` rows up to which torch gains too little.
+    """Return the largest of `counts` before the first at which torch is clearly faster, or UNLIMITED.
 
     `torchs_gain` returns our time divided by torch's, for a number of rows.
     """
@@ -115,7 +115,7 @@ def _gain_in_attention(ours: Forms, torchs: Forms, dtype: torch.dtype, queries: 
 
 
 def _gain(ours: Callable[[], object], torchs: Callable[[], object]) -> float:
-    """Return our time divided by torch's: the least of several alternating runs, to exclude other load."""
+    """Return our time divided by torch's; the least of several alternating runs, to exclude other load."""
     took = [(_duration_s(ours), _duration_s(torchs)) for _ in range(_TIMES)]
     ours_s, torchs_s = map(min, zip(*took, strict=True))
     return ours_s / torchs_s

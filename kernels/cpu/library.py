@@ -26,7 +26,7 @@ _building: threading.Thread | None = None
 
 
 def start(*, wait: bool = False) -> None:
-    """Use the existing library, or build it in the background; with `wait`, before returning.
+    """Use the existing library, or build it in the background; with `wait`, return when it is built.
 
     Only the first call has an effect. Raises BuildError for a kind of CPU that cannot run here.
     """

@@ -115,7 +115,7 @@ def unpack(library: Library, codes: Tensor, weight: TwelveBitWeight, dtype: torc
 
 
 def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return palettes and starts for plain [rows, columns].
+    """Return the palettes and starts of plain [rows, columns].
 
     Uses one thread, because it runs in the background.
     """

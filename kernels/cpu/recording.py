@@ -1,7 +1,8 @@
 """Recording of a computation by the C library's operations as a program that can be replayed.
 
-A replay reads what the inputs hold by then. Knows where every byte of the computation is: results get memory of a workspace, which stays in place,
-and views are resolved. Any other operation of torch would be missing from the program, so it ends the recording. Does not know models or batches.
+A replay reads the present contents of the inputs. Knows where every byte of the computation is: results are placed in a workspace that does not move,
+and views are resolved to addresses. Any other operation of torch would be missing from the program, so it ends the recording. Does not know models or
+batches.
 """
 
 import ctypes
@@ -35,7 +36,7 @@ class ProgramRecorder:
     def __init__(self, dtype: torch.dtype, is_all_ours: bool = False) -> None:
         """Prepare a recorder.
 
-        `dtype`: of the products. `is_all_ours`: the library computes all of them, whatever their number of rows.
+        `dtype`: the type of the products. `is_all_ours`: the library computes all products, whatever their number of rows.
         """
         self._dtype = dtype
         self._is_all_ours = is_all_ours
@@ -84,7 +85,7 @@ class Program:
 
 
 class Workspace:
-    """Memory for the tensors of a recording, reused as by an allocator, and kept for its programs."""
+    """Memory for the tensors of a recording, reused as by an allocator. It lives as long as its programs."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -153,7 +154,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from importing its compiler: that takes 2 s in the middle of a step, for nothing."""
+        """Keep torch from importing its compiler, which is not needed and takes 2 s in the middle of a step."""
         return False
 
     def __init__(self, workspace: Workspace) -> None:

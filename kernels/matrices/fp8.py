@@ -14,7 +14,7 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.weight import FP8, Operands, Weight, check_product, lay_operands, num_groups
 
-LARGEST = 448.0  # of e4m3
+LARGEST = 448.0  # largest value of e4m3
 GROUP = 128  # columns of activations per scale
 TINY = 1e-12  # lower bound of a group's largest value, so that zeros have a scale, too
 
@@ -26,7 +26,7 @@ class Fp8Weight(Weight):
     scales: torch.Tensor  # [..., row groups, column groups] fp32
     row_group: int
     column_group: int  # a multiple of 128 unless it is all columns
-    input_scale: torch.Tensor | None = None  # [1] fp32, of the activations
+    input_scale: torch.Tensor | None = None  # [1] fp32, for the activations
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ def activation_group(weight: Fp8Weight) -> int:
 
 
 def spread(scales: torch.Tensor, row_group: int, column_group: int, rows: int, columns: int) -> torch.Tensor:
-    """Return one scale per value."""
+    """Return the scales repeated, one per value."""
     if row_group > 1:
         scales = scales.repeat_interleave(row_group, -2)[..., :rows, :]
     if scales.shape[-1] > 1:

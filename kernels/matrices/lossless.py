@@ -33,9 +33,9 @@ class LosslessWeight(Weight):
 
     of_rows = ("codes", "palettes", "starts")
     # [rows, row_bytes(columns)] uint8: per group 64 bytes of palette indices, two in each, and 128 low bytes (_columns has their order). The last
-    # group omits the low bytes of its second half if it has no columns there
+    # group omits the low bytes of its second half if it has no columns there.
     codes: Tensor
-    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never an infinity's
+    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never the high byte of an infinity or NaN
     starts: (
         Tensor  # [ceil(rows / 8) + 1] int32: where the escapes of each palette's rows start, and the end of the last
     )
@@ -179,7 +179,8 @@ def survey_lossless(plain: Tensor) -> tuple[Tensor, Tensor]:
     counted = [torch.bincount(part.flatten(), minlength=256) for part in torch.split(high, PALETTE_ROWS)]
     counts = torch.stack(counted) if rows else high.new_empty((0, 256))
     of_numbers = counts.index_fill(1, torch.tensor([0x7F, 0xFF], device=counts.device), -1)
-    ranked = counts.scatter(1, of_numbers.argmax(1, keepdim=True), plain.numel() + 1)  # as in lossless.c
+    # as in lossless.c, the first entry is the most frequent high byte that no NaN or infinity has
+    ranked = counts.scatter(1, of_numbers.argmax(1, keepdim=True), plain.numel() + 1)
     palettes = ranked.sort(dim=1, descending=True, stable=True).indices[:, :PALETTE]
     starts = F.pad((counts.sum(1) - counts.gather(1, palettes).sum(1)).cumsum(0), (1, 0))
     return palettes.to(torch.uint8), starts.to(torch.int32)
@@ -281,9 +282,9 @@ def lossless_logits(hidden: Tensor, weight: LosslessWeight) -> Tensor:
 
 
 def _columns() -> Tensor:
-    """Return [128]: the column within a group whose low byte is at each place.
+    """Return [128]: for each low byte of a group in storage order, its column.
 
-    Of 16 bytes eight belong to one run of 32 columns and eight to the next, so that a CPU joins bytes to values without moving any between 16-byte
+    Of each 16 bytes eight belong to one run of 32 columns and eight to the next. So a CPU joins bytes to values without moving any between 16-byte
     lanes (kernels/cpu/lossless.h).
     """
     place = torch.arange(GROUP)

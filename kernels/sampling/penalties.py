@@ -82,5 +82,5 @@ def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) 
 
 
 def _places(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
-    # One flat index: on a CPU a quarter of the time of indexing by pairs (0.09 ms instead of 0.65 for 100,000 entries).
+    # One flat index is faster than indexing by pairs: on a CPU 0.09 ms instead of 0.65 for 100,000 entries.
     return entries.rows * logits.shape[1] + entries.token_ids

@@ -3,10 +3,10 @@
 Rows of temperature 0 take the likeliest token, the first of equals.
 
 A logit's distance from its row's highest is rounded to a *cost*, in 2**-24 of a factor of two, and a cost has a *weight*, an integer. From the cost
-on, all numbers are integers: sums are equal in any order, so that a token depends on no device, form, batch or split of the vocabulary. Before it
-there are only one subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither
-sort order nor device decides. One uniform number per token is used instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would
-need 8 M Philox calls a step.
+on, all numbers are integers: sums are equal in any order, so that a token depends on no device, form, batch or split of the vocabulary. A cost takes
+only one subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither sort order
+nor device decides. One uniform number per token is used instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M
+Philox calls a step.
 """
 
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
     rows = _Rows(logits, tops, scale)
     if batch.truncates:
         vocab = logits.shape[1]
-        # A second look at flat rows would make the host wait for a GPU; there, everything is sorted at once instead.
+        # Examining flat rows a second time would make the host wait for a GPU; there, everything is sorted at once instead.
         candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, batch.largest_top_k))
         floor = rows.truncated(top_k, top_p, floor, candidates)
     return pick(
@@ -190,5 +190,5 @@ def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) 
 
 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:
-    """Return the index of the first cumulative sum above the target, where a positive weight ends."""
+    """Return the index of the first cumulative sum above the target. The entry there has a weight above 0."""
     return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)

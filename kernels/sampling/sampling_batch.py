@@ -1,6 +1,6 @@
 """The sampling parameters of each row of logits, as in a request and as the device reads them.
 
-It also has the constants of the scale on which logits are compared.
+It also has the constants of the function from costs to weights.
 """
 
 from array import array
@@ -37,8 +37,8 @@ class SamplingBatch(NamedTuple):
     integers: Tensor
     reals: Tensor  # [2, rows] float64: scale, the cost of a distance of one, rounded to fp32 at its use; top_p (1: off)
     drawn: tuple[int, ...]  # rows whose temperature is not 0
-    truncates: bool  # by top-k or top-p, in any row
-    largest_top_k: int  # among rows with top-k (0: none)
+    truncates: bool  # top-k or top-p is set in any row
+    largest_top_k: int  # largest top-k of any row, 0 if none is set
 
     @classmethod
     def of(

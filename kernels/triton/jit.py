@@ -1,7 +1,7 @@
 """Triton's `jit` with traceable launches: in a `tracing` thread, a launch is recorded and not run.
 
-The launches of a model are so known before its weights are loaded, and are compiled meanwhile (kernels/warm_up.py). Every function of kernels/triton
-uses this `jit`. Knows Triton's functions; does not know what they compute.
+So the launches of a model are known before its weights are loaded, and they are compiled while the weights load (kernels/warm_up.py). Every function
+of kernels/triton uses this `jit`. Knows Triton's functions; does not know what they compute.
 """
 
 import threading
@@ -30,12 +30,12 @@ class Pointer:
 
 class Launch(NamedTuple):
     function: "TraceableFunction"
-    arguments: tuple[Any, ...]  # tensors as Pointers
+    arguments: tuple[Any, ...]  # tensors are replaced by Pointers
     options: dict[str, Any]  # constants and options of the compiler
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """Return a key that is equal for launches of the same machine code."""
+        """Return a key that is equal for launches that need the same machine code."""
         values = dict(zip(self.function.arg_names, self.arguments, strict=False)) | self.options
         kinds = [(name, self.function.kind_of(name, value)) for name, value in sorted(values.items())]
         return self.function.__module__, self.function.__name__, *kinds
@@ -72,7 +72,7 @@ def jit(function: Any = None, *, of_batch: Sequence[str] = (), is_gluon: bool = 
 
     `of_batch`: arguments that depend on a batch and not on the model. Triton would compile again for such an integer that is 1 or a multiple of 16,
     and for a tensor that is not aligned to 16 bytes, as a row of a batch's numbers may not be. Do not list strides or the first column of a split:
-    without their multiples of 16 nothing is read 16 bytes at a time.
+    unless the compiler knows that they are multiples of 16, it reads fewer than 16 bytes at a time.
     """
     if function is None:
         return lambda given: jit(given, of_batch=of_batch, is_gluon=is_gluon)

@@ -23,13 +23,14 @@ from pilotlight.kernels.triton.matrices.packed import multiply_packed, none
 from pilotlight.kernels.triton.matrices.tiles import multiply
 from pilotlight.kernels.triton.routing import MOST_EXPERTS
 
-# Pairs of token and expert: up to so many, each finds its place by comparison with all others, in one launch.
+# Up to so many pairs of token and expert, each pair finds its place by comparison with all others, in one launch.
 _MOST_COMPARED = 4096
 WARPS = 2  # warps that share rows of a four-bit weight
-# Average rows per expert, up to which they are multiplied in registers, and from which on experts are decoded into memory. For 512 rows for each of
-# 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms, decoding tile by tile; it decodes them into memory within 0.8, and multiplies in 2.0.
+# Two limits of the average number of rows per expert: up to the first they are multiplied in registers, from the second on experts are decoded into
+# memory. For 512 rows for each of 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms when it decoded tile by tile; decoding into memory takes it
+# less than 0.8 ms, and multiplying 2.0.
 _MOST_PACKED, _FEWEST_DECODED = 64, 128
-_SCRATCH_BYTES = 256 << 20  # decoded experts
+_SCRATCH_BYTES = 256 << 20  # memory for decoded experts
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 
@@ -96,7 +97,7 @@ def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
 
 @jit
 def _place(table, tiles, row_tiles, group_tiles):
-    """Return a program's tile of rows of x, and its tile of rows of the weight."""
+    """Return the pointer to a program's row of `table`, and its tile of rows of the weight."""
     program = tl.program_id(0)
     band = program // (group_tiles * row_tiles)
     in_band = tl.minimum(tiles - band * group_tiles, group_tiles)

@@ -14,7 +14,8 @@ from pilotlight.kernels.triton.jit import jit
 if TYPE_CHECKING:
     from pilotlight.kernels.pooling import Pooled
 
-_COLUMNS = 64  # per program: a single text of 4,096 columns still fills 64 processors, each reading 128 bytes a row
+# columns per program. A single text of 4,096 columns still fills 64 processors, each of which reads 128 bytes of a row.
+_COLUMNS = 64
 _ROWS = 32
 
 

@@ -16,12 +16,12 @@ FOLDER = Path(__file__).parent
 
 class Level(NamedTuple):
     name: str
-    flags: tuple[str, ...]  # for GCC
-    needs: tuple[str, ...]  # as named in /proc/cpuinfo
+    flags: tuple[str, ...]  # for the C compiler
+    needs: tuple[str, ...]  # CPU features, as named in /proc/cpuinfo
 
 
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2")
-# The highest first. LEVEL1_KIB: the first-level data cache of CPUs that support no higher level.
+# The highest first. LEVEL1_KIB is the size of a core's first-level data cache on the CPUs for which a level is the highest.
 LEVELS = (
     Level(
         "amx",

@@ -15,11 +15,13 @@ from pilotlight.kernels.triton.attention.split_kv import join, keys_of, split, w
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import as_bytes, conversion
 
-# Two are for the block table. Two tiles of 16 KiB of keys, and two of values, are then being loaded for a program in bf16 while it computes with a
-# third, and three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each have 29 KB in flight.
+# Stages of the loop over tiles; two of them are needed by the block table. While a program in bf16 computes with one tile, two tiles of 16 KiB of
+# keys and two of values are being loaded, and three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each
+# have 29 KB in flight.
 STAGES = 5
 
-# These depend on lengths and batches: a variant for each kind of value (1, multiples of 16) would be compiled while requests wait.
+# These arguments depend on lengths and batches. Without this list a variant for each kind of value (1, multiples of 16) would be compiled while
+# requests wait.
 _OF_BATCH = ("tables", "lens", "tables_seq", "window", "queries", "splits")
 
 
@@ -127,7 +129,7 @@ def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, 
 
 
 def capped(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """Return the factors of the dot product, and of its tanh, that give scores in powers of two."""
+    """Return the factors of a dot product and of its tanh (0 without a cap), for scores in powers of two."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return scale / soft_cap, soft_cap * LOG2_E.value

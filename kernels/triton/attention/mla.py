@@ -51,7 +51,7 @@ def _attend(
             mask=is_row[:, None] & (rotary < ROTARY)[None, :], other=0.0,
         )  # fmt: skip
         context = tl.load(lens + seq).to(tl.int32)
-        last = context - num_queries + (tile * ROWS + ROWS - 1) // heads  # of the tile's last query
+        last = context - num_queries + (tile * ROWS + ROWS - 1) // heads  # position of the tile's last query
         begin, end = keys_of(split_index, splits, 0, tl.minimum(context, last + 1), TILE)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -206,12 +206,12 @@ def _launch(
 
 
 def _rows(wanted: int, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> int:
-    """Return the rows of a tile."""
+    """Return the number of rows of a tile."""
     if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
         return hopper_mla.ROWS
     return min(16 if q_latent.dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
 
 
 def _tile(dtype: torch.dtype) -> int:
-    """Return the keys of a tile."""
+    """Return the number of keys of a tile."""
     return 16 if dtype == torch.float32 else 32

@@ -11,7 +11,7 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import decode_fp8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the meaning of a rule's window
+NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the kinds of window of a rule
 
 
 @jit
@@ -61,7 +61,7 @@ def meet(
 
 @jit
 def first_seen(position, window, WINDOW: tl.constexpr):
-    """Return the first position that is visible from another one."""
+    """Return the first position that is visible from `position`."""
     return position // window * window if WINDOW == CHUNKED else tl.maximum(position - window + 1, 0)
 
 
@@ -72,7 +72,7 @@ def window_kind(rule: AttentionRule) -> int:
 
 @jit
 def weigh(scores, factor, top, total, MASKED: tl.constexpr):
-    """Return the weights of scores * factor, the factor for earlier weights, and the new top and total.
+    """Return the weights of scores * factor, the factor for earlier weights, the new top and total.
 
     `factor`, above 0, is applied to a row's largest score and inside the exponent, where it is free: one multiply-add per score instead of a product
     and a difference.
@@ -92,7 +92,7 @@ def load_rows(
 ):  # fmt: skip
     """Load [TILE, DIM]; zeros beyond the keys and beyond HEAD_DIM.
 
-    Applies only the masks that are needed, because each costs instructions in every tile.
+    Only the masks that are needed are applied, because each costs instructions in every tile.
     """
     if MASKED and HEAD_DIM < DIM:
         loaded = tl.load(cache + rows, mask=is_key[:, None] & (column < HEAD_DIM)[None, :], other=0.0)

@@ -34,7 +34,7 @@ def place_of(slots, token, cache_block, cache_offset, BLOCK_SIZE: tl.constexpr):
 
 @jit
 def store_cached(target, x, scale, mask, FP8: tl.constexpr):
-    """Store x, divided by the number that `scale` points to if the cache is FP8."""
+    """Store x, divided by the scale at pointer `scale` if the cache is FP8."""
     if FP8:
         tl.store(target, encode_fp8(x.to(tl.float32) / tl.load(scale), FP8), mask=mask)
     else:

@@ -34,7 +34,7 @@ def _rotate_and_cache(
         weights = norm + head[:, None] * 2 * half + pair[None, :]
         first_weight = tl.load(weights, mask=inside & (is_query | is_key), other=0.0).to(tl.float32)
         second_weight = tl.load(weights + half, mask=inside & (is_query | is_key), other=0.0).to(tl.float32)
-        # rounded between norm and rotation, as in the torch form
+        # values are rounded between norm and rotation, as in the torch form
         wide_first = (wide_first * scale * first_weight).to(first.dtype).to(tl.float32)
         wide_second = (wide_second * scale * second_weight).to(first.dtype).to(tl.float32)
     c = tl.load(cos + token * cos_token + pair, mask=pair < half, other=0.0)[None, :]

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pilotlight.kernels.matrices.weight import GatedActivation
 
 _WARPS = 4  # warps that share rows of a weight
-_REGISTERS = {8: 128, 16: 160, 32: 255}  # registers a thread may use, by tokens
-_WORDS, _ESCAPES = 128, 128  # of a row: words decoded together; escapes examined together
+_REGISTERS = {8: 128, 16: 160, 32: 255}  # registers that a thread may use, by number of tokens
+_WORDS, _ESCAPES = 128, 128  # per row: words that are decoded together, and escapes that are examined together
 
 
 @jit
@@ -79,7 +79,7 @@ def decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES: tl.constexpr
 
 @jit
 def word_columns(word):
-    """Return the first column of words that are counted from a group's first."""
+    """Return the first column of each word; `word` is counted from the start of a group."""
     return word // 16 * 128 + word % 4 // 2 * 32 + word % 16 // 4 * 8 + word % 2 * 4
 
 
@@ -328,7 +328,7 @@ def _decode_rows(
     column = begin + word_columns(byte // 4) + byte % 4
     for half in tl.static_range(2):
         front, back = (pair2, pair3) if half else (pair0, pair1)
-        # in column order: [words, front or back, low or high]
+        # the columns of a group in order: [words, front or back, low or high]
         low, high = tl.join(front << 16, back << 16), tl.join(front & -65536, back & -65536)
         values = tl.where(is_row, tl.reshape(tl.join(low, high), (GROUPS * 64,)), 0x7FC00000)
         if out.dtype.element_ty == tl.int16:

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from pilotlight.kernels.matrices.int4 import Int4Weight
     from pilotlight.kernels.matrices.mxfp4 import Mxfp4Weight
 
-MOST_TOKENS = 32  # per program
-_BLOCK = 32  # columns
+MOST_TOKENS = 32  # most rows of x per program
+_BLOCK = 32  # columns that share a scale
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_NEAR_BYTES = 32 << 20  # decoded rows that the L2 still has when cuBLAS reads them
-# 128 and 1024 twice: or-ing a code into their last bits adds it. Passed as an argument, since an instruction can hold one constant, and that is the
-# mask.
+_NEAR_BYTES = 32 << 20  # most bytes of decoded rows of which the L2 still has all when cuBLAS reads them
+# 128 (fp16: 1024) in both halves: or-ing a code into the last bits adds it. The number is passed as an argument because an instruction can hold one
+# constant, which is the mask.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
-# Registers a thread may use, by tokens and tiles: without a limit, the assembler saves registers by moving a step's loads after the products before
-# it.
+# Registers that a thread may use, by tokens and tiles. Without a limit, the assembler saves registers by loading a step's operands only after the
+# previous step's products.
 REGISTERS = {(8, 1): 112, (8, 2): 168, (16, 1): 128, (16, 2): 168, (32, 2): 255}
 
 

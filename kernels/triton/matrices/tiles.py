@@ -9,7 +9,7 @@ import triton.language as tl
 
 from pilotlight.kernels.triton.jit import jit
 
-PLAIN, FP8, INT4, MXFP4 = (tl.constexpr(i) for i in range(4))  # from INT4 on packed
+PLAIN, FP8, INT4, MXFP4 = (tl.constexpr(i) for i in range(4))  # formats from INT4 on are packed
 
 
 @jit
@@ -144,12 +144,12 @@ def multiply_few(
 ):  # fmt: skip
     """Compute `multiply` for a few rows of x and a plain weight, without tensor cores.
 
-    Tensor cores would first need operands moved to other threads through shared memory. For the same reason sums are combined per tile, and for one
-    row of x after the other: Triton gives anything with a third dimension its own layout.
+    Tensor cores would first need operands moved to other threads through shared memory. For the same reason products are summed per tile, for one row
+    of x after the other: Triton would give a third dimension another layout.
     """
     token = tl.arange(0, TOKENS)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    # set here, because loops without tensor cores prefetch only on request
+    # stages are set here, because loops without tensor cores prefetch only on request
     for k in tl.range(begin, end, 2 * HALF, num_stages=STAGES):
         column, behind = half_columns(k, 0, HALF)
         first, second = weights(weight, 0, 0, row, is_row, k, columns, weight_row, 0, ROWS, HALF, tl.float32)

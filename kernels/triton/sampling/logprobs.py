@@ -45,7 +45,7 @@ def _of_row(
     top = tl.max(its_tops, axis=0)
     normaliser = top + tl.log(tl.sum(its_sums * tl.exp(its_tops - top), axis=0))
     tl.store(chosen + row, tl.load(logits + row * row_stride + tl.load(token_ids + row)) - normaliser)
-    # Each chunk's tokens are a sorted queue: the best of all heads is taken, and the next of its queue moves up.
+    # Each chunk's tokens are a sorted queue. The best of the queues' heads is taken, and the next token of that queue becomes its head.
     head = tl.zeros([CHUNKS], tl.int32)
     for i in range(0, num_top):
         at = (row * chunks + chunk) * num_top + head

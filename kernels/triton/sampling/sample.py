@@ -136,7 +136,7 @@ def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
         bins = tl.arange(0, BINS)
         counts = tl.load(histogram + row * BINS + bins)
         cumulative = tl.cumsum(counts, axis=0)
-        inside = cut + 1  # costs below it count for top-p, independently of the window
+        inside = cut + 1  # costs below it count for top-p, whatever the window
         if top_k < vocab:
             bin_of_kth = tl.sum((cumulative < top_k).to(tl.int32), axis=0)
             inside = tl.minimum(inside, bin_of_kth * _BIN)
@@ -163,7 +163,7 @@ def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
             earliest = tl.sum(too_early.to(tl.int32), axis=0)
             latest = tl.sum(1 - surely_there.to(tl.int32), axis=0)
             first = tl.minimum(first, tl.minimum(earliest, BINS - 1) * _BIN)
-            if top_k >= vocab:  # otherwise the total is known only when all up to the k-th are listed
+            if top_k >= vocab:  # with top-k the total is unknown until the tokens up to the k-th are listed
                 last = tl.minimum(cut, tl.where(latest >= BINS - 1, _FAR, (latest + 1) * _BIN - 1))
         num_before = tl.sum(tl.where((bins * _BIN) < first, counts, 0), axis=0)
     tl.store(bounds + row * 4, first)
@@ -289,7 +289,7 @@ def _pick(
     )
     # 2**-53
     number = ((word_0.to(tl.int64) << 21) | (word_1.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
-    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # greedy: the first of the likeliest
+    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # greedy: the target 0 takes the first of the likeliest
     ends = tl.cumsum(sure, axis=0)
     kept = tl.sum(sure, axis=0)
     target = tl.minimum((number * kept.to(tl.float64)).to(tl.int64), kept - 1)

@@ -11,7 +11,7 @@ from pilotlight.kernels.state.state_batch import StateBatch
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch
 
-_BLOCK, _TILE = 256, 16  # channels and tokens of a program; a decode has one token
+_BLOCK, _TILE = 256, 16  # channels and tokens per program; a decode has one token
 
 
 @jit(of_batch=("before", "first_runs", "ends"))
@@ -53,7 +53,7 @@ def _keep(
     block = tl.load(before + sequence)
     while run < tl.load(first_runs + sequence + 1):
         end, target = tl.load(ends + run), tl.load(after + run)
-        # A row comes from the inputs, or from a later row of the run before: read before it is written, where both are one block.
+        # A row is copied from the inputs or from a later row of the previous run. It is read before it is written, since both may be one block.
         for j in tl.static_range(BEFORE):
             at = end - BEFORE + j
             new = tl.load(x + at * x_token + channel, mask=inside & (at >= start), other=0.0)
