@@ -1,1 +1,4 @@
-"""The text Ember learns from, one file a task; `mixture.py` joins them. Imports nothing by itself."""
+"""The text on which Ember is trained, one module per task; `mixture.py` combines them.
+
+Importing the package imports no module of it.
+"""
