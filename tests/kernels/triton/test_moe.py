@@ -1,4 +1,4 @@
-"""The order of tokens by expert, and the table of tiles, made in both ways; refusals of Triton's experts."""
+"""The order of tokens by expert and the table of tiles, made in both ways, and refused calls of Triton's experts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_every_pair_lies_in_one_tile_of_its_expert(tokens: int, experts: int, top_k: int, rows_a_tile: int) -> None:
     ids = torch.rand(tokens, experts).argsort(-1)[:, :top_k].contiguous()
-    ids[ids == experts // 2] = 0  # an expert that no token wants, and one that many do
+    ids[ids == experts // 2] = 0  # one expert gets no token, and one gets many
     order, table = moe.by_expert(ids, experts, rows_a_tile)
     assert torch.equal(order, ids.flatten().argsort(stable=True))
     covered: list[int] = []
