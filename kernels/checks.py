@@ -12,7 +12,7 @@ from torch import Tensor
 
 DEBUG = os.environ.get("PILOTLIGHT_DEBUG") == "1"
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # types that kernels compute with
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # types used to compute
 INDICES = (torch.int64, torch.int32)
 
 
@@ -25,14 +25,14 @@ class ArgumentError(ValueError):
 
 
 class ArgumentCheck:
-    """A check of one call's arguments, one by one; raises for the first that is wrong.
+    """A check of one call's arguments, one by one. It raises ArgumentError for the first that is wrong.
 
-    A size's name means the same number in all arguments of a call.
+    A size with a name is equal in all arguments of a call.
     """
 
     def __init__(self, operation: str) -> None:
         self._operation = operation
-        self._sizes: dict[str, tuple[int, str]] = {}  # size and the argument that set it
+        self._sizes: dict[str, tuple[int, str]] = {}  # for each name, the size and the argument that set it
         self._first: tuple[str, Tensor] | None = None
 
     def tensor(

@@ -59,7 +59,7 @@ def operation(
             return torch_form(*args)
 
         declared: Any = call
-        declared.triton = f"{triton}.{name}"  # for the catalogue
+        declared.triton = f"{triton}.{name}"  # read by the catalogue of operations
         return call
 
     return declare

@@ -1,7 +1,7 @@
 """Tables of the fastest form of a product on a device, by its sizes.
 
-A device's table is shipped in kernels/tuned/, or is in the user's cache, which takes precedence. cuBLAS computes sizes that no table has. A command
-of load_tests measures them.
+A device's table is in kernels/tuned/ of the package or in the user's cache, which takes precedence. A command of load_tests measures it. cuBLAS
+computes products whose sizes are not in the table.
 """
 
 import json
@@ -25,7 +25,7 @@ _SHIPPED = Path(__file__).parent / "tuned"
 class Sizes(NamedTuple):
     """The sizes of a product x [tokens, columns] with a weight [rows, columns].
 
-    `tokens` is a class, as returned by `tokens_class`.
+    `tokens` is rounded up by `tokens_class`.
     """
 
     tokens: int
@@ -75,7 +75,10 @@ def device_name(device: torch.device) -> str:
 
 
 def read_table(file: Path) -> Table:
-    """Read a table. An unreadable one counts as empty, with a warning: that only costs speed."""
+    """Read a table.
+
+    An unreadable table only costs speed, so it counts as empty, with a warning.
+    """
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != _VERSION:

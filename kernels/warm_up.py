@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-_MAX_THREADS = 16  # the assembler, half of the time, is a separate process; the rest shares one interpreter
+# more threads gain little: half of the time is the assembler, a separate process, and the rest shares one interpreter
+_MAX_THREADS = 16
 
 
 class WarmUp(NamedTuple):

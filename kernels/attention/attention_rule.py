@@ -12,7 +12,7 @@ from pilotlight.kernels.checks import ArgumentCheck
 
 
 class AttentionRule(NamedTuple):
-    """The attention parameters of one layer, made once per layer."""
+    """The parameters of one layer's attention. A layer makes its rule once."""
 
     scale: float
     window: int | None = None  # number of last tokens that a query sees, itself included

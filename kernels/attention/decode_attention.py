@@ -120,7 +120,7 @@ def _last_blocks(
     num_blocks = min(block_tables.shape[1], (tokens - 2) // block_size + 2)  # most blocks that `tokens` tokens span
     first = (context_lens - tokens).clamp(min=0) // block_size
     index = first.unsqueeze(1) + torch.arange(num_blocks, device=block_tables.device)
-    # positions past the end of the table are also past the context, and are masked
+    # positions past the end of the table lie past the context, and are masked
     tables = block_tables.gather(1, index.clamp(max=block_tables.shape[1] - 1))
     return tables, context_lens - first * block_size
 

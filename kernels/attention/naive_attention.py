@@ -20,7 +20,7 @@ def naive_attention(
     """
     scale, _, sinks, soft_cap, kv_scales, _ = rule
     seqs, kv_heads, group, rows, head_dim = q.shape
-    # All rows that share keys form one matrix, so that no key or value is repeated.
+    # All rows that share keys form one matrix, so no key or value is repeated.
     scores = q.reshape(seqs, kv_heads, group * rows, head_dim).float() @ k.float().transpose(-1, -2)
     scores = scores.mul_(scale if kv_scales is None else scale * kv_scales[0]).view(seqs, kv_heads, group, rows, -1)
     if soft_cap is not None:

@@ -1,6 +1,6 @@
 """The torch form of attention of prompt chunks.
 
-It reads prefix and chunk from the cache alike, so that a chunked prompt sees exactly what a whole one would.
+It reads both prefix and chunk from the cache, so a chunked prompt is computed from the same numbers as a whole one.
 """
 
 import torch
@@ -75,7 +75,7 @@ def _attend(
 def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Attend with torch's fused attention. q [tokens, heads, head_dim] is the end of the context.
 
-    K, v [kv_heads, context, head_dim].
+    k, v [kv_heads, context, head_dim].
     """
     tokens, heads, _ = q.shape
     kv_heads, context_len, _ = k.shape

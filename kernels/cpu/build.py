@@ -45,13 +45,13 @@ _MOST_COMPILERS = 8  # a container may see more cores than it may use, and each 
 # Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
-SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; this machine's if unset
+SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; if unset, this machine's CPU
 TORCH = "torch"
 
 
 class _CpuKind(NamedTuple):
     flags: tuple[str, ...]
-    needs: str  # as named in /proc/cpuinfo
+    needs: str  # the required CPU feature, as named in /proc/cpuinfo
 
 
 # Other features of the CPU decide which calls are measured against torch: on CPUs with matrix units, bf16 products and attention of prompts (gemm.c).
@@ -251,7 +251,7 @@ def _level1_kib() -> int:
 
 
 def _key(compiler: str) -> str:
-    """Return a key of sources, compiler and processor: different machines may share a home directory."""
+    """Return a key of sources, compiler and processor: machines may share a home directory."""
     key = hashlib.sha256()
     for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

@@ -33,7 +33,7 @@ class ProgramFunctions(NamedTuple):
 
 
 class Library:
-    """The functions of the loaded library, by operation and dtype, and those of sampling and programs."""
+    """The functions of the loaded library: by operation and dtype, or as groups for sampling and programs."""
 
     def __init__(self, path: Path) -> None:
         """Load the library. Raises OSError or AttributeError if it is damaged."""

@@ -24,9 +24,9 @@ class Codes(NamedTuple):
     scales: Tensor  # [rows, groups]
     zeros: Tensor | None  # [rows, groups] uint8
     columns: int
-    group: int  # columns that share one scale: whole blocks, or all
+    group: int  # columns that share one scale: a number of whole blocks, or all columns
     form: int
-    order: Tensor | None = None  # order of columns: column i is multiplied with x[:, order[i]]
+    order: Tensor | None = None  # column i of the weight is multiplied with x[:, order[i]]
 
 
 def linear(
@@ -77,7 +77,7 @@ class BlockRows(NamedTuple):
     """Up to three stacked matrices with the same number of columns, in the layout that C reads."""
 
     matrices: tuple[Tensor, ...]  # [rows, bytes of a row] uint8
-    kinds: tuple[int, ...]  # C's number for the format of each matrix
+    kinds: tuple[int, ...]  # C's number of each matrix's format
     row_bytes: tuple[int, ...]
     columns: int
 
@@ -113,7 +113,7 @@ def block_linear(
     activation: int = 0,
     wide_output: bool = False,
 ) -> Tensor | None:
-    """Compute what ops.linear does, for a weight in blocks."""
+    """Compute ops.linear for a weight in blocks."""
     dtype = x.dtype
     function = library.block_linear.get(dtype)
     if function is None or x.ndim != 2 or not weight.is_taken():
@@ -142,7 +142,7 @@ def block_linear(
 def block_rows(
     library: Library, numbers: Tensor, weight: BlockRows, dtype: torch.dtype, scale: float = 1.0
 ) -> Tensor | None:
-    """Compute what ops.rows_of does, for a weight in blocks."""
+    """Compute ops.rows_of for a weight in blocks."""
     function = library.block_rows.get(dtype)
     if (
         function is None

@@ -26,8 +26,8 @@ UNLIMITED = 1 << 62
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 512)
 _OUTPUTS, _COLUMNS = 8192, 4096  # 64 MiB in bf16: read from memory, as weights are
 _TIMES = 3
-_TRIALS = 4  # torch must win all of them: on a busy machine it wins some by chance, and the result is stored
-_LEAST_GAIN = 1.15  # torch must win by this factor: a step that contains one of its products cannot be recorded
+_TRIALS = 4  # torch must win all of them: on a busy machine it may win some by chance, and the result is stored
+_LEAST_GAIN = 1.15  # torch must win by this factor, because a step with a product by torch cannot be recorded
 
 # Measured prompts: chunks of so many tokens at the end of a context, in the shape of a model with 8 billion weights and a quarter of its heads.
 _QUERIES = (16, 64, 256, 512)
@@ -38,7 +38,7 @@ AttentionForm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch,
 
 
 class Forms(NamedTuple):
-    """The measured functions, as one of the two libraries computes them."""
+    """The two functions whose speed is measured, of this library or of torch."""
 
     product: ProductForm
     attention: AttentionForm
@@ -62,8 +62,8 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
             into.queries.update(found[1])
             return
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # never measured here, or only by an earlier version
-    # not a daemon: ending one inside torch's code aborts the process; the exit waits for it
+        pass  # not measured on this machine, or only by an earlier version
+    # The thread is not a daemon, so the process waits for it at exit: ending a thread inside torch's code aborts the process.
     threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 HUGE_PAGE = 2 << 20
 _PAGE = mmap.PAGESIZE
-# Linux's values, on all architectures that torch supports
+# Linux's values, which are the same on all architectures that torch supports
 _MAP_FIXED, _MADV_POPULATE_READ, _MREMAP_MAYMOVE, _MREMAP_FIXED = 0x10, 22, 1, 2
 _FAILED = ctypes.c_void_p(-1).value  # the result of mmap if it fails
 
@@ -25,7 +25,7 @@ class MappedFile:
 
     def __init__(self, fd: int, num_bytes: int, is_writable: bool = False) -> None:
         """Map a file for reading. Raises OSError."""
-        # Mapped over memory that belongs to this object: freeing `memory` unmaps the file, too.
+        # The file is mapped over memory that belongs to this object, so freeing `memory` also unmaps the file.
         self.memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.num_bytes = num_bytes
@@ -71,7 +71,10 @@ class MappedParts:
                     _read(part.fd, part.start, memory[offset : offset + part.num_bytes])
 
     def populate(self) -> None:
-        """Create all page table entries at once. A refusal only costs speed and is ignored."""
+        """Create all page table entries at once.
+
+        If the system refuses, this costs only speed, so an error is ignored.
+        """
         libc().madvise(self.address - self.start, self.start + self.num_bytes, _MADV_POPULATE_READ)
 
 

@@ -27,11 +27,11 @@ Forward = Callable[[], tuple[Tensor, ...]]
 
 
 class NotRecordableError(RuntimeError):
-    """A computation that needs an operation that is not the C library's; the message names it."""
+    """A computation that the C library cannot do alone; the message names the operation."""
 
 
 class ProgramRecorder:
-    """A recorder of programs that share memory and so never run at the same time."""
+    """A recorder whose programs share memory, so they never run at the same time."""
 
     def __init__(self, dtype: torch.dtype, is_all_ours: bool = False) -> None:
         """Prepare a recorder.
@@ -48,7 +48,7 @@ class ProgramRecorder:
     def record(self, forward: Forward) -> "Program":
         """Run `forward` and return its program.
 
-        Raises NotRecordableError; operations computed until then are not undone.
+        Raises NotRecordableError; the operations before the failing one have been computed.
         """
         if cpu.loaded is None:
             raise NotRecordableError("the C library is not loaded")
@@ -106,9 +106,9 @@ class Workspace:
         return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
     def lasting(self, tensor: Tensor) -> Tensor:
-        """Return the same values as a view of a chunk, which outlives the tensor.
+        """Return a view of a chunk with the tensor's values, which outlives the tensor.
 
-        The tensor's memory may still be allocated again.
+        Its memory may still be allocated again.
         """
         address = tensor.data_ptr()
         for chunk in self._chunks:
@@ -150,7 +150,7 @@ class Workspace:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Handler of every torch operation: allocates memory, lets views pass, refuses the rest."""
+    """Handler of every torch operation: allocates memory, accepts views, and refuses other operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -88,7 +88,7 @@ def rotate_and_cache(
     """
     kv_heads = k_cache.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
-    qk = qkv[:, : heads + kv_heads]  # queries and keys are rotated alike: one call for both
+    qk = qkv[:, : heads + kv_heads]  # one call for both, because queries and keys are rotated alike
     if norm is not None:
         qk = head_rms_norm(qk, norm, eps)
     qk = turned(qk, cos, sin)

@@ -29,11 +29,11 @@ _LEAST = 2.0**-100  # smaller numbers become zero: the inverse of their scale wo
 
 
 class BlockKind(NamedTuple):
-    columns: int  # per block
+    columns: int  # columns of a block
     num_bytes: int
 
 
-# In the order of C (kernels/cpu/blocks.h).
+# The order of kinds is that of C (kernels/cpu/blocks.h).
 BLOCK_KINDS = {
     "q4_0": BlockKind(32, 18), "q4_1": BlockKind(32, 20), "q5_0": BlockKind(32, 22), "q5_1": BlockKind(32, 24), "q8_0": BlockKind(32, 34),
     "iq4_nl": BlockKind(32, 18), "q3_k": BlockKind(256, 110), "q4_k": BlockKind(256, 144), "q5_k": BlockKind(256, 176), "q6_k": BlockKind(256, 210),

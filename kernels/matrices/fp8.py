@@ -1,8 +1,8 @@
 """Eight-bit floats (e4m3) with scales: per block for weights, per group of columns for activations.
 
-Knows how both are scaled; does not know checkpoints. A scale is the factor by which stored values are multiplied. Activations are rounded on the fly
-and have a scale per row and group of columns: of 128 columns if the weight's scales change along columns, else of the whole row; or one scale for
-all, if a checkpoint contains a measured one.
+Knows how both are scaled; does not know checkpoints. A scale is the factor by which stored values are multiplied. Activations are rounded on the fly.
+They have one scale for all if the checkpoint contains a measured one, else a scale per row and group of columns: a group has 128 columns if the
+weight's scales change along columns, else all.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.weight import FP8, Operands, Weight, check_product, lay_operands, num_groups
 
 LARGEST = 448.0  # largest value of e4m3
-GROUP = 128  # columns of activations per scale
-TINY = 1e-12  # lower bound of a group's largest value, so that zeros have a scale, too
+GROUP = 128  # columns of activations that share a scale
+TINY = 1e-12  # lower bound of a group's largest value, so that a group of zeros has a scale above 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class Fp8Weight(Weight):
     values: torch.Tensor  # [..., rows, columns] float8_e4m3fn
     scales: torch.Tensor  # [..., row groups, column groups] fp32
     row_group: int
-    column_group: int  # a multiple of 128 unless it is all columns
+    column_group: int  # columns that share a scale: a multiple of 128, or all
     input_scale: torch.Tensor | None = None  # [1] fp32, for the activations
 
     @property

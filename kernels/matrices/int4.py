@@ -16,7 +16,7 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.coded import CodedWeight, native_linear
 from pilotlight.kernels.matrices.weight import INT4, Operands, check_product, lay_operands, num_groups
 
-BLOCK = 32  # columns; the last block of a row is padded
+BLOCK = 32  # columns per block; the last block of a row is padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class Int4Weight(CodedWeight):
     scales: torch.Tensor  # [..., rows, groups]
     zeros: torch.Tensor | None  # [..., rows, groups] uint8
     columns: int
-    group: int  # columns per scale, a multiple of 32 unless it is all of them
+    group: int  # columns that share a scale: a multiple of 32, or all
     # [columns]: column i of the weight is multiplied with x[:, permutation[i]]. Some quantizers sort columns by importance, so a group's columns are
     # scattered in the model's order.
     permutation: torch.Tensor | None = None
@@ -85,7 +85,7 @@ def unpack_codes(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Return the plain weight [..., rows, columns], in packed column order, from fp32 rounded once."""
+    """Return the plain weight [..., rows, columns], in packed column order, rounded once from fp32."""
     codes, scales = unpack_codes(weight.codes, weight.columns), weight.scales.float()
     centred = codes.float()
     if weight.zeros is None:

@@ -1,7 +1,7 @@
 """Weights of 12 bits that equal bf16 to the bit: a low byte, and four bits that index a palette.
 
-A high byte is the sign and seven bits of the exponent. The values of eight rows have few different ones: their palette of 16 covers all but some in
-ten thousand; the rest, the *escapes*, are listed separately. Knows the layout and its inverse; does not know which weights are worth packing.
+A high byte is the sign and seven bits of the exponent. The values of eight rows have few different high bytes: a palette of 16 covers all but a few
+in ten thousand. The others, the *escapes*, are listed separately. Knows the layout and its inverse; does not know which weights are worth packing.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.elementwise.activation import FUSED
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
 
-GROUP = 128  # columns; the last group of a row is padded to all of them, or to 64
+GROUP = 128  # columns per group; the last group of a row is padded to 128 columns, or to 64
 PALETTE = 16
 PALETTE_ROWS = 8
 MOST_COLUMNS = 1 << 20
@@ -36,10 +36,8 @@ class LosslessWeight(Weight):
     # group omits the low bytes of its second half if it has no columns there.
     codes: Tensor
     palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never the high byte of an infinity or NaN
-    starts: (
-        Tensor  # [ceil(rows / 8) + 1] int32: where the escapes of each palette's rows start, and the end of the last
-    )
-    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, row after row
+    starts: Tensor  # [ceil(rows / 8) + 1] int32: the first escape of each palette's rows, and the end of the last ones
+    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, ordered by row and column
     columns: int
     experts: int = 0
 
@@ -148,7 +146,7 @@ class Survey:
     def empty(self, on: torch.device | None = None, escapes: Tensor | None = None) -> LosslessWeight:
         """Return a weight to be filled by `encode_lossless`.
 
-        `escapes`: those of the weight to which these rows belong.
+        `escapes`: the list of the whole weight if these are some of its rows.
         """
         codes = self.palettes.new_empty((self.rows, row_bytes(self.columns)), device=on)
         if escapes is None:
@@ -220,7 +218,7 @@ def _check_unpacked(operation: str, codes: Tensor, weight: LosslessWeight, dtype
 def unpack_lossless(codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> Tensor:
     """Return the plain weight [..., rows, columns].
 
-    `codes`: the weight's own; their device selects the form.
+    `codes` must be weight.codes: its device selects the form.
     """
     every_row = torch.arange(codes.shape[0], device=codes.device)
     parts = [_decode(weight, numbers) for numbers in torch.split(every_row, _ROWS_AT_A_TIME)]
@@ -306,9 +304,8 @@ def _decode(weight: LosslessWeight, numbers: Tensor) -> Tensor:
     row = torch.arange(len(numbers), device=numbers.device).repeat_interleave(counts)
     within = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     escapes = weight.escapes[weight.starts[group].long()[row] + within]
-    is_its = (
-        escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS
-    )  # the escapes of all rows of a palette are stored together
+    # The escapes of all rows of a palette are stored together.
+    is_its = escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS
     row, escapes = row[is_its], escapes[is_its]
     column = (escapes >> 8 & (1 << 21) - 1).long()
     bits[row, column] = (escapes & 255) << 8 | bits[row, column] & 255

@@ -1,7 +1,7 @@
 """Measure whether this machine multiplies by 12-bit weights at least as fast as by plain ones.
 
-Measured once, and stored beside the C library. Knows one matrix, too large for any cache, and some numbers of rows that are multiplied with it; does
-not know models.
+Measured once, and stored beside the C library. It is measured with one matrix, too large for any cache, and several numbers of rows; models are not
+known here.
 """
 
 import json
@@ -38,7 +38,7 @@ def known() -> bool | None:
         kept = json.loads(file.read_bytes())
         return bool(kept["is_faster"]) if kept["of"] == _circumstances() else None
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # never measured here, or by another version
+        return None  # not measured on this machine, or by another version
 
 
 def measure() -> bool:
@@ -60,7 +60,7 @@ def measure() -> bool:
     )
     file = _file()
     if file is not None:
-        with suppress(OSError):  # it will be measured again when it is next needed
+        with suppress(OSError):  # if it cannot be stored, it is measured again when next needed
             unfinished = file.with_suffix(".measured")
             unfinished.write_text(json.dumps({"of": _circumstances(), "is_faster": is_faster, "gains": gains}))
             unfinished.replace(file)

@@ -66,7 +66,7 @@ class Weight(ABC):
 
     @abstractmethod
     def is_sound(self, dtype: torch.dtype) -> bool:
-        """True if its parts have types and sizes that match each other and x's type."""
+        """True if the parts have types and sizes that match each other and x's type."""
 
     @abstractmethod
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
@@ -110,7 +110,7 @@ class Weight(ABC):
 
     @property
     def expert_parts(self) -> list[Tensor]:
-        """Return the tensors whose first dimension is experts."""
+        """Return the tensors whose first dimension is that of experts."""
         return [part for name in self.of_rows if (part := getattr(self, name)) is not None]
 
     @property
@@ -153,7 +153,7 @@ def lay_operands(
 ) -> Operands:
     """Describe tensors [..., rows, bytes or values] and [..., row groups, column groups] for Triton.
 
-    `groups`: rows and columns per scale.
+    `groups`: the rows and columns that share a scale.
     """
     experts = values.dim() == 3
     return Operands(

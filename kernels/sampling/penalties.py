@@ -9,7 +9,7 @@ the output: `logit = logit / r if logit > 0 else logit * r`.
 `logit -= frequency * count in the output + presence`.
 
 Entries are sparse: a conversation of 4,000 tokens touches about a thousand of 128,000 logits, so a gather and a scatter of them replace counts over
-the whole vocabulary (32 MB a step for 64 rows). Each entry is computed independently: neighbours in the batch change nothing.
+the whole vocabulary (32 MB a step for 64 rows). Each entry is computed independently of the other rows of the batch.
 """
 
 from typing import NamedTuple
@@ -77,7 +77,7 @@ def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
 
 @operation(_check, triton="sampling.penalties")
 def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) -> None:
-    """Undo `penalize_`."""
+    """Restore the logits that `penalize_` changed."""
     logits.view(-1).scatter_(0, _places(logits, entries), before)
 
 

@@ -21,7 +21,7 @@ from pilotlight.kernels.sampling.philox import uniform
 from pilotlight.kernels.sampling.sampling_batch import MAX_VOCAB, POWER, SamplingBatch
 from pilotlight.kernels.sampling.sampling_scale import FAR, PIECE
 
-# Enough for nearly every nucleus: finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
+# This number covers nearly every nucleus. Finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting all of them 10 ms.
 NUM_CANDIDATES = 256
 _MASK32 = 0xFFFFFFFF
 
@@ -75,13 +75,13 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
 
 @operation(_check_logits, native=sampling.argmax)
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first index of each row's highest logit, and that logit, NaN if any is, [rows] each."""
+    """Return the index of each row's first highest logit, and that logit, NaN if any is NaN; [rows] each."""
     best = logits.max(dim=-1)
     return best.indices, best.values
 
 
 def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
-    """Return drawn ids [rows], for logits [rows, vocab] whose rows are all drawn, and their maxima."""
+    """Return ids [rows] drawn from logits [rows, vocab] with maxima `tops`. No row may be greedy."""
     seed, position, top_k, floor = batch.integers
     scale, top_p = batch.reals
     rows = _Rows(logits, tops, scale)
@@ -114,7 +114,7 @@ class _Rows:
         if self._all is None:
             self._all = weigh(self._logits, self._tops, self._scale)
         costs, weights = self._all
-        # a product, not masked_fill: on a CPU that branches per entry and is five times slower
+        # a product, since masked_fill branches per entry on a CPU and is five times slower
         return piece_sums(weights * (costs <= floor.unsqueeze(1)))
 
     def weights_of(self, entries: Tensor, floor: Tensor) -> Tensor:
@@ -143,7 +143,8 @@ class _Rows:
         floor_of_all = torch.where((top_p < 1.0) & reached, torch.minimum(floor, nucleus), floor)
         if candidates < vocab:
             open_rows = ((top_p < 1.0) & ~reached).nonzero().squeeze(1)
-            if open_rows.numel():  # a distribution flatter than the candidates: examine more tokens of those rows
+            # rows whose distribution is flatter than the candidates reach: examine more of their tokens
+            if open_rows.numel():
                 rest = _Rows(self._logits[open_rows], self._tops[open_rows], self._scale[open_rows])
                 floor_of_all[open_rows] = rest.truncated(
                     top_k[open_rows], top_p[open_rows], floor[open_rows], min(vocab, 8 * candidates)
@@ -181,7 +182,7 @@ def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) 
     """
     ends = sums.cumsum(1)
     total = ends[:, -1:]
-    # Rounded to float64, a product may reach the total itself.
+    # In float64 the product may be rounded up to the total.
     target = (uniform.unsqueeze(1) * total.double()).long().minimum(total - 1)
     piece = _first_above(ends, target)
     start = ends.gather(1, piece) - sums.gather(1, piece)

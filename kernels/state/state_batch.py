@@ -19,11 +19,12 @@ Advance = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class StateBatch(NamedTuple):
-    before: torch.Tensor  # [sequences] int64: block of the state before a sequence's first token, or NO_BLOCK
-    first_runs: torch.Tensor  # [sequences + 1] int64: number of each sequence's first run, then of all runs
-    ends: torch.Tensor  # [runs] int64: the token after each run's last one
-    after: torch.Tensor  # [runs] int64: block for the state after each run
-    host_ends: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs
+    before: torch.Tensor  # [sequences] int64: the block of the state at the sequence's first token, or NO_BLOCK
+    # [sequences + 1] int64: the index of each sequence's first run; the last entry is the number of runs
+    first_runs: torch.Tensor
+    ends: torch.Tensor  # [runs] int64: the index of the token after each run's last one
+    after: torch.Tensor  # [runs] int64: the block to which the state after each run is written
+    host_ends: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs, on the host
 
     @property
     def num_alone(self) -> int:
@@ -37,7 +38,7 @@ class StateBatch(NamedTuple):
         return max((end - start for start, end in pairwise(ends)), default=0)
 
     def fits(self, x: torch.Tensor, tokens: int) -> bool:
-        """True if the parts agree with each other, and their runs are of `tokens` tokens on x's device."""
+        """True if the parts match each other, and their runs have `tokens` tokens in total, on x's device."""
         runs = sum(map(len, self.host_ends))
         return (
             self.before.shape == (len(self.host_ends),)
@@ -76,7 +77,7 @@ class StateBatch(NamedTuple):
     def compute(self, states: torch.Tensor, at_once: Advance, run: Advance) -> torch.Tensor:
         """Compute all tokens with torch, update `states` [blocks, ...] and return the outputs.
 
-        `at_once` gets one token of each of several sequences, and a state for each; `run` the tokens of one run, and one state.
+        `at_once` computes one token of each of several sequences, with a state for each; `run` computes the tokens of one run, with one state.
         """
         outputs, alone = [], self.num_alone
         if alone:

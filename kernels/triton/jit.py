@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class Pointer:
-    """The properties of a tensor for which Triton compiles: its type, and 16-byte alignment."""
+    """The properties of a tensor on which compiled code depends: its type, and 16-byte alignment."""
 
     dtype: torch.dtype
     is_aligned: bool
@@ -51,7 +51,7 @@ class TraceableFunction(JITFunction):  # type: ignore[misc]
         return None
 
     def kind_of(self, name: str, value: Any) -> Any:
-        """Return the part of an argument's value that affects the machine code."""
+        """Return the property of an argument on which the compiled code depends."""
         parameter = next((parameter for parameter in self.params if parameter.name == name), None)
         if parameter is None or parameter.is_constexpr or isinstance(value, bool):
             return value

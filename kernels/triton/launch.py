@@ -8,7 +8,7 @@ import triton
 from pilotlight.kernels.checks import ArgumentError
 
 _MOST = 65535  # most programs in a grid's second or third dimension; the first takes 2**31 - 1
-_OF_H100 = 132  # multiprocessors of an H100 and of an H200
+_OF_H100 = 132  # streaming multiprocessors of an H100 or an H200
 LONGEST_ROW = 1 << 16  # most values in a row that one program keeps in registers: 128 for each of 512 threads
 
 
@@ -23,7 +23,7 @@ def warps_for(block: int) -> int:
 
 
 def heads_per_program(heads: int, pairs: int) -> int:
-    """Return the heads of a program of two warps over rows of `pairs` pairs of values.
+    """Return the number of heads for a program of two warps, over rows of `pairs` pairs of values.
 
     A thread has 8 pairs: 16 bytes of each half.
     """
@@ -34,8 +34,8 @@ def heads_per_program(heads: int, pairs: int) -> int:
 def num_processors(device: torch.device) -> int:
     """Return the number of streaming multiprocessors.
 
-    Under the interpreter, return a number that leads to several splits. For meta tensors, return that of the device they represent: how a product is
-    split decides which variants are needed.
+    Under the interpreter, return a number that leads to several splits. For meta tensors, return that of the device they represent, since splits
+    determine which variants are needed.
     """
     if device.type == "cpu":
         return 8

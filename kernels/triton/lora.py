@@ -11,7 +11,7 @@ import triton.language as tl
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch
 
-_RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # kernels/lora.py's MOST_RANK and COLUMNS
+_RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # MOST_RANK and COLUMNS of kernels/lora.py
 _DEPTH = 128
 _FEW, _TILE = 64, 16  # up to _FEW tokens each has its own programs; more are computed in tiles of _TILE
 

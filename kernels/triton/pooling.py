@@ -1,6 +1,6 @@
-"""Pooling by one program per piece of a text and slice of its columns.
+"""Pooling: one program per piece of a text and slice of its columns.
 
-A piece's tokens are read in tiles, whose rows are added one by one at the end.
+A piece's tokens are read in tiles, which are added up row by row; the rows of the sum are added at the end.
 """
 
 from typing import TYPE_CHECKING

@@ -33,9 +33,8 @@ def _hurry_the_interpreter() -> None:
     from triton.runtime import interpreter
 
     patch: Callable[[Any], Any] = interpreter._patch_lang
-    patched: set[int] = (
-        set()
-    )  # by the globals of a function's module: they contain the parts of the language that it uses
+    # ids of the globals of functions' modules, which contain the parts of the language that the functions use
+    patched: set[int] = set()
 
     def patch_once(function: Any) -> Any:
         if id(function.__globals__) not in patched:

@@ -45,7 +45,7 @@ def attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute attention. q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
+    """Attend from q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
     q, k, v = q.double(), k.double(), v.double()
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale

@@ -1,8 +1,8 @@
 """Paged attention of the last tokens of each sequence, one (decode) or a few (verify).
 
 Keys and values are read once for all query heads of their kv head and all queries, which are the rows of one small matrix product, and each context
-is split among programs. Only shapes are compiled in, no lengths: lengths are read on the device, and only the number of splits depends on what the
-host knows of them.
+is split among programs. Compiled code depends on shapes and not on lengths: kernels read lengths on the device, and only the number of splits depends
+on the longest length that the host knows.
 """
 
 import torch
@@ -33,7 +33,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    # Programs that run side by side read the heads of the same tokens, which are adjacent.
+    # Programs that run at the same time read adjacent memory: the heads of the same tokens.
     program = tl.program_id(0)
     kv_head, row_tile = program % kv_heads, program // kv_heads % row_tiles
     program = program // (kv_heads * row_tiles)
@@ -121,8 +121,8 @@ def attend(
 
 
 def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, int]:
-    """Return rows, keys and warps of a tile, for the queries' type."""
-    # ieee precision uses no tensor cores: more rows or fewer warps would spill registers
+    """Return rows, keys and warps of a tile, by the type of the queries."""
+    # products in ieee precision use no tensor cores, and more rows or fewer warps would spill registers
     if bytes_per_value == 4:
         return 16, max(16, min(64, 4096 // dim)), 8
     return min(64, max(16, triton.next_power_of_2(wanted_rows))), max(16, min(128, 8192 // dim)), 4

@@ -1,9 +1,9 @@
 """Latent attention on Hopper: 64 (query, head) pairs attend to tiles of 64 latent vectors.
 
 A tile is in shared memory once, as keys and as values, while the next is being loaded. Each warp group holds the scores of half the keys and the sums
-of half the columns. Triton, whose form (kernels/triton/attention/mla.py) takes the calls that this one does not, gives both groups all scores if one
-product follows another, and requests the next tile after this one: on an H100, with 128 heads over 64 contexts of 8,192, it takes 554 us for the same
-tiles, and this form 339.
+of half the columns. The form in plain Triton (kernels/triton/attention/mla.py) takes the other calls. There both warp groups compute all scores, and
+the next tile is requested only after this one: on an H100, with 128 heads over 64 contexts of 8,192, it takes 554 us with the same tiles, and this
+form 339.
 """
 
 import torch
@@ -44,7 +44,7 @@ def _attend(
         seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, lanes, ROWS)
         first = tl.load(starts + seq)
         num_queries, split_index = tl.load(starts + seq + 1) - first, 0
-    else:  # tiles of one sequence's heads side by side
+    else:  # the heads of one sequence have adjacent tiles
         tile, split_index, seq = program % tiles, program // tiles % splits, program // tiles // splits
         first, num_queries = seq, 1
     if tile * ROWS < num_queries * heads:
@@ -103,7 +103,7 @@ def _attend(
             scores = warpgroup_mma_wait(0, deps=(scores,))
             scores = tl.where((start + at)[None, :] <= position[:, None], scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # for rows that have seen nothing
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # for rows that have seen no key
             weights = tl.exp2(scores * scale - shift[:, None])
             fade = tl.exp2(top - shift)
             top = new_top
@@ -156,7 +156,7 @@ def attend(
     tiles: int,
     is_prefill: bool,
 ) -> None:
-    """Launch the kernel with the arguments of `_launch` in kernels/triton/attention/mla.py, its caller."""
+    """Launch the kernel. `_launch` in kernels/triton/attention/mla.py calls this with its own arguments."""
     _, heads, latent = q_latent.shape
     _attend[(programs,)](
         q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,

@@ -3,9 +3,9 @@
 So two programs share a processor, and the products of one overlap the exponents of the other. kernels/triton/attention/prefill_attention.py takes the
 calls that this form does not.
 
-Within so few registers Triton's code waits for each tensor-core instruction before the next, and requests a tile only after the work on the previous
-one. A single program that overlaps its own products with its exponents (FlashAttention-3, Shah et al., 2024) was slower still: 4,935 us for 16,384
-tokens with 32 heads of 128 on an H100, against 4,629.
+With so few registers, code compiled from plain Triton waits for each tensor-core instruction before the next, and requests a tile only after the work
+on the previous one. A single program that overlaps its own products with its exponents (FlashAttention-3, Shah et al., 2024) was slower still: 4,935
+us for 16,384 tokens with 32 heads of 128 on an H100, against 4,629.
 """
 
 import torch
@@ -38,7 +38,7 @@ def _attend(
     SUMS: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, DIM, 16])
     LOADED: tl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [WARPS, 1], [1, 0])
     SHARED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    # Heads that share keys run side by side; a sequence's last tile, which sees most keys, runs first.
+    # Heads that share keys run at the same time. A sequence's last tile, which sees the most keys, runs first.
     head = tl.program_id(0) % heads
     lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [WARPS], [0]))
     seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, lanes, ROWS)
@@ -114,7 +114,7 @@ def _meet(
 ):  # fmt: skip
     """Attend to the tiles from `begin` to `end`; return i, block, top, total, result.
 
-    The first tile is in buffers `i` or being loaded, and `block` has the blocks of the next.
+    The first tile is in buffers `i`, or is being loaded to them; `block` has the cache blocks of the next one.
     """
     at = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
     none = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)

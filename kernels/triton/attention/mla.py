@@ -1,7 +1,7 @@
 """Latent attention in absorbed form: the cache's write, decode and prefill.
 
-Rows of attention are (query, head) pairs, because all heads attend to the same latent vectors, which are read once as keys and as values. Decode
-splits each context among programs.
+A row is a (query, head) pair, because all heads attend to the same latent vectors, which are read once for keys and values. Decode splits each
+context among programs.
 """
 
 import torch
@@ -33,7 +33,7 @@ def _attend(
         seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, tl.arange(0, 128), ROWS)
         first = tl.load(starts + seq)
         num_queries, split_index = tl.load(starts + seq + 1) - first, 0
-    else:  # tiles of one sequence's heads side by side
+    else:  # the heads of one sequence have adjacent tiles
         tile, split_index, seq = program % tiles, program // tiles % splits, program // tiles // splits
         first, num_queries = seq, 1
     if tile * ROWS < num_queries * heads:
@@ -57,7 +57,7 @@ def _attend(
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS, LATENT_DIM], tl.float32)
         table = tables + seq.to(tl.int64) * tables_seq
-        # One loop that masks all tiles: with a second one for fully visible tiles, ptxas spills 284 bytes a thread for sm_90, and 52 without.
+        # A single loop masks all tiles. With a second loop for fully visible tiles, ptxas spills 284 bytes per thread for sm_90, and 52 without.
         for start in range(begin, end, TILE):
             at = start + tl.arange(0, TILE)
             is_key = at < end

@@ -28,7 +28,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    # Heads that share keys run side by side; a sequence's last tile, which sees most keys, runs first.
+    # Heads that share keys run at the same time. A sequence's last tile, which sees the most keys, runs first.
     head = tl.program_id(0) % heads
     seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, tl.arange(0, 128), ROWS)
     first = tl.load(starts + seq)

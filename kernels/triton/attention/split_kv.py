@@ -1,7 +1,7 @@
 """Splitting a context among programs, and joining their results (Flash-Decoding, Dao et al., 2023).
 
-A partial result is an unnormalised sum of values, with its top score and the sum of its weights, in powers of two. A line is one query of one head.
-Does not know where keys are stored.
+A partial result is an unnormalised sum of values, with its top score and the sum of its weights, with scores as powers of two. A line is one query of
+one head. Does not know where keys are stored.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from pilotlight.kernels.triton.attention.paged_tiles import LOG2_E
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import num_processors
 
-_LEAST_SPLIT = 256  # keys; with fewer, a program ends before it has amortised its start
+_LEAST_SPLIT = 256  # fewest keys of a split; with fewer, a program ends before it has amortised its start
 _LEAST = tl.constexpr(_LEAST_SPLIT)
 # Programs per processor if there is enough work for many rounds. Two to four run at once, and the last round, in which processors are idle, is then
 # at most a quarter of the whole. A partial result costs at most 2 / 512 of the memory traffic of a split of 512 keys.
@@ -92,7 +92,7 @@ def write_part(
         total = tl.where(is_row & (total > 0.0), total, 1.0)
         tl.store(target, (result * (factor / total)[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
-        # the part of a split that saw no keys is never read
+        # the part of a split without keys is never read
         tl.store(target, result * factor, mask=inside & (total > 0.0)[:, None])
         tl.store(tops + line * splits + split, top, mask=is_row)
         tl.store(sums + line * splits + split, total, mask=is_row)
@@ -127,7 +127,7 @@ def _join(
 
 
 def join(splits: Splits, sinks: torch.Tensor | None, heads: int, out: torch.Tensor) -> None:
-    """Join the partial results into `out`. The lines of one token are its heads, in order."""
+    """Join the partial results into `out`. A token's lines are its heads, in order."""
     if splits.number > 1:
         columns = out.shape[-1]
         _join[(out.numel() // columns,)](

@@ -1,4 +1,7 @@
-"""Writes of keys and values to the paged cache, plain or FP8: one program for a few kv heads."""
+"""Writes of keys and values to the paged cache, plain or FP8.
+
+A program writes a few kv heads of a token.
+"""
 
 import torch
 import triton

@@ -1,4 +1,7 @@
-"""Root-mean-square normalisation: one program per row, in registers, with one read and one write."""
+"""Root-mean-square normalisation.
+
+A program has one row in registers, which is read once and written once.
+"""
 
 import torch
 import triton

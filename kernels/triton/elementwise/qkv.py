@@ -1,4 +1,7 @@
-"""Head norms, rotation and cache write in one launch: one program for a few heads of a token."""
+"""Head norms, rotation and cache write in one launch.
+
+A program computes a few heads of a token.
+"""
 
 import torch
 import triton

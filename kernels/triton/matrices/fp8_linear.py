@@ -36,7 +36,7 @@ def _quantise(
     else:
         factor += tl.math.div_rn(tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-12), LARGEST)
     tl.store(scales + i, factor, mask=is_token)
-    # IEEE division: the fast quotient, off by 2 units, would more often round to another number than the torch form's
+    # IEEE division: the fast quotient is off by up to 2 units, and would more often round to another number than in the torch form
     wide = tl.math.div_rn(wide, factor[:, None])
     tl.store(values + token[:, None] * columns + column, _rounded(wide, LARGEST), mask=mask)
 
@@ -45,7 +45,7 @@ def _quantise(
 def _rounded(wide, LARGEST: tl.constexpr):
     """Return the bits of the nearest e4m3 number, ties to even.
 
-    Adding 1.5 * 2^23 steps leaves no bits below a step; the step is that of the number's exponent, or of 2^-6 for smaller numbers.
+    Adding 1.5 * 2^23 steps rounds off all bits below a step. The step is that of the number's exponent, or that of 2^-6 for smaller numbers.
     """
     wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
     exponent = tl.maximum((wide.to(tl.int32, bitcast=True) >> 23) & 255, 121)

@@ -1,8 +1,8 @@
-"""Products of few rows with a plain weight, and of many rows with one that is decoded as it is read.
+"""Products of few rows with a plain weight, and of many rows with one that is decoded when it is read.
 
 kernels/triton/matrices/packed.py has products of a few rows with packed weights. Up to 4 rows of x are multiplied with a plain weight without tensor
-cores, up to 16 with any weight by the smallest tile of tensor cores; in both cases the columns are split among programs until there are enough to
-keep memory busy, and the parts are added in a fixed order. Only shapes of tiles are compiled in.
+cores, up to 16 with any weight by the smallest tile of tensor cores. In both cases the columns are split among enough programs to keep memory busy,
+and the parts are added in a fixed order. Compiled code depends only on the shapes of tiles.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Tile(NamedTuple):
 
     tokens: int
     rows: int
-    half: int  # half the columns per step
+    half: int  # half of the columns per step
     warps: int
     stages: int
 
@@ -86,7 +86,7 @@ def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.
 
 
 def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply x [a few tokens, columns] by weight [rows, columns]; limited by one read of the weight."""
+    """Multiply x [a few tokens, columns] by weight [rows, columns], which is read only once."""
     return product(x, plain_operands(weight), bias)
 
 
@@ -163,7 +163,7 @@ def through_memory(
 
 
 def tile_for(tokens: int, dtype: torch.dtype, is_plain: bool) -> Tile:
-    """Return one of six shapes, by the number of rows of x; a model needs no others compiled."""
+    """Return one of six tiles, by the number of rows of x. No others need to be compiled for a model."""
     if tokens <= FEW and is_plain:
         # A step has 512 columns: the asynchronous copy of x, which every row of the weight needs, then moves 4 bytes for each of 128 threads, the
         # minimum.

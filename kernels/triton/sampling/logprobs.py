@@ -10,7 +10,7 @@ import triton.language as tl
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import dense_rows
 
-CHUNK = 4096  # logits per program, in registers: the likeliest are taken one after the other
+CHUNK = 4096  # logits per program, in registers, from which the likeliest are taken one by one
 _NOBODY = tl.constexpr(0x7FFFFFFF)
 
 

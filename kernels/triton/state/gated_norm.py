@@ -1,4 +1,7 @@
-"""The norm and the gate of a recurrent layer's output: one program per row, in registers."""
+"""The norm and the gate of a recurrent layer's output.
+
+A program has one row in registers.
+"""
 
 import torch
 import triton

@@ -36,7 +36,7 @@ def _convolve(
         place = block * state_block + (at - start + WIDTH - 1)[:, None] * channels + channel[None, :]
         kept = tl.load(states + place, mask=inside & (is_new == 0) & (block >= 0), other=0.0)
         column = tl.load(weight + channel * WIDTH + j, mask=channel < channels, other=0.0).to(tl.float32)
-        total += (new.to(tl.float32) + kept.to(tl.float32)) * column[None, :]  # one of the two is zero
+        total += (new.to(tl.float32) + kept.to(tl.float32)) * column[None, :]  # one of the two numbers is zero
     if ACTIVATES:
         total = total * tl.sigmoid(total)
     tl.store(y + token[:, None] * channels + channel[None, :], total.to(y.dtype.element_ty), mask=inside)

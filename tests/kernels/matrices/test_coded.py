@@ -78,9 +78,8 @@ def test_a_row_is_the_same_in_any_company(name: str, dtype: torch.dtype, arithme
         expected = weight.linear(x)
         for size in sizes:
             parts = [weight.linear(part) for part in x.split(size)]
-            full = (
-                sum(part.shape[0] == size for part in parts) * size
-            )  # the last part may have fewer rows and take another path
+            # the last part may have fewer rows and take another path
+            full = sum(part.shape[0] == size for part in parts) * size
             assert torch.equal(torch.cat(parts)[:full], expected[:full])
 
 

@@ -71,9 +71,8 @@ def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
     candidates: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", candidates
-    )  # with 4 the search for the nucleus needs several rounds
+    # with 4 candidates the search for the nucleus needs several rounds
+    monkeypatch.setattr(pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", candidates)
     logits = on_device(torch.randn(42, generator=torch.Generator().manual_seed(6), device="cpu")) * 2
     shares = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
     ends = list(accumulate(shares))

@@ -15,7 +15,7 @@ from pilotlight.kernels.triton.matrices.packed import Strip
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 
-# the interpreter computes wrongly in bf16
+# the interpreter's results in bf16 are wrong
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 STRIPS = [Strip(16, 1, 2), Strip(16, 2, 1)]
 
