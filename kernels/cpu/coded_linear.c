@@ -7,7 +7,7 @@
 
 #define W_UNIT 16                          // rows of w that become outputs together
 #define W_ROWS(x_rows) ((x_rows) > 4 ? 2 : 1)  // rows of w that are summed together: two are read from memory at 0.7 of the speed of one
-#define FEW_ROWS 8                         // rows of x; coded_gemm.c multiplies more
+#define FEW_ROWS 8                         // most rows of x; coded_gemm.c takes more
 #define AHEAD 4096                         // distance of the bytes fetched: int8 on a thread of Zen 5 reads 36 GB/s, and 29 without fetching
 #define PIECE_BYTES (32 << 10)             // bytes of w that a thread takes at a time, at least
 #define LARGE_PIECE_BYTES (128 << 10)      // the same if every thread takes many such pieces

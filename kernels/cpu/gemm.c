@@ -7,7 +7,7 @@
 // a CPU without bf16 products w is widened, a chain of columns at a time, in the second-level cache: for 512 rows a core with AVX-512 reaches 135 GFLOP/s,
 // against 89 if it widens for each product, and 138 in fp32.
 //
-// Matrix tiles (tiles.h) use the same x, whose lines are the pairs of a tile's lines, and read rows of w in place.
+// Packed x has the layout of tile lines, so matrix tiles (tiles.h) use it, too. They read rows of w in place.
 #include "decoding.h"
 #include "outputs.h"
 #include "packing.h"
@@ -110,7 +110,7 @@ static band band_of(const scalar *w, long rows, long w_stride, long depth, scala
     return (band){copy, CHAIN};
 }
 
-// As `multiply`, by tiles; coded rows have been decoded. Nothing is fetched ahead, which on Emerald Rapids made products of 512 rows 10 % slower.
+// As `multiply`, by tiles; coded rows have been decoded. Nothing is fetched ahead: on Emerald Rapids fetching made products of 512 rows 10 % slower.
 static void multiply_by_tiles(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, int goes_on, float *sums) {
     scalar copies[2][TILE_LINES * CHAIN] __attribute__((aligned(64)));
     for (long n = 0; n < w_rows; n += 2 * TILE_LINES) {

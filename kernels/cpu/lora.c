@@ -52,7 +52,8 @@ INLINE void dots(const int x_rows, const scalar *x, long x_stride, const scalar 
 #pragma GCC unroll 4
         for (int n = 0; n < A_TILE; n++) rows[n] = load_piece(w + n * columns + k);
 #pragma GCC unroll 4
-        for (int n = 0; n < A_TILE && x_rows == 1; n++) __builtin_prefetch(w + (n + A_TILE) * columns + k, 0, 3);  // too short for the prefetcher
+        // Rows are too short for the hardware prefetcher.
+        for (int n = 0; n < A_TILE && x_rows == 1; n++) __builtin_prefetch(w + (n + A_TILE) * columns + k, 0, 3);
 #pragma GCC unroll 4
         for (int m = 0; m < x_rows; m++) {
             const piece row = load_piece(x + m * x_stride + k);

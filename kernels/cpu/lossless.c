@@ -49,8 +49,8 @@ typedef struct {
 
 #define HIGH_BYTES 256
 
-// The first entry of a palette stands in for escapes until they get their own high byte. It must not be an infinity or NaN, because a GPU adds the
-// difference to products.
+// The first entry of a palette stands in for escapes until they get their own high byte. It must not be an infinity or NaN, because a GPU adds x times the
+// difference of the two values.
 INLINE int is_small(long high) { return (high & 0x7F) != 0x7F; }
 
 static void survey(const void *given, long group) {

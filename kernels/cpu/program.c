@@ -49,7 +49,7 @@ typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t next;
 } place;
 
-static place places[MOST_THREADS];               // for the program that has the team
+static place places[MOST_THREADS];               // used by the program that has the team
 static _Alignas(CACHE_LINE) atomic_long done;    // number of pieces that are done, over all steps
 
 void record_step(piece_of_work work, const void *arguments, size_t size, reading reads, long pieces) {

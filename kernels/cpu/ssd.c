@@ -61,8 +61,8 @@ static void apply_tokens(const void *given, long head, long first, long tokens, 
 
 static void apply(const void *given, long piece) { advance_over_runs(given, &((const arguments *)given)->states, piece, apply_tokens); }
 
-// xbc [tokens][heads * values + 2 * groups * rows]; steps [tokens][heads]; the strides of both give the distance of their rows; decay_logs, step_bias,
-// skip [heads]; states: blocks of [heads][rows][values], state_stride apart -> out [tokens][heads][values].
+// xbc [tokens][heads * values + 2 * groups * rows]; steps [tokens][heads]; rows of both are xbc_stride and steps_stride apart; decay_logs, step_bias, skip
+// [heads]; states: blocks of [heads][rows][values], state_stride apart -> out [tokens][heads][values].
 void NAME(ssd)(const scalar *xbc, const scalar *steps, const float *decay_logs, const float *step_bias, const float *skip, float *states, scalar *out,
                const int64_t *before, const int64_t *first_runs, const int64_t *ends, const int64_t *after, long sequences, long xbc_stride,
                long steps_stride, long groups, long heads, long rows, long values, long state_stride, int threads) {

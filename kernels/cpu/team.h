@@ -5,8 +5,8 @@
 // A function that is called for pieces 0 .. pieces - 1, by up to `threads` threads. A thread first takes adjacent pieces in order, then helps others.
 typedef void (*piece_of_work)(const void *arguments, long piece);
 
-// The memory that a piece will read, so that a waiting thread can fetch it. It starts i * bytes_of_piece after `begin` and, if not NULL, `second`. For
-// memory in another order, `fetch` fetches one part per call, and returns 0 after the last part.
+// The memory that a piece will read, so that a waiting thread can fetch it. Piece i starts i * bytes_of_piece after `begin` and, if not NULL, after
+// `second`. For memory in another order, `fetch` fetches one part per call, and returns 0 after the last part.
 typedef struct {
     const char *begin, *second;
     long bytes_of_piece;

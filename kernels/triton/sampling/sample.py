@@ -287,7 +287,7 @@ def _pick(
     word_0, word_1, _, _ = tl.philox(
         seed, (position & 0xFFFFFFFF).to(tl.uint32), ((position >> 32) & 0xFFFFFFFF).to(tl.uint32), 0, 0
     )
-    # 2**-53
+    # The factor is 2**-53.
     number = ((word_0.to(tl.int64) << 21) | (word_1.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
     number = tl.where(wide_scale < _GREEDY, number, 0.0)  # greedy: the target 0 takes the first of the likeliest
     ends = tl.cumsum(sure, axis=0)

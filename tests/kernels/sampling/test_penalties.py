@@ -8,7 +8,7 @@ from pilotlight.kernels.sampling.penalties import LogitEntries, penalize_, resto
 
 
 def entries_of(rows: list[list[float]]) -> LogitEntries:
-    """Return entries from rows: row, token id, bias, seen, num_outputs, repetition, presence, frequency."""
+    """Return entries from tuples (row, token id, bias, seen, num_outputs, repetition, presence, frequency)."""
     columns = torch.tensor(rows).unbind(1)
     return LogitEntries(columns[0].long(), columns[1].long(), *columns[2:])
 

@@ -54,7 +54,7 @@ def _call(form: Callable[..., torch.Tensor], **changes: object) -> torch.Tensor:
     ("changes", "words"),
     [
         (lambda: {"x": torch.randn(3, 30)}, r"gate_up.values has shape \[4, 20, 32\], wanted .* with hidden = 30 as x has it"),
-        (lambda: {"x": torch.randn(3, 32).double()}, "(gate_up.values has dtype float32, wanted|x has dtype) float64"),  # a GPU refuses double precision
+        (lambda: {"x": torch.randn(3, 32).double()}, "(gate_up.values has dtype float32, wanted|x has dtype) float64"),  # a GPU refuses float64
         (lambda: {"down": PlainWeight(torch.randn(4, 32, 10).half())}, "down.values has dtype float16, wanted float32"),
         (lambda: {"gate_up": PlainWeight(torch.randn(4, 20, 64)[..., ::2])}, "gate_up.values has stride 2 in dimension 2, wanted 1"),
         (lambda: {"weights": torch.rand(3, 1)}, r"expert_ids has shape \[3, 2\], wanted .* with top_k = 1 as weights has it"),
