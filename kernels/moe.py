@@ -196,9 +196,6 @@ def moe_experts(
 
 
 def _matrix(weight: Weight, expert: int, dtype: torch.dtype) -> Weight:
-    """Return an expert's matrix for products: in codes or blocks, else unpacked.
-
-    So activations of experts in FP8 are not rounded.
-    """
+    """Return an expert's matrix, in codes or unpacked, so that activations are not rounded to FP8."""
     one = weight.expert(expert)
     return one if isinstance(one, CodedWeight | BlockWeight) else PlainWeight(one.unpack(dtype))

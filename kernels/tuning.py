@@ -75,10 +75,7 @@ def device_name(device: torch.device) -> str:
 
 
 def read_table(file: Path) -> Table:
-    """Read a table.
-
-    An unreadable table only costs speed, so it counts as empty, with a warning.
-    """
+    """Read a table. An unreadable one counts as empty, with a warning, because it only costs speed."""
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != _VERSION:
@@ -100,10 +97,7 @@ def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
 
 
 def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
-    """Add `table` to the one in the user's cache, and return that file.
-
-    This process continues with the table that it has read.
-    """
+    """Add `table` to the one in the user's cache, for later processes; return its file."""
     file = _user_folder() / f"{device_name(device)}.json"
     write_table(file, (read_table(file) if file.exists() else {}) | table, facts)
     return file

@@ -77,10 +77,7 @@ class Library:
         self.sum_words = functions.find(opened, "sum_words")  # measures how fast memory can be read
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        """Compute x [rows, columns] times weight [outputs, columns] and drop the result: only its time counts.
-
-        Both must be contiguous.
-        """
+        """Compute x [rows, columns] times weight [outputs, columns], contiguous, only to measure its time."""
         (rows, columns), (outputs, _), dtype = x.shape, weight.shape, x.dtype
         y = x.new_empty((rows, outputs))
         function = self.function_of(rows, dtype)

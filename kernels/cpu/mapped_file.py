@@ -71,10 +71,7 @@ class MappedParts:
                     _read(part.fd, part.start, memory[offset : offset + part.num_bytes])
 
     def populate(self) -> None:
-        """Create all page table entries at once.
-
-        If the system refuses, this costs only speed, so an error is ignored.
-        """
+        """Create all page table entries at once. A refusal only costs speed, so it is ignored."""
         libc().madvise(self.address - self.start, self.start + self.num_bytes, _MADV_POPULATE_READ)
 
 
@@ -94,10 +91,7 @@ def opened(file: Path) -> Iterator[int]:
 
 
 def can_join(starts_and_sizes: Sequence[tuple[int, int]]) -> bool:
-    """True if each part has the same offset within a page in its file as in the joined memory.
-
-    Only then can the files' pages be mapped one after the other.
-    """
+    """True if each part has the same offset within a page in its file as in the joined memory."""
     parts = [OpenRange(-1, start, num_bytes) for start, num_bytes in starts_and_sizes]
     return all(part.start % _PAGE == offset % _PAGE for part, offset in _placed(parts))
 

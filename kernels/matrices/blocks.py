@@ -238,10 +238,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """Return codes of five bits: four bytes with the highest bits, then sixteen with the lower four.
-
-    The first byte is byte `at` of a block.
-    """
+    """Return codes of five bits: from byte `at` on, four bytes of high bits, then sixteen of low bits."""
     bits = blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
     return _nibbles(blocks[..., at + 4 :]) | bits.flatten(-2) << 4
 
@@ -264,10 +261,7 @@ def _q4_k(blocks: Tensor) -> Tensor:
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    """Decode Q5_K: Q4_K with a fifth bit per code.
-
-    Byte i of 32 holds the fifth bits of value i of all eight groups.
-    """
+    """Decode Q5_K: Q4_K and a fifth bit per code; byte i of 32 has those of value i of all eight groups."""
     low = torch.unflatten(_nibbles(torch.unflatten(blocks[..., 48:], -1, (4, 32))).flatten(-2), -1, (8, 32))
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1
     return _with_minima(blocks, low | high << 4)

@@ -42,10 +42,7 @@ def known() -> bool | None:
 
 
 def measure() -> bool:
-    """Measure for about a second and store the result.
-
-    Stops at the first number of rows for which 12 bits are too slow.
-    """
+    """Measure for a second and store the result. Stops at a number of rows for which 12 bits are slower."""
     weights, gains, is_faster = _weights(), dict[int, float](), True
     for rows in _ROWS:
         gains[rows] = _gain(rows, *weights)

@@ -70,10 +70,7 @@ class Weight(ABC):
 
     @abstractmethod
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
-        """Raise ArgumentError for the part that is wrong.
-
-        `shape`: the names of its dimensions, such as "rows columns".
-        """
+        """Raise ArgumentError for the part that is wrong. `shape`: dimension names such as "rows columns"."""
 
     def rows(self, numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         """Return the rows `numbers` [n], times `scale`, as [n, columns]."""

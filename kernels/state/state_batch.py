@@ -67,10 +67,7 @@ class StateBatch(NamedTuple):
         check.require("batch.host_ends", end == tokens, f"ends with {end}, and there are {tokens} tokens")
 
     def check_blocks(self, operation: str, num_blocks: int) -> None:
-        """Raise ArgumentError for a block that does not exist.
-
-        Waits for the device: only for debug mode.
-        """
+        """Raise ArgumentError for a block that does not exist. Waits for the device: only for debug mode."""
         check_indices(operation, "batch.before", self.before, num_blocks, "the blocks there are, or -1", NO_BLOCK)
         check_indices(operation, "batch.after", self.after, num_blocks, "the blocks there are")
 

@@ -47,10 +47,7 @@ class Batch:
 
 
 class Lessons:
-    """An endless stream of optimizer steps.
-
-    Each step is a fair sample of the mixture, divided into forward passes of similar lengths.
-    """
+    """An endless stream of steps, each a fair sample of the mixture, in batches of similar lengths."""
 
     def __init__(self, chat: Chat, seed: int, tokens_per_step: int = TOKENS_PER_STEP) -> None:
         self._chat = chat
@@ -237,10 +234,7 @@ def _accuracies(trainer: Trainer) -> str:
 
 
 def _stop_on_signals() -> list[int]:
-    """Return a list that SIGINT and SIGTERM extend.
-
-    So Ctrl-C ends the run after a whole step, with a checkpoint.
-    """
+    """Return a list that SIGINT and SIGTERM extend, so that a run ends after a whole step and is saved."""
     received: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, _frame: received.append(signum))

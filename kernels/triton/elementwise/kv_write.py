@@ -1,7 +1,4 @@
-"""Writes of keys and values to the paged cache, plain or FP8.
-
-A program writes a few kv heads of a token.
-"""
+"""Writes of keys and values to the paged cache, plain or FP8; a program has some kv heads of a token."""
 
 import torch
 import triton

@@ -1,7 +1,4 @@
-"""Root-mean-square normalisation.
-
-A program has one row in registers, which is read once and written once.
-"""
+"""Root-mean-square normalisation; a program has its row in registers, read once and written once."""
 
 import torch
 import triton

@@ -1,7 +1,4 @@
-"""Head norms, rotation and cache write in one launch.
-
-A program computes a few heads of a token.
-"""
+"""Head norms, rotation and cache write in one launch; a program has a few heads of a token."""
 
 import torch
 import triton

@@ -1,7 +1,4 @@
-"""Rotary position embedding, half-split or interleaved.
-
-A program rotates a few heads of a token.
-"""
+"""Rotary position embedding, half-split or interleaved; a program rotates a few heads of a token."""
 
 import torch
 import triton

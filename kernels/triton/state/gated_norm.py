@@ -1,7 +1,4 @@
-"""The norm and the gate of a recurrent layer's output.
-
-A program has one row in registers.
-"""
+"""The norm and the gate of a recurrent layer's output; a program has one row in registers."""
 
 import torch
 import triton

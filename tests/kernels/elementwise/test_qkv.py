@@ -1,7 +1,4 @@
-"""The step between projection and attention equals its separate operations, also with a norm in a wider type.
-
-The catalogue tests the rest.
-"""
+"""The step between projection and attention equals its parts, also with a norm in a wider type; the catalogue tests the rest."""
 
 import pytest
 import torch

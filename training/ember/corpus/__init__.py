@@ -1,4 +1,1 @@
-"""The text on which Ember is trained, one module per task; `mixture.py` combines them.
-
-Importing the package imports no module of it.
-"""
+"""The text that trains Ember, one module per task; `mixture.py` combines them. Imports no module."""

@@ -66,10 +66,7 @@ def small(rng: random.Random, split: Split) -> Exchange:
 
 
 def inside(rng: random.Random, split: Split) -> Exchange:
-    """Return a short exchange that needs no tool.
-
-    With tools listed, the answer to anything that Ember does not know is "None of my tools".
-    """
+    """Return an exchange that Ember can answer itself: with tools listed, others get "None of my tools"."""
     return rng.choices((facts, arithmetic, talk), (4, 3, 2))[0](rng, split)
 
 

@@ -60,10 +60,7 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
 
 
 def unseen_tools(rng: random.Random) -> Conversation:
-    """Return a conversation, for the evaluation only, with a kind of tool that training never lists.
-
-    Its names are unknown, too; one or two other tools are listed.
-    """
+    """Return a conversation for the evaluation: its kind of tool and all names are not in training."""
     names = Split.HELD_OUT
     called = _Tool(rng, Split.HELD_OUT, rng.choice(UNSEEN_KINDS) if rng.random() < 0.7 else None, names)
     listed = [called, *(_Tool(rng, Split.HELD_OUT, kind, names) for kind in rng.sample(KINDS, rng.choice((1, 2))))]

@@ -203,10 +203,7 @@ def identifier(rng: random.Random, split: Split) -> str:
 
 
 def _from_country(rng: random.Random) -> str:
-    """Return a country, or a word made of one.
-
-    Otherwise the tokens of countries would occur only in facts, and never be copied.
-    """
+    """Return a country or a word made of one: in facts alone their tokens would never be copied."""
     word = rng.choice(_COUNTRIES)
     if rng.random() < 0.6:
         word += rng.choice(("ese", "an", "ish", "er", "ia", "s", "let", "land", "ic", "ist"))
@@ -280,10 +277,7 @@ def _task(rng: random.Random, split: Split) -> str:
 
 
 def _day(rng: random.Random, split: Split) -> str:
-    """Return a day.
-
-    In training it is often a date or another word: with seven days alone, copying would not be learned.
-    """
+    """Return a day; in training also dates and other words, since seven days do not teach copying."""
     if rng.random() < 0.5 or split is Split.HELD_OUT:
         return DAYS.pick(rng, split)
     return date(rng) if rng.random() < 0.2 else made_up(rng, split).capitalize()
