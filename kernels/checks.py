@@ -43,7 +43,7 @@ class ArgumentCheck:
         `shape`: a name, number or `_` for each dimension, such as "tokens heads 64". `dense`: how many of the last dimensions must be contiguous.
         Double precision on a CPU is always accepted, as a reference.
         """
-        self.require(name, isinstance(x, Tensor), f"is a {type(x).__name__}, where a tensor is wanted")
+        self.require(name, isinstance(x, Tensor), f"is a {type(x).__name__}, wanted a tensor")
         if not (FLOATS[0] in dtypes and x.dtype == torch.float64 and not x.is_cuda):
             wanted = " or ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
             self.require(name, x.dtype in dtypes, f"has dtype {str(x.dtype).removeprefix('torch.')}, wanted {wanted}")
@@ -54,7 +54,7 @@ class ArgumentCheck:
         self.require(
             name,
             aligned,
-            f"starts at an address that is no multiple of its {x.element_size()} bytes; copy it with .clone()",
+            f"starts at an address that is not a multiple of its {x.element_size()} bytes; copy it with .clone()",
         )
         side_by_side = 1
         for i in range(x.dim() - 1, x.dim() - 1 - dense, -1):

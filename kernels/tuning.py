@@ -79,7 +79,7 @@ def read_table(file: Path) -> Table:
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != _VERSION:
-            log.warning("%s is of another version (%s) and is not used; tune again", file, content["version"])
+            log.warning("%s has another version (%s) and is not used; tune again", file, content["version"])
             return {}
         return {Sizes(*map(int, key.split())): SplitKTile(*map(int, value)) for key, value in content["gemv"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -53,7 +53,7 @@ class AttentionRule(NamedTuple):
         check.require(
             "rule.is_chunked",
             not self.is_chunked or self.window is not None,
-            "is set without rule.window, a chunk's length",
+            "is set, but rule.window, the length of a chunk, is not",
         )
         positive = self.soft_cap is None or self.soft_cap > 0
         check.require("rule.soft_cap", positive, f"is {self.soft_cap}, wanted a positive number or None")

@@ -131,7 +131,7 @@ def _check_write(
         check.require(
             "norm",
             fits,
-            f"covers {norm.shape[0]} of {x.shape[1]} values, wanted an even rest, which is rotated in pairs",
+            f"covers {norm.shape[0]} of {x.shape[1]} values; the others are rotated in pairs, so their number must be even",
         )
         check.derive("rotary/2", rotary // 2, "x and norm")
         for name, values in (("cos", cos), ("sin", sin)):

@@ -47,7 +47,7 @@ def require_cache(
     check.tensor("v_cache", v_cache, "blocks block_size kv_heads head_dim", (k_cache.dtype,), dense=1)
     alike = k_cache.stride() == v_cache.stride()
     check.require(
-        "v_cache", alike, f"has strides {v_cache.stride()}, and k_cache {k_cache.stride()}; they must be alike"
+        "v_cache", alike, f"has strides {v_cache.stride()}, and k_cache {k_cache.stride()}; they must be equal"
     )
     if kv_scales is not None:
         check.tensor(scales_name, kv_scales, "2", (torch.float32,), dense=1)

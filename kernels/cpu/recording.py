@@ -77,7 +77,7 @@ class Program:
         finally:
             self.num_steps = library.programs.program_end(self._program)
         if self.num_steps < 0:
-            raise NotRecordableError("there is no memory for a program of its length")
+            raise NotRecordableError("there is no memory for all steps of the program")
         self.output = tuple(workspace.lasting(result) for result in results)
 
     def replay(self) -> None:

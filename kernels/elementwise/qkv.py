@@ -51,7 +51,7 @@ def _check(
         check.require(
             "qkv",
             all_heads > 2 * kv_heads,
-            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values, which leaves none for queries",
+            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values; there must be some for queries",
         )
         check.require(
             "qkv",

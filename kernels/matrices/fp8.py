@@ -128,7 +128,7 @@ def _check_activations(operation: str, x: torch.Tensor, group: int, scale: torch
         check.tensor("x", x, "tokens columns")
         check.require("group", group > 0, f"is {group}, wanted at least one column under a scale")
         if scale is not None:
-            check.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted one for all")
+            check.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted a single one")
             check.tensor("scale", scale.reshape(1), "1", (torch.float32,))
 
 

@@ -66,7 +66,7 @@ class LosslessWeight(Weight):
 
     def expert(self, i: int) -> "LosslessWeight":
         size = self.codes.shape[0] // self.experts
-        assert size % PALETTE_ROWS == 0, "rows of two experts share a palette"
+        assert size % PALETTE_ROWS == 0, "rows of two experts must not share a palette"
         begin, end = i * size, (i + 1) * size
         return LosslessWeight(
             self.codes[begin:end],

@@ -82,7 +82,7 @@ def _check(
         check.require(
             "key_heads",
             key_heads > 0 and heads % key_heads == 0,
-            f"is {key_heads}, of which the {heads} value heads are no multiple",
+            f"is {key_heads}, and {heads} value heads are not a multiple of it",
         )
         check.derive("2*key_heads*key+value_heads*value", 2 * key_heads * key + heads * value, "states")
         check.tensor("qkv", qkv, "tokens 2*key_heads*key+value_heads*value", dense=1)

@@ -62,7 +62,7 @@ def _check(
         check.tensor("states", states, "blocks heads state value", wide, dense=3)
         heads, state, value = (check.size(word) for word in ("heads", "state", "value"))
         check.require(
-            "groups", groups > 0 and heads % groups == 0, f"is {groups}, of which the {heads} heads are no multiple"
+            "groups", groups > 0 and heads % groups == 0, f"is {groups}, and {heads} heads are not a multiple of it"
         )
         check.derive("heads*value+2*groups*state", heads * value + 2 * groups * state, "states")
         check.tensor("xbc", xbc, "tokens heads*value+2*groups*state", dense=1)

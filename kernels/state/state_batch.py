@@ -68,8 +68,8 @@ class StateBatch(NamedTuple):
 
     def check_blocks(self, operation: str, num_blocks: int) -> None:
         """Raise ArgumentError for a block that does not exist. Waits for the device: only for debug mode."""
-        check_indices(operation, "batch.before", self.before, num_blocks, "the blocks there are, or -1", NO_BLOCK)
-        check_indices(operation, "batch.after", self.after, num_blocks, "the blocks there are")
+        check_indices(operation, "batch.before", self.before, num_blocks, "the existing blocks, or -1", NO_BLOCK)
+        check_indices(operation, "batch.after", self.after, num_blocks, "the existing blocks")
 
     def compute(self, states: torch.Tensor, at_once: Advance, run: Advance) -> torch.Tensor:
         """Compute all tokens with torch, update `states` [blocks, ...] and return the outputs.

@@ -95,7 +95,7 @@ def attend(
     seqs, queries, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     assert q.stride(3) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((seqs, queries, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():

@@ -91,7 +91,7 @@ def prefill_attention(
     """Compute prefill_attention of kernels/attention."""
     scale, window, sinks, soft_cap, kv_scales, _ = rule
     tokens, heads, head_dim = q.shape
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():

@@ -51,7 +51,7 @@ def kv_write(
 ) -> None:
     """Compute kv_write of kernels/elementwise."""
     tokens, kv_heads, head_dim = k.shape
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     assert k_cache.stride(3) == 1, "heads must be contiguous"
     slot_mapping = slot_mapping.contiguous()
     if not k.stride(2) == v.stride(2) == 1:

@@ -68,7 +68,7 @@ def rotate_and_cache(
     tokens, all_heads, head_dim = qkv.shape
     kv_heads = k_cache.shape[2]
     heads = all_heads - 2 * kv_heads
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if qkv.numel():
         block = triton.next_power_of_2(head_dim // 2)
