@@ -266,7 +266,7 @@ def decode_attention(
 ) -> Tensor | None:
     """Compute decode_attention (kernels/attention/decode_attention.py).
 
-    Q may be strided between sequences.
+    q may be strided between sequences.
     """
     dtype = q.dtype
     function = library.decode_attention.get(dtype)

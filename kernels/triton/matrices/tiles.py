@@ -106,7 +106,7 @@ def multiply(
 ):  # fmt: skip
     """Return fp32 [TOKENS, ROWS]: rows of x times rows of the weight, over the columns from begin to end.
 
-    x [TOKENS] are pointers to rows, row [ROWS] numbers. If GATED, also return the products with the rows `up_row` further.
+    x [TOKENS] are pointers to rows; row [ROWS] are the weight's row numbers. If GATED, also return the products with the rows `up_row` rows further.
     """
     type = x.dtype.element_ty
     sums = tl.zeros([TOKENS, ROWS], tl.float32)

@@ -320,7 +320,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
     chunks = triton.cdiv(vocab, CHUNK)
     row_stride = logits.stride(0)
     tops = torch.empty(rows * chunks, dtype=torch.float32, device=device)
-    # Each starts at a multiple of 16 bytes; otherwise a kernel would be compiled again for unaligned ones.
+    # Each of these buffers starts at a multiple of 16 bytes; otherwise a kernel would be compiled again for unaligned ones.
     padded = [-(-rows * each // 4) * 4 for each in (chunks, BINS, 4, 1)]
     bests, histogram, bounds, num_listed = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)  # type: ignore[no-untyped-call]
     sizes = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, **_NO_FUSION}
