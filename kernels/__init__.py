@@ -1,4 +1,4 @@
-"""All operations of the engine by name: in plain torch, with a Triton form for GPUs.
+"""All operations of the engine: each in plain torch, most also in Triton for GPUs or C for CPUs.
 
 Imports no other package of the project.
 """

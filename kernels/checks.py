@@ -1,7 +1,7 @@
 """Errors for bad arguments that name the operation and the argument.
 
 An operation checks its arguments by one combined condition. Only if that fails does `ArgumentCheck`, which is slower, look for the wrong argument and
-report what to change; if it finds none, the call continues. Block ids and slots are on the device: they are checked only when PILOTLIGHT_DEBUG=1,
+report what to change. If it finds none, the call continues. Block ids and slots are on the device: they are checked only when PILOTLIGHT_DEBUG=1,
 because that waits for the device. Knows tensors in general; does not know any operation.
 """
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 DEBUG = os.environ.get("PILOTLIGHT_DEBUG") == "1"
 
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # types that kernels compute with
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # types used to compute
 INDICES = (torch.int64, torch.int32)
 
 
@@ -25,14 +25,14 @@ class ArgumentError(ValueError):
 
 
 class ArgumentCheck:
-    """A check of one call's arguments, one by one; raises for the first that is wrong.
+    """A check of one call's arguments, one by one. It raises ArgumentError for the first that is wrong.
 
-    A size's name means the same number in all arguments of a call.
+    A size with a name is equal in all arguments of a call.
     """
 
     def __init__(self, operation: str) -> None:
         self._operation = operation
-        self._sizes: dict[str, tuple[int, str]] = {}  # size and the argument that set it
+        self._sizes: dict[str, tuple[int, str]] = {}  # for each name, the size and the argument that set it
         self._first: tuple[str, Tensor] | None = None
 
     def tensor(
@@ -43,7 +43,7 @@ class ArgumentCheck:
         `shape`: a name, number or `_` for each dimension, such as "tokens heads 64". `dense`: how many of the last dimensions must be contiguous.
         Double precision on a CPU is always accepted, as a reference.
         """
-        self.require(name, isinstance(x, Tensor), f"is a {type(x).__name__}, where a tensor is wanted")
+        self.require(name, isinstance(x, Tensor), f"is a {type(x).__name__}, wanted a tensor")
         if not (FLOATS[0] in dtypes and x.dtype == torch.float64 and not x.is_cuda):
             wanted = " or ".join(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes}))
             self.require(name, x.dtype in dtypes, f"has dtype {str(x.dtype).removeprefix('torch.')}, wanted {wanted}")
@@ -54,7 +54,7 @@ class ArgumentCheck:
         self.require(
             name,
             aligned,
-            f"starts at an address that is no multiple of its {x.element_size()} bytes; copy it with .clone()",
+            f"starts at an address that is not a multiple of its {x.element_size()} bytes; copy it with .clone()",
         )
         side_by_side = 1
         for i in range(x.dim() - 1, x.dim() - 1 - dense, -1):
@@ -84,7 +84,7 @@ class ArgumentCheck:
         return self._sizes[word][0]
 
     def derive(self, word: str, size: int, source: str) -> None:
-        """Record a size that follows from others."""
+        """Record a size that is computed from others, under a name that later checks can use."""
         self._sizes[word] = size, source
 
     def agree(self, name: str, word: str, size: int) -> None:
@@ -102,7 +102,7 @@ def placed(x: Tensor, *others: Tensor | None) -> bool:
 
     On a CPU torch reads from any address.
     """
-    if x.is_cpu:  # 0.04 us each; comparing devices takes 0.2 us, and starting a generator 0.3
+    if x.is_cpu:  # is_cpu takes 0.04 us per tensor, comparing two devices 0.2, and starting a generator 0.3
         for other in others:  # noqa: SIM110
             if other is not None and not other.is_cpu:
                 return False

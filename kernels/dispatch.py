@@ -53,12 +53,13 @@ def operation(
                     return result
             check(name, *args)
             if module is not None and x.is_cuda:
-                # looked up by name at each call: the module may import types of the declaring one, and be incomplete when it is imported
+                # The form is looked up by name at each call: its module may import types from the declaring one, which is incomplete while it is
+                # imported.
                 return getattr(module, name)(*args)
             return torch_form(*args)
 
         declared: Any = call
-        declared.triton = f"{triton}.{name}"  # for the catalogue
+        declared.triton = f"{triton}.{name}"  # read by the catalogue of operations
         return call
 
     return declare

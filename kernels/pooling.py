@@ -1,7 +1,7 @@
 """Pooling of a varlen batch of hidden states: each text's sum, first or last token, in fp32.
 
-A text may arrive in several pieces, so a mean is a sum here; the caller divides it after the last piece. The order in which tokens are added depends
-only on the piece: no other text changes a vector.
+A text may arrive in several pieces, so this module returns sums, and the caller divides them for a mean after the last piece. The order in which
+tokens are added depends only on the piece: no other text changes a vector.
 """
 
 from typing import Literal

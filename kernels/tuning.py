@@ -1,7 +1,7 @@
 """Tables of the fastest form of a product on a device, by its sizes.
 
-A device's table is shipped in kernels/tuned/, or is in the user's cache, which takes precedence. cuBLAS computes sizes that no table has. A command
-of load_tests measures them.
+A device's table is in kernels/tuned/ of the package or in the user's cache, which takes precedence. A command of load_tests measures it. cuBLAS
+computes products whose sizes are not in the table.
 """
 
 import json
@@ -17,15 +17,15 @@ from pilotlight.kernels.matrices.weight import plain_operands
 
 log = logging.getLogger(__name__)
 
-MOST_TOKENS = 8  # rows of x; with more, cuBLAS's tiles are full enough
-_VERSION = 1  # version of a choice's meaning
+MOST_TOKENS = 8  # most rows of x in a table; with more, cuBLAS's tiles are full enough
+_VERSION = 1  # of the file format
 _SHIPPED = Path(__file__).parent / "tuned"
 
 
 class Sizes(NamedTuple):
     """The sizes of a product x [tokens, columns] with a weight [rows, columns].
 
-    `tokens` is a class, as returned by `tokens_class`.
+    `tokens` is rounded up by `tokens_class`.
     """
 
     tokens: int
@@ -75,11 +75,11 @@ def device_name(device: torch.device) -> str:
 
 
 def read_table(file: Path) -> Table:
-    """Read a table. An unreadable one counts as empty, with a warning: that only costs speed."""
+    """Read a table. An unreadable one counts as empty, with a warning, because it only costs speed."""
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != _VERSION:
-            log.warning("%s is of another version (%s) and is not used; tune again", file, content["version"])
+            log.warning("%s has another version (%s) and is not used; tune again", file, content["version"])
             return {}
         return {Sizes(*map(int, key.split())): SplitKTile(*map(int, value)) for key, value in content["gemv"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -97,7 +97,7 @@ def write_table(file: Path, table: Table, facts: dict[str, Any]) -> None:
 
 
 def save(table: Table, device: torch.device, facts: dict[str, Any]) -> Path:
-    """Add `table` to the one in the user's cache, for the next process, and return its file."""
+    """Add `table` to the one in the user's cache, for later processes; return its file."""
     file = _user_folder() / f"{device_name(device)}.json"
     write_table(file, (read_table(file) if file.exists() else {}) | table, facts)
     return file
@@ -114,6 +114,6 @@ def run(chosen: SplitKTile, x: torch.Tensor, weight: torch.Tensor, bias: torch.T
 def _user_folder() -> Path:
     try:
         cached = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home
+    except RuntimeError:  # the user has no home directory
         return _SHIPPED
     return cached / "pilotlight" / "tuned"

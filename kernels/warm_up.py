@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-_MAX_THREADS = 16  # the assembler, half of the time, is a separate process; the rest shares one interpreter
+# more threads gain little: half of the time is the assembler, a separate process, and the rest shares one interpreter
+_MAX_THREADS = 16
 
 
 class WarmUp(NamedTuple):
@@ -51,8 +52,8 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
     """
     began = time.perf_counter()
     variants = distinct(launches)
-    # One launch of each function before the others: Triton makes its tables for a function at the first launch, and two at once would make them
-    # twice.
+    # One launch of each function is compiled before the others: Triton creates its tables for a function at the first launch, and two threads would
+    # create them twice.
     firsts = {id(launch.function): launch for launch in reversed(variants)}.values()
     others = [launch for launch in variants if all(launch is not first for first in firsts)]
 
@@ -61,7 +62,7 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
             torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
         kernel = launch.function.warmup(*launch.arguments, grid=(1, 1, 1), **launch.options)
         if device is not None:
-            assert kernel.run is not None  # loads the kernel onto the device, and builds its launcher
+            assert kernel.run is not None  # this access loads the kernel onto the device and builds its launcher
 
     with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="triton") as pool:
         for some in (firsts, others):
@@ -71,10 +72,10 @@ def compile_launches(launches: "Iterable[Launch]", device: torch.device | None =
 
 
 class _FakeCudaTensor(torch.Tensor):
-    """Shape, strides and type alone."""
+    """A tensor on the meta device, with shape, strides and type only, that claims to be on CUDA."""
 
     is_cuda = True
-    # The mode below is enough, at half the price.
+    # The mode below handles all calls; a handler of the class would double the cost.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
@@ -86,7 +87,7 @@ class _FakingMeta(TorchFunctionMode):
 
 
 def _faked(result: Any) -> Any:
-    """`result` with its tensors on the meta device made fake ones of CUDA."""
+    """Return `result` with its meta tensors replaced by fake CUDA tensors."""
     if isinstance(result, torch.Tensor):
         return result.as_subclass(_FakeCudaTensor) if result.device.type == "meta" else result
     if type(result) in (tuple, list):

@@ -1,1 +1,1 @@
-"""Training of the embedded model: its corpus and its programs. Not in the wheel."""
+"""Programs and corpus that train Ember, the embedded model. Not in the wheel."""

@@ -1,1 +1,1 @@
-"""Paged attention: decode, prefill, verify, latent."""
+"""Attention over the paged cache: of decodes, prompts and drafts to verify, and of latent vectors."""

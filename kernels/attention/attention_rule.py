@@ -1,6 +1,6 @@
-"""The parameters that turn scores into weights, apart from softmax.
+"""The parameters of one layer's attention: scale, window, sinks, soft cap and scales of an FP8 cache.
 
-Shared by every paged attention and checked here.
+Shared by every paged attention, and checked here.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from pilotlight.kernels.checks import ArgumentCheck
 
 
 class AttentionRule(NamedTuple):
-    """The attention parameters of one layer, made once per layer."""
+    """The parameters of one layer's attention. A layer makes its rule once."""
 
     scale: float
     window: int | None = None  # number of last tokens that a query sees, itself included
@@ -53,7 +53,7 @@ class AttentionRule(NamedTuple):
         check.require(
             "rule.is_chunked",
             not self.is_chunked or self.window is not None,
-            "is set without rule.window, a chunk's length",
+            "is set, but rule.window, the length of a chunk, is not",
         )
         positive = self.soft_cap is None or self.soft_cap > 0
         check.require("rule.soft_cap", positive, f"is {self.soft_cap}, wanted a positive number or None")

@@ -23,7 +23,7 @@ from pilotlight.kernels.cpu import ops
 from pilotlight.kernels.dispatch import operation
 
 # Bytes of keys and values gathered at once. On a CPU the copy should stay in a core's cache: 64 sequences of 310 tokens took 2.3 ms in groups of 2
-# MiB and 6.9 ms in one. On a GPU the copy only has to leave memory for the rest.
+# MiB and 6.9 ms in one. On a GPU the limit only keeps the copy from filling memory.
 _GATHERED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 
 
@@ -117,10 +117,10 @@ def _last_blocks(
     block_tables: torch.Tensor, context_lens: torch.Tensor, tokens: int, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the blocks that hold each sequence's last `tokens` tokens, and the lengths within them."""
-    num_blocks = min(block_tables.shape[1], (tokens - 2) // block_size + 2)  # the most blocks that they can span
+    num_blocks = min(block_tables.shape[1], (tokens - 2) // block_size + 2)  # most blocks that `tokens` tokens span
     first = (context_lens - tokens).clamp(min=0) // block_size
     index = first.unsqueeze(1) + torch.arange(num_blocks, device=block_tables.device)
-    # positions past the end of the table are also past the context, and are masked
+    # positions past the end of the table lie past the context, and are masked
     tables = block_tables.gather(1, index.clamp(max=block_tables.shape[1] - 1))
     return tables, context_lens - first * block_size
 
@@ -130,7 +130,7 @@ def _visible(
 ) -> torch.Tensor:
     """Return the mask [seqs, queries, max_context_len].
 
-    `skipped` [seqs]: the number of tokens before the gathered ones; needed to find the borders of chunks.
+    `skipped` [seqs]: the number of tokens before the gathered ones; the borders of chunks depend on it.
     """
     positions = torch.arange(max_context_len, device=context_lens.device)
     ends = context_lens.view(-1, 1, 1)

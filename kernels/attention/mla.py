@@ -1,8 +1,8 @@
 """Multi-head latent attention in absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
 All heads of a token share one latent vector, which serves as key and value, and one rotary key. The cache holds both side by side, [num_blocks,
-block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). Queries arrive already multiplied by the keys' up-projection; the result is still
-latent, and the caller applies the values' up-projection. Knows nothing about projections.
+block_size, latent + rotary] (512 + 64 in DeepSeek-V2 and V3). The caller multiplies queries by the keys' up-projection before, and the latent result
+by the values' up-projection afterwards; this module does not know projections.
 """
 
 import torch
@@ -131,7 +131,7 @@ def _check_write(
         check.require(
             "norm",
             fits,
-            f"covers {norm.shape[0]} of {x.shape[1]} values, wanted an even rest, which is rotated in pairs",
+            f"covers {norm.shape[0]} of {x.shape[1]} values; the others are rotated in pairs, so their number must be even",
         )
         check.derive("rotary/2", rotary // 2, "x and norm")
         for name, values in (("cos", cos), ("sin", sin)):
@@ -189,15 +189,15 @@ def mla_decode(
 def mla_prefill(
     q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor, batch: VarlenBatch, scale: float
 ) -> torch.Tensor:
-    """Attend causally over prefix and chunk, as prefill_attention does; return [tokens, heads, latent].
+    """Attend causally as prefill_attention does, to latent vectors; return [tokens, heads, latent].
 
-    q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary].
+    q_latent [tokens, heads, latent], q_rotary [tokens, heads, rotary]; cache as in mla_decode.
     """
     keys, values = _keys_and_values(cache, q_latent.shape[2])
     return prefill_by_torch(torch.cat((q_latent, q_rotary), dim=-1), keys, values, batch, AttentionRule(scale))
 
 
 def _keys_and_values(cache: torch.Tensor, latent: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cache as keys and values of a single kv head."""
+    """Return the cache as the keys and the values of a single kv head."""
     one = cache.unsqueeze(2)
     return one, one[..., :latent]

@@ -1,7 +1,7 @@
 """Attention with all scores in memory, for what torch's fused attention does not compute.
 
-That is: sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that saturate),
-and keys and values in FP8. Scores are in fp32; callers bound their size.
+These are sinks (a learned score per head that takes weight and adds no value, so that a head may attend to nothing), soft caps (scores that
+saturate), and keys and values in FP8. Scores are in fp32; callers bound their size.
 """
 
 import torch
@@ -20,7 +20,7 @@ def naive_attention(
     """
     scale, _, sinks, soft_cap, kv_scales, _ = rule
     seqs, kv_heads, group, rows, head_dim = q.shape
-    # All rows that share keys form one matrix, so that no key or value is repeated.
+    # All rows that share keys form one matrix, so no key or value is repeated.
     scores = q.reshape(seqs, kv_heads, group * rows, head_dim).float() @ k.float().transpose(-1, -2)
     scores = scores.mul_(scale if kv_scales is None else scale * kv_scales[0]).view(seqs, kv_heads, group, rows, -1)
     if soft_cap is not None:

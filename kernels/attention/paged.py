@@ -1,6 +1,6 @@
 """Checks of the paged cache: one layer's view of an arena, with blocks, tokens and heads strided.
 
-Knows what an operation may assume about the cache and names the argument that breaks it; does not know what is computed.
+Knows what operations assume about the cache, and names the argument that violates it; does not know what is computed.
 """
 
 import torch
@@ -13,7 +13,7 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, check_indices, plac
 
 
 def is_cache(k_cache: Tensor, v_cache: Tensor, kv_scales: Tensor | None = None) -> bool:
-    """True if both caches agree in shape, dtype and strides, have contiguous heads, and are FP8 if scaled.
+    """True if both caches agree in shape, dtype and strides, have contiguous heads, are FP8 iff scaled.
 
     The shape is [num_blocks, block_size, kv_heads, head_dim].
     """
@@ -47,7 +47,7 @@ def require_cache(
     check.tensor("v_cache", v_cache, "blocks block_size kv_heads head_dim", (k_cache.dtype,), dense=1)
     alike = k_cache.stride() == v_cache.stride()
     check.require(
-        "v_cache", alike, f"has strides {v_cache.stride()}, and k_cache {k_cache.stride()}; they must be alike"
+        "v_cache", alike, f"has strides {v_cache.stride()}, and k_cache {k_cache.stride()}; they must be equal"
     )
     if kv_scales is not None:
         check.tensor(scales_name, kv_scales, "2", (torch.float32,), dense=1)
@@ -113,7 +113,7 @@ def require_tables(
 def can_read_batch(q: Tensor, batch: VarlenBatch, block_size: int) -> bool:
     """True if tables and lengths match the tokens of q.
 
-    Sums the host's lengths: cheap beside a prompt's step.
+    Sums the lengths on the host, which costs little compared with a step of a prompt.
     """
     seqs = len(batch.host_q_lens)
     return (
@@ -160,7 +160,7 @@ def check_slots(operation: str, slot_mapping: Tensor, k_cache: Tensor) -> None:
 def check_blocks(operation: str, block_tables: Tensor, context_lens: Tensor, k_cache: Tensor, of: str = "") -> None:
     """Raise ArgumentError for a block that is not in the cache or a context longer than its table.
 
-    Padding of the tables is checked, too. Waits for the device: only for debug mode.
+    The padding of the tables is also checked. Waits for the device: only for debug mode.
     """
     check_indices(operation, f"{of}block_tables", block_tables, k_cache.shape[0], "the cache's blocks")
     longest = block_tables.shape[1] * k_cache.shape[1]

@@ -1,6 +1,6 @@
 """Causal paged attention of prompt chunks over their cached prefix, or over a window of it.
 
-A varlen batch with grouped query heads. The chunk's own keys and values are already written. The torch form is in prefill_by_torch.py.
+Chunks form a varlen batch; query heads are grouped. The chunks' own keys and values are already written. The torch form is in prefill_by_torch.py.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def check(
 
 
 def _native(library: Library, *args: Any) -> torch.Tensor | None:
-    """Run the checks here and not in C: they cost little beside a prompt."""
+    """Check the arguments here, because the C form does not; checks cost little beside a prompt."""
     check("prefill_attention", *args)
     return ops.prefill_attention(library, *args)
 

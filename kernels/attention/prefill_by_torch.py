@@ -1,6 +1,6 @@
 """The torch form of attention of prompt chunks.
 
-It reads prefix and chunk from the cache alike, so that a chunked prompt sees exactly what a whole one would.
+It reads both prefix and chunk from the cache, so a chunked prompt is computed from the same numbers as a whole one.
 """
 
 import torch
@@ -10,9 +10,9 @@ from pilotlight.kernels.attention.attention_rule import AttentionRule
 from pilotlight.kernels.attention.naive_attention import naive_attention
 from pilotlight.kernels.attention.varlen import VarlenBatch
 
-# Queries per tile of windowed attention: a tile attends only to the window and itself, so a long prompt costs tokens * (window + tile).
+# Queries per tile of windowed attention. A tile attends only to the window and itself, so a prompt of n tokens costs n * (window + tile).
 _TILE = 256
-# Bytes of scores held in memory at once, for instance with sinks: 64 heads over 128k keys take 34 MB per query.
+# Limit in bytes of the scores in memory at once where torch's fused attention cannot be used: 64 heads over 128k keys take 34 MB per query.
 _SCORE_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 
 
@@ -44,7 +44,7 @@ def _attend(
     window = rule.window
     if window is not None and window >= context_len:
         window = None
-    # Blocks before the first query's window are not read; positions are counted from the first block that is.
+    # Blocks that lie before the first query's window are not read. From here on positions are counted from the first block that is read.
     skipped = 0 if window is None else max(0, context_len - tokens - window + 1) // block_size
     blocks = block_table[skipped : -(-context_len // block_size)]
     before = skipped * block_size
@@ -75,7 +75,7 @@ def _attend(
 def _attend_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
     """Attend with torch's fused attention. q [tokens, heads, head_dim] is the end of the context.
 
-    K, v [kv_heads, context, head_dim].
+    k, v [kv_heads, context, head_dim].
     """
     tokens, heads, _ = q.shape
     kv_heads, context_len, _ = k.shape
@@ -120,8 +120,8 @@ def _causal(tokens: int, context_len: int, window: int | None, device: torch.dev
 
 
 def _of_own_chunk(tokens: int, positions: torch.Tensor, chunk: int) -> torch.Tensor:
-    """Return the mask [tokens, context_len] of each query's own chunk.
+    """Return the mask [tokens, context_len] that limits each query to its own chunk of positions.
 
-    Queries are the last of the positions.
+    The queries are the last of the positions.
     """
     return positions >= (positions[len(positions) - tokens :] // chunk * chunk).unsqueeze(1)

@@ -1,6 +1,6 @@
 """The lengths of a varlen batch: on the device for kernels, on the host to size launches and loops.
 
-Both copies exist so that no layer waits for the device to learn a length that the scheduler chose.
+With both copies no layer waits for the device to return a length that the host already knows.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
-"""Paged attention of the last few tokens of each sequence: verifies drafts in one pass over the cache.
+"""Paged attention of each sequence's last few tokens, to verify drafts in one pass over the cache.
 
-It is decode attention with more rows: on a CPU the result equals, to the bit, that of decoding one token after the other.
+It is decode attention with more rows: on a CPU the result has the same bits as decoding one token after the other.
 """
 
 from typing import Any
@@ -25,8 +25,8 @@ def _native(library: Library, *args: Any) -> torch.Tensor | None:
 def verify_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: VarlenBatch, rule: AttentionRule
 ) -> torch.Tensor:
-    """Attend from the last few tokens of each sequence, already written; return [tokens, heads, head_dim].
+    """Attend from the last few tokens of each sequence; return [tokens, heads, head_dim].
 
-    q [tokens, heads, head_dim]; other arguments as in prefill_attention.
+    q [tokens, heads, head_dim]. Keys and values of the tokens are already written. Other arguments are as in prefill_attention.
     """
     return attend_by_torch(q, k_cache, v_cache, batch, rule)

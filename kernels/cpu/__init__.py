@@ -1,1 +1,1 @@
-"""A small C library for CPUs, compiled on the machine that runs it, with its operations on tensors."""
+"""A small C library for CPUs, compiled on the machine that runs it, and its operations on tensors."""

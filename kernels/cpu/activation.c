@@ -1,4 +1,4 @@
-// Gated activations of whole prompts: gate and up lie side by side, as the fused matrix product left them.
+// Gated activations of whole prompts. Gate and up are side by side in a row, as the fused matrix product writes them.
 #include "activation.h"
 
 #define PIECE_ELEMENTS (1 << 13)
@@ -22,7 +22,7 @@ static void activate_rows(const void *arguments, long piece) {
     }
 }
 
-// x [tokens][2 * size] -> y [tokens][size]; activation 1: silu, 2: gelu in its tanh form.
+// x [tokens][2 * size] -> y [tokens][size]. activation: 1 is silu, 2 is gelu in its tanh form.
 void NAME(gated_activation)(const scalar *x, scalar *y, long tokens, long size, int activation, int threads) {
     const rows arguments = {x, y, tokens, size, 1 + PIECE_ELEMENTS / (size + 1), activation};
     share(activate_rows, &arguments, (tokens + arguments.tokens_per_piece - 1) / arguments.tokens_per_piece, threads);

@@ -1,4 +1,4 @@
-// The activations of gated feed-forwards, by number: 1 silu, 2 gelu in its tanh form.
+// The activations of gated feed-forwards, by number: 1 is silu, 2 is gelu in its tanh form.
 #pragma once
 #include "lanes.h"
 
@@ -8,5 +8,5 @@ INLINE lanes activate(int activation, lanes x) {
     return x / (1.0f + exp_of(-u));
 }
 
-// Rounded where separate steps would round: products, activation, their product.
+// Rounds to the storage type after each step, as separate operations would: the products, the activation, and the product of both.
 INLINE lanes gated(int activation, lanes gate, lanes up) { return as_stored(activate(activation, as_stored(gate))) * as_stored(up); }

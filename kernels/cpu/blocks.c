@@ -1,30 +1,29 @@
 // Matrix products with weights in a GGUF file's blocks (blocks.h), and rows of such weights: y[m][n] = x[m] . w[n] + bias[n].
 //
-// Of each 32 columns x becomes bytes times a scale, as ggml's own products have it: a value is off by no more than a 254th of the largest of its 32. Codes
-// and bytes are multiplied as integers, exactly; of each group of columns, in their order, that sum times both scales is added to an output by one fused
-// multiply-add, and what is added to codes times the sum of x by another. So an output has the same bits whatever it is computed with: other rows, another
-// chunk of a prompt, another kind of CPU.
+// Each 32 columns of x become bytes with one scale, as in ggml: a value is off by at most a 254th of the largest of its 32. Codes and bytes are multiplied
+// as integers, exactly. For each group of columns, in order, one fused multiply-add adds their sum times both scales to the output, and a second one adds
+// the weight's minimum times the sum of x. So an output has the same bits with any other rows, in any chunk of a prompt, and on any kind of CPU.
 //
-// Vectors run along rows of w: a strip of these is decoded once, and meets all rows of x.
+// A vector holds one number of each of several rows of w. A strip of rows is decoded once, and multiplied with all rows of x.
 #include "blocks.h"
 #include "outputs.h"
 #include "program.h"
 #include "tiles.h"
 
-#define PIECE_BYTES (32 << 10)  // of w that a thread takes at a time, at least
-#define LARGE_PIECE_BYTES (128 << 10)  // and where threads have many to take
+#define PIECE_BYTES (32 << 10)  // bytes of w that a thread takes at a time, at least
+#define LARGE_PIECE_BYTES (128 << 10)  // the same if every thread takes many such pieces
 #define PIECES_OF_THREAD 8
-#define MOST_ROWS 512        // of x that a strip meets, if as many
-#define MOST_BYTES (1 << 20)  // stay in the second-level cache
-#define WIDTH 16             // of a panel of them, with zeros behind the last row: as many as a matrix tile takes
+#define MOST_ROWS 512        // most rows of x that are multiplied with a strip
+#define MOST_BYTES (1 << 20)  // limit of their bytes, so that they stay in the second-level cache
+#define WIDTH 16             // rows of x in a panel, padded with zeros after the last row: as many as a matrix tile takes
 #define FEWEST_IN_TILES 7
-#define SUMS (3 * LANES)     // of a row and two strips, and what is read behind them
+#define SUMS (3 * LANES)     // sums of one row of x: those of two strips, and some that are read but not used
 
-// Thirty-two columns of x.
+// Thirty-two columns of one row of x.
 typedef struct {
     int8_t values[32];
-    float scale, sum;           // sum: of what all values stand for
-    int32_t whole, first_half;  // sums of the values
+    float scale, sum;           // sum: the sum of the values times their scale
+    int32_t whole, first_half;  // sums of all values and of the first sixteen
 } byte_block;
 
 // Rows of x, in panels of `width`: [panels][columns / 32][width].
@@ -33,12 +32,12 @@ typedef struct {
     long rows, width, columns;
 } byte_rows;
 
-// Columns from `column` on of row m.
+// Returns the blocks of row m from column `column` on.
 INLINE byte_block *blocks_at(const byte_rows *x, long m, long column) {
     return x->blocks + (m / x->width * (x->columns / 32) + column / 32) * x->width + m % x->width;
 }
 
-// Two strips of w, or what there is of them, begin at these rows.
+// The first rows of two strips of w, and their numbers of rows, which may be 0.
 typedef struct {
     long begin[2], count[2];
 } pair_of_strips;
@@ -46,7 +45,7 @@ typedef struct {
 void multiply_pair(const block_rows *w, const byte_rows *x, pair_of_strips pair, long apart, float *sums);
 void decode_row(int kind, const uint8_t *const *rows, long first, long count, strip *to);
 
-#ifdef SCALAR_BF16  // compiled once
+#ifdef SCALAR_BF16  // compiled only once
 #ifdef WIDE
 #define AVX(name) _mm512_##name
 typedef __m512i integers;
@@ -88,7 +87,7 @@ INLINE void keep(lanes total, long kept, float *sums) {
     else memcpy(sums, &total, kept * sizeof *sums);
 }
 
-// dots[m] += codes . x[m], of `fours` times four columns.
+// dots[m] += codes . x[m], over `fours` times four columns.
 INLINE void add_dots(const int bits, const int x_rows, const int fours, const lanes_u32 *codes, const byte_block *x, const int first, lanes_i32 *dots) {
 #ifdef ADD_PRODUCTS
     (void)bits;
@@ -96,8 +95,9 @@ INLINE void add_dots(const int bits, const int x_rows, const int fours, const la
     for (int i = 0; i < fours; i++)
 #pragma GCC unroll 8
         for (int m = 0; m < x_rows; m++) dots[m] = ADD_PRODUCTS(dots[m], codes[i], four_bytes(x[m].values + first + 4 * i));
-#else  // pairs are added up in sixteen bits as long as they fit: 127 times two codes, so many times
-    const int most = bits == 5 ? 4 : bits == 6 ? 2 : 8;  // of eight bits the lowest are added so, and the others at once
+#else  // pairs of products are added up in 16 bits while they fit: a product is at most 127 times the largest code
+    // Codes of eight bits do not fit: their lowest bits are added up in 16 bits, the upper seven bits at once in 32.
+    const int most = bits == 5 ? 4 : bits == 6 ? 2 : 8;
     const integers ones = AVX(set1_epi16)(1);
     integers pairs[8];
 #pragma GCC unroll 8
@@ -114,7 +114,7 @@ INLINE void add_dots(const int bits, const int x_rows, const int fours, const la
 #endif
 }
 
-// sums[m] = or += x[m] . w, of `count` columns; `width` blocks are between two of a row.
+// sums[m] = or += x[m] . w, over `count` columns. Consecutive blocks of a row of x are `width` blocks apart.
 INLINE void rows_by_strip(const int kind, const int x_rows, const strip *w, const byte_block *x, long width, long count, int goes_on, long kept, float *sums) {
     const int group = block_kinds[kind].group, parts = 32 / group;
     lanes total[8];
@@ -143,7 +143,7 @@ INLINE void rows_by_strip(const int kind, const int x_rows, const strip *w, cons
 }
 
 #ifdef BYTE_TILES
-// As rows_by_strip, of the WIDTH rows of a panel.
+// As rows_by_strip, for the WIDTH rows of a panel.
 INLINE void panel_by_strip(const int kind, const strip *w, const byte_block *x, long count, int goes_on, long kept, float *sums) {
     const int group = block_kinds[kind].group, has_added = block_kinds[kind].has_added;
     const long groups = count / group;
@@ -151,7 +151,7 @@ INLINE void panel_by_strip(const int kind, const strip *w, const byte_block *x, 
     lanes total[WIDTH];
 #pragma GCC unroll 16
     for (int m = 0; m < WIDTH; m++) total[m] = goes_on ? load_f32(sums + m * SUMS) : all(0);
-// The other group's tile is multiplied while one is added: a product comes 50 cycles after it is asked for.
+// While the tile of one group is added, that of the next is multiplied: a product takes 50 cycles.
 #define MULTIPLY(tile, a, b, i) \
     do { \
         clear_tile(tile); \
@@ -217,14 +217,15 @@ KIND(Q4_0) KIND(Q4_1) KIND(Q5_0) KIND(Q5_1) KIND(Q8_0) KIND(IQ4_NL) KIND(Q3_K) K
 static const decoding decode[BLOCK_KINDS] = EACH_KIND(decode);
 static const multiplying multiply_by_kind[BLOCK_KINDS] = EACH_KIND(multiply);
 
-// sums [x->rows][SUMS] = x . w, of the rows of two strips, the second's LANES behind the first's. The next pair of the same matrix lies `apart` rows behind.
+// sums [x->rows][SUMS] = x . w, for the rows of two strips; the second strip's sums start LANES after the first's. The next pair of strips of the same
+// matrix is `apart` rows further, and is fetched.
 void multiply_pair(const block_rows *w, const byte_rows *x, pair_of_strips pair, long apart, float *sums) {
     struct {
         const uint8_t *rows[LANES], *ahead;
         long kept, place;
         int kind;
         strip strip;
-    } parts[6];  // rows of a strip may be of three matrices
+    } parts[6];  // the rows of a strip may belong to three matrices
     int num_parts = 0, shape = 0;
     for (int i = 0; i < 2; i++)
         for (long n = 0; n < pair.count[i]; n += parts[num_parts++].kept) {
@@ -239,7 +240,7 @@ void multiply_pair(const block_rows *w, const byte_rows *x, pair_of_strips pair,
 #ifdef BYTE_TILES
             const int zero = block_kinds[parts[i].kind].zero;
             lanes_u32 *codes = parts[i].strip.codes;
-            if (zero && has_tiles && x->width == WIDTH)  // which take them signed
+            if (zero && has_tiles && x->width == WIDTH)  // tiles take signed codes
                 for (long k = 0; k < count / 4; k++) codes[k] = (lanes_u32)_mm512_sub_epi8((__m512i)codes[k], _mm512_set1_epi8((char)zero));
 #endif
         }
@@ -261,7 +262,7 @@ void decode_row(int kind, const uint8_t *const *rows, long first, long count, st
 #endif
 
 
-// Thirty-two columns of x. The scale is NaN where a value is not finite.
+// Rounds 32 columns of x to bytes. The scale is NaN if a value is not finite.
 INLINE void round_block(const scalar *x, byte_block *to) {
     lanes value[32 / LANES];
     lanes_u32 most = {0};
@@ -278,7 +279,7 @@ INLINE void round_block(const scalar *x, byte_block *to) {
 #endif
     float largest;
     memcpy(&largest, &bits, 4);
-    const int is_finite = bits < 0x7f800000u, is_tiny = largest < 0x1p-100f;  // whose inverse would be infinite
+    const int is_finite = bits < 0x7f800000u, is_tiny = largest < 0x1p-100f;  // is_tiny: the inverse of the scale would be infinite
     const float scale = !is_finite ? NAN : is_tiny ? 0 : largest / 127.0f, up = is_finite && !is_tiny ? 127.0f / largest : 0;
     to->whole = to->first_half = 0;
     for (int i = 0; i < 32 / LANES; i++) {
@@ -335,8 +336,9 @@ static void multiply_pairs(const void *given, long piece) {
     }
 }
 
-// y [rows][outputs] = x w^T + bias, w up to three matrices one below the other, of so many rows each; kinds has a byte for each. With an activation w has
-// twice the outputs, gates above ups. wide_output: y is fp32 whatever the scalar, rounded as if it were not. 1: there is no memory.
+// y [rows][outputs] = x w^T + bias. w is up to three stacked matrices with the given numbers of rows; kinds has one byte for the kind of each. With an
+// activation w has twice the rows: gates, then ups. wide_output: y is fp32 for every scalar type, but rounded to that type. Returns 1 if there is no
+// memory.
 int NAME(block_linear)(const scalar *x, const uint8_t *first, const uint8_t *second, const uint8_t *third, const scalar *bias, void *y, long rows,
                        long columns, long x_stride, long rows_of_first, long rows_of_second, long rows_of_third, long kinds, int activation,
                        int wide_output, int threads) {
@@ -376,7 +378,7 @@ static void pick_row(const void *given, long i) {
     const picking *p = given;
     const int64_t number = p->numbers[i];
     const int is_there = number >= 0 && number < p->w.ends[2];
-    const float factor = is_there ? p->scale : NAN;  // as rows.c has it
+    const float factor = is_there ? p->scale : NAN;  // as in rows.c
     const uint8_t *rows[LANES];
     int kind;
     strip w;
@@ -393,7 +395,7 @@ static void pick_row(const void *given, long i) {
     }
 }
 
-// y [count][columns] = rows `numbers` of w, times `scale`, which is a number of the scalar's type; NaN for a number that is no row's.
+// y [count][columns] = the rows `numbers` of w, times `scale`, a number of the scalar type. A number outside w gives a row of NaN.
 void NAME(block_rows)(const uint8_t *first, const uint8_t *second, const uint8_t *third, const int64_t *numbers, void *y, long count, long columns,
                       long rows_of_first, long rows_of_second, long rows_of_third, long kinds, float scale, int threads) {
     const block_rows w = rows_of_blocks(first, second, third, rows_of_first, rows_of_second, rows_of_third, kinds, columns);

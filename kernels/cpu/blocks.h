@@ -1,9 +1,9 @@
-// Weights as GGUF files keep them: rows of blocks, each with its codes and what they are scaled by (ggml's ggml-common.h has the layouts).
+// Weights in the format of GGUF files: rows of blocks, each with codes and scales (ggml's ggml-common.h has the layouts).
 //
-// Blocks are decoded a strip at a time: of as many rows of w as a vector has lanes, each in its own lane, four columns' codes (unsigned bytes) in a vector,
-// and of each group of 32 columns, or of 16, a scale and for some kinds what is added: a value is (code - zero) * scale + added. A kind is a row of
-// `block_kinds` and a case of `decode_small` or `decode_large`; nothing else knows it.
-// In fp32 such a value has the bits of ggml's own: scale and added are exact, and so is a code times its scale.
+// Blocks are decoded a strip at a time. A strip has as many rows of w as a vector has lanes, one row per lane. A vector of codes has four columns of each
+// row, as unsigned bytes. Each group of 32 or 16 columns has a vector of scales and, for some kinds, one of added numbers: a value is (code - zero) *
+// scale + added. A kind is a row of `block_kinds` and a case of `decode_small` or `decode_large`; no other code depends on the kind. In fp32 a value has
+// the same bits as in ggml, because scale, added and code times scale are exact.
 #pragma once
 #include "lanes.h"
 
@@ -11,12 +11,12 @@
 #include <immintrin.h>
 #endif
 
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q3_K, Q4_K, Q5_K, Q6_K, BLOCK_KINDS };  // as kernels/matrices/blocks.py counts them
+enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, Q3_K, Q4_K, Q5_K, Q6_K, BLOCK_KINDS };  // in the order of kernels/matrices/blocks.py
 
 static const struct {
-    int columns, bytes;  // of a block
-    int group;           // columns that have one scale
-    int bits, zero;      // of a code, and which of them stands for 0
+    int columns, bytes;  // per block
+    int group;           // columns that share a scale
+    int bits, zero;      // bits of a code, and the code of the value 0
     int has_added;
 } block_kinds[BLOCK_KINDS] = {
     [Q4_0] = {32, 18, 32, 4, 8, 0},   [Q4_1] = {32, 20, 32, 4, 0, 1},   [Q5_0] = {32, 22, 32, 5, 16, 0},    [Q5_1] = {32, 24, 32, 5, 0, 1},
@@ -38,7 +38,7 @@ typedef struct {
 #endif
 
 #ifdef UNPACK
-// Of each 128 bits, to[i] = the i-th words of a[0 .. 3].
+// Transposes words within each 128 bits: to[i] = word i of a[0 .. 3].
 INLINE void turn_words(const lanes_u32 *a, lanes_u32 *to) {
     const lanes_u32 b[4] = {UNPACK(32, lo, a[0], a[1]), UNPACK(32, hi, a[0], a[1]), UNPACK(32, lo, a[2], a[3]), UNPACK(32, hi, a[2], a[3])};
     to[0] = UNPACK(64, lo, b[0], b[2]), to[1] = UNPACK(64, hi, b[0], b[2]);
@@ -46,7 +46,7 @@ INLINE void turn_words(const lanes_u32 *a, lanes_u32 *to) {
 }
 #endif
 
-// to[i] = the i-th of four words from byte `at` of each row on.
+// to[i] = word i of the four words from byte `at` of each row on.
 INLINE void turn(const uint8_t *const *rows, long at, lanes_u32 *to) {
 #ifdef UNPACK
     lanes_u32 a[4];
@@ -70,9 +70,9 @@ INLINE void turn(const uint8_t *const *rows, long at, lanes_u32 *to) {
 #endif
 }
 
-// The same of eight words.
+// As `turn`, for eight words.
 INLINE void turn_twice(const uint8_t *const *rows, long at, lanes_u32 *to) {
-#ifdef WIDE  // 32 instructions for 40
+#ifdef WIDE  // 32 instructions instead of 40
     lanes_u32 a[4], upper[4], lower[4];
 #define HALF(row) _mm256_loadu_si256((const __m256i *)(rows[row] + at))
     for (int i = 0; i < 4; i++) a[i] = (lanes_u32)_mm512_inserti64x4(_mm512_castsi256_si512(HALF(i)), HALF(i + 4), 1);
@@ -89,7 +89,7 @@ INLINE void turn_twice(const uint8_t *const *rows, long at, lanes_u32 *to) {
 #endif
 }
 
-// What the lower sixteen bits of words are as fp16.
+// Converts the lower 16 bits of each word from fp16 to fp32.
 INLINE lanes halves_of(lanes_u32 words) {
 #ifdef WIDE
     return (lanes)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)words));
@@ -106,7 +106,7 @@ INLINE lanes byte_of(lanes_u32 words, int i) { return __builtin_convertvector((l
 
 INLINE lanes signed_byte_of(lanes_u32 words, int i) { return __builtin_convertvector((lanes_i32)(words << (24 - 8 * i)) >> 24, lanes); }
 
-static const uint8_t iq4_nl_codes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};  // 128 above the values
+static const uint8_t iq4_nl_codes[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};  // 128 plus each value
 
 INLINE lanes_u32 looked_up(lanes_u32 places) {
 #ifdef WIDE
@@ -122,20 +122,20 @@ INLINE lanes_u32 looked_up(lanes_u32 places) {
 #endif
 }
 
-// Into the second-level cache, which has more requests on their way than the first: a tenth faster.
+// Fetches to the second-level cache, which allows more requests in flight than the first: 10 % faster.
 INLINE void fetch(const uint8_t *from, const long bytes) {
 #pragma GCC unroll 32
     for (long i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
 }
 
-// The bits of each word that are moved up by so many places, or down.
+// Shifts each word left by `up` bits, or right if `up` is negative.
 INLINE lanes_u32 shifted(lanes_u32 words, const int up) { return up < 0 ? words >> -up : words << up; }
 
 #define NIBBLES 0x0f0f0f0fu
 #define PAIRS 0x03030303u
 #define ONES 0x01010101u
 
-// A block of 32 columns, at byte `at` of its rows: eight vectors of codes.
+// Decodes a block of 32 columns at byte `at` of its rows: eight vectors of codes.
 INLINE void decode_small(const int kind, const uint8_t *const *rows, long at, const uint8_t *ahead, lanes_u32 *codes, lanes *scale, lanes *added) {
     const int begin = block_kinds[kind].bytes - (kind == Q8_0 ? 32 : 16);
     lanes_u32 head[4], raw[8];
@@ -149,16 +149,16 @@ INLINE void decode_small(const int kind, const uint8_t *const *rows, long at, co
     for (int i = 0; i < 8; i++) {
         lanes_u32 v = kind == Q8_0 ? raw[i] ^ 0x80808080u : raw[i & 3] >> (i & 4) & NIBBLES;
         if (kind == IQ4_NL) v = looked_up(v);
-        if (block_kinds[kind].bits == 5) v |= ((fifths >> 4 * i & 15) * 0x204081u & ONES) << 4;  // bit j to byte j
+        if (block_kinds[kind].bits == 5) v |= ((fifths >> 4 * i & 15) * 0x204081u & ONES) << 4;  // moves bit j to byte j
         codes[i] = v;
     }
 }
 
-// A block of 256 columns: 64 vectors of codes.
+// Decodes a block of 256 columns: 64 vectors of codes.
 INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, const uint8_t *ahead, lanes_u32 *codes, lanes *scales, lanes *added) {
     const long part = LANES * block_kinds[kind].bytes / 4;
     lanes_u32 head[4], raw[16], high[8];
-    if (block_kinds[kind].has_added) {  // Q4_K and Q5_K: of eight groups the scales, and what is taken off, six bits each, in twelve bytes
+    if (block_kinds[kind].has_added) {  // Q4_K and Q5_K: scales and minima of eight groups, six bits each, in twelve bytes
         turn(rows, at, head);
         const lanes_u32 of_scales[2] = {head[1] & 0x3f3f3f3fu, (head[3] & NIBBLES) | (head[1] >> 6 & PAIRS) << 4};
         const lanes_u32 of_added[2] = {head[2] & 0x3f3f3f3fu, (head[3] >> 4 & NIBBLES) | (head[2] >> 6 & PAIRS) << 4};
@@ -178,7 +178,7 @@ INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, co
     } else if (kind == Q6_K) {
         lanes_u32 of_scales[4];
         turn(rows, at + 192, of_scales);
-        turn(rows, at + 194, head);  // the block ends behind its last word
+        turn(rows, at + 194, head);  // starts two bytes early, because the block ends after its last word
         const lanes scale = halves_of(head[3] >> 16);
         for (int i = 0; i < 16; i++) scales[i] = scale * signed_byte_of(of_scales[i / 4], i % 4);
 #pragma GCC unroll 2
@@ -188,8 +188,8 @@ INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, co
             turn_twice(rows, at + 128 + 32 * half, high);
             for (int i = 0; i < 32; i++) codes[i] = (raw[i & 15] >> (i & 16 ? 4 : 0) & NIBBLES) | (shifted(high[i & 7], 4 - 2 * (i / 8)) & PAIRS << 4);
         }
-    } else {  // Q3_K: sixteen scales of six bits, 32 above what they stand for
-        turn(rows, at + 94, head);  // two bytes before them
+    } else {  // Q3_K: sixteen scales of six bits, stored plus 32
+        turn(rows, at + 94, head);  // starts two bytes before the scales
         const lanes_u32 a = head[0] >> 16 | head[1] << 16, b = head[1] >> 16 | head[2] << 16, c = head[2] >> 16 | head[3] << 16;
         const lanes_u32 of_scales[4] = {(a & NIBBLES) | (c & PAIRS) << 4, (b & NIBBLES) | (c >> 2 & PAIRS) << 4, (a >> 4 & NIBBLES) | (c >> 4 & PAIRS) << 4,
                                         (b >> 4 & NIBBLES) | (c >> 6 & PAIRS) << 4};
@@ -205,7 +205,8 @@ INLINE void decode_large(const int kind, const uint8_t *const *rows, long at, co
     }
 }
 
-// Columns first .. first + count of LANES rows; `first` is a whole number of chunks. Fetches as much of what comes next, whose rows begin at `ahead`.
+// Decodes columns first .. first + count of LANES rows; `first` must be a multiple of CHUNK. Fetches the same columns of the next rows, which start at
+// `ahead`.
 INLINE void decode_strip(const int kind, const uint8_t *const *rows, long first, long count, const uint8_t *ahead, strip *to) {
     const int columns = block_kinds[kind].columns, bytes = block_kinds[kind].bytes;
     long at = first / columns * bytes;
@@ -216,7 +217,7 @@ INLINE void decode_strip(const int kind, const uint8_t *const *rows, long first,
     }
 }
 
-// Up to three matrices of as many columns, one below the other.
+// Up to three stacked matrices with the same number of columns.
 typedef struct {
     const uint8_t *rows[3];
     long ends[3], row_bytes[3];
@@ -240,7 +241,8 @@ INLINE const uint8_t *block_row(const block_rows *w, long row, int *kind) {
     return w->rows[i] + (row - (i ? w->ends[i - 1] : 0)) * w->row_bytes[i];
 }
 
-// Of `count` rows from `row` on those of one matrix, at most as many as there are lanes, which get their addresses; lanes behind them have the last one's.
+// Fills `rows` with the addresses of up to `count` rows from `row` on that belong to one matrix; lanes after the last row repeat its address. Returns the
+// number of rows.
 INLINE long rows_of_strip(const block_rows *w, long row, long count, const uint8_t **rows, int *kind) {
     const uint8_t *first = block_row(w, row, kind);
     const int i = row < w->ends[0] ? 0 : row < w->ends[1] ? 1 : 2;

@@ -26,7 +26,8 @@ from pilotlight.kernels.cpu.shipped import levels
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-# For Zen 1 to 3 GCC fuses the products of some loops and not of others, so that a row's bits would depend on the number of rows computed with it.
+# Without this option GCC, tuning for Zen 1 to 3, fuses products and sums in some loops and not in others: a row's bits would depend on the number of
+# rows computed with it.
 _ALWAYS_FUSED = "--param=avoid-fma-max-bits=0"
 _FLAGS = [
     "-O3",
@@ -44,17 +45,17 @@ _MOST_COMPILERS = 8  # a container may see more cores than it may use, and each 
 # Every C file is compiled for fp32 and for bf16: the same algorithm, with a suffix to its names.
 _SCALARS = {"f32": [], "bf16": ["-DSCALAR_BF16"]}
 
-SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; this machine's if unset
+SWITCH = "PILOTLIGHT_CPU"  # the kind of CPU to build for, or `torch` for no library; if unset, this machine's CPU
 TORCH = "torch"
 
 
 class _CpuKind(NamedTuple):
     flags: tuple[str, ...]
-    needs: str  # as named in /proc/cpuinfo
+    needs: str  # the required CPU feature, as named in /proc/cpuinfo
 
 
-# A CPU's further features decide which calls are measured against torch's library: those with matrix units run bf16 products and attention of prompts
-# (gemm.c) there. If that kind is forced elsewhere, tiles are computed in plain C (tiles.h), so that it can be tested on any machine.
+# Other features of the CPU decide which calls are measured against torch: on CPUs with matrix units, bf16 products and attention of prompts (gemm.c).
+# If that kind is forced elsewhere, tiles are computed in plain C (tiles.h), so that it can be tested on any machine.
 _KINDS = {
     "avx2": _CpuKind(("-march=x86-64-v3",), "avx2"),
     "avx512": _CpuKind(("-march=x86-64-v4",), "avx512vl"),
@@ -68,7 +69,7 @@ Progress = Callable[[int, int], None]  # (number of compiled files, number of al
 
 
 class BuildError(Exception):
-    """A reason why the library cannot be had, as a sentence for the user."""
+    """The library cannot be built or opened; the message is a sentence for the user."""
 
 
 def forced_kind() -> str | None:
@@ -250,7 +251,7 @@ def _level1_kib() -> int:
 
 
 def _key(compiler: str) -> str:
-    """Return a key of sources, compiler and processor: different machines may share a home directory."""
+    """Return a key of sources, compiler and processor: machines may share a home directory."""
     key = hashlib.sha256()
     for source in [*sorted(SOURCES.glob("*.c")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")

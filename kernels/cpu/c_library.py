@@ -13,7 +13,7 @@ from pilotlight.kernels.cpu.crossover import UNLIMITED
 from pilotlight.kernels.cpu.functions import Function
 
 _ENDINGS = {torch.float32: "f32", torch.bfloat16: "bf16"}
-# Rows of a product that this library computes until torch's speed is measured: decode steps of so many sequences can be recorded.
+# Most rows of a product that this library computes until torch's speed is measured. Decode steps of so many sequences can be recorded.
 _UNMEASURED_ROWS = 24
 
 
@@ -33,7 +33,7 @@ class ProgramFunctions(NamedTuple):
 
 
 class Library:
-    """The functions of the loaded library, by operation and dtype, and those of sampling and programs."""
+    """The functions of the loaded library: by operation and dtype, or as groups for sampling and programs."""
 
     def __init__(self, path: Path) -> None:
         """Load the library. Raises OSError or AttributeError if it is damaged."""
@@ -56,7 +56,8 @@ class Library:
         self.few_rows = {dtype: functions.number(opened, f"few_rows_{ending}") for dtype, ending in _ENDINGS.items()}
         # most rows of a product that this library computes; torch computes larger ones
         self.most_rows = {dtype: _UNMEASURED_ROWS if dtype in self.slow else UNLIMITED for dtype in _ENDINGS}
-        self.most_queries = dict.fromkeys(_ENDINGS, UNLIMITED)  # of a prompt; torch takes longer ones
+        # most tokens of a prompt whose attention this library computes; torch takes longer ones
+        self.most_queries = dict.fromkeys(_ENDINGS, UNLIMITED)
         self.rows_of = _by_type(opened, "rows_of")
         self.rms_norm = _by_type(opened, "rms_norm")
         self.rotate_and_cache = _by_type(opened, "rotate_and_cache")
@@ -76,7 +77,7 @@ class Library:
         self.sum_words = functions.find(opened, "sum_words")  # measures how fast memory can be read
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> None:
-        """Compute x [rows, columns] times weight [outputs, columns], both contiguous, and drop the result."""
+        """Compute x [rows, columns] times weight [outputs, columns], contiguous, only to measure its time."""
         (rows, columns), (outputs, _), dtype = x.shape, weight.shape, x.dtype
         y = x.new_empty((rows, outputs))
         function = self.function_of(rows, dtype)

@@ -1,6 +1,6 @@
-"""The C library's products with weights in codes.
+"""The C library's products with quantized weights.
 
-Codes have four or eight bits with scales beside them (codes.h), for any class of weight, or are the blocks of a GGUF file (blocks.h).
+These are codes of four or eight bits with separate scales (codes.h), in any class of weight, or the blocks of a GGUF file (blocks.h).
 """
 
 from typing import NamedTuple
@@ -10,9 +10,9 @@ from torch import Tensor, get_num_threads
 
 from pilotlight.kernels.cpu.c_library import Library
 
-INT4, _, MXFP4, INT8 = range(4)  # codes.h
-_BLOCK = 32  # columns
-_MOST_STEPS = 2048  # blocks of a row, at least
+INT4, _, MXFP4, INT8 = range(4)  # the numbers of the forms in codes.h
+_BLOCK = 32  # columns per block
+_MOST_STEPS = 2048  # C supports at least so many blocks in a row
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SCALES = {INT4: _FLOATS, MXFP4: {torch.uint8: 3}, INT8: _FLOATS}
 
@@ -24,9 +24,9 @@ class Codes(NamedTuple):
     scales: Tensor  # [rows, groups]
     zeros: Tensor | None  # [rows, groups] uint8
     columns: int
-    group: int  # columns that share one scale: whole blocks, or all
+    group: int  # columns that share one scale: a number of whole blocks, or all columns
     form: int
-    order: Tensor | None = None  # order of columns: column i is multiplied with x[:, order[i]]
+    order: Tensor | None = None  # column i of the weight is multiplied with x[:, order[i]]
 
 
 def linear(
@@ -74,10 +74,10 @@ def linear(
 
 
 class BlockRows(NamedTuple):
-    """Up to three matrices with equal columns, stacked, in the layout that C reads."""
+    """Up to three stacked matrices with the same number of columns, in the layout that C reads."""
 
     matrices: tuple[Tensor, ...]  # [rows, bytes of a row] uint8
-    kinds: tuple[int, ...]  # C's number for the format of each matrix
+    kinds: tuple[int, ...]  # C's number of each matrix's format
     row_bytes: tuple[int, ...]
     columns: int
 
@@ -100,7 +100,7 @@ class BlockRows(NamedTuple):
         return (*(matrix.data_ptr() for matrix in self.matrices), None, None)[:3]
 
     def sizes(self) -> tuple[int, int, int, int]:
-        """Return the rows of each of three matrices, and their formats in one number, a byte each."""
+        """Return the number of rows of each of three matrices, and one number with a byte for each format."""
         first, second, third = (*(matrix.shape[0] for matrix in self.matrices), 0, 0)[:3]
         return first, second, third, sum(kind << 8 * i for i, kind in enumerate(self.kinds))
 
@@ -113,7 +113,7 @@ def block_linear(
     activation: int = 0,
     wide_output: bool = False,
 ) -> Tensor | None:
-    """Compute what ops.linear does, for a weight in blocks."""
+    """Compute ops.linear for a weight in blocks."""
     dtype = x.dtype
     function = library.block_linear.get(dtype)
     if function is None or x.ndim != 2 or not weight.is_taken():
@@ -142,7 +142,7 @@ def block_linear(
 def block_rows(
     library: Library, numbers: Tensor, weight: BlockRows, dtype: torch.dtype, scale: float = 1.0
 ) -> Tensor | None:
-    """Compute what ops.rows_of does, for a weight in blocks."""
+    """Compute ops.rows_of for a weight in blocks."""
     function = library.block_rows.get(dtype)
     if (
         function is None

@@ -1,26 +1,26 @@
-// Matrix products of dozens to thousands of rows with a weight in codes (codes.h). As gemm.c: vectors run along the rows of x, and threads take rows of w. Of
-// these a chunk of columns is decoded at a time, to be multiplied with all panels of x while it lies in the second-level cache; sums are taken step by step,
-// each times its scale.
+// Matrix products of dozens to thousands of rows with a weight in codes (codes.h). As in gemm.c, a vector holds one number of each of several rows of x,
+// and threads take rows of w. They decode a chunk of columns at a time, and multiply it with all panels of x while it is in the second-level cache. The
+// sum of each step is multiplied by its scale.
 #include "coded_gemm.h"
 #include "outputs.h"
 #include "packing.h"
 #include "program.h"
 
 #define VECTORS (LANES == 8 ? 2 : 4)  // as in gemm.c
-// Sums of a step, which stay in registers; of one or two vectors those of all steps do, too.
+// Sums of a step that stay in registers. With one or two vectors the totals over all steps also stay there.
 #define SUMS(vectors) (LANES == 16 ? ((vectors) > 2 ? 24 : 12) : (vectors) > 1 ? 12 : 6)
 #define PANEL (VECTORS * LANES)
 #define UNIT 48
 #define CHUNK 256  // columns that are decoded at a time
 #define CHUNK_STEPS (CHUNK / BLOCK)
-#define PANELS 8  // of x for each unit
+#define PANELS 8  // panels of x that each unit is multiplied with
 
 typedef struct {
     packed values[UNIT][CHUNK];
     float scales[UNIT][CHUNK_STEPS];
 } chunk;
 
-// sums [w_rows][vectors * LANES] = or += the scaled products of a chunk's steps; x [columns / PER_LANE][vectors][LANES][PER_LANE].
+// sums [w_rows][vectors * LANES] = or += the scaled products of the steps of a chunk; x [columns / PER_LANE][vectors][LANES][PER_LANE].
 INLINE void tile(const int vectors, const int w_rows, const packed *x, const chunk *w, long row, long columns, long step_columns, int goes_on,
                  float *sums) {
     lanes total[SUMS(vectors)];
@@ -90,7 +90,7 @@ static void pack_vector(const void *given, long vector) {
     const scalar *rows[LANES];
     for (long lane = 0; lane < LANES; lane++) {
         const long row = vector * LANES + lane;
-        rows[lane] = a->x + (row < a->rows ? row : a->rows - 1) * a->x_stride;  // the sums of lanes behind the last row are not used
+        rows[lane] = a->x + (row < a->rows ? row : a->rows - 1) * a->x_stride;  // lanes after the last row repeat it; their sums are not used
     }
     pack(rows, a->columns, a->packed_x + (first * a->padded + (vector - first) * PER_LANE) * LANES, vectors * SQUARE);
 }

@@ -1,4 +1,4 @@
-// Products of more rows with a weight in codes.
+// Products of more than a few rows with a weight in codes.
 #pragma once
 #include "codes.h"
 

@@ -1,27 +1,27 @@
-// Matrix products with a weight that is kept in codes of four or eight bits: y[m][n] = x[m] . w[n] + bias[n]. Decode steps read a half or a quarter of
-// what they would read of bf16, and codes that become integers are multiplied with several rows of x at once (fixed_point.h).
+// Matrix products of a few rows with a weight in codes of four or eight bits: y[m][n] = x[m] . w[n] + bias[n]. Decode steps read a half or a quarter of
+// the bytes of a bf16 weight. Codes become integers, which are multiplied with several rows of x (fixed_point.h).
 #include "coded_gemm.h"
 #include "fixed_point.h"
 #include "outputs.h"
 #include "program.h"
 
 #define W_UNIT 16                          // rows of w that become outputs together
-#define W_ROWS(x_rows) ((x_rows) > 4 ? 2 : 1)  // of w that are summed at a time: two of them come from memory at 0.7 of one's speed
-#define FEW_ROWS 8                         // rows of x; more are multiplied along their rows (coded_gemm.c)
-#define AHEAD 4096                         // bytes of codes that are fetched before: int8 on a thread of Zen 5, 36 GB/s, and 29 without
-#define PIECE_BYTES (32 << 10)             // of w that a thread takes at a time, at least
-#define LARGE_PIECE_BYTES (128 << 10)      // and where threads have many to take
+#define W_ROWS(x_rows) ((x_rows) > 4 ? 2 : 1)  // rows of w that are summed together: two are read from memory at 0.7 of the speed of one
+#define FEW_ROWS 8                         // most rows of x; coded_gemm.c takes more
+#define AHEAD 4096                         // distance of the bytes fetched: int8 on a thread of Zen 5 reads 36 GB/s, and 29 without fetching
+#define PIECE_BYTES (32 << 10)             // bytes of w that a thread takes at a time, at least
+#define LARGE_PIECE_BYTES (128 << 10)      // the same if every thread takes many such pieces
 #define PIECES_OF_THREAD 8
 #define SCALE_BYTES(type) ((type) == SCALES_F32 ? 4 : (type) == SCALES_E8M0 ? 1 : 2)
 
-// As many rows of w as one call of `tile` takes. Those behind the last one are the last one again.
+// The rows of w for one call of `tile`. If there are fewer, the last one is repeated.
 typedef struct {
     const uint8_t *codes[2];
-    float scales[2][MOST_STEPS + LANES] __attribute__((aligned(64)));  // of blocks
-    float zeros[2][MOST_STEPS + LANES];   // likewise: as halves, twice
+    float scales[2][MOST_STEPS + LANES] __attribute__((aligned(64)));  // one per block
+    float zeros[2][MOST_STEPS + LANES];   // one per block, in both halves of a float
 } rows_of_w;
 
-// `count` <= LANES scales from `at` on, zeros behind them.
+// Loads `count` <= LANES scales from number `at` on; the other lanes are zero.
 INLINE lanes scales_from(const coded *w, long at, long count) {
 #ifdef WIDE
     const __mmask16 wanted = (__mmask16)((1u << count) - 1);
@@ -40,7 +40,7 @@ INLINE lanes scales_from(const coded *w, long at, long count) {
     return load_f32(found);
 }
 
-// `count` <= LANES zeros from `at` on, each as two halves.
+// Loads `count` <= LANES zeros from number `at` on, each in both halves of its lane.
 INLINE lanes zeros_from(const coded *w, long at, long count) {
 #ifdef WIDE
     const __m512i zeros = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8((__mmask16)((1u << count) - 1), w->zeros + at));
@@ -52,7 +52,7 @@ INLINE lanes zeros_from(const coded *w, long at, long count) {
 #endif
 }
 
-// v[places[i]]
+// Returns v[places[i]] in lane i.
 INLINE lanes pick(lanes v, lanes_i32 places) {
 #ifdef WIDE
     return (lanes)_mm512_permutexvar_ps((__m512i)places, (__m512)v);
@@ -65,7 +65,7 @@ INLINE lanes pick(lanes v, lanes_i32 places) {
 #endif
 }
 
-// A row's scales and zeros, for each of its blocks.
+// Loads a row's scales and zeros, one for each of its blocks.
 INLINE void take_row(const coded *w, long row, float *scales, float *zeros) {
     const long begin = row * w->groups, per_group = w->blocks_per_group;
     if (per_group < LANES && LANES % per_group == 0) {
@@ -75,7 +75,7 @@ INLINE void take_row(const coded *w, long row, float *scales, float *zeros) {
         const long step = LANES >> __builtin_ctzl(per_group), ahead = AHEAD / BLOCK_BYTES(w->form) >> __builtin_ctzl(per_group);
         for (long group = 0; group < w->groups; group += step, scales += LANES, zeros += LANES) {
             const long count = w->groups - group < step ? w->groups - group : step;
-            // too few lines for the machine to foresee: 25 GB/s without, of int8 by 32
+            // scales are too few cache lines for the hardware prefetcher: without this, int8 in groups of 32 reads 25 GB/s
             __builtin_prefetch(w->scales + (begin + group + ahead) * SCALE_BYTES(w->scale_type), 0, 3);
             store_f32(scales, pick(scales_from(w, begin + group, count), places));
             if (w->zeros) store_f32(zeros, pick(zeros_from(w, begin + group, count), places));
@@ -89,7 +89,7 @@ INLINE void take_row(const coded *w, long row, float *scales, float *zeros) {
     }
 }
 
-// Adds up a step: total[m][n] += x[m] . w[n].
+// Adds a step: total[m][n] += x[m] . w[n].
 INLINE void add_step(const int form, const int x_rows, const int w_rows, const int16_t *x, long x_stride, const float (*scales)[2][LANES],
                      const uint8_t *const *codes, long end, const float *const *zeros, long block, lanes *total) {
     halves w[2][4];
@@ -114,11 +114,11 @@ INLINE void add_step(const int form, const int x_rows, const int w_rows, const i
         }
 }
 
-// totals[m][n] = x[m] . w[n], in lanes that are still to be added up.
+// totals[m][n] = x[m] . w[n], as vectors whose lanes remain to be added up.
 INLINE void tile(const int form, const int x_rows, const fixed_rows *x, const rows_of_w *w, long blocks_of_row, lanes *totals) {
     const int w_rows = W_ROWS(x_rows);
     lanes total[2 * FEW_ROWS];
-    float scales[FEW_ROWS][2][LANES] __attribute__((aligned(64)));  // what is read soon after it was written must not cross lines
+    float scales[FEW_ROWS][2][LANES] __attribute__((aligned(64)));  // aligned, because a load soon after a store is slow if it crosses cache lines
     const uint8_t *codes[2] = {w->codes[0], w->codes[1]};
     const float *zeros[2] = {w->zeros[0], w->zeros[1]};
     const int16_t *values = x->values;
@@ -133,7 +133,7 @@ INLINE void tile(const int form, const int x_rows, const fixed_rows *x, const ro
         }
         const long left = blocks_of_row - first, blocks = left < LANES ? left : LANES;
         long block = 0;
-#pragma GCC unroll 4  // int4 by 32: 31 GB/s, and 26 without
+#pragma GCC unroll 4  // int4 in groups of 32: 31 GB/s, and 26 without
         for (; block + STEP_BLOCKS <= blocks; block += STEP_BLOCKS, values += STEP_VALUES) {
             add_step(form, x_rows, w_rows, values, x->values_stride, scales, codes, STEP_BLOCKS * BLOCK_BYTES(form), zeros, block, total);
             for (int n = 0; n < w_rows; n++) codes[n] += STEP_BLOCKS * BLOCK_BYTES(form);
@@ -160,11 +160,11 @@ static const tile_of tile_functions[FORMS][4] = {  // by form and rows of x
 
 typedef struct {
     coded w;
-    fixed_rows x;  // as many rows as a tile takes
+    fixed_rows x;  // padded to the rows of a tile
     const scalar *bias;
     char *y;
     long rows, outputs, units_per_piece;
-    int which, wide_output;  // which: of the tiles
+    int which, wide_output;  // which: index of the tile by rows of x
 } arguments;
 
 static void multiply_units(const void *given, long piece) {
@@ -172,7 +172,7 @@ static void multiply_units(const void *given, long piece) {
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     const int w_rows = W_ROWS(1 << a->which);
     lanes totals[FEW_ROWS * W_UNIT];
-    float sums[W_UNIT + LANES];  // some lanes behind the last sum are read, and not used
+    float sums[W_UNIT + LANES];  // some lanes after the last sum are read but not used
     rows_of_w rows;
     memset(totals, 0, sizeof *totals * W_UNIT << a->which);
     const long end = W_UNIT * a->units_per_piece * (piece + 1);
@@ -204,15 +204,15 @@ static void fix_one(const void *given, long m) {
     fix_row(&f->into, m, m < f->rows ? f->x + m * f->x_stride : NULL, f->columns);
 }
 
-// Whether codes are decoded by vectors here, so that they are faster than bf16.
+// 1 if this CPU decodes codes with vector instructions, so that they are faster than bf16.
 #if defined(WIDE) || (LANES == 8 && defined(__AVX2__))
 const int NAME(coded_is_fast) = 1;
 #else
 const int NAME(coded_is_fast) = 0;
 #endif
 
-// y [rows][outputs] = x w^T + bias. codes [outputs][blocks], scales and zeros (or NULL) [outputs][groups], a group `group` columns, whole blocks unless it is
-// a row's only one. wide_output: y is fp32 whatever the scalar, rounded as if it were not. 1: there is no memory.
+// y [rows][outputs] = x w^T + bias. codes [outputs][blocks]; scales and zeros (or NULL) [outputs][groups]. A group has `group` columns, which are whole
+// blocks unless it is the only group of a row. wide_output: y is fp32 for every scalar type, but rounded to that type. Returns 1 if there is no memory.
 int NAME(coded_linear)(const scalar *x, const uint8_t *codes, const void *scales, const uint8_t *zeros, const scalar *bias, void *y, long rows,
                        long outputs, long columns, long x_stride, long group, int form, int scale_type, int wide_output, int threads) {
     const long blocks = (columns + BLOCK - 1) / BLOCK, groups = (columns + group - 1) / group;
@@ -222,7 +222,7 @@ int NAME(coded_linear)(const scalar *x, const uint8_t *codes, const void *scales
     if (rows > FEW_ROWS) return NAME(coded_gemm)(x, &w, bias, y, rows, outputs, columns, x_stride, wide_output, threads);
     const int which = rows > 4 ? 3 : rows > 2 ? 2 : (int)rows - 1;
     const long steps = (blocks + STEP_BLOCKS - 1) / STEP_BLOCKS, scales_stride = (blocks + LANES - 1) / LANES * LANES;
-    const long values_stride = (steps + 1) * STEP_VALUES;  // rows that lie a multiple of 4 KiB apart would compete for the cache
+    const long values_stride = (steps + 1) * STEP_VALUES;  // padded: rows a multiple of 4 KiB apart would compete for the cache
     int16_t *fixed = shared_scratch((values_stride * sizeof *fixed + scales_stride * sizeof(float)) << which);
     if (!fixed) return 1;
     const fixing f = {{fixed, (float *)(fixed + (values_stride << which)), steps, values_stride, scales_stride}, x, rows, columns, x_stride};

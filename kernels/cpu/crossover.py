@@ -1,6 +1,6 @@
 """Find up to how many rows the library's products and attention beat torch's.
 
-Torch is faster at large ones on CPUs with matrix units or conversions of bf16. Measured once per machine, for about a second, and stored beside the
+Torch is faster for many rows on CPUs with matrix units or conversions of bf16. Measured once per machine, for about a second, and stored beside the
 library, whose name identifies the CPU. Knows products of one size, too large for any cache, and prompts of one shape; does not know models. Until the
 measurement is done the limits are those of c_library.py.
 """
@@ -26,10 +26,10 @@ UNLIMITED = 1 << 62
 _ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 128, 512)
 _OUTPUTS, _COLUMNS = 8192, 4096  # 64 MiB in bf16: read from memory, as weights are
 _TIMES = 3
-_TRIALS = 4  # torch must win all of them: on a busy machine it wins some by chance, and the result is stored
-_LEAST_GAIN = 1.15  # torch must win by this factor: a step that contains one of its products cannot be recorded
+_TRIALS = 4  # torch must win all of them: on a busy machine it may win some by chance, and the result is stored
+_LEAST_GAIN = 1.15  # torch must win by this factor, because a step with a product by torch cannot be recorded
 
-# Prompt tokens per chunk, the last of their context, in the shape of a model of eight billion weights with a quarter of its heads.
+# Measured prompts: chunks of so many tokens at the end of a context, in the shape of a model with 8 billion weights and a quarter of its heads.
 _QUERIES = (16, 64, 256, 512)
 _CONTEXT, _HEADS, _KV_HEADS, _HEAD_DIM, _BLOCK_SIZE = 1024, 8, 2, 128, 16
 
@@ -38,7 +38,7 @@ AttentionForm = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch,
 
 
 class Forms(NamedTuple):
-    """The measured functions, as one of the two libraries computes them."""
+    """The two functions whose speed is measured, of this library or of torch."""
 
     product: ProductForm
     attention: AttentionForm
@@ -47,8 +47,8 @@ class Forms(NamedTuple):
 class Limits(NamedTuple):
     """The largest sizes that the library computes, by dtype; torch computes larger ones."""
 
-    rows: dict[torch.dtype, int]  # of a product
-    queries: dict[torch.dtype, int]  # queries of a prompt's attention without window and sinks
+    rows: dict[torch.dtype, int]  # most rows of a product
+    queries: dict[torch.dtype, int]  # most queries of a prompt's attention without window and sinks
 
 
 def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs: Forms, file: Path) -> None:
@@ -62,13 +62,13 @@ def keep_limits(into: Limits, dtypes: Iterable[torch.dtype], ours: Forms, torchs
             into.queries.update(found[1])
             return
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # never measured here, or only by an earlier version
-    # not a daemon: ending one inside torch's code aborts the process; the exit waits for it
+        pass  # not measured on this machine, or only by an earlier version
+    # The thread is not a daemon, so the process waits for it at exit: ending a thread inside torch's code aborts the process.
     threading.Thread(target=_measure, args=(into, wanted, ours, torchs, file), name="cpu-crossover").start()
 
 
 def crossover(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
-    """Return the most of `counts` rows up to which torch gains too little.
+    """Return the largest of `counts` before the first at which torch is clearly faster, or UNLIMITED.
 
     `torchs_gain` returns our time divided by torch's, for a number of rows.
     """
@@ -115,7 +115,7 @@ def _gain_in_attention(ours: Forms, torchs: Forms, dtype: torch.dtype, queries: 
 
 
 def _gain(ours: Callable[[], object], torchs: Callable[[], object]) -> float:
-    """Return our time divided by torch's: the least of several alternating runs, to exclude other load."""
+    """Return our time divided by torch's; the least of several alternating runs, to exclude other load."""
     took = [(_duration_s(ours), _duration_s(torchs)) for _ in range(_TIMES)]
     ours_s, torchs_s = map(min, zip(*took, strict=True))
     return ours_s / torchs_s

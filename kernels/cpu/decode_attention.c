@@ -1,19 +1,20 @@
-// Attention of the newest tokens of each sequence, one or a few, over the paged cache, straight from the blocks: nothing is gathered, and every key and
-// value comes from memory once.
+// Attention of the last tokens of each sequence, one or a few, over the paged cache. Keys and values are read in their blocks, each from memory once, and
+// not gathered.
 //
-// A thread takes a sequence's key-value heads together where there are sequences enough: they are all in the same blocks.
-// A head's result does not depend on how heads and sequences are divided, nor on the tokens behind it: scores meet block by block, in order.
+// If there are enough sequences, a thread takes all key-value heads of a sequence, because they are in the same blocks. A head's result does not depend on
+// how heads and sequences are divided among threads, nor on later tokens: scores are processed block by block, in order.
 #include "fp8.h"
 
-#define TOKENS 16                  // whose scores are taken together
-#define MOST_FETCHED (512l << 10)  // bytes of keys and values that a thread's cache holds beside the weights that run through it
+#define TOKENS 16                  // tokens whose scores are computed together
+#define MOST_FETCHED (512l << 10)  // bytes of keys and values that fit in a thread's cache beside the weights that it reads
 
 typedef struct {
-    float most, total;  // of the scores so far: the largest, and the sum of exp(score - most)
-    float sum[];        // [head_dim] values weighed by exp(score - most)
+    float most, total;  // most: the largest score so far; total: the sum of exp(score - most)
+    float sum[];        // [head_dim] sum of values times exp(score - most)
 } head_state;
 
-// scores[t] = q . k[t] * scale for up to TOKENS tokens of a block, of which the first `seen` count. More than `tokens` may lie there: `whole`.
+// scores[t] = q . k[t] * scale for up to TOKENS tokens of a block; scores from number `seen` on become minus infinity. `whole`: TOKENS keys can be read,
+// even if `tokens` is less.
 INLINE void score(const scalar *q, const scalar *k, long token_stride, long tokens, const int whole, long seen, long head_dim, float scale,
                   float *scores) {
     lanes sum[TOKENS];
@@ -36,7 +37,7 @@ INLINE void score(const scalar *q, const scalar *k, long token_stride, long toke
     for (int t = 0; t < TOKENS; t += LANES) store_f32(scores + t, only_between(load_f32(scores + t) * scale, 0, seen - t));
 }
 
-// Turns scores into weights against the new maximum, and brings what was summed before to it.
+// Turns scores into weights relative to the new maximum, and rescales the earlier sums to it.
 INLINE void rescale(head_state *state, float *scores, long head_dim) {
     float most = state->most;
     for (int t = 0; t < TOKENS; t += LANES) {
@@ -59,13 +60,13 @@ INLINE void rescale(head_state *state, float *scores, long head_dim) {
     state->total += total;
 }
 
-// Blocks lie anywhere: no prefetcher of the machine finds the next one by itself.
+// Fetches the next tokens: blocks are scattered, so no hardware prefetcher finds them.
 INLINE void fetch(const char *rows, long token_bytes, long tokens, long row_bytes) {
     for (long t = 0; t < tokens; t++)
         for (long i = 0; i < row_bytes; i += 64) __builtin_prefetch(rows + t * token_bytes + i, 0, 2);
 }
 
-// sum[g] += weights[g][t] * v[t], two query heads at a time: a value is read and widened once for both.
+// sum[g] += weights[g][t] * v[t] for two query heads at a time: a value is read and widened once for both.
 INLINE void weigh(head_state **states, const int group, const float *weights, const scalar *v, long token_stride, long tokens, long head_dim) {
     long i = 0;
     for (; i + 4 * LANES <= head_dim; i += 4 * LANES) {
@@ -84,7 +85,7 @@ INLINE void weigh(head_state **states, const int group, const float *weights, co
     }
     for (; i < head_dim; i++)
         for (int g = 0; g < group; g++)
-            for (long t = 0; t < tokens; t++)  // fused for one head as for two, which a compiler would choose for each
+            for (long t = 0; t < tokens; t++)  // a fused operation for one head and for two, which a compiler would decide separately
                 states[g]->sum[i] = __builtin_fmaf(weights[g * TOKENS + t], get(v[t * token_stride + i]), states[g]->sum[i]);
 }
 
@@ -92,9 +93,9 @@ typedef struct {
     const scalar *q;
     const char *k_cache, *v_cache;
     const int64_t *tables, *context_lens;
-    const int32_t *starts, *verified_lens;  // of a few tokens per sequence, in place of context_lens; else NULL
+    const int32_t *starts, *verified_lens;  // for a few tokens per sequence, instead of context_lens; else NULL
     const scalar *sinks;
-    const float *kv_scales;  // of caches in FP8; else NULL
+    const float *kv_scales;  // of FP8 caches; else NULL
     scalar *out;
     long seqs, q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, token_stride, head_stride, window, parts;
     float scale;
@@ -106,12 +107,13 @@ INLINE long context_of(const arguments *g, long seq) { return g->starts ? g->ver
 
 INLINE long first_seen(const arguments *g, long context) { return g->window && g->window < context ? context - g->window : 0; }
 
-// The last `queries` of a sequence's first `end` tokens, key-value heads kv_begin .. kv_end; `after`: the sequence that this thread takes next, likely.
+// Computes the last `queries` of a sequence's first `end` tokens, for key-value heads kv_begin .. kv_end. `after`: the sequence that this thread probably
+// takes next.
 static void attend(const arguments *g, long seq, long after, const scalar *q, scalar *out, long queries, long end, long kv_begin, long kv_end) {
     const int64_t *table = g->tables + seq * g->max_blocks;
-    const long first = first_seen(g, end), group = g->heads / g->kv_heads, rows = queries * group;  // (query, head of the group), queries first
+    const long first = first_seen(g, end), group = g->heads / g->kv_heads, rows = queries * group;  // a row is a query and a head of the group, queries first
     const long head_dim = g->head_dim, row_bytes = bytes_of(g, head_dim), token_bytes = bytes_of(g, g->token_stride);
-    const long token_stride = g->kv_scales ? head_dim : g->token_stride;  // of the tokens that scores meet: of FP8, widened ones
+    const long token_stride = g->kv_scales ? head_dim : g->token_stride;  // stride of the tokens that are multiplied; FP8 tokens are widened first
     const float scale = g->kv_scales ? g->scale * g->kv_scales[0] : g->scale, value_scale = g->kv_scales ? g->kv_scales[1] : 1.0f;
     scalar widened[g->kv_scales ? 2 * TOKENS * head_dim : 1] __attribute__((aligned(64)));
     const long state_size = (sizeof(head_state) / sizeof(float) + head_dim + 15) / 16 * 16;
@@ -141,7 +143,7 @@ static void attend(const arguments *g, long seq, long after, const scalar *q, sc
             fetch(g->k_cache + next_at, token_bytes, ahead_tokens, row_bytes);
             fetch(g->v_cache + next_at, token_bytes, ahead_tokens, row_bytes);
             const scalar *k = (const scalar *)(g->k_cache + at), *v = (const scalar *)(g->v_cache + at);
-            if (g->kv_scales) {  // once for all rows
+            if (g->kv_scales) {  // widened once for all rows
                 for (long t = 0; t < (whole ? TOKENS : tokens); t++) {
                     widen_fp8((const uint8_t *)g->k_cache + at + t * token_bytes, widened + t * head_dim, head_dim);
                     if (t < tokens) widen_fp8((const uint8_t *)g->v_cache + at + t * token_bytes, widened + (TOKENS + t) * head_dim, head_dim);
@@ -154,7 +156,7 @@ static void attend(const arguments *g, long seq, long after, const scalar *q, sc
                 head_state *states[2];
                 for (int i = 0; i < pair; i++) {
                     const long query = (row + i) / group, head = kv_head * group + (row + i) % group;
-                    const long seen = end - token - (queries - 1 - query);  // a query sees the tokens before it and itself
+                    const long seen = end - token - (queries - 1 - query);  // a query sees itself and the tokens before it
                     states[i] = STATE(kv_head, row + i);
                     if (whole) score(q + query * g->q_stride + head * head_dim, k, token_stride, tokens, 1, seen, head_dim, scale, weights + i * TOKENS);
                     else score(q + query * g->q_stride + head * head_dim, k, token_stride, tokens, 0, seen < tokens ? seen : tokens, head_dim, scale, weights + i * TOKENS);
@@ -175,7 +177,7 @@ static void attend(const arguments *g, long seq, long after, const scalar *q, sc
         }
 }
 
-// One sequence's heads, or a part of them.
+// Computes all heads of a sequence, or some of them.
 static void attend_part(const void *given, long piece) {
     const arguments *a = given;
     const long seq = piece / a->parts, part = piece % a->parts, after = a->parts == 1 && seq + 1 < a->seqs ? seq + 1 : seq;
@@ -185,12 +187,13 @@ static void attend_part(const void *given, long piece) {
         attend(a, seq, after, a->q + start * a->q_stride, a->out + start * row_size, queries, end, kv_begin, kv_end);
         return;
     }
-    for (long i = 0; i < queries; i++)  // whose windows begin at tokens of their own
+    for (long i = 0; i < queries; i++)  // the window of each query starts at a different token
         attend(a, seq, i + 1 < queries ? seq : after, a->q + (start + i) * a->q_stride, a->out + (start + i) * row_size, 1, end - queries + 1 + i, kv_begin,
                kv_end);
 }
 
-// The part-th TOKENS of what a piece reads of the cache: as far as threads get while they compute projections, and as their own cache has room for.
+// Fetches the part-th TOKENS tokens of the keys and values of a piece: as many as threads can fetch while they compute projections, and as fit in their
+// cache.
 static int fetch_part(const void *given, long piece, long part) {
     const arguments *a = given;
     const long seq = piece / a->parts, heads = piece % a->parts;
@@ -208,16 +211,16 @@ static int fetch_part(const void *given, long piece, long part) {
     return 1;
 }
 
-// Of a sequence's heads, so that few sequences occupy all threads.
+// Returns the number of parts into which a sequence's heads are divided, so that few sequences occupy all threads.
 static long parts_of(long seqs, long kv_heads, int threads) {
     long parts = 1;
     while (threads > 1 && parts < kv_heads && seqs * parts < threads) parts++;
     return parts;
 }
 
-// q [seqs][heads][head_dim], q_stride scalars between sequences; tables [seqs][max_blocks]; context_lens [seqs] count the new token; window 0: all of
-// the context; sinks [heads] or NULL; out [seqs][heads][head_dim]. Strides of the caches, alike in both, are counted in numbers.
-// kv_scales: of caches in FP8, what a stored key and a stored value are multiplied by; else NULL.
+// q [seqs][heads][head_dim], q_stride scalars between sequences; tables [seqs][max_blocks]; context_lens [seqs] include the new token; window: 0 for the
+// whole context; sinks [heads] or NULL; out [seqs][heads][head_dim]. Both caches have the same strides, counted in numbers. kv_scales: for FP8 caches, the
+// factors by which a stored key and a stored value are multiplied; else NULL.
 void NAME(decode_attention)(const scalar *q, const void *k_cache, const void *v_cache, const int64_t *tables, const int64_t *context_lens,
                             const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads, long kv_heads, long head_dim,
                             long block_size, long block_stride, long token_stride, long head_stride, long window, float scale, const float *kv_scales, int threads) {
@@ -228,8 +231,8 @@ void NAME(decode_attention)(const scalar *q, const void *k_cache, const void *v_
     share_reading(attend_part, &a, sizeof a, (reading){.fetch = fetch_part}, seqs * a.parts, threads);
 }
 
-// The same for a few tokens of each sequence, the last of its context, to the bit: q [tokens][heads][head_dim], sequences back to back from starts[seq];
-// context_lens [seqs] count them; out [tokens][heads][head_dim].
+// The same for the last few tokens of each sequence, with the same bits: q [tokens][heads][head_dim], each sequence's from starts[seq] on; context_lens
+// [seqs] include them; out [tokens][heads][head_dim].
 void NAME(verify_attention)(const scalar *q, const void *k_cache, const void *v_cache, const int64_t *tables, const int32_t *starts,
                             const int32_t *context_lens, const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads,
                             long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride, long window, float scale,

@@ -1,13 +1,13 @@
-// Rows of a weight in 12 bits, decoded a chain of columns at a time and a few rows ahead of those that are multiplied.
+// Decodes rows of a weight in 12 bits, a chain of columns at a time and a few rows ahead of the multiplication.
 //
-// Decoding takes registers and units that multiplying leaves idle: a group here and there among multiply-adds is nearly free, where a loop of its own
-// costs 9 % of a product with 64 rows and 15 % with 32.
+// Decoding uses registers and units that multiplication leaves idle. Interleaved with multiply-adds it is nearly free; a separate loop costs 9 % of a
+// product with 64 rows and 15 % with 32.
 #pragma once
 #include <limits.h>
 
 #include "lossless.h"
 
-#define STEPS (GROUP * (long)sizeof(scalar) / 64)  // in which a group of each row is decoded: each of them is a cache line of decoded columns
+#define STEPS (GROUP * (long)sizeof(scalar) / 64)  // steps in which one group of each row is decoded; each multiplies one cache line of columns
 
 #define MOST_PARTS 24
 
@@ -15,11 +15,11 @@ typedef struct {
     const uint8_t *codes, *palette;
     escapes escapes;
     long number;
-    long escape_column;  // of the next one; LONG_MAX behind the row's last. Read from the list only then: it is in no cache
+    long escape_column;  // column of the next escape, LONG_MAX after the row's last; kept here because the list of escapes is in no cache
     scalar *to;
 } coded_row;
 
-// A row's part of one chain.
+// The part of one row in one chain.
 typedef struct {
     coded_row *row;
     const uint8_t *codes;
@@ -29,9 +29,9 @@ typedef struct {
 
 typedef struct {
     coded_row *rows;
-    long num_rows, next, column, columns;  // the row and the first of its columns that are to be decoded next
-    long chain, turn, to_other;            // columns of a chain; where it is decoded to, from a row's own place; the distance of the two places
-    decoded_part first[MOST_PARTS];        // those of the first tile, which has one group of each, and decodes the next one while it multiplies it
+    long num_rows, next, column, columns;  // the row and the column of the part that is decoded next
+    long chain, turn, to_other;            // columns of a chain; offset of the buffer to which it is decoded; offset of the second buffer
+    decoded_part first[MOST_PARTS];        // of the first tile: their first group is decoded before the tile starts, the others while it is multiplied
     long num_first;
 } decoder;
 
@@ -47,7 +47,7 @@ INLINE coded_row coded_row_at(const coded *w, long row, scalar *to) {
     return r;
 }
 
-// Takes the parts that come next, `most` of them or all that are left.
+// Takes the next `most` parts, or all that are left.
 INLINE long take_parts(decoder *d, long most, decoded_part *parts) {
     long n = 0;
     for (; n < most && d->column < d->columns; n++) {
@@ -60,7 +60,7 @@ INLINE long take_parts(decoder *d, long most, decoded_part *parts) {
     return n;
 }
 
-// Of every STEPS parts one has a group decoded at each step.
+// At each step, decodes a group of one in STEPS parts.
 INLINE void decode_step(const decoded_part *parts, long num_parts, long step) {
     const long k = step / STEPS * GROUP;
     for (long i = step % STEPS; i < num_parts; i += STEPS) {
@@ -85,7 +85,7 @@ INLINE void decode_step(const decoded_part *parts, long num_parts, long step) {
     }
 }
 
-// What is left behind `step` steps.
+// Decodes the groups that `step` steps have left.
 INLINE void finish_parts(const decoded_part *parts, long num_parts, long step) {
     const long steps = num_parts ? (parts[0].depth + GROUP - 1) / GROUP * STEPS : 0;
     for (; step < steps; step++) decode_step(parts, num_parts, step);
@@ -95,13 +95,13 @@ INLINE void begin_decoding(decoder *d, long rows_of_tile) {
     d->num_first = take_parts(d, rows_of_tile < d->num_rows ? rows_of_tile : d->num_rows, d->first);
     if (d->num_rows >= 2 * rows_of_tile) {
         for (long step = 0; step < STEPS; step++) decode_step(d->first, d->num_first, step);
-    } else {  // the first tile would decode a row's next chain before this one's escapes are in their places
+    } else {  // otherwise the first tile would decode a row's next chain before this chain's escapes are written
         finish_parts(d->first, d->num_first, 0);
         d->num_first = 0;
     }
 }
 
-// All rows of the next chain at once: beside tiles there is nothing that decoding could be hidden in.
+// Decodes all rows of the next chain at once: matrix tiles leave no idle units.
 INLINE void decode_chain(decoder *d) {
     decoded_part parts[MOST_PARTS];
     for (long done = 0, n; done < d->num_rows && d->column < d->columns; done += n) {
@@ -111,7 +111,7 @@ INLINE void decode_chain(decoder *d) {
     }
 }
 
-// Fetches what a row's decoding begins with: of the row behind, whose `starts` have been fetched, the escapes.
+// Fetches the start of a row's escapes and its palette, and the `starts` of the row `behind` rows later.
 INLINE void fetch_coded_rows(const coded *w, long row, long behind) {
     __builtin_prefetch(w->escapes + w->starts[row / PALETTE_ROWS]);
     __builtin_prefetch(palette_of(w, row));

@@ -1,11 +1,11 @@
-// The gated delta rule, token after token (kernels/state/delta_rule.py has the formula).
+// The gated delta rule, token by token (kernels/state/delta_rule.py has the formula).
 //
-// A slab of a head's matrix, 32 KiB of 128 keys, stays in the first-level cache from token to token. So a token takes 3 multiply-adds for each number of
-// the state, near the speed at which registers could do them; a chunk of tokens in matrix products would take as many in fp32, and a token's bits would
+// A slab of a head's matrix, 32 KiB for 128 keys, stays in the first-level cache from token to token. So a token takes 3 multiply-adds for each number of
+// the state, which run nearly as fast as from registers. Matrix products over a chunk of tokens would take as many in fp32, and a token's bits would
 // depend on its chunk.
 #include "states.h"
 
-#define EPS 1e-6f  // of kernels/state/delta_rule.py
+#define EPS 1e-6f  // as in kernels/state/delta_rule.py
 
 typedef struct {
     const scalar *qkv, *steps, *decays;
@@ -41,7 +41,8 @@ static void prepare(const arguments *a, long head, long first, long tokens, prep
     }
 }
 
-// One token in one slab; lines of `from` and `to`, which may be one, are from_line and to_line apart. Not inlined: its bits are to be the same everywhere.
+// Computes one token in one slab. Lines of `from` and `to`, which may be equal, are from_line and to_line apart. Not inlined, so that its bits are the
+// same everywhere.
 static __attribute__((noinline)) void advance(const float *from, long from_line, float *to, long to_line, long keys, const float *q, const float *k,
                                               const float *v, float decay, float step, float *o) {
     lanes seen[2][VECTORS], change[VECTORS], sum[VECTORS];
@@ -87,9 +88,9 @@ static void apply_tokens(const void *given, long head, long first, long tokens, 
 
 static void apply(const void *given, long piece) { advance_over_runs(given, &((const arguments *)given)->states, piece, apply_tokens); }
 
-// qkv [tokens][2 * key_heads * keys + value_heads * values]; steps, decays [tokens][value_heads]; of these three the rows are as far apart as their
-// strides say; decay_logs, decay_bias [value_heads]; states [value_heads][keys][values] of each block, state_stride apart
-// -> out [tokens][value_heads][values].
+// qkv [tokens][2 * key_heads * keys + value_heads * values]; steps, decays [tokens][value_heads]; rows of these three are qkv_stride, steps_stride and
+// decays_stride apart; decay_logs, decay_bias [value_heads]; states: blocks of [value_heads][keys][values], state_stride apart -> out
+// [tokens][value_heads][values].
 void NAME(gated_delta_rule)(const scalar *qkv, const scalar *steps, const scalar *decays, const float *decay_logs, const float *decay_bias, float *states,
                             scalar *out, const int64_t *before, const int64_t *first_runs, const int64_t *ends, const int64_t *after, long sequences,
                             long qkv_stride, long steps_stride, long decays_stride, long key_heads, long value_heads, long keys, long values,

@@ -1,6 +1,6 @@
-"""Files that are complete under their name even after a power cut.
+"""Replacement of files that leaves a complete file even after a power cut.
 
-A rename alone may reach the disk before the file's contents: the file would then have its name and lack its end.
+A rename alone may reach the disk before the file's contents, and a power cut between them would leave an incomplete file.
 """
 
 import os

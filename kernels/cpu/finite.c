@@ -1,4 +1,4 @@
-// Whether weights are finite: read once, as fast as memory is.
+// Checks that weights are finite, reading them once at the speed of memory.
 #include "lanes.h"
 
 #ifdef SCALAR_BF16
@@ -8,9 +8,9 @@ typedef uint16_t word;
 typedef uint32_t word;
 #define EXPONENT 0x7f800000u
 #endif
-#define BLOCK_ELEMENTS 4096  // between two looks at what has been found
+#define BLOCK_ELEMENTS 4096  // elements between two checks of the result so far
 
-// 1 if each of the `count` elements is finite, wherever in memory they begin. NaN and infinity have all bits of the exponent set, and nothing else has.
+// Returns 1 if each of the `count` elements is finite; x need not be aligned. NaN and infinity are the values whose exponent bits are all set.
 int NAME(is_finite)(const char *x, long count) {
     for (long begin = 0; begin < count; begin += BLOCK_ELEMENTS) {
         const long end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;

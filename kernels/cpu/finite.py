@@ -7,7 +7,7 @@ import torch
 
 from pilotlight.kernels.cpu import library
 
-# Eight-bit types have no infinity: the bits of NaN, and the mask that separates them from numbers.
+# Eight-bit types have no infinity. For each type, a mask, and the value of a masked NaN.
 _NAN_CODES = {torch.float8_e4m3fn: (0x7F, 0x7F), torch.float8_e8m0fnu: (0xFF, 0xFF)}
 
 
@@ -23,9 +23,9 @@ def is_finite(values: torch.Tensor) -> bool:
 
 
 def total_of(values: torch.Tensor) -> torch.Tensor:
-    """Return a sum that is finite if every value is (or nearly always); does not wait for a device.
+    """Return a sum that is NaN or infinite if any value is, without waiting for the device.
 
-    bf16 has fp32's range, so its sum needs no fp32 copy of the tensor.
+    A sum of finite values is finite unless it overflows. bf16 has fp32's range, so its sum needs no fp32 copy of the tensor.
     """
     if not values.is_floating_point():
         return values.new_zeros((), dtype=torch.float32)

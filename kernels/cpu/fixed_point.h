@@ -1,11 +1,11 @@
-// Rows of x in fixed point, and what codes stand for as whole numbers: their products add up exactly, whatever the order.
+// Rows of x in fixed point, and codes as whole numbers: the sums of their products are exact, in any order.
 //
-// A block of 32 columns of x is integers of 16 bits times a power of two. Values of bf16 down to a 128th of the block's largest are exact, and smaller
-// ones off by no more than 2^-15 of it; fp32 takes two such integers, which hold 29 bits. With 8 bits, to which others round x, weights would be read no
-// faster: of int8 in groups of 32 columns 36 GB/s with 16 bits and 37 with 8, on a thread of Zen 5 that reads 41.
+// A block of 32 columns of x is 16-bit integers times a power of two. bf16 values down to a 128th of the block's largest are exact, and smaller ones are
+// off by at most 2^-15 of it; fp32 takes two such integers, which hold 29 bits. With 8 bits weights would be read no faster: int8 in groups of 32 columns
+// at 36 GB/s with 16 bits and 37 with 8, on a thread of Zen 5 that can read 41.
 //
-// Four vectors make a step, a group of four lanes for each of its blocks. They hold a block's even columns of the first half, its even ones of the second,
-// and the odd ones of both: so lie the four-bit codes that one shift brings to the lower end of their 16 bits.
+// A step is four vectors, in which each of its blocks has four lanes. The vectors hold the even columns of a block's first half, the even ones of its
+// second half, the odd ones of the first, and the odd ones of the second. This is the order in which shifts move four-bit codes to the low end of 16 bits.
 #pragma once
 #include "codes.h"
 
@@ -16,14 +16,14 @@ typedef int16_t halves __attribute__((vector_size(4 * LANES)));
 #define LIMBS ((int)sizeof(scalar) / 2)
 #define STEP_VALUES (LIMBS * 4 * HALVES)  // [limb][vector][half]
 
-// Rows of x: values [rows][steps][STEP_VALUES], scales [rows][blocks, whole vectors of them].
+// Rows of x: values [rows][steps][STEP_VALUES]; scales [rows][blocks], padded to whole vectors.
 typedef struct {
     int16_t *values;
     float *scales;
     long steps, values_stride, scales_stride;
 } fixed_rows;
 
-// sum + a . b, of neighbouring halves
+// Returns sum + a . b; a lane adds the products of two neighbouring halves.
 INLINE lanes_i32 add_products(lanes_i32 sum, halves a, halves b) {
 #if defined(WIDE) && defined(__AVX512VNNI__)
     return (lanes_i32)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
@@ -43,7 +43,7 @@ INLINE halves load_halves(const int16_t *p) {
     return v;
 }
 
-// A number of each block of a step, in all lanes of the block.
+// Copies one number per block of a step to all lanes of the block.
 INLINE lanes in_lanes_of_blocks(const float *of_blocks) {
 #ifdef WIDE
     const __m512i block = _mm512_set_epi32(3, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 0, 0, 0, 0);
@@ -67,7 +67,8 @@ INLINE uint32_t largest_bits(lanes_u32 v) {
 
 INLINE lanes to_whole(lanes x) { return (x + 12582912.0f) - 12582912.0f; }
 
-// A block of x, zeros behind its first `columns`: its halves of a step's vectors, and its scale, which is NaN where a value is not finite.
+// Rounds a block of x, of which `columns` exist and the others are zero: writes its halves of a step's vectors, and its scale, NaN if a value is not
+// finite.
 INLINE void fix_block(const scalar *x, long columns, int16_t *to, float *scale) {
     lanes value[BLOCK / LANES];
     lanes_u32 most = {0};
@@ -77,7 +78,7 @@ INLINE void fix_block(const scalar *x, long columns, int16_t *to, float *scale) 
         const lanes_u32 bits = (lanes_u32)value[i] & 0x7fffffff, is_more = (lanes_u32)(bits > most);
         most = (bits & is_more) | (most & ~is_more);
     }
-    // The largest value lies below 2^(power - 126), and there is no value behind the first limb's `top` bits.
+    // The largest magnitude is below 2^(power - 126). The first limb has its `top` highest bits.
     const int top = LIMBS == 1 ? 15 : 14, least = LIMBS == 1 ? 15 : 29;
     int power = (int)(largest_bits(most) >> 23);
     const int is_finite = power < 255;
@@ -101,7 +102,7 @@ INLINE void fix_block(const scalar *x, long columns, int16_t *to, float *scale) 
         }
 }
 
-// Row m from `columns` values of x on; without a row of x zeros.
+// Rounds `columns` values of x to row m, or writes zeros if x is NULL.
 INLINE void fix_row(const fixed_rows *into, long m, const scalar *x, long columns) {
     int16_t *values = into->values + m * into->values_stride;
     float *scales = into->scales + m * into->scales_stride;
@@ -113,12 +114,12 @@ INLINE void fix_row(const fixed_rows *into, long m, const scalar *x, long column
     for (long b = room; b < into->scales_stride; b++) scales[b] = 0;
 }
 
-// Bytes `from` .. of a step, as a vector; behind `end` bytes zeros.
+// Loads the bytes of a step from `from` on, with zeros from `end` on.
 INLINE halves load_codes(const uint8_t *codes, long from, long end) {
     const long left = end - from;
 #ifdef WIDE
     __m512i v = _mm512_maskz_loadu_epi8(left >= 64 ? ~0ull : left > 0 ? (1ull << left) - 1 : 0, codes + from);
-    __asm__("" : "+v"(v));  // gcc would load it again for each shift
+    __asm__("" : "+v"(v));  // otherwise gcc would load it again for each shift
     return (halves)v;
 #else
     halves v = {0};
@@ -127,16 +128,16 @@ INLINE halves load_codes(const uint8_t *codes, long from, long end) {
 #endif
 }
 
-// Twice what codes of MXFP4 stand for.
+// Twice the values of the MXFP4 codes.
 static const int16_t twice_e2m1[32] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12, 0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// A step's whole numbers, from `end` bytes of codes, and behind them of zero codes, which meet zeros of x. `zero`: INT4_ZEROS'.
+// Converts `end` bytes of a step's codes to whole numbers; the rest are zero codes, which are multiplied with zeros of x. `zero`: used by INT4_ZEROS.
 INLINE void to_integers(const int form, const uint8_t *codes, long end, halves zero, halves *to) {
     const halves v = load_codes(codes, 0, end);
     if (form == INT8) {
         const halves w = load_codes(codes, sizeof v, end);
         halves half[2];
-#ifdef WIDE  // the first halves of all blocks, and the second ones
+#ifdef WIDE  // joins the first halves of all blocks, then the second halves
         half[0] = (halves)_mm512_shuffle_i32x4((__m512i)v, (__m512i)w, 0x88), half[1] = (halves)_mm512_shuffle_i32x4((__m512i)v, (__m512i)w, 0xdd);
 #elif LANES == 8
         const __m256 first = (__m256)v, second = (__m256)w;
@@ -149,7 +150,7 @@ INLINE void to_integers(const int form, const uint8_t *codes, long end, halves z
     }
     typedef uint16_t bits __attribute__((vector_size(4 * LANES)));
 #ifdef WIDE
-    if (form == MXFP4) {  // lanes look at five bits of their index, and both halves of the table are the same
+    if (form == MXFP4) {  // the look-up uses five bits of its index, and both halves of the table are equal
         const __m512i table = _mm512_loadu_si512(twice_e2m1);
         for (int i = 0; i < 4; i++) to[i] = (halves)_mm512_permutexvar_epi16((__m512i)((bits)v >> 4 * i), table);
         return;
@@ -161,7 +162,7 @@ INLINE void to_integers(const int form, const uint8_t *codes, long end, halves z
             to[i] -= form == INT4 ? (halves){0} + 8 : zero;
             continue;
         }
-#if LANES == 8 && defined(__AVX2__)  // as bytes, which have their sign taken to the upper one
+#if LANES == 8 && defined(__AVX2__)  // looked up as bytes, whose sign is then extended to the upper byte
         const __m256i table = _mm256_broadcastsi128_si256(_mm_packs_epi16(_mm_loadu_si128((const __m128i *)twice_e2m1),
                                                                           _mm_loadu_si128((const __m128i *)twice_e2m1 + 1)));
         to[i] = (halves)_mm256_shuffle_epi8(table, (__m256i)to[i]) << 8 >> 8;

@@ -1,5 +1,5 @@
-// Rows of a KV cache in FP8 (e4m3: sign, four bits of exponent, three of mantissa, up to 448; no infinity): widened exactly where they are read, rounded
-// to the nearest where they are written. Scales are the caller's.
+// Rows of a KV cache in FP8 (e4m3: sign, four bits of exponent, three of mantissa, up to 448; no infinity). Reading widens exactly, writing rounds to
+// nearest. The caller applies scales.
 #pragma once
 #include "lanes.h"
 
@@ -9,9 +9,9 @@ INLINE lanes choose_lanes(lanes_i32 is_first, lanes first, lanes second) {
     return (lanes)(((lanes_i32)first & is_first) | ((lanes_i32)second & ~is_first));
 }
 
-// A NaN stays one.
+// NaN stays NaN.
 INLINE lanes load_fp8(const uint8_t *p) {
-#ifdef WIDE  // as fp16 it has eight less in its exponent's bias, and seven bits of mantissa less
+#ifdef WIDE  // fp16 has an exponent bias larger by eight, and seven more bits of mantissa
     const __m256i code = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p));
     const __m256i half = _mm256_and_si256(_mm256_slli_epi16(code, 7), _mm256_set1_epi16((short)0xbfff));
     const __mmask16 is_nan = _mm256_cmpeq_epi16_mask(_mm256_and_si256(code, _mm256_set1_epi16(0x7f)), _mm256_set1_epi16(0x7f));
@@ -27,13 +27,14 @@ INLINE lanes load_fp8(const uint8_t *p) {
 #endif
 }
 
-// To the nearest, ties to even; what is beyond 448 becomes 448, a NaN stays one.
+// Rounds to nearest, ties to even. Values beyond 448 become 448; NaN stays NaN.
 INLINE void store_fp8(uint8_t *p, lanes v) {
     const lanes_i32 is_nan = v != v;
     const lanes size = (lanes)((lanes_u32)v & 0x7fffffff), most = all(448.0f);
     const lanes bounded = choose_lanes(size < most, size, most);
     const lanes_u32 bits = (lanes_u32)bounded;
-    // From 2^-6 on 20 bits of mantissa are rounded away, and the exponent's bias is 7 in place of 127; below, steps of 2^-9 are what is left of a sum with 2^14.
+    // From 2^-6 on, 20 bits of mantissa are rounded off, and the exponent's bias is 7 instead of 127. Below it values are multiples of 2^-9, which is the
+    // last bit of a sum with 2^14.
     const lanes_u32 normal = ((bits + 0x7ffff + ((bits >> 20) & 1)) >> 20) - (120u << 3);
     const lanes_u32 tiny = (lanes_u32)(bounded + 16384.0f) - 0x46800000u;
     const lanes_u32 is_tiny = (lanes_u32)(bounded < all(0x1p-6f));
@@ -42,7 +43,7 @@ INLINE void store_fp8(uint8_t *p, lanes v) {
     memcpy(p, &raw, sizeof raw);
 }
 
-// to[i] = from[i], n of them, in the type that is computed with.
+// to[i] = from[i], for n numbers, in the type used to compute.
 INLINE void widen_fp8(const uint8_t *from, scalar *to, long n) {
     long i = 0;
     for (; i + LANES <= n; i += LANES) store(to + i, load_fp8(from + i));
@@ -53,7 +54,7 @@ INLINE void widen_fp8(const uint8_t *from, scalar *to, long n) {
     }
 }
 
-// to[i] = from[i] / scale, n of them.
+// to[i] = from[i] / scale, for n numbers.
 INLINE void narrow_fp8(const scalar *from, float scale, uint8_t *to, long n) {
     long i = 0;
     for (; i + LANES <= n; i += LANES) store_fp8(to + i, load(from + i) / scale);

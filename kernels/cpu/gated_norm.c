@@ -1,4 +1,4 @@
-// The norm and the gate of a recurrent layer's output, in either order. All numbers are fp32 whatever the storage.
+// The norm and the gate of a recurrent layer's output, in either order. All numbers are computed in fp32, whatever the storage type.
 #include "activation.h"
 
 #define PIECE_ELEMENTS (1 << 12)
@@ -41,7 +41,8 @@ static void normalise_rows(const void *given, long piece) {
     }
 }
 
-// x [tokens][groups][size]; gate likewise, its tokens gate_stride apart; weight [groups][size], weight_stride apart, 0 for one row -> y like x.
+// x [tokens][groups][size]; gate has the same shape, with tokens gate_stride apart; weight [groups][size] with rows weight_stride apart, 0 for one shared
+// row -> y as x.
 void NAME(gated_norm)(const scalar *x, const scalar *gate, const scalar *weight, scalar *y, long tokens, long groups, long size, long gate_stride,
                       long weight_stride, float eps, int gates_first, int threads) {
     const long rows = tokens * groups, rows_per_piece = 1 + PIECE_ELEMENTS / size;

@@ -1,52 +1,53 @@
-// Matrix products of several to thousands of rows, as batches and prompts bring them, with a large matrix as checkpoints keep it:
-// y[m][n] = x[m] . w[n] + bias[n].
+// Matrix products of several to thousands of rows, as in batches and prompts, with a large weight in the layout of checkpoints: y[m][n] = x[m] . w[n] +
+// bias[n].
 //
-// Vectors run along the rows of x, which are packed once; w is read where it lies, two columns (or one) at a time, repeated in all lanes. So w, the
-// larger one where rows are few, is neither packed nor summed across lanes. Threads take rows of w, so that nothing one of them writes is read by
-// another. A row's sums are the same in any company. Of a w that is coded in 12 bits rows are decoded while those before them meet x (decoding.h). Where no
-// instruction takes bf16, it is widened a chain of columns at a time, in the second-level cache: 512 rows, a core with AVX-512: 135 GFLOP/s, where 89 come
-// of widening it for each product, and fp32 has 138.
+// A vector holds one number of each of several rows of x, which are packed once. w is read in place, two columns (or one) at a time, copied to all lanes.
+// So w, which is larger than x if there are few rows, is neither packed nor summed across lanes. Threads take rows of w, so no thread reads results of
+// another. A row's sums have the same bits in any batch. If w is coded in 12 bits, its rows are decoded while earlier ones are multiplied (decoding.h). On
+// a CPU without bf16 products w is widened, a chain of columns at a time, in the second-level cache: for 512 rows a core with AVX-512 reaches 135 GFLOP/s,
+// against 89 if it widens for each product, and 138 in fp32.
 //
-// Where there are matrix tiles (tiles.h), these take the same x, whose lines are those of a tile's pairs, and rows of w where they lie.
+// Packed x has the layout of tile lines, so matrix tiles (tiles.h) use it, too. They read rows of w in place.
 #include "decoding.h"
 #include "outputs.h"
 #include "packing.h"
 #include "program.h"
 #include "tiles.h"
 
-// Sums that stay in registers: vectors of rows of x times rows of w, 4 times 6 at 16 lanes: 4 loads and 6 repetitions for 24 multiply-adds, of which
-// Zen 5 does 2 a cycle. Everything else costs the whole product 5 % of that.
+// Sums that stay in registers: vectors of rows of x times rows of w. With 16 lanes these are 4 times 6: 4 loads and 6 broadcasts for 24 multiply-adds, of
+// which Zen 5 does 2 a cycle. All the rest takes 5 % of the time of a product.
 #define VECTORS (LANES == 8 ? 2 : 4)
 #define SUMS (LANES == 16 ? 24 : LANES == 8 ? 12 : 16)
-// Rows of w in a tile: 24 that lie whole pages apart, as 4,096 columns have them, do not fit the 12 ways of a first-level cache.
+// Rows of w in a tile. With one vector they are 12, not 24: rows of 4,096 columns are whole pages apart, and 24 of them do not fit the 12 ways of a
+// first-level cache.
 #define TILE_ROWS(vectors) (SUMS / ((vectors) == 1 && SUMS == 24 ? 2 : (vectors)))
-#define PANEL (VECTORS * LANES)  // rows of x that meet a unit before the next ones do
-#ifdef MATRIX_TILES  // halves of a unit are whole blocks of tiles; x's panels of a chain, 1 MiB, stay in the second-level cache
+#define PANEL (VECTORS * LANES)  // rows of x that are multiplied with a unit before the next ones
+#ifdef MATRIX_TILES  // half a unit is a whole number of tile blocks; a chain of all panels of x, 1 MiB, stays in the second-level cache
 #define UNIT 64
 #define PANELS 8
 #else
-#define UNIT 48   // rows of w that a thread takes, half of them gates and half ups where these belong together
-#define PANELS 16  // of x for each unit; more are too much for the last cache
+#define UNIT 48   // rows of w that a thread takes; with an activation half are gates and half are ups
+#define PANELS 16  // panels of x for each unit; more do not fit in the last-level cache
 #endif
-// Columns that are added one to another: longer sums would lose what fp32 can hold. A panel of them, 128 KiB, stays in the second-level cache while
-// a unit passes.
+// Columns whose products are added up directly: longer sums would lose precision in fp32. One panel of them, 128 KiB, stays in the second-level cache
+// while a unit is multiplied.
 #define CHAIN (512 * PER_LANE)
-#define LINE (64 / (long)sizeof(scalar))  // columns of a row of w that are fetched together
-// Columns between two decoded rows. Were they CHAIN, what is stored of one tile's rows would lie whole pages from what is read of another's, and reads
-// would wait for stores that they have nothing to do with.
+#define LINE (64 / (long)sizeof(scalar))  // columns in a cache line of a row of w
+// Distance of two decoded rows in columns. If it were CHAIN, stores to one tile's rows would be a whole number of pages from loads of another's, and these
+// loads would wait for the unrelated stores.
 #define DECODED (CHAIN + LINE)
 
 #define IS_WIDENED (sizeof(packed) > sizeof(scalar))
 
-// What is fetched while a chain is multiplied: rows `stride` apart, those of the chain itself first where it is `in_place`.
+// The rows that are fetched while a chain is multiplied, `stride` apart. If `in_place`, the later rows of the chain itself come first.
 typedef struct {
     const scalar *rows;
     long stride;
     int in_place;
 } fetching;
 
-// sums [w_rows][vectors * LANES] = or += w . x, of one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches `ahead`, and has as many rows
-// decoded as it multiplies, where it `decodes`.
+// sums [w_rows][vectors * LANES] = or += w . x, over one chain; x [depth / PER_LANE][vectors][LANES][PER_LANE]. Fetches the rows at `ahead`. If it
+// `decodes`, it also decodes as many rows as it multiplies.
 INLINE void tile(const int vectors, const int w_rows, const int decodes, const packed *x, const packed *w, long w_stride, long depth,
                  const scalar *ahead, long ahead_stride, int goes_on, decoder *decoder, float *sums) {
     decoded_part parts[SUMS];
@@ -75,7 +76,7 @@ INLINE void tile(const int vectors, const int w_rows, const int decodes, const p
         for (const long stop = k + LINE; k < stop; k += PER_LANE) COLUMNS(w + k, w_stride);
     }
     for (; k + PER_LANE <= depth; k += PER_LANE) COLUMNS(w + k, w_stride);
-    if (k < depth) {  // a column without a neighbour
+    if (k < depth) {  // the last column has no neighbour
         packed last[SUMS][PER_LANE] = {{0}};
         for (int n = 0; n < w_rows; n++) last[n][0] = w[n * w_stride + k];
         COLUMNS(last[0], PER_LANE);
@@ -85,7 +86,7 @@ INLINE void tile(const int vectors, const int w_rows, const int decodes, const p
     if (decodes) finish_parts(parts, num_parts, step), decoder->num_first = 0;
 }
 
-// As many tiles as there are rows of w.
+// Multiplies all rows of w, tile by tile.
 INLINE void tiles_of(const int vectors, const int decodes, const packed *x, const packed *w, long w_rows, long w_stride, long depth, fetching ahead,
                      int goes_on, decoder *decoder, float *sums) {
     long n = 0;
@@ -101,7 +102,7 @@ INLINE void tiles_of(const int vectors, const int decodes, const packed *x, cons
 }
 
 #ifdef MATRIX_TILES
-// Sixteen rows from w on, of which there are `rows`: a copy with zeros behind them where these are fewer.
+// Returns sixteen rows from w on. If there are fewer `rows`, they are copied and followed by zeros.
 static band band_of(const scalar *w, long rows, long w_stride, long depth, scalar *copy) {
     if (rows >= TILE_LINES) return (band){w, w_stride};
     memset(copy, 0, TILE_LINES * CHAIN * sizeof *copy);
@@ -109,7 +110,7 @@ static band band_of(const scalar *w, long rows, long w_stride, long depth, scala
     return (band){copy, CHAIN};
 }
 
-// As `multiply`, by tiles; rows that are coded have been decoded. Nothing is fetched ahead: on Emerald Rapids that made products of 512 rows a tenth slower.
+// As `multiply`, by tiles; coded rows have been decoded. Nothing is fetched ahead: on Emerald Rapids fetching made products of 512 rows 10 % slower.
 static void multiply_by_tiles(long vectors, const packed *x, const scalar *w, long w_rows, long w_stride, long depth, int goes_on, float *sums) {
     scalar copies[2][TILE_LINES * CHAIN] __attribute__((aligned(64)));
     for (long n = 0; n < w_rows; n += 2 * TILE_LINES) {
@@ -154,14 +155,14 @@ static void multiply(long vectors, const packed *x, const packed *w, long w_rows
 
 typedef struct {
     const scalar *x, *w, *bias;
-    coded coded;        // in place of w
+    coded coded;        // instead of w
     packed *packed_x;  // [panels][columns / PER_LANE][vectors][LANES][PER_LANE]
     char *y;
     long rows, vectors, panels, outputs, columns, padded, x_stride;
     int activation, wide_output;
 } arguments;
 
-// Vectors of rows are spread evenly over the panels.
+// Returns the panel's first vector: vectors of rows are spread evenly over the panels.
 INLINE long first_vector(const arguments *a, long panel) { return panel * a->vectors / a->panels; }
 
 static void pack_vector(const void *given, long vector) {
@@ -173,13 +174,13 @@ static void pack_vector(const void *given, long vector) {
     const scalar *rows[LANES];
     for (long lane = 0; lane < LANES; lane++) {
         const long row = vector * LANES + lane;
-        rows[lane] = a->x + (row < a->rows ? row : a->rows - 1) * a->x_stride;  // the sums of lanes behind the last row are not used
+        rows[lane] = a->x + (row < a->rows ? row : a->rows - 1) * a->x_stride;  // lanes after the last row repeat it; their sums are not used
     }
     pack(rows, a->columns, to, vectors * SQUARE);
 }
 
-// One chain of a unit, from `column` on, times a panel; sums [rows][vectors * LANES]. `decoded` holds the chain where w is coded, and
-// the first panel has the `decoder` go on meanwhile.
+// Multiplies one chain of a unit, from `column` on, with a panel; sums [rows][vectors * LANES]. `decoded` has the chain if w is coded or widened. During
+// the first panel the `decoder` decodes the next chain.
 static void multiply_chain(const arguments *a, long begin, long count, long column, long panel, const packed *decoded, decoder *decoder, float *sums) {
     const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
     const long first = first_vector(a, panel), vectors = first_vector(a, panel + 1) - first;
@@ -187,7 +188,7 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
     const packed *x = a->packed_x + (first * a->padded + vectors * column) * LANES;
     for (int part = 0; part < 1 + (a->activation != 0); part++) {
         const long row = begin + part * a->outputs;
-        // What this thread is likely to need next; what lies behind the end of w is fetched in vain.
+        // The rows that this thread probably needs next. Fetches after the end of w have no effect.
         const long next_row = is_last ? row + count : row, next_column = is_last ? 0 : column + CHAIN;
         float *into = sums + part * per_unit * vectors * LANES;
         if (decoded) {
@@ -202,7 +203,7 @@ static void multiply_chain(const arguments *a, long begin, long count, long colu
     }
 }
 
-// One chain of a unit as tiles read it, `DECODED` columns from row to row: widened, from what the other decoder made where w is coded.
+// Widens one chain of a unit, in rows DECODED columns apart, from w or, if w is coded, from its decoded rows.
 static void make_chain(const arguments *a, long begin, long count, long column, const scalar *of_codes, packed *to) {
     const long per_unit = UNIT / (a->activation ? 2 : 1), depth = a->columns - column < CHAIN ? a->columns - column : CHAIN;
     for (long part = 0; part < 1 + (a->activation != 0); part++)
@@ -213,7 +214,7 @@ static void make_chain(const arguments *a, long begin, long count, long column, 
         }
 }
 
-// Outputs of a unit: with an activation half of its rows are gates, the other half their ups.
+// Computes the outputs of a unit. With an activation half of its rows are gates, and the other half the corresponding ups.
 static void multiply_unit(const void *given, long unit) {
     const arguments *a = given;
     const long per_unit = UNIT / (a->activation ? 2 : 1), begin = unit * per_unit;
@@ -221,7 +222,7 @@ static void multiply_unit(const void *given, long unit) {
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
     float sums[PANELS][UNIT * PANEL] __attribute__((aligned(64))), turned[LANES * UNIT + LANES] __attribute__((aligned(64)));
     scalar decoded[2][UNIT * DECODED] __attribute__((aligned(64)));
-    packed made[UNIT * DECODED] __attribute__((aligned(64)));  // of what is widened
+    packed made[UNIT * DECODED] __attribute__((aligned(64)));  // the widened chain
     const int is_coded = a->coded.codes != NULL, is_hidden = is_coded && !has_tiles && !IS_WIDENED;
     coded_row rows[UNIT];
     decoder decoder = {.rows = rows, .columns = a->columns, .chain = CHAIN, .to_other = UNIT * DECODED};
@@ -258,20 +259,23 @@ static void multiply_unit(const void *given, long unit) {
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads);
 
-// gemm_is_fast: whether all rows come here without a measurement: but for bf16 where there are matrix units, since oneDNN uses them too, and it is measured
-// which rows are better left to it (crossover.py).
+// gemm_is_fast: 1 if this file is used for all rows without a measurement. It is 0 for bf16 on CPUs with matrix units: oneDNN also uses them, and
+// crossover.py measures for which rows it is faster.
 //
-// few_rows: of x, up to which each row of a weight is summed for itself (linear.c). For more, vectors run along them here: a whole vector at the price
-// of one row. In bf16, 9,728 x 896, us of both: Zen 4, whose multiply-adds take two cycles, two threads, 393 and 695 at 8 rows, 571 and 689 at 12; one
-// thread, 1,427 and 1,567 at 12, 1,698 and 1,574 at 14. Zen 5, 4,864 x 896, one thread: 419 and 361 at 6, 706 and 360 at 8. In fp32 on a busy Zen 5,
-// GFLOP/s: 106 and 114 at 20 rows, 104 and 169 at 24. On Emerald Rapids torch's were faster than linear.c's from 8 rows on, and not at 4.
+// few_rows: the most rows of x for which each row of a weight is summed separately (linear.c). For more rows, a vector here holds one number of each row
+// of x, and a whole vector costs as much as one row. Times in bf16 with 9,728 x 896, in us, for linear.c and this file. Zen 4, whose multiply-adds take
+// two cycles, two threads: 393 and 695 at 8 rows, 571 and 689 at 12; one thread: 1,427 and 1,567 at 12, 1,698 and 1,574 at 14. Zen 5 with 4,864 x 896, one
+// thread: 419 and 361 at 6, 706 and 360 at 8. Speed in fp32 on a busy Zen 5, in GFLOP/s: 106 and 114 at 20 rows, 104 and 169 at 24. On Emerald Rapids
+// torch was faster than linear.c from 8 rows on, and slower at 4.
 #if !defined(SCALAR_BF16)
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = 23;
 #elif defined(MATRIX_TILES)
 const int NAME(gemm_is_fast) = 0, NAME(few_rows) = 4;
 #elif defined(WIDE) && defined(__AVX512BF16__)
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LEVEL1_KIB < 48 ? 12 : 6;
-#else  // widened once for all rows. One thread, GFLOP/s of both and of torch's: AVX-512 90, 97 and 28 at 16 rows, 89, 135 and 36 at 512; AVX2 30, 52 and 15 at 8
+// The weight is widened once for all rows. One thread, GFLOP/s of linear.c, this file and torch: AVX-512 90, 97 and 28 at 16 rows, 89, 135 and 36 at 512;
+// AVX2 30, 52 and 15 at 8.
+#else
 const int NAME(gemm_is_fast) = 1, NAME(few_rows) = LANES == 8 ? 6 : 15;
 #endif
 
@@ -294,7 +298,7 @@ static int multiply_by(const scalar *x, const scalar *w, coded coded, const scal
 // As `linear`, for more rows.
 void NAME(gemm)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                 int wide_output, int threads) {
-    if (!multiply_by(x, w, (coded){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // slower, without memory
+    if (!multiply_by(x, w, (coded){0}, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads))  // without memory, more slowly
         NAME(linear)(x, w, bias, y, rows, outputs, columns, x_stride, activation, wide_output, threads);
 }
 

@@ -1,7 +1,7 @@
-// Vectors of fp32 as wide as the machine's, and how rows of fp32 or bf16 become them and come back.
+// fp32 vectors as wide as the CPU's, with loads and stores of fp32 or bf16 rows.
 //
-// The only file that names an instruction set; the others are written in these terms and compiled twice, with SCALAR_BF16 and without it. A sum over a
-// row is taken in an order that its length alone decides, so that a row's result is the same in any company.
+// The other files use these names, and special instructions only if they gain from them. Every file is compiled twice, with SCALAR_BF16 and without it.
+// The order in which a row is summed depends only on its length, so a row's result has the same bits in any batch.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -34,7 +34,7 @@ INLINE float widen(bf16 x) {
     return value;
 }
 
-// To nearest, ties to even, as torch rounds; a NaN stays one.
+// Rounds to nearest, ties to even, as torch does; NaN stays NaN.
 INLINE bf16 narrow(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -66,7 +66,7 @@ INLINE lanes load_bf16(const bf16 *p) {
 }
 
 INLINE lanes_u16 narrow_lanes(lanes v) {
-#if defined(WIDE) && defined(__AVX512BF16__)  // the same, but for subnormal numbers, which become zeros
+#if defined(WIDE) && defined(__AVX512BF16__)  // the same bits, except that subnormal numbers become zero
     return (lanes_u16)(__m256i)_mm512_cvtneps_pbh((__m512)v);
 #else
     lanes_u32 bits = (lanes_u32)v, is_nan = (lanes_u32)(v != v);
@@ -91,7 +91,7 @@ typedef bf16 scalar;
 #define store store_bf16
 #define get widen
 #define put narrow
-// What `v` is after it went through storage: fused steps round where separate ones would.
+// Rounds `v` to the storage type and back: fused operations round where separate ones would.
 INLINE lanes as_stored(lanes v) { return widen_lanes(narrow_lanes(v)); }
 #else
 typedef float scalar;
@@ -103,7 +103,7 @@ typedef float scalar;
 INLINE lanes as_stored(lanes v) { return v; }
 #endif
 
-// The first n < LANES of a row, zeros behind them.
+// Loads the first n < LANES numbers of a row; the other lanes are zero.
 INLINE lanes load_part(const scalar *p, long n) {
     scalar padded[LANES] = {0};
     memcpy(padded, p, n * sizeof *p);
@@ -116,14 +116,14 @@ INLINE void store_part(scalar *p, lanes v, long n) {
     memcpy(p, padded, n * sizeof *p);
 }
 
-// The pieces that a dot product goes through: as many elements as one multiply-add takes.
+// A piece is as many numbers of a dot product as one multiply-add takes.
 #if defined(SCALAR_BF16) && defined(WIDE) && defined(__AVX512BF16__)
 typedef __m512i piece;
 #define PIECE 32
 INLINE piece load_piece(const scalar *p) { return _mm512_loadu_si512(p); }
 INLINE piece part_of_piece(const scalar *p, long n) { return _mm512_maskz_loadu_epi16((__mmask32)((1ull << n) - 1), p); }
 INLINE lanes multiply_add(lanes sum, piece a, piece b) { return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b); }
-// Where a vector runs along the outputs of a product, each of its lanes adds PER_LANE neighbours, which `packed` keeps side by side.
+// If a vector holds several outputs of a product, each of its lanes sums PER_LANE neighbours, which are adjacent in `packed`.
 #define PER_LANE 2
 typedef bf16 packed;
 INLINE packed to_packed(scalar x) { return x; }
@@ -175,7 +175,7 @@ INLINE void transpose_16(__m512i *a, __m512i *to) {
 }
 #endif
 
-// to[i][lane] = rows[lane][column + i * PER_LANE ..], for LANES rows and as many i; a line of `to` is `stride` long.
+// to[i][lane] = rows[lane][column + i * PER_LANE ..] for LANES rows and LANES values of i. Lines of `to` are `stride` apart.
 INLINE void pack_square(const scalar *const *rows, long column, packed *to, long stride) {
 #if defined(WIDE) && (PER_LANE == 2 || !defined(SCALAR_BF16))
     __m512i a[16], turned[16];
@@ -189,7 +189,7 @@ INLINE void pack_square(const scalar *const *rows, long column, packed *to, long
 #endif
 }
 
-// to[i][j] = from[j][i], LANES of each; lines are from_stride and to_stride long.
+// to[i][j] = from[j][i] for LANES lines and LANES columns. Lines are from_stride and to_stride apart.
 INLINE void transpose(const float *from, long from_stride, float *to, long to_stride) {
 #ifdef WIDE
     __m512i a[16], turned[16];
@@ -239,7 +239,7 @@ INLINE int are_all(lanes v, float x) {
 #endif
 }
 
-// The lanes begin .. end of v, minus infinity in the others.
+// Returns v in lanes begin .. end, and minus infinity in the others.
 INLINE lanes only_between(lanes v, long begin, long end) {
     lanes_i32 lane;
     for (int i = 0; i < LANES; i++) lane[i] = i;
@@ -247,7 +247,7 @@ INLINE lanes only_between(lanes v, long begin, long end) {
     return (lanes)(((lanes_i32)v & is_in) | ((lanes_i32)all(-INFINITY) & ~is_in));
 }
 
-// Halves onto halves, until one is left: the order of sums_of_16 too.
+// Adds one half to the other until one number is left, in the same order as sums_of_16.
 INLINE float sum_of(lanes v) {
 #ifdef WIDE
     return _mm512_reduce_add_ps((__m512)v);
@@ -281,7 +281,7 @@ INLINE lanes larger_of(lanes a, lanes b) {
 #endif
 }
 
-// sums[i] = sum_of(v[i]): a transposition that adds on its way takes 45 instructions where sixteen sums would take 160.
+// sums[i] = sum_of(v[i]). Transposing while adding takes 45 instructions; sixteen separate sums take 160.
 INLINE void sums_of_16(const lanes *v, float *sums) {
 #ifdef WIDE
     __m512 halves[8], quarters[4], pairs[2];
@@ -304,7 +304,7 @@ INLINE void sums_of_16(const lanes *v, float *sums) {
 #endif
 }
 
-// e^r for r within half of ln 2 (the coefficients are those of Cephes' expf).
+// Returns e^r for |r| up to half of ln 2. The coefficients are those of Cephes' expf.
 INLINE lanes exp_polynomial(lanes r) {
     lanes p = all(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
@@ -315,16 +315,16 @@ INLINE lanes exp_polynomial(lanes r) {
     return p * r * r + r + 1.0f;
 }
 
-// 2^x to 3 ulp for x up to 127; of less than -126 it is 2^-126; a NaN stays one. The coefficients, for what is left of x above a whole number, make the
-// largest relative error least, 1e-7.
+// Returns 2^x to 3 ulp for x up to 127; below -126 it returns 2^-126; NaN stays NaN. The polynomial is of the fraction of x, and its coefficients minimise
+// the largest relative error, 1e-7.
 INLINE lanes exp2_of(lanes x) {
-#ifdef WIDE  // of a NaN and a number, the maximum is its second operand
+#ifdef WIDE  // for a NaN and a number, the maximum is the second operand
     const lanes bounded = (lanes)_mm512_max_ps(_mm512_set1_ps(-126.0f), (__m512)x);
     const lanes r = (lanes)_mm512_reduce_ps((__m512)bounded, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 #else
     const lanes_i32 is_low = x < all(-126.0f);
     const lanes bounded = (lanes)(((lanes_i32)x & ~is_low) | ((lanes_i32)all(-126.0f) & is_low));
-    const lanes nearest = (bounded + 12582912.0f) - 12582912.0f;  // whole number
+    const lanes nearest = (bounded + 12582912.0f) - 12582912.0f;  // a whole number
     const lanes n = nearest - (lanes)((lanes_i32)all(1.0f) & (nearest > bounded)), r = bounded - n;
 #endif
     lanes p = all(1.8671300926e-3f);
@@ -340,9 +340,9 @@ INLINE lanes exp2_of(lanes x) {
 #endif
 }
 
-// e^x to 2 ulp; 0 below -87, where the result would be subnormal; infinite above 88.7; a NaN stays one.
+// Returns e^x to 2 ulp; 0 below -87, where the result would be subnormal; infinity above 88.7; NaN stays NaN.
 INLINE lanes exp_of(lanes x) {
-#ifdef WIDE  // scaling by 2^n is one instruction here; of a NaN and a number, the minimum is its second operand
+#ifdef WIDE  // scaling by 2^n is one instruction here; for a NaN and a number, the minimum is the second operand
     const lanes bounded = (lanes)_mm512_min_ps(_mm512_set1_ps(89.0f), (__m512)x);
     const __m512 n = _mm512_roundscale_ps((__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const lanes r = (bounded - (lanes)n * 0.693359375f) + (lanes)n * 2.12194440e-4f;
@@ -352,11 +352,11 @@ INLINE lanes exp_of(lanes x) {
     const lanes least = all(-87.0f), most = all(88.8f);
     lanes_i32 low = x < least, high = x > most;
     lanes bounded = (lanes)(((lanes_i32)x & ~low & ~high) | ((lanes_i32)least & low) | ((lanes_i32)most & high));
-    lanes n = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest whole number
+    lanes n = (bounded * 1.44269504f + 12582912.0f) - 12582912.0f;  // the nearest whole number
     lanes r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
     lanes p = exp_polynomial(r);
     lanes_i32 k = __builtin_convertvector(n, lanes_i32);
-    lanes_i32 half = k >> 1;  // 2^128 is not a float: two factors
+    lanes_i32 half = k >> 1;  // 2^128 is not a float, so 2^k is two factors
     lanes result = p * (lanes)((half + 127) << 23) * (lanes)((k - half + 127) << 23);
     return (lanes)(((lanes_i32)result & ~low));
 #endif

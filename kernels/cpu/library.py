@@ -26,7 +26,7 @@ _building: threading.Thread | None = None
 
 
 def start(*, wait: bool = False) -> None:
-    """Use the existing library, or build it in the background; with `wait`, before returning.
+    """Use the existing library, or build it in the background; with `wait`, return when it is built.
 
     Only the first call has an effect. Raises BuildError for a kind of CPU that cannot run here.
     """
@@ -56,7 +56,7 @@ def takes_codes() -> bool:
 
 
 def has_products(rows: int, dtype: torch.dtype) -> bool:
-    """True if the library computes products of so many rows; torch computes those at which it is faster."""
+    """True if the library computes products of so many rows. Torch computes those at which it is faster."""
     return loaded is not None and rows <= loaded.most_rows.get(dtype, 0)
 
 
@@ -86,7 +86,7 @@ def _use_built() -> None:
 
 
 def _opened(path: Path) -> Library:
-    """Load the library, and find the sizes above which torch's products and attention are faster."""
+    """Load the library, and read or measure the sizes above which torch is faster."""
     library = Library(path)
     if library.slow:
         ours = Forms(library.product, partial(ops.prefill_attention, library))

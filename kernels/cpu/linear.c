@@ -1,42 +1,42 @@
-// Matrix products of a few rows with a large matrix as checkpoints keep it, one output per row: y[m][n] = x[m] . w[n] + bias[n].
+// Matrix products of a few rows with a large weight in the layout of checkpoints, one output per row of it: y[m][n] = x[m] . w[n] + bias[n].
 //
-// With one row of x the time is that of reading w; from about twenty rows on it is that of multiplying. In between both matter: while one part of w
-// is multiplied out of the first-level cache, the part behind it is fetched: to there, if both have room (Zen 5, 48 KiB: of a model of 20 MB, four rows of
-// fp32 take 474 us, and 664 where it is fetched to the second), else to the second (Zen 4, 32 KiB: a step of four sequences over 0.9 GB of bf16 takes
-// 75 to 82 ms of processor time, and 120 to 129 where it is fetched to the first).
+// With one row of x, reading w takes all the time; from about twenty rows on, multiplying does. In between, both matter: while a part of w in the
+// first-level cache is multiplied, the next part is fetched. It is fetched to the first-level cache if both parts fit there (Zen 5, 48 KiB: with a model
+// of 20 MB, four rows of fp32 take 474 us, and 664 if the second-level cache is used), else to the second (Zen 4, 32 KiB: a step of four sequences over
+// 0.9 GB of bf16 takes 75 to 82 ms of processor time, and 120 to 129 if the first is used).
 //
-// w may also be coded in 12 bits (lossless.h). It is then decoded a block of columns at a time, and summed in the same order: the same bits come out.
+// w may also be coded in 12 bits (lossless.h). It is then decoded a block of columns at a time, and summed in the same order, so the bits are the same.
 #include "lossless.h"
 #include "outputs.h"
 #include "program.h"
 
-#define X_TILE (LANES == 16 ? 4 : 2)  // rows of x times rows of w whose sums stay in registers
+#define X_TILE (LANES == 16 ? 4 : 2)  // rows of x and of w in a tile, whose sums stay in registers
 #define W_TILE 4
-#define W_UNIT 16                                    // rows of w between two looks at x
-#define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 at sixteen rows of x
-#define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // of what is multiplied, 16 KiB, and what comes next: a locality of __builtin_prefetch
-#define FEW_CODED (PIECE == 32 && LEVEL1_KIB >= 48 ? 6 : FEW)  // and with one that is decoded on its way, into registers,
-#define X_BYTES (16 << 10)                           // if so much of x, which is read for each row of w, stays in the first-level cache
-#define BY_ROWS (LEVEL1_KIB < 48)                    // a single tile of x meets rows of w, not blocks of a unit; measured on Zen 4 alone
+#define W_UNIT 16                                    // rows of w that are multiplied with x together
+#define DEPTH (1024 / (long)sizeof(scalar))          // columns of a unit at a time: 1 KiB of each row, 20 % faster than 2 KiB at sixteen rows of x
+#define FETCHED_TO (LEVEL1_KIB >= 48 ? 3 : 2)        // where the next 16 KiB are fetched to: 3 is the first-level cache, 2 the second
+#define FEW_CODED (PIECE == 32 && LEVEL1_KIB >= 48 ? 6 : FEW)  // most rows of x that a coded w is multiplied with while it is decoded into registers
+#define X_BYTES (16 << 10)                           // most bytes of x for that: x is read for each row of w, and must stay in the first-level cache
+#define BY_ROWS (LEVEL1_KIB < 48)                    // 1: a single tile of x is multiplied with rows of w, not with blocks of a unit; measured on Zen 4 only
 #define X_ROWS 64                                    // rows of x that a unit is multiplied with before the next unit
-#define PIECE_BYTES (64 << 10)                       // of w that a thread takes at a time, at least
-#define LARGE_PIECE_BYTES (256 << 10)                // and where x is read again for each of them, or where threads have many to take
-#define PIECES_OF_THREAD 8                           // are many: what is left when the first thread has nothing to do is a sixteenth of its part
-// Rows of x that are multiplied with a row of w while it comes from memory. Of fp32 in wide vectors one alone: with more of them the loads of x take
-// longer than the products do, which several rows of w share in a tile (Zen 4, w in the second-level cache, three rows: 257 us, and 152 in tiles).
+#define PIECE_BYTES (64 << 10)                       // bytes of w that a thread takes at a time, at least
+#define LARGE_PIECE_BYTES (256 << 10)                // the same if x is read again for each piece, or if every thread takes many such pieces
+#define PIECES_OF_THREAD 8                           // with so many, the work left when the first thread has finished is a sixteenth of its part
+// Most rows of x that are multiplied with a row of w while it is read from memory. For fp32 in wide vectors it is one: with more rows, loading x takes
+// longer than the products, and in a tile several rows of w share these loads (Zen 4, w in the second-level cache, three rows: 257 us, and 152 in tiles).
 #if LANES == 16 && LEVEL1_KIB < 48 && !defined(SCALAR_BF16)
 #define FEW 1
 #else
 #define FEW 3
 #endif
 
-// The four (or fewer) row groups of a unit; gated products take half of them from the gate's rows and half from up's.
+// The up to four groups of rows of a unit. In gated products half of the groups are gates and half are ups.
 typedef struct {
-    long first[W_UNIT / W_TILE];  // rows of w
+    long first[W_UNIT / W_TILE];  // the first row of each group in w
 } unit;
 
-// sums[m][n] += x[m] . w[n] over `depth` columns; fetches `ahead` (lines of the unit behind this one, whose rows lie `ahead_stride` apart) on the way.
-// What is bound by memory is not `unrolled`: it would run so far ahead of what it fetches that less of that came in time (Zen 4: 10 to 20 %).
+// sums[m][n] += x[m] . w[n] over `depth` columns. Meanwhile it fetches `ahead`: lines of the next unit, whose rows are `ahead_stride` apart. A loop that
+// is limited by memory is not `unrolled`: otherwise it runs ahead of its own fetches, and is 10 to 20 % slower on Zen 4.
 INLINE void tile(const int unrolled, const int x_rows, const int w_rows, const int fetched, const scalar *x, long x_stride, const scalar *w,
                  long w_stride, long depth, const scalar *ahead, long ahead_stride, float *sums) {
     lanes sum[X_TILE * W_TILE];
@@ -74,7 +74,7 @@ INLINE void tile(const int unrolled, const int x_rows, const int w_rows, const i
         for (int n = 0; n < w_rows; n++) sums[m * W_UNIT + n] += total[m * w_rows + n];
 }
 
-// `fetched`: of the four rows behind w's, those that this tile fetches.
+// `fetched`: how many of the next four rows of w this tile fetches.
 INLINE void tiles(const int unrolled, long x_rows, long w_rows, const scalar *x, long x_stride, const scalar *w, long w_stride, long depth,
                   const scalar *ahead, long ahead_stride, long fetched, float *sums) {
 #define TILE(m, n, fetched) tile(unrolled, m, n, fetched, x, x_stride, w, w_stride, depth, ahead, ahead_stride, sums)
@@ -94,10 +94,10 @@ INLINE void tiles(const int unrolled, long x_rows, long w_rows, const scalar *x,
             tile(unrolled, 1, 1, 1, x + m * x_stride, x_stride, w + n * w_stride, w_stride, depth, ahead, ahead_stride, sums + m * W_UNIT + n);
 }
 
-// x as it is multiplied: columns in blocks of DEPTH, each block [rows][depth]. A single row lies so by nature.
+// x in the layout of the products: blocks of DEPTH columns, each [rows][depth]. A single row has this layout already.
 typedef struct {
     const scalar *columns;
-    long rows, stride;  // stride 0: packed
+    long rows, stride;  // stride 0: x is packed
 } operand;
 
 INLINE const scalar *block_of(const operand *x, long row, long column, long depth, long *stride) {
@@ -105,14 +105,14 @@ INLINE const scalar *block_of(const operand *x, long row, long column, long dept
     return x->stride ? x->columns + row * x->stride + column : x->columns + x->rows * column + row * depth;
 }
 
-// A weight as it is kept: plain, or coded.
+// A weight in its stored form: plain or coded.
 typedef struct {
     const scalar *plain;
     coded coded;
     long columns;
 } weight;
 
-// total[m] += x[m] . w over a block of columns from k on, w beginning there.
+// total[m] += x[m] . w over the block of columns that starts at k; w points to column k.
 INLINE void add_block(const int x_rows, const operand *x, const scalar *w, long k, float *total) {
     long stride;
     const scalar *block = block_of(x, 0, k, DEPTH, &stride);
@@ -127,7 +127,7 @@ INLINE void add_block(const int x_rows, const operand *x, const scalar *w, long 
     for (int m = 0; m < x_rows; m++) total[m] += sum_of(sum[m]);
 }
 
-// The same over what is left behind the last whole block.
+// The same for the columns after the last whole block.
 INLINE void add_rest(const int x_rows, const operand *x, const scalar *w, long k, long depth, float *total) {
     long stride;
     const scalar *block = block_of(x, 0, k, depth, &stride);
@@ -140,9 +140,9 @@ INLINE void add_rest(const int x_rows, const operand *x, const scalar *w, long k
     }
 }
 
-// sums[m][n] = x[m] . w[n]: w streams through, row behind row, and the machine's own prefetchers keep up best when left alone. How much a core has under
-// way is bounded by the instructions between: without a loop inside a block 78 to 80 GB/s of the 83 that can be read, with one 73; with three rows of x
-// 56, where units come to 44, and from four on units are no slower. Blocks of columns are summed as tiles sum them.
+// sums[m][n] = x[m] . w[n], row by row of w. Nothing is fetched, because the hardware prefetchers work best alone. The number of loads in flight is
+// limited by the instructions between them: without a loop inside a block a core reads 78 to 80 GB/s of at most 83, with one 73. With three rows of x it
+// reads 56, and 44 in units; from four rows on units are as fast. Blocks of columns are summed as in tiles.
 INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, long rows, long columns, float *sums) {
     for (long n = 0; n < rows; n++, w += columns) {
         float total[FEW] = {0};
@@ -154,12 +154,13 @@ INLINE void stream_rows(const int x_rows, const operand *x, const scalar *w, lon
 }
 
 #if PIECE == 32
-// Bytes of codes from what is multiplied to what is fetched: Zen 5, one thread, 39.7 GB/s of the 41 that can be read, and 37 without fetching, which plain
-// weights do best without. So do codes on Zen 4 with one row of x, 94 million weights, one thread: 5.0 ms, and 7.9 as on Zen 5; with three rows 7.8 and 10.2.
+// Distance in bytes from the codes in use to those that are fetched. Zen 5, one thread: 39.7 GB/s of at most 41, and 37 without fetching. Plain weights
+// are faster without it, and so are codes on Zen 4 with one row of x (94 million weights, one thread: 5.0 ms, and 7.9 with fetching), but not with three
+// rows (10.2 ms, and 7.8 with fetching).
 #define AHEAD (LEVEL1_KIB >= 48 ? 4096 : 8192)
 #define IS_FETCHED(x_rows) (LEVEL1_KIB >= 48 || (x_rows) > 1)
 
-// As add_block and add_rest of whole groups and halves, decoded in registers.
+// As add_block and add_rest, for whole groups and halves of groups, which are decoded in registers.
 INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes, palette high, long k, const long depth, float *total) {
     long stride;
     const scalar *block = block_of(x, 0, k, depth, &stride);
@@ -186,7 +187,7 @@ INLINE void add_groups(const int x_rows, const operand *x, const uint8_t *codes,
 }
 #endif
 
-// As stream_rows, of rows `first` and behind.
+// As stream_rows, for `rows` coded rows from `first` on.
 INLINE void stream_coded(const int x_rows, const operand *x, const coded *w, long first, long rows, long columns, float *sums) {
     scalar decoded[DEPTH];
     escapes left = escapes_at(w, first, 0);
@@ -242,14 +243,14 @@ static __attribute__((noinline)) void multiply_few(const operand *x, const weigh
     }
 }
 
-// The bytes that columns from `column` on of a row are kept in.
+// Returns the stored bytes of a row from `column` on.
 INLINE const scalar *kept_at(const weight *w, long row, long column) {
     return w->coded.codes ? (const scalar *)codes_at(&w->coded, row, column) : w->plain + row * w->columns + column;
 }
 
-// One unit times rows of x that are a single tile: four rows of w from their beginning to their end, while the next four are fetched. Against one block of
-// columns of the whole unit after another: Zen 4, one thread, 157 million weights, bf16: 12.6 ms for 15.4 at four rows; fp32: 23.7 for 30.7, at two 22.3
-// for 32.1.
+// Multiplies one unit with rows of x that are a single tile. It takes four rows of w from start to end, while it fetches the next four. Compared with one
+// block of columns of the whole unit after another, on Zen 4, one thread, 157 million weights: in bf16 12.6 ms instead of 15.4 at four rows; in fp32 23.7
+// instead of 30.7 at four, and 22.3 instead of 32.1 at two.
 INLINE void multiply_one_tile(const int is_coded, const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next,
                               const long *w_rows, float *sums) {
     const long columns = w->columns, kept_stride = is_coded ? w->coded.row_bytes / (long)sizeof(scalar) : columns;
@@ -274,7 +275,7 @@ INLINE void multiply_one_tile(const int is_coded, const operand *x, long top, lo
     }
 }
 
-// Each compiled by itself: together they would leave one another too few registers (plain, 15 % slower).
+// Both forms are separate functions: compiled into one they would have too few registers (plain, 15 % slower).
 static __attribute__((noinline)) void multiply_plain_tile(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next,
                                                           const long *w_rows, float *sums) {
     multiply_one_tile(0, x, top, x_rows, w, current, next, w_rows, sums);
@@ -285,15 +286,15 @@ static __attribute__((noinline)) void multiply_coded_tile(const operand *x, long
     multiply_one_tile(1, x, top, x_rows, w, current, next, w_rows, sums);
 }
 
-// sums [x_rows][W_UNIT]: one unit times rows top .. top + x_rows of x. `next` is the unit that this thread takes afterwards.
+// sums [x_rows][W_UNIT]: multiplies one unit with rows top .. top + x_rows of x. `next` is the unit that this thread takes next.
 static void multiply(const operand *x, long top, long x_rows, const weight *w, const unit *current, const unit *next, const long *w_rows, float *sums) {
     const long num_tiles = (x_rows + X_TILE - 1) / X_TILE, columns = w->columns;
-    // Several tiles of x share the fetching of four rows. Where two of eight rows took one each, half came late (fp32, 9,728 x 896, one thread: 3,060 us
-    // for 2,710).
+    // If there are several tiles of x, they share the fetching of four rows of w. With two of eight rows fetching one row each, half of the fetches came
+    // too late (fp32, 9,728 x 896, one thread: 3,060 us instead of 2,710).
     const long fetched = num_tiles == 1 ? W_TILE : num_tiles < W_TILE ? 2 : 1;
     const int is_coded = w->coded.codes != NULL;
     memset(sums, 0, x_rows * W_UNIT * sizeof *sums);
-    if (BY_ROWS && num_tiles == 1 && columns > DEPTH) {  // in shorter rows the next four lie too near to be fetched in time
+    if (BY_ROWS && num_tiles == 1 && columns > DEPTH) {  // in shorter rows the next four rows are needed too soon to be fetched in time
         if (is_coded) multiply_coded_tile(x, top, x_rows, w, current, next, w_rows, sums);
         else multiply_plain_tile(x, top, x_rows, w, current, next, w_rows, sums);
         return;
@@ -339,7 +340,7 @@ typedef struct {
     int activation, wide_output;
 } arguments;
 
-// The row groups of one unit, and how many rows there are in each.
+// Returns the groups of rows of a unit, and the number of rows in each.
 INLINE unit unit_at(const arguments *a, long index, long *group_rows) {
     const long begin = index * a->outputs_per_unit, count = a->outputs - begin;
     unit u;
@@ -354,7 +355,7 @@ INLINE unit unit_at(const arguments *a, long index, long *group_rows) {
 
 static void multiply_units(const void *given, long piece) {
     const arguments *a = given;
-    float sums[X_ROWS * W_UNIT + LANES];  // of a unit's last row some lanes behind its end are read, and not used
+    float sums[X_ROWS * W_UNIT + LANES];  // after a unit's last row some lanes are read but not used
     const long first = piece * a->units_per_piece;
     const long end = first + a->units_per_piece < a->units ? first + a->units_per_piece : a->units;
     const size_t size = a->wide_output ? sizeof(float) : sizeof(scalar);
@@ -363,7 +364,7 @@ static void multiply_units(const void *given, long piece) {
         for (long u = first; u < end; u++) {
             long group_rows[W_UNIT / W_TILE], unused[W_UNIT / W_TILE];
             const unit current = unit_at(a, u, group_rows);
-            const unit next = unit_at(a, u + 1 < a->units ? u + 1 : u, unused);  // of the next piece too: it is likely this thread's
+            const unit next = unit_at(a, u + 1 < a->units ? u + 1 : u, unused);  // even of the next piece, which is probably this thread's
             multiply(&a->x, top, x_rows, &a->w, &current, &next, group_rows, sums);
             const long begin = u * a->outputs_per_unit;
             const long count = a->outputs - begin < a->outputs_per_unit ? a->outputs - begin : a->outputs_per_unit;
@@ -396,7 +397,7 @@ typedef struct {
     long rows, columns, stride;
 } packing;
 
-// Long rows that lie a multiple of 4 KiB apart would compete for the cache like those of w, and packing them is little work beside multiplying them.
+// Packs x. Long rows a multiple of 4 KiB apart would compete for the cache with each other, and packing takes little time beside multiplying.
 static void pack_block(const void *given, long piece) {
     const packing *p = given;
     const long k = piece * DEPTH, depth = p->columns - k < DEPTH ? p->columns - k : DEPTH;
@@ -410,7 +411,7 @@ static void multiply_by(const scalar *x, weight w, const scalar *bias, void *y, 
     const long unit_bytes = W_UNIT * row_bytes, even = units * unit_bytes / (PIECES_OF_THREAD * (threads > 1 ? threads : 1l));
     const long piece_bytes = rows > X_ROWS || even > LARGE_PIECE_BYTES ? LARGE_PIECE_BYTES : even > PIECE_BYTES ? even : PIECE_BYTES;
     const long per_piece = 1 + piece_bytes / (unit_bytes + 1);
-    scalar *packed = rows > 1 && columns > DEPTH ? shared_scratch(rows * columns * sizeof *packed) : NULL;  // without memory: slower
+    scalar *packed = rows > 1 && columns > DEPTH ? shared_scratch(rows * columns * sizeof *packed) : NULL;  // without memory x is used unpacked, more slowly
     if (packed) {
         const packing p = {x, packed, rows, columns, x_stride};
         share(pack_block, &p, (columns + DEPTH - 1) / DEPTH, 1);
@@ -424,8 +425,8 @@ static void multiply_by(const scalar *x, weight w, const scalar *bias, void *y, 
     share_reading(streams ? stream_units : multiply_units, &a, sizeof a, reads, pieces, threads);
 }
 
-// activation 0: y [rows][outputs] = x w^T + bias. 1 (silu), 2 (gelu, tanh form): w has 2 * outputs rows, gates above ups, and y = act(gate) * up.
-// wide_output: y is fp32 whatever the scalar, rounded as if it were not.
+// activation 0: y [rows][outputs] = x w^T + bias. activation 1 (silu) or 2 (gelu, tanh form): w has 2 * outputs rows, gates then ups, and y = act(gate) *
+// up. wide_output: y is fp32 for every scalar type, but rounded to that type.
 void NAME(linear)(const scalar *x, const scalar *w, const scalar *bias, void *y, long rows, long outputs, long columns, long x_stride, int activation,
                   int wide_output, int threads) {
     multiply_by(x, (weight){w, {0}, columns}, bias, y, rows, outputs, x_stride, activation, wide_output, threads);

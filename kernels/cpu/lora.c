@@ -1,23 +1,23 @@
 // Low-rank adapters beside a matrix product: y[token] += B (A x[token]), each token with the adapter of its slot.
 //
-// At a token per adapter the time is that of reading A and B, once each, and what is read next is fetched ahead (4 layers of 1,024 channels, sixteen
-// adapters of rank 16, one thread: 1.92 ms, without 2.28); tokens of a prompt, which share one, read it from the cache. The sum of a token is taken in
-// an order that rank and columns alone decide: its neighbours and their adapters change no bit of it.
+// With one token per adapter, reading A and B takes all the time; they are fetched ahead (4 layers of 1,024 channels, sixteen adapters of rank 16, one
+// thread: 1.92 ms, and 2.28 without fetching). Tokens of a prompt share an adapter, and read it from the cache. The order in which a token is summed
+// depends only on rank and columns, so other tokens and their adapters change none of its bits.
 #include "lanes.h"
 #include "program.h"
 
-#define COLUMNS 64         // of y in a block of B
+#define COLUMNS 64         // columns of y in a block of B
 #define MOST_RANK 64
 #define MOST_PARTS 3
-#define MOST_TOKENS 16     // of a prompt, that A's rows are multiplied with at a time
-#define FEW_TOKENS 32      // up to which each token is a piece of its own
-#define A_ROWS 8           // of a piece
-#define BLOCKS 8           // of B, in a piece
+#define MOST_TOKENS 16     // tokens of a prompt that are multiplied with rows of A at a time
+#define FEW_TOKENS 32      // up to so many tokens each is a separate piece
+#define A_ROWS 8           // rows of A in a piece
+#define BLOCKS 8           // blocks of B in a piece
 #define A_TILE 4
 #define X_TILE 4
 
 typedef struct {
-    int64_t a, b, rank;  // in values behind the adapters' beginning
+    int64_t a, b, rank;  // a, b: offsets in `adapters`, counted in values
 } place;
 
 typedef struct {
@@ -35,14 +35,14 @@ INLINE const place *place_of(const arguments *a, long token, long part) {
     return slot < 0 || slot >= a->num_slots ? NULL : (const place *)((const int64_t *)a->places + slot * a->slot_stride) + part;
 }
 
-// The tokens from `token` on, up to `end`, that have the same adapter.
+// Returns the end of the run of tokens from `token` on, before `end`, that have the same adapter.
 INLINE long run_from(const arguments *a, long token, long end) {
     long next = token + 1;
     while (next < end && a->slots[next] == a->slots[token]) next++;
     return next;
 }
 
-// u[m][n] = x[m] . w[n]
+// u[m][n] = x[m] . w[n] for A_TILE rows of A
 INLINE void dots(const int x_rows, const scalar *x, long x_stride, const scalar *w, long columns, float *u, long u_stride) {
     lanes sum[X_TILE * A_TILE];
     for (int i = 0; i < x_rows * A_TILE; i++) sum[i] = all(0);
@@ -52,7 +52,8 @@ INLINE void dots(const int x_rows, const scalar *x, long x_stride, const scalar 
 #pragma GCC unroll 4
         for (int n = 0; n < A_TILE; n++) rows[n] = load_piece(w + n * columns + k);
 #pragma GCC unroll 4
-        for (int n = 0; n < A_TILE && x_rows == 1; n++) __builtin_prefetch(w + (n + A_TILE) * columns + k, 0, 3);  // rows are too short for the machine's own
+        // Rows are too short for the hardware prefetcher.
+        for (int n = 0; n < A_TILE && x_rows == 1; n++) __builtin_prefetch(w + (n + A_TILE) * columns + k, 0, 3);
 #pragma GCC unroll 4
         for (int m = 0; m < x_rows; m++) {
             const piece row = load_piece(x + m * x_stride + k);
@@ -70,7 +71,7 @@ INLINE void dots(const int x_rows, const scalar *x, long x_stride, const scalar 
         for (int n = 0; n < A_TILE; n++) u[m * u_stride + n] = sum_of(sum[m * A_TILE + n]);
 }
 
-// A piece is some rows of A of one part, with some tokens.
+// A piece is some rows of A, of one part, and some tokens.
 static void shrink(const void *given, long piece) {
     const arguments *a = given;
     const long chunk = piece % (MOST_RANK / A_ROWS) * A_ROWS, rest = piece / (MOST_RANK / A_ROWS);
@@ -109,7 +110,7 @@ INLINE void add_block(scalar *y, long count, const scalar *b, const float *u, lo
     }
 }
 
-// A piece is some blocks of B, of whichever parts, with some tokens.
+// A piece is some blocks of B, of one or more parts, and some tokens.
 static void expand(const void *given, long piece) {
     const arguments *a = given;
     const long chunks = (a->blocks + BLOCKS - 1) / BLOCKS, first = piece % chunks * BLOCKS, begin = piece / chunks * a->tokens_per_piece;
@@ -117,7 +118,7 @@ static void expand(const void *given, long piece) {
     for (long token = begin, next; token < end; token = next) {
         next = run_from(a, token, end);
         if (!place_of(a, token, 0)) continue;
-        long top = 0, start = 0;  // of the part: its first block and its first column
+        long top = 0, start = 0;  // first block and first column of the part
         for (long part = 0; part < a->parts; part++) {
             const long size = a->ends[part] - start, blocks = (size + COLUMNS - 1) / COLUMNS;
             const place *p = place_of(a, token, part);
@@ -132,7 +133,7 @@ static void expand(const void *given, long piece) {
     }
 }
 
-// Whether all that the tokens' slots name lies among the adapters' values.
+// Returns 1 if A and B of all slots in use are inside the adapters' values.
 static int lie_inside(const arguments *a, long num_values) {
     for (long token = 0; token < a->tokens; token++) {
         const int64_t slot = a->slots[token];
@@ -149,8 +150,9 @@ static int lie_inside(const arguments *a, long num_values) {
     return 1;
 }
 
-// y [tokens][outputs] is changed. places [num_slots][parts] of (A, B, rank), `slot_stride` numbers apart, among `num_values`; slots [tokens], below 0:
-// none. end0 .. end2: of the parts' columns. Returns 0 without memory or where a place lies outside, and nothing is done.
+// Changes y [tokens][outputs]. places [num_slots][parts] of (A, B, rank), slots `slot_stride` numbers apart; A and B are offsets below `num_values`. slots
+// [tokens]: below 0 for a token without an adapter. end0 .. end2: the column after each part. Returns 0, without any change, if there is no memory or an
+// adapter is outside the values.
 int NAME(add_lora)(scalar *y, const scalar *x, const scalar *adapters, const int64_t *places, const int64_t *slots, long tokens, long outputs,
                    long columns, long x_stride, long num_values, long num_slots, long slot_stride, long parts, long end0, long end1, long end2, int threads) {
     float *u = shared_scratch(tokens * parts * MOST_RANK * sizeof *u);

@@ -1,9 +1,9 @@
-// Weights of 12 bits as lossless.h has them: made of plain ones, and plain again, whole or by rows. Products with them are in linear.c and gemm.c.
+// Conversion of plain weights to the 12 bits of lossless.h, and back, whole or by rows. Products with them are in linear.c and gemm.c.
 #include "lossless.h"
 
 typedef struct {
     coded w;
-    const int64_t *numbers;  // of rows; NULL: all of them, in order
+    const int64_t *numbers;  // numbers of the rows; NULL: all rows, in order
     scalar *y;
     long rows, columns, table_rows, rows_per_piece;
     float scale;
@@ -16,7 +16,7 @@ static void unpack_rows(const void *given, long piece) {
     for (long i = begin; i < end && i < a->rows; i++) {
         const int64_t number = a->numbers ? a->numbers[i] : i;
         const int is_there = number >= 0 && number < a->table_rows;
-        // A number that the table lacks gives a row of NaN, as in rows.c.
+        // a number outside the table gives a row of NaN, as in rows.c
         const float factor = is_there ? a->scale : NAN;
         scalar *to = a->y + i * a->columns;
         escapes left = escapes_at(&a->w, is_there ? number : 0, 0);
@@ -30,7 +30,7 @@ static void unpack_rows(const void *given, long piece) {
     }
 }
 
-// The rows `numbers` of a weight [table_rows][columns], times `scale`; without numbers all of them.
+// Writes the rows `numbers` of a weight [table_rows][columns], times `scale`, or all rows if numbers is NULL.
 void NAME(lossless_rows)(const uint8_t *codes, const uint8_t *palettes, const int32_t *starts, const uint32_t *escapes, const int64_t *numbers, scalar *y,
                          long rows, long columns, long table_rows, float scale, int threads) {
     const coded w = {codes, palettes, starts, escapes, coded_row_bytes(columns)};
@@ -38,7 +38,7 @@ void NAME(lossless_rows)(const uint8_t *codes, const uint8_t *palettes, const in
     share(unpack_rows, &a, (rows + a.rows_per_piece - 1) / a.rows_per_piece, threads);
 }
 
-#ifdef SCALAR_BF16  // what is stored is bf16, whatever is computed with
+#ifdef SCALAR_BF16  // compiled only once: plain weights are always bf16
 typedef struct {
     const bf16 *w;
     uint8_t *palettes, *codes;
@@ -49,18 +49,19 @@ typedef struct {
 
 #define HIGH_BYTES 256
 
-// What escapes are until they get their own high byte comes first in a palette. A GPU, which adds the difference to products, has to have a number.
+// The first entry of a palette stands in for escapes until they get their own high byte. It must not be an infinity or NaN, because a GPU adds x times the
+// difference of the two values.
 INLINE int is_small(long high) { return (high & 0x7F) != 0x7F; }
 
 static void survey(const void *given, long group) {
     const packing_12 *a = given;
     const long begin = group * PALETTE_ROWS, end = begin + PALETTE_ROWS < a->rows ? begin + PALETTE_ROWS : a->rows;
-    long counts[4][HIGH_BYTES] = {{0}}, totals[HIGH_BYTES];  // neighbours' counters apart: one would wait for another's
+    long counts[4][HIGH_BYTES] = {{0}}, totals[HIGH_BYTES];  // four counters per byte: increments of one counter wait for each other
     const bf16 *w = a->w + begin * a->columns;
     for (long i = 0; i < (end - begin) * a->columns; i++) counts[i & 3][w[i] >> 8]++;
     for (long byte = 0; byte < HIGH_BYTES; byte++) totals[byte] = counts[0][byte] + counts[1][byte] + counts[2][byte] + counts[3][byte];
     long escapes = (end - begin) * a->columns;
-    for (long place = 0; place < PALETTE; place++) {  // the most frequent one that is left; of equal ones the lowest
+    for (long place = 0; place < PALETTE; place++) {  // the most frequent remaining byte, and of equally frequent ones the lowest
         long most = 0;
         for (long byte = 1; byte < HIGH_BYTES; byte++)
             if (totals[byte] > totals[most] && (place || is_small(byte))) most = byte;
@@ -71,7 +72,7 @@ static void survey(const void *given, long group) {
     a->starts[group + 1] = (int32_t)escapes;
 }
 
-// Palettes, and behind starts[0] how many escapes the rows of each have with them.
+// Writes the palettes, and after starts[0] the number of escapes of each palette's rows.
 void lossless_survey(const bf16 *w, uint8_t *palettes, int32_t *starts, long rows, long columns, int threads) {
     const packing_12 a = {w, palettes, NULL, starts, NULL, rows, columns, 0};
     starts[0] = 0;
@@ -80,7 +81,7 @@ void lossless_survey(const bf16 *w, uint8_t *palettes, int32_t *starts, long row
 
 #define NO_PLACE 255
 
-// From columns' order into that of `column_at`.
+// Copies bytes from the order of columns to that of `column_at`.
 INLINE void arrange(const uint8_t *from, uint8_t *to) {
     for (long place = 0; place < GROUP; place += 8) memcpy(to + place, from + column_at(place), 8);
 }
@@ -118,13 +119,13 @@ static void encode(const void *given, long group) {
     }
 }
 
-// Rows of a plain weight, with the palettes and starts that they were surveyed to have; `escapes` has room for all of them.
+// Encodes rows of a plain weight with its surveyed palettes and starts; `escapes` has room for all escapes.
 void lossless_encode(const bf16 *w, uint8_t *palettes, int32_t *starts, uint8_t *codes, uint32_t *escapes, long rows, long columns, int threads) {
     const packing_12 a = {w, palettes, codes, starts, escapes, rows, columns, coded_row_bytes(columns)};
     share(encode, &a, (rows + PALETTE_ROWS - 1) / PALETTE_ROWS, threads);
 }
 
-// values [n] of planes: n exponents, then n bytes of a sign and a mantissa.
+// Joins planes to values [n]. planes: n exponents, then n bytes with a sign and a mantissa.
 void join_planes(const uint8_t *planes, bf16 *values, long n) {
     const uint8_t *others = planes + n;
     for (long i = 0; i < n; i++) values[i] = (bf16)((others[i] & 0x80) << 8 | planes[i] << 7 | (others[i] & 0x7F));

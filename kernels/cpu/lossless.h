@@ -1,10 +1,10 @@
-// Weights of 12 bits that are bf16 to the bit: of each value the low byte as it is, and the place of its high byte (sign and seven bits of the
-// exponent) in a palette of 16, which eight rows share. High bytes that a palette lacks, the escapes, are listed apart.
+// Weights in 12 bits that equal bf16 to the bit. Each value has its low byte, and the index of its high byte (sign and seven bits of the exponent) in a
+// palette of 16, which eight rows share. High bytes that are not in the palette, the escapes, are listed separately.
 //
-// A row is cut into groups of 128 columns, of 192 bytes: 64 bytes of places, two in each, then 128 low bytes. Of every 16 low bytes the first eight
-// belong to one run of 32 columns and the others to the next, so that joining bytes within 16, which is one instruction, leaves columns in order: 13
-// instructions for a group and its products, where AVX-512 has those of bf16. The last group of a row is padded, and lacks the last 64 low bytes where
-// it has 64 columns or less.
+// A row is divided into groups of 128 columns in 192 bytes: 64 bytes of indices, two in each, then 128 low bytes. Of every 16 low bytes the first eight
+// belong to one run of 32 columns and the others to the next. So joining bytes within 16, which is one instruction, leaves columns in order: with AVX-512
+// and its bf16 products, a group takes 13 instructions, products included. The last group of a row is padded; if it has at most 64 columns, it omits the
+// last 64 low bytes.
 #pragma once
 #include "lanes.h"
 
@@ -13,36 +13,36 @@
 #define GROUP_BYTES (GROUP * 3 / 2)
 #define PALETTE 16
 #define PALETTE_ROWS 8
-#define MOST_DECODED 1024  // columns at a time
+#define MOST_DECODED 1024  // columns that are decoded at a time
 #define MOST_COLUMNS (1l << 20)
 
 typedef struct {
-    const uint8_t *codes;     // [rows][row_bytes]; NULL: the weight is plain
+    const uint8_t *codes;     // [rows][row_bytes]; NULL if the weight is plain
     const uint8_t *palettes;  // [(rows + 7) / 8][16]
-    const int32_t *starts;    // [(rows + 7) / 8 + 1]: of the rows that share a palette in `escapes`
-    const uint32_t *escapes;  // row % 8 << 29 | column << 8 | high byte, in order of rows and columns
+    const int32_t *starts;    // [(rows + 7) / 8 + 1]: the start in `escapes` of those of each palette's rows
+    const uint32_t *escapes;  // row % 8 << 29 | column << 8 | high byte, ordered by row and column
     long row_bytes;
 } coded;
 
-// Whole groups, and what the columns behind them need.
+// Returns the bytes of all whole groups and of the last partial one.
 INLINE long coded_row_bytes(long columns) {
     const long rest = columns % GROUP;
     return columns / GROUP * GROUP_BYTES + (rest > HALF_GROUP ? GROUP_BYTES : rest ? GROUP : 0);
 }
 
-// `column` begins a group.
+// Returns a row's codes from `column` on, the first of a group.
 INLINE const uint8_t *codes_at(const coded *w, long row, long column) { return w->codes + row * w->row_bytes + column / GROUP * GROUP_BYTES; }
 
 INLINE const uint8_t *palette_of(const coded *w, long row) { return w->palettes + row / PALETTE_ROWS * PALETTE; }
 
-// The column within a group whose low byte comes at `place`.
+// Returns the column within a group whose low byte is at index `place`.
 INLINE long column_at(long place) { return place / 64 * 64 + place % 16 / 8 * 32 + place % 64 / 16 * 8 + place % 8; }
 
 #ifdef WIDE
 typedef __m512i palette;
 INLINE palette load_palette(const uint8_t *p) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)p)); }
 
-// to[i]: columns 32 * i .., of one half of a group or both.
+// to[i] = columns 32 * i .. of one or both halves of a group.
 INLINE void decode_group(const int halves, const uint8_t *from, palette high, __m512i *to) {
     const __m512i places = _mm512_loadu_si512(from), low = _mm512_set1_epi8(15);
 #pragma GCC unroll 2
@@ -88,15 +88,15 @@ INLINE void store_group(const int halves, const uint8_t *from, palette high, bf1
 
 INLINE long column_of(uint32_t escape) { return escape >> 8 & (2 * MOST_COLUMNS - 1); }
 
-// What escapes of a row at `column` or behind are not below.
+// Returns the lowest possible escape at `column` of a row. Earlier escapes are below it.
 INLINE uint32_t bound_of(long row, long column) { return (uint32_t)(row % PALETTE_ROWS) << 29 | (uint32_t)column << 8; }
 
-// The next escape, and where those of the rows that share a palette end.
+// The next escape, and the end of the escapes of its palette's rows.
 typedef struct {
     const uint32_t *next, *end;
 } escapes;
 
-// A row's from `column` on, and those of rows behind it.
+// Returns the escapes of a row from `column` on, and of the palette's later rows.
 INLINE escapes escapes_at(const coded *w, long row, long column) {
     const int32_t *starts = w->starts + row / PALETTE_ROWS;
     const uint32_t *from = w->escapes + starts[0], bound = bound_of(row, column);
@@ -107,11 +107,11 @@ INLINE escapes escapes_at(const coded *w, long row, long column) {
         if (from[half] < bound) from += half + 1, count -= half + 1;
         else count = half;
     }
-    for (long i = 0; i < count; i++) below += from[i] < bound;  // nothing to guess wrong
+    for (long i = 0; i < count; i++) below += from[i] < bound;  // without branches that could be mispredicted
     return (escapes){from + below, end};
 }
 
-// A decoded value whose high byte its palette lacks, with that byte.
+// Returns a decoded value with the high byte of its escape.
 INLINE scalar with_high_byte(scalar value, uint32_t high) {
 #ifdef SCALAR_BF16
     return (scalar)(high << 8 | (value & 255));
@@ -122,8 +122,8 @@ INLINE scalar with_high_byte(scalar value, uint32_t high) {
 #endif
 }
 
-// One row's columns from `column` on, which begins a group: `depth` of them, and what is left of the last one's group. `left`: its escapes from there
-// on; it moves behind these columns'.
+// Decodes `depth` columns of a row from `column` on, which must be the first of a group; also the rest of the last group. `left`: the row's escapes from
+// there on; moves to the first one after these columns.
 INLINE void decode_bits(const coded *w, long row, long column, long depth, escapes *left, bf16 *to) {
     const uint8_t *from = codes_at(w, row, column);
     const palette high = load_palette(palette_of(w, row));
@@ -136,7 +136,7 @@ INLINE void decode_bits(const coded *w, long row, long column, long depth, escap
     }
 }
 
-// As decode_bits, for several rows that come to lie `stride` apart, each with its escapes; `depth` is MOST_DECODED at most.
+// As decode_bits, for several rows, which are written `stride` apart and each have their escapes in `left`. `depth` is at most MOST_DECODED.
 static __attribute__((noinline, unused)) void decode_rows(const coded *w, long row, long rows, long column, long depth, escapes *left, scalar *to,
                                                           long stride) {
     for (long end = row + rows; row < end; row++, left++, to += stride) {

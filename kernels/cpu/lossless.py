@@ -46,7 +46,7 @@ def linear(
     activation: int = 0,
     wide_output: bool = False,
 ) -> Tensor | None:
-    """Compute ops.linear; equal, to the bit, to its result with the plain weight."""
+    """Compute ops.linear, with the same bits as with the plain weight."""
     dtype, shape = x.dtype, x.shape
     if dtype not in library.most_rows or len(shape) != 2 or not weight.codes.is_cpu or weight.experts:
         return None
@@ -102,7 +102,7 @@ def rows(
 
 
 def unpack(library: Library, codes: Tensor, weight: TwelveBitWeight, dtype: torch.dtype) -> Tensor | None:
-    """Unpack `codes`, the weight's own, into [..., rows, columns]."""
+    """Unpack `codes`, which are those of `weight`, into [..., rows, columns]."""
     function = library.lossless_rows.get(dtype)
     if function is None or not weight.is_sound(dtype) or not codes.is_cpu:
         return None
@@ -115,7 +115,7 @@ def unpack(library: Library, codes: Tensor, weight: TwelveBitWeight, dtype: torc
 
 
 def survey(library: Library, plain: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return palettes and starts for plain [rows, columns].
+    """Return the palettes and starts of plain [rows, columns].
 
     Uses one thread, because it runs in the background.
     """

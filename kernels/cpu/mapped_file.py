@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 HUGE_PAGE = 2 << 20
 _PAGE = mmap.PAGESIZE
-# Linux's values, on all architectures that torch supports
+# Linux's values, which are the same on all architectures that torch supports
 _MAP_FIXED, _MADV_POPULATE_READ, _MREMAP_MAYMOVE, _MREMAP_FIXED = 0x10, 22, 1, 2
-_FAILED = ctypes.c_void_p(-1).value  # what mmap returns then
+_FAILED = ctypes.c_void_p(-1).value  # the result of mmap if it fails
 
 
 class MappedFile:
@@ -25,11 +25,11 @@ class MappedFile:
 
     def __init__(self, fd: int, num_bytes: int, is_writable: bool = False) -> None:
         """Map a file for reading. Raises OSError."""
-        # Mapped over memory that belongs to this object: freeing `memory` unmaps the file, too.
+        # The file is mapped over memory that belongs to this object, so freeing `memory` also unmaps the file.
         self.memory = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
         self.num_bytes = num_bytes
-        self.start = -begin % HUGE_PAGE  # in `memory`
+        self.start = -begin % HUGE_PAGE  # offset of the file's first byte in `memory`
         self.address = begin + self.start
         _map_over(self.address, num_bytes, fd, 0, is_writable)
 
@@ -42,7 +42,7 @@ class OpenRange(NamedTuple):
     num_bytes: int
 
     def pages(self, offset: int) -> tuple[int, int]:
-        """Return where its whole pages start and end, if it starts `offset` bytes after the start of a page."""
+        """Return the bounds of its whole pages if it starts `offset` bytes after the start of a page."""
         first = -(-offset // _PAGE) * _PAGE
         return first, max(first, (offset + self.num_bytes) // _PAGE * _PAGE)
 
@@ -55,7 +55,7 @@ class MappedParts:
 
     def __init__(self, parts: Sequence[OpenRange]) -> None:
         """Map `parts`, for which `can_join` holds. Raises OSError."""
-        self.start = parts[0].start % _PAGE  # in `memory`
+        self.start = parts[0].start % _PAGE  # offset of the first part in `memory`
         self.num_bytes = sum(part.num_bytes for part in parts)
         self.memory = mmap.mmap(-1, self.start + self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
@@ -71,7 +71,7 @@ class MappedParts:
                     _read(part.fd, part.start, memory[offset : offset + part.num_bytes])
 
     def populate(self) -> None:
-        """Create all page table entries at once. A refusal only costs speed and is ignored."""
+        """Create all page table entries at once. A refusal only costs speed, so it is ignored."""
         libc().madvise(self.address - self.start, self.start + self.num_bytes, _MADV_POPULATE_READ)
 
 
@@ -91,13 +91,13 @@ def opened(file: Path) -> Iterator[int]:
 
 
 def can_join(starts_and_sizes: Sequence[tuple[int, int]]) -> bool:
-    """True if such parts of files can be mapped one after the other, each page of memory a page of a file."""
+    """True if each part has the same offset within a page in its file as in the joined memory."""
     parts = [OpenRange(-1, start, num_bytes) for start, num_bytes in starts_and_sizes]
     return all(part.start % _PAGE == offset % _PAGE for part, offset in _placed(parts))
 
 
 def _placed(parts: Sequence[OpenRange]) -> Iterator[tuple[OpenRange, int]]:
-    """Yield each part with its offset in memory that starts at a page boundary."""
+    """Yield each part with its offset in memory; memory starts at the boundary of a page."""
     offset = parts[0].start % _PAGE
     for part in parts:
         yield part, offset
@@ -126,7 +126,7 @@ def copy_to_huge(address: int, num_bytes: int) -> bool:
     system.madvise(copy, num_bytes, mmap.MADV_HUGEPAGE)  # a refusal leaves small pages, which work
     ctypes.memmove(copy, address, num_bytes)
     system.mprotect(copy, num_bytes, mmap.PROT_READ)
-    # At once for every thread: a reader that finds no page waits for the end of the call.
+    # The move appears at once to all threads: a reader that finds no page waits for the end of the call.
     moved = system.mremap(copy, num_bytes, num_bytes, _MREMAP_MAYMOVE | _MREMAP_FIXED, address)
     if moved != address:
         system.munmap(begin, num_bytes + HUGE_PAGE)

@@ -1,5 +1,5 @@
-// kernels/sampling/masks.py: logits of tokens that are not allowed become the lowest number.
-#ifndef SCALAR_BF16  // compiled once
+// Sets the logits of forbidden tokens to the lowest number, as kernels/sampling/masks.py does.
+#ifndef SCALAR_BF16  // compiled only once
 #include "team.h"
 
 #include <float.h>

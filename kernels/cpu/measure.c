@@ -1,5 +1,5 @@
-// The most that the machine can do, to compare benchmarks with: reading memory once.
-#ifndef SCALAR_BF16  // compiled once
+// Reads memory once: the limit of the machine with which benchmarks are compared.
+#ifndef SCALAR_BF16  // compiled only once
 #include "lanes.h"
 
 #include <stdatomic.h>
@@ -24,7 +24,7 @@ static void read_piece(const void *given, long piece) {
     atomic_fetch_add(a->total, total);
 }
 
-// The sum of `count` words, a multiple of 64, so that none of them can be left unread.
+// Returns the sum of `count` words, a multiple of 64. The sum keeps the compiler from omitting a load.
 long long sum_words(const void *words, long count, int threads) {
     atomic_llong total = 0;
     const arguments a = {words, count, &total};

@@ -1,4 +1,4 @@
-// Root-mean-square normalisation of rows, alone or behind the residual addition. Statistics and products are fp32 whatever the storage.
+// Root-mean-square normalisation of rows, alone or after the addition of a residual. Statistics and products are fp32, whatever the storage type.
 #include "rms.h"
 
 #define PIECE_ELEMENTS (1 << 13)
@@ -28,7 +28,7 @@ static void normalise_rows(const void *given, long piece) {
     }
 }
 
-// added: rows that are added to x first, rounded as a sum that is stored, and kept in `sums`; or NULL.
+// added: rows that are added to x first, or NULL. Their sums are rounded to the storage type and written to `sums`.
 void NAME(rms_norm)(const scalar *x, const scalar *added, const void *weight, scalar *y, scalar *sums, long rows, long size, int wide_weight,
                     float eps, int threads) {
     const arguments a = {x, added, weight, y, sums, rows, size, 1 + PIECE_ELEMENTS / (size + 1), wide_weight, eps};

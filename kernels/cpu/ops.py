@@ -1,10 +1,9 @@
 """The C library's operations on tensors; each returns None for arguments that C cannot take.
 
 kernels/dispatch.py calls them if the first argument is on a CPU, and computes with torch on None. One condition in each checks what its C code
-assumes (CPU, one storage type, contiguous rows, sizes that agree), since C does not check addresses; after it comes only the call. The way to query a
-tensor is chosen by its cost: all strides at once take 0.14 us and one of them 0.25, the shape 0.15 and the number of elements 0.07; empty_like takes
-0.7 us, new_empty 1.1.
-Nothing here can be differentiated.
+assumes (CPU, one storage type, contiguous rows, sizes that agree), since C does not check addresses; after it comes only the call. Tensors are
+queried in the cheapest way: all strides at once take 0.14 us, a single one 0.25, the shape 0.15 and the number of elements 0.07; empty_like takes 0.7
+us, new_empty 1.1. Nothing here can be differentiated.
 """
 
 import torch
@@ -18,9 +17,9 @@ from pilotlight.kernels.cpu.crossover import UNLIMITED
 from pilotlight.kernels.cpu.functions import Function
 
 _FP32, _INT64 = torch.float32, torch.int64
-SILU, GELU_TANH = 1, 2  # activation.h
+SILU, GELU_TANH = 1, 2  # the numbers of activation.h
 
-# The stack of a thread: the sums of all heads of a sequence; tiles of a prompt, up to 96 KiB for each 64 of head_dim.
+# Limits that keep a thread's stack small: the sums of all heads of a sequence, and the tiles of a prompt, up to 96 KiB for each 64 of head_dim.
 _MAX_HEAD_FLOATS = 1 << 16
 _MAX_TILED_HEAD_DIM = 512
 
@@ -267,7 +266,7 @@ def decode_attention(
 ) -> Tensor | None:
     """Compute decode_attention (kernels/attention/decode_attention.py).
 
-    Q may be strided between sequences.
+    q may be strided between sequences.
     """
     dtype = q.dtype
     function = library.decode_attention.get(dtype)

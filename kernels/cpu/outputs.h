@@ -1,9 +1,9 @@
-// How sums of a matrix product become outputs: bias, gated activation, rounding.
+// Turns the sums of a matrix product into outputs: adds the bias, applies a gated activation, rounds.
 #pragma once
 #include "activation.h"
 
-// `count` outputs from their sums; with an activation these are the gates' and, `half` behind them, the ups'. Some lanes behind the last sum are
-// read, and not used.
+// Writes `count` outputs. With an activation `sums` has those of the gates and, from index `half` on, those of the ups. Some lanes after the last sum are
+// read but not used.
 INLINE void finish(const float *sums, const long half, const scalar *bias, long outputs, long count, int activation, int wide_output, void *y) {
     for (long i = 0; i < count; i += LANES) {
         const long n = count - i < LANES ? count - i : LANES;

@@ -1,4 +1,4 @@
-// Rows packed so that a vector runs across them: what multiplies whole vectors of rows without summing lanes.
+// Packs rows so that a vector holds one number of each row. Products of whole vectors of rows then need no sums across lanes.
 #pragma once
 #include "lanes.h"
 
@@ -6,7 +6,7 @@
 
 INLINE long whole_squares(long columns) { return (columns + SQUARE - 1) / SQUARE * SQUARE; }
 
-// to[i][lane] = rows[lane][i * PER_LANE ..]: lines of `line`, zeros behind the last column up to a whole square.
+// to[i][lane] = rows[lane][i * PER_LANE ..]. Lines are `line` apart; columns after the last are zero, up to a whole square.
 INLINE void pack(const scalar *const *rows, long columns, packed *to, long line) {
     long k = 0;
     for (; k + SQUARE <= columns; k += SQUARE) pack_square(rows, k, to + k / PER_LANE * line, line);
@@ -21,7 +21,7 @@ INLINE void pack(const scalar *const *rows, long columns, packed *to, long line)
     pack_square(ends, 0, to + k / PER_LANE * line, line);
 }
 
-// to[i] = row[i], zeros behind the last column up to `line`.
+// to[i] = row[i], and zeros after the last column up to `line`.
 INLINE void copy_packed(const scalar *row, long columns, long line, packed *to) {
     long i = 0;
 #if PER_LANE == 2

@@ -1,8 +1,8 @@
 """CPU memory in huge pages, if the system has them, returned to the system when the tensor is freed.
 
 With pages of 4 KiB two cores read 40 GB/s, with pages of 2 MiB 50 (measured on Zen 5): the prefetchers stop at the end of a page. One map per
-allocation also keeps short-lived buffers of a load from leaving holes between weights, otherwise half of a load's memory. The pages of a file can be
-huge, too, if it is in memory and mapped at the boundary of a huge page.
+allocation also keeps short-lived buffers of a load from leaving holes between weights, which otherwise took half of the memory of a load. The pages
+of a file can be huge, too, if it is in memory and mapped at the boundary of a huge page.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import torch
 
 from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE, MappedFile, MappedParts, libc
 
-_MADV_COLLAPSE = 25  # Linux's value, on all architectures that torch supports
+_MADV_COLLAPSE = 25  # Linux's value, which is the same on all architectures that torch supports
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -38,7 +38,7 @@ def prefer_huge(memory: torch.Tensor) -> None:
     start = -(-memory.data_ptr() // HUGE_PAGE) * HUGE_PAGE
     num_bytes = (memory.data_ptr() + memory.nbytes - start) // HUGE_PAGE * HUGE_PAGE
     if memory.is_cpu and num_bytes > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
-        # A refusal only costs speed and is ignored.
+        # A refusal costs only speed, so it is ignored.
         libc().madvise(start, num_bytes, mmap.MADV_HUGEPAGE)
 
 
@@ -108,7 +108,7 @@ def can_make_huge() -> bool:
 def _anonymous(num_bytes: int, is_huge: bool = True) -> torch.Tensor:
     pages = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if is_huge:
-        with contextlib.suppress(OSError):  # a kernel without huge pages: small pages work
+        with contextlib.suppress(OSError):  # kernels without huge pages refuse; small pages work
             pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE

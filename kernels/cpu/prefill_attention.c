@@ -1,23 +1,23 @@
-// Causal attention of prompt chunks over the paged cache. Queries lie side by side in a vector's lanes: the largest score, the weights' sum and what
-// earlier tiles are multiplied by are whole vectors, nothing is summed or compared across lanes, and keys are multiplied as the cache has them.
+// Causal attention of prompt chunks over the paged cache. Each lane of a vector has another query. So the largest scores, the sums of weights and the
+// factors of earlier sums are vectors, nothing is summed or compared across lanes, and keys are multiplied in the layout of the cache.
 //
-// A thread takes some rows (the queries of one key-value head, several tokens of them) through tiles of keys and values, of which it makes copies.
-// Tiles are counted from position 0, so a row meets the same ones in the same order however its prompt was cut into chunks.
+// A thread takes some rows (the queries of several tokens for one key-value head) through tiles of keys and values, which it copies. Tiles are counted
+// from position 0, so a row is computed with the same tiles in the same order, however its prompt is divided into chunks.
 #include "fp8.h"
 #include "packing.h"
 #include "tiles.h"
 
-#define KEYS 128                      // of a tile
-#define VECTORS 2                     // of rows that meet a tile together, so that all they need stays in the first-level cache
-#define PANEL (VECTORS * LANES)       // their lanes
-#define SUMS (LANES == 16 ? 16 : 8)  // that stay in registers
+#define KEYS 128                      // keys of a tile
+#define VECTORS 2                     // vectors of rows that are computed with a tile together: all data fit in the first-level cache
+#define PANEL (VECTORS * LANES)       // rows in these vectors
+#define SUMS (LANES == 16 ? 16 : 8)  // sums that stay in registers
 #define LOG2_E 1.44269504f
-#define PIECE_FLOATS (64 << 10)       // sums of a piece
+#define PIECE_FLOATS (64 << 10)       // most sums of a piece
 #define PIECES_PER_THREAD 4
 #define LEAST_ROWS 128
 
-// sums[m][n] = factors[n] * sums[m][n] + a[m] . b[n]: a [rows][depth], b [depth / PER_LANE][PANEL][PER_LANE], sums [rows][PANEL], of the panel's first
-// vectors. Without factors sums are written only.
+// sums[m][n] = factors[n] * sums[m][n] + a[m] . b[n]; a [rows][depth], b [depth / PER_LANE][PANEL][PER_LANE], sums [rows][PANEL], for the first vectors of
+// the panel. Without factors earlier sums are ignored.
 INLINE void tile(const int rows, const int vectors, const packed *a, long a_stride, const packed *b, long depth, const float *factors, float *sums) {
     lanes sum[SUMS];
     for (int m = 0; m < rows; m++)
@@ -39,7 +39,7 @@ INLINE void tile(const int rows, const int vectors, const packed *a, long a_stri
 }
 
 #ifdef MATRIX_TILES
-// The same by tiles.
+// The same with matrix tiles.
 static void multiply_by_tiles(long rows, long vectors, const packed *a, long a_stride, const packed *b, long depth, const float *factors, float *sums) {
     for (long n = 0; factors && n < vectors; n++) {
         const lanes factor = load_f32(factors + n * LANES);
@@ -57,7 +57,7 @@ static void multiply_by_tiles(long rows, long vectors, const packed *a, long a_s
 }
 #endif
 
-// As `tile`, of whole SUMS of rows; where there are matrix tiles, of a depth of whole TILE_COLUMNS.
+// As `tile`; rows are a multiple of SUMS and, with matrix tiles, depth is a multiple of TILE_COLUMNS.
 static void multiply(long rows, long vectors, const packed *a, long a_stride, const packed *b, long depth, const float *factors, float *sums) {
 #ifdef MATRIX_TILES
     if (has_tiles) {
@@ -78,31 +78,31 @@ typedef struct {
     const int64_t *tables;
     const int32_t *starts, *context_lens;
     const scalar *sinks;
-    const float *kv_scales;  // of caches in FP8; else NULL
+    const float *kv_scales;  // of FP8 caches; else NULL
     scalar *out;
     long seqs, q_stride, max_blocks, heads, kv_heads, head_dim, block_size, block_stride, token_stride, head_stride, window, tile_tokens;
     float scale;
 } arguments;
 
-// The rows (token, head of the group), tokens first, of one key-value head.
+// The rows of one key-value head: a row is a token and a head of the group, tokens first.
 typedef struct {
     const arguments *g;
     const int64_t *table;
-    long kv_head, group, rows, position;  // of the first token
-    long begin, end;                      // of the positions that any of them sees
+    long kv_head, group, rows, position;  // position: of the first token
+    long begin, end;                      // the positions that any of the rows sees
 } chunk;
 
-// Up to where a row sees.
+// Returns the position after the last one that a row sees.
 INLINE long seen_by(const chunk *c, long row) { return c->position + row / c->group + 1; }
 
 INLINE const void *row_of(const chunk *c, const void *cache, int32_t token) {
     const arguments *g = c->g;
-    const int32_t block_size = g->block_size;  // dividing 64 bits takes as long as copying the row
+    const int32_t block_size = g->block_size;  // 32 bits, because dividing 64 bits takes as long as copying the row
     const long at = c->table[token / block_size] * g->block_stride + token % block_size * g->token_stride + c->kv_head * g->head_stride;
     return (const char *)cache + at * (g->kv_scales ? 1 : (long)sizeof(scalar));
 }
 
-// Keys or values of a tile, [KEYS][stride]: zeros behind each, and in place of those that no row sees. Those of the next tile are fetched meanwhile.
+// Copies keys or values of a tile to [KEYS][stride]. A key is followed by zeros, and keys that no row sees are zero. Meanwhile the next tile is fetched.
 static void gather(const chunk *c, const void *cache, long first, packed *to, long stride) {
     const arguments *g = c->g;
     const long bytes = g->head_dim * (g->kv_scales ? 1 : sizeof(scalar));
@@ -125,11 +125,11 @@ static void gather(const chunk *c, const void *cache, long first, packed *to, lo
     }
 }
 
-// Turns the scores of keys `first` .. `first + keys` into weights against the largest so far, of one vector of rows, of which each sees positions from
-// `begin` to `end`: all of these keys where `is_whole`. Scores are changed.
+// Turns the scores of keys `first` .. `first + keys` into weights relative to the largest score so far, for one vector of rows. Each row sees positions
+// from `begin` to `end`; `is_whole`: each sees all of these keys. Scores are overwritten.
 INLINE void weigh(float *scores, packed *weights, const int is_whole, long keys, lanes_i32 begin, lanes_i32 end, int32_t first, float scale, float *most,
                   float *total, float *factor) {
-    lanes largest[4] = {all(-INFINITY), all(-INFINITY), all(-INFINITY), all(-INFINITY)};  // four at a time, since one waits for the one before it
+    lanes largest[4] = {all(-INFINITY), all(-INFINITY), all(-INFINITY), all(-INFINITY)};  // four independent maxima, because each waits for the previous one
     for (long t = 0; t < keys; t += 4)
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
@@ -143,7 +143,7 @@ INLINE void weigh(float *scores, packed *weights, const int is_whole, long keys,
         }
     const lanes top = scale * larger_of(larger_of(largest[0], largest[1]), larger_of(largest[2], largest[3]));
     const lanes before = load_f32(most), now = larger_of(top, before);
-    const lanes base = choose_lanes(now == all(-INFINITY), all(0), now);  // of rows that have seen nothing yet
+    const lanes base = choose_lanes(now == all(-INFINITY), all(0), now);  // for rows that have seen no key yet
     lanes sum[4] = {all(0), all(0), all(0), all(0)};
     for (long t = 0; t < keys; t += 4) {
         lanes weight[4];
@@ -163,13 +163,13 @@ INLINE void weigh(float *scores, packed *weights, const int is_whole, long keys,
     store_f32(total, load_f32(total) * decay + ((sum[0] + sum[1]) + (sum[2] + sum[3])));
 }
 
-// Of a panel of rows: its queries [depth / PER_LANE][PANEL][PER_LANE], and what it has summed.
+// A panel of rows: its queries [depth / PER_LANE][PANEL][PER_LANE], and its sums.
 typedef struct {
     packed *q;
     float *sums, *most, *total;  // [width][PANEL], [PANEL], [PANEL]
 } panel_of_rows;
 
-// One tile of keys [KEYS][depth] and values [width][KEYS] for a panel's rows, of which `row` is the first.
+// Computes one tile of keys [KEYS][depth] and values [width][KEYS] for a panel of rows, the first of which is `row`.
 static void attend_tile(const chunk *c, const panel_of_rows *p, long row, const packed *k, const packed *v, long depth, long width, long first) {
     const long rows = c->rows - row < PANEL ? c->rows - row : PANEL, vectors = (rows + LANES - 1) / LANES;
     long keys = seen_by(c, row + rows - 1) - first;
@@ -191,7 +191,7 @@ static void attend_tile(const chunk *c, const panel_of_rows *p, long row, const 
     multiply(width, vectors, v, KEYS, weights, keys, factors, p->sums);
 }
 
-// A panel's queries, and what it knows before the first tile. Lanes behind the last row repeat the panel's first one, and go nowhere.
+// Sets a panel's queries, and its sums before the first tile. Lanes after the last row repeat the panel's first row, and are not written.
 static void begin_panel(const chunk *c, const scalar *q, long row, const panel_of_rows *p, long width) {
     const arguments *g = c->g;
     memset(p->sums, 0, width * PANEL * sizeof *p->sums);
@@ -226,7 +226,7 @@ static void end_panel(const chunk *c, scalar *out, long row, const panel_of_rows
     }
 }
 
-// A sequence's chunk, for the query heads of one key-value head.
+// Computes a chunk of one sequence for the query heads of one key-value head.
 static void attend(const chunk *c, const scalar *q, scalar *out) {
     const long depth = whole_squares(c->g->head_dim), width = (c->g->head_dim + SUMS - 1) / SUMS * SUMS;
     const long panels = (c->rows + PANEL - 1) / PANEL;
@@ -248,7 +248,7 @@ static void attend(const chunk *c, const scalar *q, scalar *out) {
 #undef PANEL_AT
 }
 
-// A piece is one key-value head of `tile_tokens` tokens of one sequence; the last tokens, which look at the most keys, come first.
+// A piece is one key-value head and `tile_tokens` tokens of a sequence. The last tokens, which see the most keys, come first.
 static void attend_piece(const void *given, long piece) {
     const arguments *a = given;
     const long kv_head = piece % a->kv_heads;
@@ -269,14 +269,14 @@ static void attend_piece(const void *given, long piece) {
     attend(&c, a->q + (start + begin) * a->q_stride, a->out + (start + begin) * a->heads * a->head_dim);
 }
 
-// q [tokens][heads][head_dim], q_stride scalars between tokens, sequences back to back from starts[seq]; tables [seqs][max_blocks]; context_lens [seqs]
-// count the chunk; window 0: all of the context; sinks [heads] or NULL; out [tokens][heads][head_dim]. Strides of the caches are counted in numbers.
-// kv_scales: of caches in FP8, what a stored key and a stored value are multiplied by; else NULL.
+// q [tokens][heads][head_dim], q_stride scalars between tokens, each sequence's from starts[seq] on; tables [seqs][max_blocks]; context_lens [seqs]
+// include the chunk; window: 0 for the whole context; sinks [heads] or NULL; out [tokens][heads][head_dim]. Strides of the caches are counted in numbers.
+// kv_scales: for FP8 caches, the factors by which a stored key and a stored value are multiplied; else NULL.
 void NAME(prefill_attention)(const scalar *q, const void *k_cache, const void *v_cache, const int64_t *tables, const int32_t *starts,
                              const int32_t *context_lens, const scalar *sinks, scalar *out, long seqs, long q_stride, long max_blocks, long heads,
                              long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride, long window, float scale,
                              const float *kv_scales, int threads) {
-    // Rows of a piece: the more, the less often keys and values are copied, as long as all threads have some pieces and what is summed stays in the
+    // Rows of a piece. With more rows, keys and values are copied less often; but all threads should have some pieces, and the sums should stay in the
     // second-level cache.
     const long group = heads / kv_heads, most = PIECE_FLOATS / head_dim, share_of_all = starts[seqs] * heads / (PIECES_PER_THREAD * threads);
     const long rows = share_of_all < LEAST_ROWS ? LEAST_ROWS : share_of_all > most ? most : share_of_all;

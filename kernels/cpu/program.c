@@ -1,11 +1,11 @@
-// A decode step as the steps that its calls shared among threads, recorded once and done again in one call.
+// Records the shared work of a decode step, and replays all of it in one call.
 //
-// One after the other, each call wakes the team, waits for it, and goes through Python: some microseconds, two hundred times a token. Here threads stay
-// together from the first step to the last. A step begins when all pieces of the one before are done; a thread that is late finds them done, as it finds
-// those of team.c. A thread that waits fetches what it will read next, so that memory never rests.
+// Without this, each operation wakes the team, waits for it, and returns to Python: some microseconds, two hundred times a token. Here threads stay
+// together from the first step to the last. A step starts when all pieces of the previous one are done; a late thread finds its pieces done by others, as
+// in team.c. A waiting thread fetches the memory that it reads next, so that memory is always busy.
 //
-// Replayed, steps compute what they computed: arguments are the same, and what they point to is read anew. The recorder keeps all of that in place.
-#ifndef SCALAR_BF16  // compiled once
+// A replay runs the same steps with the same arguments, and reads the present contents of what they point to. The recorder keeps that memory in place.
+#ifndef SCALAR_BF16  // compiled only once
 #include "program.h"
 
 #include "scratch.h"
@@ -16,18 +16,18 @@
 #include <string.h>
 
 #define CACHE_LINE 128
-#define LINE 64                   // that is fetched at once
-#define MOST_AHEAD (384 << 10)    // bytes that a thread fetches while it waits: they have to stay in its second-level cache
+#define LINE 64                   // bytes of a cache line
+#define MOST_AHEAD (384 << 10)    // most bytes that a thread fetches while it waits: they must stay in its second-level cache
 #define LINES_PER_LOOK 8
 #define PARTS_PER_PIECE 2
 
 typedef struct {
     piece_of_work work;
     void *arguments;
-    long pieces, end;  // end: of the program's pieces up to here
+    long pieces, end;  // end: number of the program's pieces up to the end of this step
     reading reads;
-    long ahead;  // the next step that reads from a beginning on; this one, if it does
-    long soon;   // the step behind this one, or behind the next, that says by itself what it reads
+    long ahead;  // number of the next step, this one included, whose `reads.begin` is set; -1 if none
+    long soon;   // number of the first of the next two steps that has `reads.fetch`; -1 if none
 } step;
 
 typedef struct block {
@@ -44,13 +44,13 @@ struct program {
 
 _Thread_local program *recorded;
 
-// Which step a thread's pieces are of, and which of them is next, in one number. The first thread that comes to a step makes it that step's.
+// The step to which a thread's pieces belong, and the next of these pieces, in one number. The first thread that reaches a step sets it to that step.
 typedef struct {
     _Alignas(CACHE_LINE) _Atomic uint64_t next;
 } place;
 
-static place places[MOST_THREADS];               // of the program that has the team
-static _Alignas(CACHE_LINE) atomic_long done;    // pieces, of all steps
+static place places[MOST_THREADS];               // used by the program that has the team
+static _Alignas(CACHE_LINE) atomic_long done;    // number of pieces that are done, over all steps
 
 void record_step(piece_of_work work, const void *arguments, size_t size, reading reads, long pieces) {
     program *p = recorded;
@@ -76,7 +76,7 @@ void record_step(piece_of_work work, const void *arguments, size_t size, reading
 
 void *shared_scratch(size_t size) {
     if (!recorded) return scratch_of(size);
-    for (block *b = *recorded->scratch; b; b = b->next)  // free again when its step is done, so all programs of a workspace share it
+    for (block *b = *recorded->scratch; b; b = b->next)  // a block is free again when its step is done, so all programs of a workspace share it
         if (b->size >= size) return (char *)b + CACHE_LINE;
     block *b = aligned_alloc(CACHE_LINE, (size + 2 * CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
     if (!b) return NULL;
@@ -87,7 +87,7 @@ void *shared_scratch(size_t size) {
 
 static long first_piece(const program *p, const step *s, int id) { return s->pieces * id / p->threads; }
 
-// Of step `index`, the next of the pieces that thread `owner` takes first; -1: none is left.
+// Returns the next piece of step `index` among those that thread `owner` takes first, or -1 if none is left.
 static long next_piece(const program *p, long index, int owner) {
     const step *s = &p->steps[index];
     const long end = first_piece(p, s, owner + 1);
@@ -102,9 +102,9 @@ static long next_piece(const program *p, long index, int owner) {
     }
 }
 
-// The bytes that a thread fetches while it waits: of its own pieces of the next step that reads a stream.
+// The bytes that a thread fetches while it waits: those of its pieces of the next step that reads a stream.
 typedef struct {
-    long step, at, end;  // in bytes behind the beginnings of the stream
+    long step, at, end;  // at, end: offsets in the stream, in bytes
 } fetching;
 
 static void fetch(const program *p, int id, long index, fetching *f) {
@@ -120,7 +120,7 @@ static void fetch(const program *p, int id, long index, fetching *f) {
     }
 }
 
-// Fetches the next parts that the thread's first piece of a step reads; returns the number of parts that have been fetched.
+// Fetches the next parts of the memory that the thread's first piece of a step reads; returns the number of parts fetched so far.
 static long fetch_parts(const program *p, const step *s, int id, long part) {
     const long piece = first_piece(p, s, id);
     if (piece == first_piece(p, s, id + 1)) return part;
@@ -167,7 +167,7 @@ void workspace_free(block **scratch) {
     free(scratch);
 }
 
-// Begins to record this thread's calls, which are computed as always. NULL without memory.
+// Starts to record the work that this thread shares, which is also computed. Returns NULL if there is no memory.
 program *program_begin(block **scratch, int threads) {
     program *p = calloc(1, sizeof *p);
     if (!p) return NULL;
@@ -177,7 +177,7 @@ program *program_begin(block **scratch, int threads) {
     return p;
 }
 
-// Ends the recording; returns the number of steps, or -1 if memory did not suffice for all of them.
+// Ends the recording; returns the number of steps, or -1 if there was not enough memory for all of them.
 long program_end(program *p) {
     recorded = NULL;
     long ahead = -1;

@@ -1,7 +1,8 @@
 """Recording of a computation by the C library's operations as a program that can be replayed.
 
-A replay reads what the inputs hold by then. Knows where every byte of the computation is: results get memory of a workspace, which stays in place,
-and views are resolved. Any other operation of torch would be missing from the program, so it ends the recording. Does not know models or batches.
+A replay reads the present contents of the inputs. Knows where every byte of the computation is: results are placed in a workspace that does not move,
+and views are resolved to addresses. Any other operation of torch would be missing from the program, so it ends the recording. Does not know models or
+batches.
 """
 
 import ctypes
@@ -26,16 +27,16 @@ Forward = Callable[[], tuple[Tensor, ...]]
 
 
 class NotRecordableError(RuntimeError):
-    """A computation that needs an operation that is not the C library's; the message names it."""
+    """A computation that the C library cannot do alone; the message names the operation."""
 
 
 class ProgramRecorder:
-    """A recorder of programs that share memory and so never run at the same time."""
+    """A recorder whose programs share memory, so they never run at the same time."""
 
     def __init__(self, dtype: torch.dtype, is_all_ours: bool = False) -> None:
         """Prepare a recorder.
 
-        `dtype`: of the products. `is_all_ours`: the library computes all of them, whatever their number of rows.
+        `dtype`: the type of the products. `is_all_ours`: the library computes all products, whatever their number of rows.
         """
         self._dtype = dtype
         self._is_all_ours = is_all_ours
@@ -47,7 +48,7 @@ class ProgramRecorder:
     def record(self, forward: Forward) -> "Program":
         """Run `forward` and return its program.
 
-        Raises NotRecordableError; operations computed until then are not undone.
+        Raises NotRecordableError; the operations before the failing one have been computed.
         """
         if cpu.loaded is None:
             raise NotRecordableError("the C library is not loaded")
@@ -76,7 +77,7 @@ class Program:
         finally:
             self.num_steps = library.programs.program_end(self._program)
         if self.num_steps < 0:
-            raise NotRecordableError("there is no memory for a program of its length")
+            raise NotRecordableError("there is no memory for all steps of the program")
         self.output = tuple(workspace.lasting(result) for result in results)
 
     def replay(self) -> None:
@@ -84,7 +85,7 @@ class Program:
 
 
 class Workspace:
-    """Memory for the tensors of a recording, reused as by an allocator, and kept for its programs."""
+    """Memory for the tensors of a recording, reused as by an allocator. It lives as long as its programs."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -105,9 +106,9 @@ class Workspace:
         return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
     def lasting(self, tensor: Tensor) -> Tensor:
-        """Return the same values as a view of a chunk, which outlives the tensor.
+        """Return a view of a chunk with the tensor's values, which outlives the tensor.
 
-        The tensor's memory may still be allocated again.
+        Its memory may still be allocated again.
         """
         address = tensor.data_ptr()
         for chunk in self._chunks:
@@ -149,11 +150,11 @@ class Workspace:
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Handler of every torch operation: allocates memory, lets views pass, refuses the rest."""
+    """Handler of every torch operation: allocates memory, accepts views, and refuses other operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from importing its compiler: that takes 2 s in the middle of a step, for nothing."""
+        """Keep torch from importing its compiler, which is not needed and takes 2 s in the middle of a step."""
         return False
 
     def __init__(self, workspace: Workspace) -> None:

@@ -1,13 +1,13 @@
-// Root-mean-square normalisation of one row or head. Statistics and products are fp32 whatever the storage.
+// Root-mean-square normalisation of one row or head. Statistics and products are fp32, whatever the storage type.
 #pragma once
 #include "lanes.h"
 
-// Weights are stored like the rows, or in fp32 where a model adds something to them.
+// Weights have the storage type of the rows, or are fp32 (`wide`) in models that add an offset to them.
 INLINE lanes weight_at(const void *weight, int wide, long i) { return wide ? load_f32((const float *)weight + i) : load((const scalar *)weight + i); }
 
 INLINE float weight_of(const void *weight, int wide, long i) { return wide ? ((const float *)weight)[i] : get(((const scalar *)weight)[i]); }
 
-// y may be x.
+// y may equal x.
 static void normalise(const scalar *x, const void *weight, int wide_weight, float eps, scalar *y, long size) {
     lanes squares[4] = {all(0), all(0), all(0), all(0)};
     long i = 0;

@@ -1,11 +1,11 @@
-// The part between the fused projection and attention: heads are normalised where a model does so, queries and keys are turned, and keys and values go
-// into their slots of the paged cache. Queries stay where they are, in the projection's own rows.
+// The operations between the fused projection and attention: heads are normalised if the model does so, queries and keys are rotated, and keys and values
+// are written to their slots of the paged cache. Queries stay in place, in the rows of the projection.
 #include "fp8.h"
 #include "rms.h"
 
 #define PIECE_ELEMENTS (1 << 12)
 
-// Dimension i turns together with i + half.
+// Rotates pairs of dimensions: i with i + half.
 static void turn(scalar *x, const float *cos, const float *sin, long half) {
     long i = 0;
     for (; i + LANES <= half; i += LANES) {
@@ -63,8 +63,8 @@ static void rotate_tokens(const void *given, long piece) {
     for (long token = begin; token < end && token < a->tokens; token++) rotate_token(a, token);
 }
 
-// qkv [tokens][heads + 2 * kv_heads][head_dim]; cos, sin [tokens][head_dim / 2]; slots [tokens]; strides of the caches, alike in both, are counted in
-// numbers. norm: weights [heads + kv_heads][head_dim] or NULL; kv_scales: of caches in FP8, what a stored key and a stored value are multiplied by; else
+// qkv [tokens][heads + 2 * kv_heads][head_dim]; cos, sin [tokens][head_dim / 2]; slots [tokens]. Both caches have the same strides, counted in numbers.
+// norm: weights [heads + kv_heads][head_dim] or NULL. kv_scales: for FP8 caches, the factors by which a stored key and a stored value are multiplied; else
 // NULL.
 void NAME(rotate_and_cache)(scalar *qkv, const float *cos, const float *sin, const int64_t *slots, void *k_cache, void *v_cache, const void *norm,
                             long tokens, long heads, long kv_heads, long head_dim, long block_size, long block_stride, long token_stride, long head_stride,

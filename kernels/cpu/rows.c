@@ -1,4 +1,4 @@
-// Rows of a table by their numbers: embeddings of tokens, angles of positions.
+// Rows of a table by number, such as embeddings of tokens and angles of positions.
 #include "lanes.h"
 
 #define PIECE_ELEMENTS (1 << 13)
@@ -19,7 +19,7 @@ static void look_up(const void *given, long piece) {
         const int is_there = number >= 0 && number < a->table_rows;
         const scalar *from = a->table + (is_there ? number : 0) * a->size;
         scalar *to = a->y + row * a->size;
-        // A number that the table lacks gives a row of NaN: its caller notices, and no other row changes.
+        // A number outside the table gives a row of NaN: the caller notices it, and no other row changes.
         const float factor = is_there ? a->scale : NAN;
         if (factor == 1.0f) memcpy(to, from, a->size * sizeof *to);
         else

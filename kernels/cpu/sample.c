@@ -1,16 +1,16 @@
-// The parts of kernels/sampling/sample.py and kernels/sampling/philox.py that go through every logit or row, to the same bits as their torch forms.
-#ifndef SCALAR_BF16  // compiled once
+// The parts of kernels/sampling/sample.py and kernels/sampling/philox.py that process every logit or row, with the same bits as their torch forms.
+#ifndef SCALAR_BF16  // compiled only once
 #include "team.h"
 
 #include <stdint.h>
 
-// A product and the sum behind it are rounded one by one, as everywhere else that a weight is computed.
+// A product and the following sum are rounded separately, as in all other forms.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("fp-contract=off")
 #endif
 #pragma STDC FP_CONTRACT OFF
 
-#define SUMMED 1024  // logits in a sum, as in kernels/sampling/sample.py
+#define SUMMED 1024  // logits per sum, as in kernels/sampling/sample.py
 #define SUMS_OF_PIECE 8
 #define FAR (63 << 24)
 
@@ -26,7 +26,7 @@ static int64_t weight_up_to(int32_t floor, const float *logits, long count, floa
     int64_t sum = 0;
     for (long i = 0; i < count; i++) {
         const float distance = (top - logits[i]) * scale;
-        const int32_t cost = (int32_t)(distance < (float)FAR ? distance : (float)FAR);  // what is no number is far, too
+        const int32_t cost = (int32_t)(distance < (float)FAR ? distance : (float)FAR);  // NaN becomes FAR, too
         const float part = (float)(cost & 0xffffff) * 0x1p-24f;
         float power = -15852.8515625f * part;
         power = power + 154447.65625f;
@@ -53,7 +53,7 @@ static void add_up(const void *given, long piece) {
     }
 }
 
-// Weights of what costs at most its row's floor, added up over 1,024 logits each. Rows of `logits` lie `stride` floats apart.
+// Sums the weights of logits that cost at most their row's floor, over 1,024 logits each. Rows of `logits` are `stride` floats apart.
 void sampling_sums(const float *logits, const float *tops, const double *scales, const int64_t *floors, int64_t *sums, long rows, long vocab,
                    long stride, int threads) {
     const long sums_of_row = (vocab + SUMMED - 1) / SUMMED;
@@ -68,7 +68,7 @@ typedef struct {
     long vocab, stride;
 } rows;
 
-// A row that holds a NaN has it as its highest, as torch has it.
+// Finds a row's highest logit; it is NaN if the row has a NaN, as in torch.
 static void find_top(const void *given, long row) {
     const rows *a = given;
     const float *logits = a->logits + row * a->stride;
@@ -99,13 +99,13 @@ static void find_top(const void *given, long row) {
     a->ids[row] = id, a->tops[row] = logits[id];
 }
 
-// The first of the highest of each row. Rows of `logits` lie `stride` floats apart.
+// Writes the index of the first highest logit of each row, and that logit. Rows of `logits` are `stride` floats apart.
 void argmax(const float *logits, int64_t *ids, float *tops, long num_rows, long vocab, long stride, int threads) {
     const rows a = {logits, ids, tops, vocab, stride};
     share(find_top, &a, num_rows, threads);
 }
 
-// Philox4x32-10 of each row: its counter is the position, its key the seed; 53 bits of its first two words make a number in [0, 1).
+// Runs Philox4x32-10 for each row. The counter is the position, the key is the seed; 53 bits of the first two words give a number in [0, 1).
 void philox_uniform(const int64_t *seeds_low, const int64_t *seeds_high, const int64_t *positions, double *numbers, long rows) {
     for (long row = 0; row < rows; row++) {
         uint32_t key[2] = {(uint32_t)seeds_low[row], (uint32_t)seeds_high[row]};

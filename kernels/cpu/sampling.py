@@ -1,4 +1,7 @@
-"""The C library's part in sampling (sample.c, masks.c) on tensors; returns None as in ops.py."""
+"""The C library's operations of sampling (sample.c, masks.c) on tensors.
+
+As in ops.py, each returns None for arguments that C cannot take.
+"""
 
 from torch import Tensor, float32, float64, get_num_threads, int32, int64
 

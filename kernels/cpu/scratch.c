@@ -1,5 +1,5 @@
 // Scratch memory, freed when its thread ends.
-#ifndef SCALAR_BF16  // compiled once
+#ifndef SCALAR_BF16  // compiled only once
 #include "scratch.h"
 
 #include <pthread.h>

@@ -1,6 +1,7 @@
-// Scratch memory of the calling thread, kept until it ends: to get 5 MB of pages anew takes the system longer than to pack a prompt there.
+// Scratch memory of the calling thread, kept until the thread ends: the system takes longer to provide 5 MB of new pages than a prompt takes to be packed
+// there.
 #pragma once
 #include <stddef.h>
 
-// `size` bytes from a cache line's beginning, whatever they hold, until the thread asks again; NULL without memory.
+// Returns `size` bytes with undefined contents, aligned to a cache line and valid until the thread's next call; NULL if there is no memory.
 void *scratch_of(size_t size);

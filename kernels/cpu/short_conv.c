@@ -1,4 +1,4 @@
-// Short causal convolutions with their states (kernels/state/short_conv.py has the formula). Sums are fp32, and taken in the order of the inputs.
+// Short causal convolutions with states (kernels/state/short_conv.py has the formula). Sums are fp32, in the order of the inputs.
 #include "activation.h"
 #include "states.h"
 
@@ -18,7 +18,7 @@ static void convolve(const void *given, long piece) {
     const long sequence = piece / a->slabs, begin = piece % a->slabs * SLAB, before = a->width - 1;
     const long n = a->channels - begin < SLAB ? a->channels - begin : SLAB;
     float columns[MOST_WIDTH][SLAB], biases[SLAB];
-    scalar earlier[MOST_WIDTH][SLAB];  // inputs before the first token: a run may write where they lie
+    scalar earlier[MOST_WIDTH][SLAB];  // inputs before the first token, copied because a run may overwrite them
     for (long i = 0; i < SLAB; i++) {
         for (long j = 0; j < a->width; j++) columns[j][i] = i < n ? get(a->weight[(begin + i) * a->width + j]) : 0.0f;
         biases[i] = a->bias && i < n ? get(a->bias[begin + i]) : 0.0f;
@@ -52,7 +52,7 @@ static void convolve(const void *given, long piece) {
     }
 }
 
-// x [tokens][channels], rows x_stride apart; weight [channels][width]; bias [channels] or NULL; states [width - 1][channels] of each block, state_stride
+// x [tokens][channels], rows x_stride apart; weight [channels][width]; bias [channels] or NULL; states: blocks of [width - 1][channels], state_stride
 // apart -> y [tokens][channels].
 void NAME(short_conv)(const scalar *x, const scalar *weight, const scalar *bias, scalar *states, scalar *y, const int64_t *before,
                       const int64_t *first_runs, const int64_t *ends, const int64_t *after, long sequences, long channels, long width, long x_stride,

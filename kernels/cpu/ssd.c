@@ -1,5 +1,5 @@
-// The state space of Mamba-2, token after token (kernels/state/ssd.py has the formula). A slab of a head's matrix stays in the first-level cache, as for
-// the delta rule (delta_rule.c).
+// The state space of Mamba-2, token by token (kernels/state/ssd.py has the formula). A slab of a head's matrix stays in the first-level cache, as for the
+// delta rule (delta_rule.c).
 #include "states.h"
 
 typedef struct {
@@ -26,7 +26,7 @@ static void prepare(const arguments *a, long head, long first, long tokens, prep
     }
 }
 
-// One token in one slab, as in delta_rule.c.
+// Computes one token in one slab, as in delta_rule.c.
 static __attribute__((noinline)) void advance(const float *from, long from_line, float *to, long to_line, long rows, const float *b, const float *c,
                                               const float *x, float decay, float step, float skip, float *y) {
     lanes added[VECTORS], sum[VECTORS];
@@ -61,8 +61,8 @@ static void apply_tokens(const void *given, long head, long first, long tokens, 
 
 static void apply(const void *given, long piece) { advance_over_runs(given, &((const arguments *)given)->states, piece, apply_tokens); }
 
-// xbc [tokens][heads * values + 2 * groups * rows]; steps [tokens][heads]; of both the rows are as far apart as their strides say; decay_logs, step_bias,
-// skip [heads]; states [heads][rows][values] of each block, state_stride apart -> out [tokens][heads][values].
+// xbc [tokens][heads * values + 2 * groups * rows]; steps [tokens][heads]; rows of both are xbc_stride and steps_stride apart; decay_logs, step_bias, skip
+// [heads]; states: blocks of [heads][rows][values], state_stride apart -> out [tokens][heads][values].
 void NAME(ssd)(const scalar *xbc, const scalar *steps, const float *decay_logs, const float *step_bias, const float *skip, float *states, scalar *out,
                const int64_t *before, const int64_t *first_runs, const int64_t *ends, const int64_t *after, long sequences, long xbc_stride,
                long steps_stride, long groups, long heads, long rows, long values, long state_stride, int threads) {

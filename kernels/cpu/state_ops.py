@@ -1,6 +1,6 @@
 """The C library's operations of recurrent layers; each returns None for arguments that C cannot take.
 
-Their callers have checked the arguments: only what C cannot do is looked for here.
+Their callers have checked the arguments; this module only rejects calls that C does not support.
 """
 
 from torch import Tensor, get_num_threads
@@ -8,8 +8,8 @@ from torch import Tensor, get_num_threads
 from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.state.state_batch import StateBatch
 
-_MOST_WIDTH = 16  # short_conv.c
-_COLUMNS, _MOST_ROWS, _MOST_NUMBERS = 64, 256, 1 << 16  # states.h; slabs have 64 columns at most
+_MOST_WIDTH = 16  # limit of short_conv.c
+_COLUMNS, _MOST_ROWS, _MOST_NUMBERS = 64, 256, 1 << 16  # limits of states.h; slabs have at most 64 columns
 
 
 def short_conv(
@@ -95,7 +95,7 @@ def gated_norm(
 
 
 def _fits_cache(rows: int, values: int) -> bool:
-    """True if C keeps a head's matrix [rows, values] while it computes."""
+    """True if C can keep a head's matrix [rows, values] in a core's cache."""
     return rows <= _MOST_ROWS and rows * -(-values // _COLUMNS) * _COLUMNS <= _MOST_NUMBERS
 
 

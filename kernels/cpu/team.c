@@ -1,9 +1,9 @@
-// Threads that share a piece of work.
+// The threads of team.h.
 //
-// OpenMP's regions end when every thread of the team has passed through them: on a machine with other things to do, a thread that waits for its time
-// slice stops all others for milliseconds, two hundred times a token. Here the caller begins at once, threads that are awake join it, and those that
-// come late find nothing left. Idle threads look for work for some tens of microseconds, the gaps inside a step, and then sleep.
-#ifndef SCALAR_BF16  // compiled once
+// An OpenMP region ends when every thread of the team has passed through it. On a busy machine a thread that waits for its time slice then stops all
+// others for milliseconds, two hundred times a token. Here the caller starts at once, threads that are awake join it, and late ones find nothing left to
+// do. Idle threads poll for work for some tens of microseconds, as long as the gaps inside a step, and then sleep.
+#ifndef SCALAR_BF16  // compiled only once
 #include "team.h"
 
 #include "program.h"
@@ -12,7 +12,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-#define LOOKS 4000       // for new work before a thread sleeps, a pause of 10 to 40 ns each
+#define LOOKS 4000       // polls for new work before a thread sleeps, with a pause of 10 to 40 ns each
 #define CACHE_LINE 128   // two lines are fetched together
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -28,9 +28,9 @@ typedef struct {
     long end;
 } range;
 
-static range ranges[MOST_THREADS];  // one per thread: the pieces it takes first
+static range ranges[MOST_THREADS];  // for each thread the pieces that it takes first
 
-// Written by the caller while `entered` is closed and empty, so a thread that has entered may read them.
+// The caller writes it while `entered` is closed and empty, so a thread that has entered may read it.
 static struct {
     part_of_job part;
     const void *what;
@@ -39,11 +39,11 @@ static struct {
 
 #define OPEN (1u << 16)
 _Alignas(CACHE_LINE) static atomic_uint entered;     // OPEN, plus the number of threads inside besides the caller
-_Alignas(CACHE_LINE) static atomic_uint num_jobs;    // what idle threads look at
+_Alignas(CACHE_LINE) static atomic_uint num_jobs;    // idle threads poll this number
 static atomic_int sleeping;
 static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER, calling = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t alarm_bell = PTHREAD_COND_INITIALIZER;
-static int num_threads = 1;  // started, the caller included; changed by whoever holds `calling`
+static int num_threads = 1;  // number of started threads, the caller included; changed under the lock `calling`
 
 void wait_a_little(int look) {
     if (look < LOOKS) PAUSE();
@@ -81,7 +81,7 @@ static void *work_for_ever(void *id) {
     return NULL;
 }
 
-// A child of fork has none of its parent's threads.
+// Runs in a child of fork, which has none of its parent's threads.
 static void forget_threads(void) {
     num_threads = 1;
     atomic_store(&entered, 0);
@@ -99,7 +99,7 @@ static void start_threads(int threads) {
     }
     while (num_threads < threads) {
         pthread_t thread;
-        if (pthread_create(&thread, NULL, work_for_ever, (void *)(long)num_threads)) return;  // fewer do it too
+        if (pthread_create(&thread, NULL, work_for_ever, (void *)(long)num_threads)) return;  // fewer threads do the work
         pthread_detach(thread);
         num_threads++;
     }
@@ -122,7 +122,7 @@ void run_with_team(part_of_job part, const void *what, int threads) {
     }
     part(what, 0);
     atomic_fetch_and(&entered, ~OPEN);
-    for (int look = 0; atomic_load(&entered); look++) wait_a_little(look);  // those still inside have begun their last piece
+    for (int look = 0; atomic_load(&entered); look++) wait_a_little(look);  // threads still inside are computing their last piece
     pthread_mutex_unlock(&calling);
 }
 
@@ -145,7 +145,7 @@ void share_reading(piece_of_work work, const void *arguments, size_t size, readi
     if (recorded) record_step(work, arguments, size, reads, pieces);
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads > pieces) threads = (int)pieces;
-    // Another thread of this process is calling: its team is busy, so this one works alone.
+    // If another thread of this process has the team, this thread works alone.
     if (threads <= 1 || !get_team(threads)) {
         for (long piece = 0; piece < pieces; piece++) work(arguments, piece);
         return;

@@ -1,4 +1,4 @@
-// Whether this process may use matrix tiles (tiles.h).
+// Requests the permission to use matrix tiles (tiles.h) from the system.
 #include "tiles.h"
 
 #ifdef MATRIX_TILES
@@ -10,7 +10,7 @@ __thread tile_of_software software_tiles[8];
 #include <unistd.h>
 
 #define REQUEST_PERMISSION 0x1023  // arch_prctl's ARCH_REQ_XCOMP_PERM
-#define TILE_DATA 18               // the part of a thread's state that the system makes room for
+#define TILE_DATA 18               // the state of a thread that must be permitted
 
 int has_tiles;
 

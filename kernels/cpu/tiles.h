@@ -1,16 +1,17 @@
-// Matrix tiles: eight of sixteen lines of 64 bytes, which AMX multiplies; in plain C where the library is built for that kind of CPU on another (build.py).
+// Matrix tiles: eight registers of sixteen lines of 64 bytes, which AMX multiplies. They are computed in plain C if the library is built for that kind of
+// CPU on another one (build.py).
 //
-// Written as instructions and not by the compiler's functions: GCC 12's and 13's do not say which memory a tile is read from, so what was stored there
-// just before may come too late.
+// Written in assembly: the intrinsics of GCC 12 and 13 do not declare which memory a tile is loaded from, so the compiler may move an earlier store to
+// that memory after the load.
 #pragma once
 #include "lanes.h"
 
 #if PER_LANE == 2 && (defined(SOFTWARE_TILES) || (defined(__AMX_TILE__) && defined(__AMX_BF16__)))
 #define MATRIX_TILES 1
 #define TILE_LINES 16
-#define TILE_COLUMNS 32  // in bf16; of fp32, LANES
+#define TILE_COLUMNS 32  // columns of bf16 in a line; a line of fp32 has LANES
 
-// Whether the system lets this process use them: it is asked once, when the library is loaded, for all threads and those that are forked (tiles.c).
+// 1 if the system lets this process use tiles. It is asked once, when the library is loaded, for all threads and forked processes (tiles.c).
 extern int has_tiles;
 
 #ifdef SOFTWARE_TILES
@@ -31,7 +32,7 @@ INLINE void copy_lines(void *to, long to_stride, const void *from, long from_str
     for (long i = 0; i < TILE_LINES; i++) memcpy((char *)to + i * to_stride, (const char *)from + i * from_stride, 64);
 }
 
-// sums[m][n] += the products of a's line m with the pairs of b in lane n: first those of even columns and those of odd ones, each in its order.
+// sums[m][n] += line m of a times the pairs of b in lane n. Even and odd columns are summed separately, in order, and then added.
 INLINE void multiply_in_software(tile_of_software *sum, const tile_of_software *a, const tile_of_software *b) {
     for (long m = 0; m < TILE_LINES; m++) {
         lanes even = all(0), odd = all(0);
@@ -44,8 +45,8 @@ INLINE void multiply_in_software(tile_of_software *sum, const tile_of_software *
     }
 }
 #else
-// Of the thread that calls: the shape of all eight, of which the processor knows nothing before. A product takes so many bytes of each line of tiles 4 and 5,
-// and as many lines as they are words of tiles 6 and 7.
+// Sets the shape of the calling thread's eight tiles, which is undefined before. Products then use `bytes` bytes of each line of tiles 4 and 5, and one
+// line of tiles 6 and 7 for every four of these bytes.
 INLINE void shape_tiles(int bytes) {
     struct {
         uint8_t palette, start_line, reserved[14];
@@ -58,7 +59,7 @@ INLINE void shape_tiles(int bytes) {
 
 INLINE void begin_tiles(void) { shape_tiles(64); }
 
-// The system need not keep what tiles hold when it stops this thread.
+// Releases the tiles, so that the system need not save them when it interrupts this thread.
 INLINE void end_tiles(void) {
     if (has_tiles) __asm__ volatile("tilerelease" ::: "memory");
 }
@@ -69,20 +70,20 @@ INLINE void end_tiles(void) {
 #define multiply_tiles(t, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
 #ifdef __AMX_INT8__
 #define BYTE_TILES 1
-// Of signed bytes of a with those of b, or with unsigned ones.
+// Multiplies the signed bytes of a with those of b, which are signed or unsigned.
 #define multiply_byte_tiles(t, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
 #define multiply_with_unsigned_tiles(t, a, b) __asm__ volatile("tdpbsud %%tmm" #b ", %%tmm" #a ", %%tmm" #t ::: "memory")
 #endif
 #endif
 
-// Sixteen rows as a tile reads them, `stride` apart.
+// Sixteen rows that a tile loads, `stride` apart.
 typedef struct {
     const bf16 *rows;
     long stride;
 } band;
 
-// sums [bands * 16][line] = or += a . b: one or two bands of a [bands * 16][depth] and one or two vectors of b [depth / 2][line][2], which has zeros behind
-// the depth, so that a tile that is read meets two where it can. Sums stay in tiles.
+// sums [bands * 16][line] = or += a . b, for one or two bands of a [bands * 16][depth] and one or two vectors of b [depth / 2][line][2]; b has zeros after
+// the depth. With two of both, each loaded tile is used twice. Sums stay in tiles.
 INLINE void multiply_bands(const int bands, const int vectors, const band *a, const bf16 *b, long line, long depth, int goes_on, float *sums) {
     float *lower = sums + TILE_LINES * line;
     const long sums_stride = line * sizeof *sums, b_stride = line * 2 * sizeof *b;
@@ -110,7 +111,7 @@ INLINE void multiply_bands(const int bands, const int vectors, const band *a, co
     } while (0)
     long k = 0;
     for (; k + TILE_COLUMNS <= depth; k += TILE_COLUMNS) COLUMNS(a[0].rows + k, a[0].stride, a[1].rows + k, a[1].stride);
-    if (k < depth) {  // what lies behind a's columns is another row's, or nobody's
+    if (k < depth) {  // values after a's last column may belong to another row or be undefined
         bf16 last[2 * TILE_LINES][TILE_COLUMNS] __attribute__((aligned(64)));
         memset(last, 0, sizeof last);
         for (int n = 0; n < bands * TILE_LINES; n++)

@@ -30,7 +30,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 @operation(_check, triton="elementwise.activation", native=partial(ops.gated_activation, activation=ops.GELU_TANH))
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """Return gelu(gate) * up, [tokens, intermediate], by tanh, for x [tokens, 2 * intermediate]."""
+    """Return gelu(gate) * up, [tokens, intermediate], for x [tokens, 2 * intermediate]; gelu by tanh."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 
@@ -46,5 +46,5 @@ def clamped_swiglu(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
-# The activations that the C library fuses with the product before them, by their numbers in C.
+# The numbers in C of the activations that the C library fuses with the preceding product.
 FUSED: dict[Callable[[torch.Tensor], torch.Tensor], int] = {silu_and_mul: ops.SILU, gelu_tanh_and_mul: ops.GELU_TANH}

@@ -66,7 +66,7 @@ def store(
     kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Compute `kv_write` with torch, for checked arguments."""
-    if kv_scales is not None:  # torch cannot index FP8 tensors, but bytes
+    if kv_scales is not None:  # torch can index bytes but not FP8 tensors
         k, v = quantize(k, kv_scales[0]).view(torch.uint8), quantize(v, kv_scales[1]).view(torch.uint8)
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
     block_size = k_cache.shape[1]

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation, alone and fused with the residual addition before it.
+"""Root-mean-square normalisation, alone or fused with a preceding residual addition.
 
 Knows one row at a time; does not know which layer it serves. Statistics are computed in fp32 for every storage type.
 """
@@ -51,7 +51,7 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Add x to the residual and normalise; return (normalised, new residual).
 
-    The sum is rounded to the storage type first, as in unfused implementations, so that fusing changes no bit of the residual stream.
+    The sum is rounded to the storage type before it is normalised, so the residual stream has the same bits as without fusion.
     """
     residual = x + residual
     return rms_norm(residual, weight, eps), residual

@@ -51,7 +51,7 @@ def _check(
         check.require(
             "qkv",
             all_heads > 2 * kv_heads,
-            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values, which leaves none for queries",
+            f"has {all_heads} heads, of which {2 * kv_heads} are keys and values; there must be some for queries",
         )
         check.require(
             "qkv",
@@ -88,7 +88,7 @@ def rotate_and_cache(
     """
     kv_heads = k_cache.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
-    qk = qkv[:, : heads + kv_heads]  # queries and keys are rotated alike: one call for both
+    qk = qkv[:, : heads + kv_heads]  # one call for both, because queries and keys are rotated alike
     if norm is not None:
         qk = head_rms_norm(qk, norm, eps)
     qk = turned(qk, cos, sin)

@@ -1,7 +1,7 @@
 """Rotary position embedding (RoFormer, arXiv 2104.09864), half-split or interleaved.
 
 The half-split layout (GPT-NeoX) is that of Hugging Face checkpoints of the Llama family; in the interleaved one of DeepSeek-V3 and Llama 4 the values
-of a pair are adjacent. Knows how to rotate; does not know frequencies: cos and sin arrive per token, so scaling rules stay in the engine's layer.
+of a pair are adjacent. Does not know frequencies: it gets cos and sin of each token, so rules that scale them stay in the engine.
 """
 
 import torch
@@ -35,8 +35,9 @@ def _check(operation: str, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool = False) -> torch.Tensor:
     """Return x rotated, in x's dtype. x [tokens, heads, head_dim]; cos, sin [tokens, head_dim / 2] fp32.
 
-    Dimension i is paired with i + head_dim / 2 or, interleaved, 2i with 2i + 1; in both cases the first half of the result holds the first value of
-    each pair, which changes no product of a query and a key. Products are computed in fp32: bf16 cosines cost three digits of the angle.
+    Dimension i is paired with i + head_dim / 2 or, interleaved, 2i with 2i + 1; in both cases the first half of the result has the first value of
+    each pair. This order does not change the product of a query and a key. Products are computed in fp32, because cosines in bf16 lose three digits
+    of the angle.
     """
     return turned(x, cos, sin, is_interleaved)
 

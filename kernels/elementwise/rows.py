@@ -28,7 +28,7 @@ def _check(operation: str, table: torch.Tensor, numbers: torch.Tensor, scale: fl
 def rows_of(table: torch.Tensor, numbers: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     """Return the rows `numbers` [n] int64 of table [rows, size], times `scale`, as [n, size].
 
-    Numbers beyond the table are the caller's mistake: torch raises if it checks; the C library returns a row of NaN, which affects no other row.
+    A number outside the table is an error of the caller: torch raises if it checks, and the C library returns a row of NaN.
     """
     found = F.embedding(numbers, table)
     return found if scale == 1.0 else found * scale

@@ -2,9 +2,9 @@
 
 Rows consist of blocks, each with codes and their scales. Knows the blocks of each kind, from ggml's ggml-common.h and the reference forms in
 ggml-quants.c (https://github.com/ggml-org/ggml); does not know files (engine/weights/formats/gguf.py reads them). A weight is up to three stacked
-matrices, of different kinds: queries, keys and values, or gates and ups, need not be copied into one. Products round x to eight bits for each 32
-columns, whatever the number of its rows: the C library multiplies codes and bytes as integers (kernels/cpu/blocks.c), and a row has the same bits in
-any batch; torch multiplies the numbers that both represent. There is no form for GPUs, which get such weights unpacked.
+matrices, which may differ in kind: queries, keys and values, or gates and ups, need not be copied into one. Products round x to eight bits with one
+scale for each 32 columns. The C library multiplies codes and bytes as integers (kernels/cpu/blocks.c), so a row has the same bits in any batch; torch
+multiplies the decoded weight and the rounded x. There is no form for GPUs: they get such weights unpacked.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,15 +25,15 @@ from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_pr
 
 MOST_JOINED = 3
 ROUNDED_COLUMNS = 32  # columns of x that share a scale
-_LEAST = 2.0**-100  # smaller numbers become zero: their inverse would be infinite
+_LEAST = 2.0**-100  # smaller numbers become zero: the inverse of their scale would be infinite
 
 
 class BlockKind(NamedTuple):
-    columns: int  # per block
+    columns: int  # columns of a block
     num_bytes: int
 
 
-# In the order of C (kernels/cpu/blocks.h).
+# The order of kinds is that of C (kernels/cpu/blocks.h).
 BLOCK_KINDS = {
     "q4_0": BlockKind(32, 18), "q4_1": BlockKind(32, 20), "q5_0": BlockKind(32, 22), "q5_1": BlockKind(32, 24), "q8_0": BlockKind(32, 34),
     "iq4_nl": BlockKind(32, 18), "q3_k": BlockKind(256, 110), "q4_k": BlockKind(256, 144), "q5_k": BlockKind(256, 176), "q6_k": BlockKind(256, 210),
@@ -43,16 +43,16 @@ _NUMBERS = {kind: number for number, kind in enumerate(BLOCK_KINDS)}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockWeight(Weight):
-    of_rows = ("first",)  # a weight that is split or indexed is one matrix
+    of_rows = ("first",)  # only a weight of one matrix is split or indexed
     first: Tensor  # [..., rows, bytes of a row] uint8
     second: Tensor | None
     third: Tensor | None
-    kinds: tuple[str, ...]  # of each matrix
+    kinds: tuple[str, ...]  # kind of each matrix
     columns: int
 
     @classmethod
     def joined(cls, matrices: Sequence[Tensor], kinds: Sequence[str], columns: int) -> "BlockWeight":
-        """Return a weight of stacked matrices [rows, bytes] of these kinds."""
+        """Return a weight of stacked matrices [rows, bytes of a row] of these kinds."""
         first, second, third = (*matrices, None, None)[:MOST_JOINED]
         assert first is not None
         return cls(first, second, third, tuple(kinds), columns)
@@ -116,7 +116,7 @@ class BlockWeight(Weight):
 
 
 def row_bytes(kind: str, columns: int) -> int:
-    """Return the bytes of one row of so many columns, a multiple of the block's columns."""
+    """Return the number of bytes of a row. `columns` must be a multiple of the block's columns."""
     block = BLOCK_KINDS[kind]
     return columns // block.columns * block.num_bytes
 
@@ -132,9 +132,9 @@ def blocks_of(kind: str, stored: Tensor) -> Tensor:
 
 
 def rounded(x: Tensor) -> Tensor:
-    """Round x [..., columns] to fp32 multiples of a 127th of the largest of each 32 columns.
+    """Return x [..., columns] in fp32, rounded to eight bits with a scale for each 32 columns.
 
-    A number that is not finite makes its 32 columns NaN.
+    A scale is a 127th of the largest magnitude in the columns. A number that is not finite makes its 32 columns NaN.
     """
     groups = torch.unflatten(x.float(), -1, (-1, ROUNDED_COLUMNS))
     largest = groups.abs().amax(-1, keepdim=True)
@@ -216,7 +216,7 @@ def block_rows(numbers: Tensor, weight: BlockWeight, dtype: torch.dtype, scale: 
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """Return the fp16 number at a byte of each block, [..., 1]."""
+    """Return the fp16 number that starts at byte `at` of each block, [..., 1] in fp16."""
     return blocks[..., at : at + 2].contiguous().view(torch.float16)
 
 
@@ -238,7 +238,7 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """Return codes of five bits, stored at byte `at`: four bytes of highest bits, sixteen of the others."""
+    """Return codes of five bits: from byte `at` on, four bytes of high bits, then sixteen of low bits."""
     bits = blocks[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8, device=blocks.device) & 1
     return _nibbles(blocks[..., at + 4 :]) | bits.flatten(-2) << 4
 
@@ -256,12 +256,12 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
-    """Decode Q4_K: eight groups of 32 values; two groups share 32 bytes."""
+    """Decode Q4_K: eight groups of 32 values. Two groups share 32 bytes."""
     return _with_minima(blocks, _nibbles(torch.unflatten(blocks[..., 16:], -1, (4, 32))))
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    """Decode Q5_K: Q4_K with a fifth bit per code; byte i of 32 holds that of value i of all eight groups."""
+    """Decode Q5_K: Q4_K and a fifth bit per code; byte i of 32 has those of value i of all eight groups."""
     low = torch.unflatten(_nibbles(torch.unflatten(blocks[..., 48:], -1, (4, 32))).flatten(-2), -1, (8, 32))
     high = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8, device=blocks.device)[:, None] & 1
     return _with_minima(blocks, low | high << 4)
@@ -270,8 +270,8 @@ def _q5_k(blocks: Tensor) -> Tensor:
 def _with_minima(blocks: Tensor, codes: Tensor) -> Tensor:
     """Scale the codes of eight groups and subtract their minima.
 
-    Scales and minima have six bits each, packed in twelve bytes: those of the first four groups are the lower six bits of one byte; the others have
-    four bits in a byte of the last four, and their upper two in the first ones' bytes.
+    Scales and minima have six bits each, packed in twelve bytes. Those of the first four groups are the lower six bits of bytes 0 to 7. Those of the
+    last four groups have their lower four bits in bytes 8 to 11, and their upper two bits in the upper bits of bytes 0 to 7.
     """
     packed = torch.unflatten(blocks[..., 4:16], -1, (3, 4))
     scales, minima, others = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
@@ -304,8 +304,8 @@ def _iq4_nl(blocks: Tensor) -> Tensor:
 def _q3_k(blocks: Tensor) -> Tensor:
     """Decode Q3_K: sixteen groups of 16 values.
 
-    Two bits of each code are in 64 bytes, a half for each 128 columns; the third is in 32 bytes, where byte i holds those of value i of eight runs of
-    32; each group has a scale of six bits, stored plus 32.
+    The lower two bits of the codes are in 64 bytes, 32 bytes for each 128 columns. The third bits are in 32 bytes: byte i holds those of value i in
+    each of eight runs of 32 values. Each group has a scale of six bits, stored plus 32.
     """
     places = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     low = (torch.unflatten(blocks[..., 32:96], -1, (2, 1, 32)) >> places & 3).flatten(-3, -2)

@@ -21,7 +21,7 @@ class CodedWeight(Weight):
 
     @abstractmethod
     def codes_of_rows(self) -> coded.Codes:
-        """Return the tensors and sizes of a weight that is one matrix."""
+        """Return the tensors and sizes of a weight of one matrix, which is not split by experts."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         return coded_logits(hidden, self)
@@ -30,7 +30,7 @@ class CodedWeight(Weight):
 def native_linear(
     library: Library, x: Tensor, weight: CodedWeight, bias: Tensor | None = None, wide_output: bool = False
 ) -> Tensor | None:
-    """Compute coded.linear with the weight's own parts."""
+    """Compute coded.linear with the parts of the weight."""
     return coded.linear(library, x, weight.codes_of_rows(), bias, wide_output)
 
 

@@ -1,8 +1,8 @@
 """Eight-bit floats (e4m3) with scales: per block for weights, per group of columns for activations.
 
-Knows how both are scaled; does not know checkpoints. A scale is the factor by which stored values are multiplied. Activations are rounded on the fly
-and have a scale per row and group of columns: of 128 columns if the weight's scales change along columns, else of the whole row; or one scale for
-all, if a checkpoint contains a measured one.
+Knows how both are scaled; does not know checkpoints. A scale is the factor by which stored values are multiplied. Activations are rounded on the fly.
+They have one scale for all if the checkpoint contains a measured one, else a scale per row and group of columns: a group has 128 columns if the
+weight's scales change along columns, else all.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from pilotlight.kernels.checks import FLOATS, ArgumentCheck, placed
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.weight import FP8, Operands, Weight, check_product, lay_operands, num_groups
 
-LARGEST = 448.0  # of e4m3
-GROUP = 128  # columns of activations per scale
-TINY = 1e-12  # lower bound of a group's largest value, so that zeros have a scale, too
+LARGEST = 448.0  # largest value of e4m3
+GROUP = 128  # columns of activations that share a scale
+TINY = 1e-12  # lower bound of a group's largest value, so that a group of zeros has a scale above 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +25,8 @@ class Fp8Weight(Weight):
     values: torch.Tensor  # [..., rows, columns] float8_e4m3fn
     scales: torch.Tensor  # [..., row groups, column groups] fp32
     row_group: int
-    column_group: int  # a multiple of 128 unless it is all columns
-    input_scale: torch.Tensor | None = None  # [1] fp32, of the activations
+    column_group: int  # columns that share a scale: a multiple of 128, or all
+    input_scale: torch.Tensor | None = None  # [1] fp32, for the activations
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ def activation_group(weight: Fp8Weight) -> int:
 
 
 def spread(scales: torch.Tensor, row_group: int, column_group: int, rows: int, columns: int) -> torch.Tensor:
-    """Return one scale per value."""
+    """Return the scales repeated, one per value."""
     if row_group > 1:
         scales = scales.repeat_interleave(row_group, -2)[..., :rows, :]
     if scales.shape[-1] > 1:
@@ -128,7 +128,7 @@ def _check_activations(operation: str, x: torch.Tensor, group: int, scale: torch
         check.tensor("x", x, "tokens columns")
         check.require("group", group > 0, f"is {group}, wanted at least one column under a scale")
         if scale is not None:
-            check.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted one for all")
+            check.require("scale", scale.numel() == 1, f"has {scale.numel()} numbers, wanted a single one")
             check.tensor("scale", scale.reshape(1), "1", (torch.float32,))
 
 

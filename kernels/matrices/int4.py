@@ -16,7 +16,7 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.coded import CodedWeight, native_linear
 from pilotlight.kernels.matrices.weight import INT4, Operands, check_product, lay_operands, num_groups
 
-BLOCK = 32  # columns; the last block of a row is padded
+BLOCK = 32  # columns per block; the last block of a row is padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,8 +26,9 @@ class Int4Weight(CodedWeight):
     scales: torch.Tensor  # [..., rows, groups]
     zeros: torch.Tensor | None  # [..., rows, groups] uint8
     columns: int
-    group: int  # columns per scale, a multiple of 32 unless it is all of them
-    # [columns]: column i of the weight is multiplied with x[:, permutation[i]]. Some quantizers sort columns by importance, which scatters a group.
+    group: int  # columns that share a scale: a multiple of 32, or all
+    # [columns]: column i of the weight is multiplied with x[:, permutation[i]]. Some quantizers sort columns by importance, so a group's columns are
+    # scattered in the model's order.
     permutation: torch.Tensor | None = None
 
     @property
@@ -73,7 +74,7 @@ class Int4Weight(CodedWeight):
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
     """Pack codes from 0 to 15, [..., columns], to [..., blocks * 16] uint8."""
     codes = torch.unflatten(F.pad(codes.to(torch.uint8), (0, -codes.shape[-1] % BLOCK)), -1, (-1, 2, BLOCK // 2))
-    # contiguous: otherwise codes that were transposed, as AWQ's are, would keep their order in memory
+    # contiguous: otherwise transposed codes, such as AWQ's, would stay transposed in memory
     return (codes[..., 0, :] | codes[..., 1, :] << 4).flatten(-2).contiguous()
 
 
@@ -84,7 +85,7 @@ def unpack_codes(packed: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Return the plain weight [..., rows, columns], in packed column order, from fp32 rounded once."""
+    """Return the plain weight [..., rows, columns], in packed column order, rounded once from fp32."""
     codes, scales = unpack_codes(weight.codes, weight.columns), weight.scales.float()
     centred = codes.float()
     if weight.zeros is None:
@@ -102,7 +103,7 @@ def unpack_int4(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def has_codes(codes: torch.Tensor, columns: int) -> bool:
-    """True if these are codes of so many columns."""
+    """True if `codes` has the type and the size of codes of so many columns."""
     return (
         codes.dim() > 1
         and codes.dtype == torch.uint8
@@ -112,7 +113,7 @@ def has_codes(codes: torch.Tensor, columns: int) -> bool:
 
 
 def require_codes(check: ArgumentCheck, name: str, codes: torch.Tensor, columns: int, group: int, shape: str) -> str:
-    """Check a weight's codes and raise for the part that is wrong; return the words of its scales' shape."""
+    """Raise ArgumentError if a weight's codes are wrong; return the dimension names of its scales."""
     lead, _, last = shape.rpartition(" ")
     check.agree(f"{name}.columns", last, columns)
     check.derive(f"{name}.bytes", num_groups(columns, BLOCK) * (BLOCK // 2), f"{name}.columns")
@@ -127,8 +128,8 @@ def require_codes(check: ArgumentCheck, name: str, codes: torch.Tensor, columns:
 def int4_linear(x: torch.Tensor, weight: Int4Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Multiply x [tokens, columns] by the weight; return [tokens, rows].
 
-    The torch form unpacks the whole weight for every call: it is the reference. A CPU without the C library unpacks once, at load (4096 x 4096 and
-    one row on a thread of Zen 5: 58 ms, unpacked 2.6).
+    The torch form unpacks the whole weight for every call: it is the reference. A CPU without the C library unpacks once, at load: for 4096 x 4096
+    and one row of x a thread of Zen 5 takes 58 ms, and 2.6 ms unpacked.
     """
     if weight.permutation is not None:
         x = x.index_select(1, weight.permutation)

@@ -15,7 +15,7 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.matrices.coded import CodedWeight, native_linear
 from pilotlight.kernels.matrices.weight import check_product, num_groups
 
-BLOCK = 32  # columns; the last block of a row is padded with zeros
+BLOCK = 32  # columns per block; the last block of a row is padded with zeros
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +24,7 @@ class Int8Weight(CodedWeight):
     codes: torch.Tensor  # [..., rows, blocks * 32] int8
     scales: torch.Tensor  # [..., rows, groups]
     columns: int
-    group: int  # columns per scale, a multiple of 32 unless it is all of them
+    group: int  # columns that share a scale: a multiple of 32, or all
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ class Int8Weight(CodedWeight):
 
 
 def pad_int8(codes: torch.Tensor) -> torch.Tensor:
-    """Pad [..., columns] int8 to [..., blocks * 32]."""
+    """Pad [..., columns] int8 with zeros to [..., blocks * 32]."""
     return F.pad(codes, (0, -codes.shape[-1] % BLOCK))
 
 

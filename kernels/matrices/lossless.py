@@ -1,7 +1,7 @@
 """Weights of 12 bits that equal bf16 to the bit: a low byte, and four bits that index a palette.
 
-A high byte is the sign and seven bits of the exponent. The values of eight rows have few different ones: their palette of 16 covers all but some in
-ten thousand; the rest, the *escapes*, are listed separately. Knows the layout and its inverse; does not know which weights are worth packing.
+A high byte is the sign and seven bits of the exponent. The values of eight rows have few different high bytes: a palette of 16 covers all but a few
+in ten thousand. The others, the *escapes*, are listed separately. Knows the layout and its inverse; does not know which weights are worth packing.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.elementwise.activation import FUSED
 from pilotlight.kernels.matrices.weight import GatedActivation, Weight, check_product
 
-GROUP = 128  # columns; the last group of a row is padded to all of them, or to 64
+GROUP = 128  # columns per group; the last group of a row is padded to 128 columns, or to 64
 PALETTE = 16
 PALETTE_ROWS = 8
 MOST_COLUMNS = 1 << 20
@@ -33,13 +33,11 @@ class LosslessWeight(Weight):
 
     of_rows = ("codes", "palettes", "starts")
     # [rows, row_bytes(columns)] uint8: per group 64 bytes of palette indices, two in each, and 128 low bytes (_columns has their order). The last
-    # group omits the low bytes of its second half if it has no columns there
+    # group omits the low bytes of its second half if it has no columns there.
     codes: Tensor
-    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never an infinity's
-    starts: (
-        Tensor  # [ceil(rows / 8) + 1] int32: where the escapes of each palette's rows start, and the end of the last
-    )
-    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, row after row
+    palettes: Tensor  # [ceil(rows / 8), 16] uint8; the first entry is never the high byte of an infinity or NaN
+    starts: Tensor  # [ceil(rows / 8) + 1] int32: the first escape of each palette's rows, and the end of the last ones
+    escapes: Tensor  # int32: row % 8 << 29 | column << 8 | high byte, ordered by row and column
     columns: int
     experts: int = 0
 
@@ -68,7 +66,7 @@ class LosslessWeight(Weight):
 
     def expert(self, i: int) -> "LosslessWeight":
         size = self.codes.shape[0] // self.experts
-        assert size % PALETTE_ROWS == 0, "rows of two experts share a palette"
+        assert size % PALETTE_ROWS == 0, "rows of two experts must not share a palette"
         begin, end = i * size, (i + 1) * size
         return LosslessWeight(
             self.codes[begin:end],
@@ -148,7 +146,7 @@ class Survey:
     def empty(self, on: torch.device | None = None, escapes: Tensor | None = None) -> LosslessWeight:
         """Return a weight to be filled by `encode_lossless`.
 
-        `escapes`: those of the weight to which these rows belong.
+        `escapes`: the list of the whole weight if these are some of its rows.
         """
         codes = self.palettes.new_empty((self.rows, row_bytes(self.columns)), device=on)
         if escapes is None:
@@ -179,7 +177,8 @@ def survey_lossless(plain: Tensor) -> tuple[Tensor, Tensor]:
     counted = [torch.bincount(part.flatten(), minlength=256) for part in torch.split(high, PALETTE_ROWS)]
     counts = torch.stack(counted) if rows else high.new_empty((0, 256))
     of_numbers = counts.index_fill(1, torch.tensor([0x7F, 0xFF], device=counts.device), -1)
-    ranked = counts.scatter(1, of_numbers.argmax(1, keepdim=True), plain.numel() + 1)  # as in lossless.c
+    # as in lossless.c, the first entry is the most frequent high byte that no NaN or infinity has
+    ranked = counts.scatter(1, of_numbers.argmax(1, keepdim=True), plain.numel() + 1)
     palettes = ranked.sort(dim=1, descending=True, stable=True).indices[:, :PALETTE]
     starts = F.pad((counts.sum(1) - counts.gather(1, palettes).sum(1)).cumsum(0), (1, 0))
     return palettes.to(torch.uint8), starts.to(torch.int32)
@@ -219,7 +218,7 @@ def _check_unpacked(operation: str, codes: Tensor, weight: LosslessWeight, dtype
 def unpack_lossless(codes: Tensor, weight: LosslessWeight, dtype: torch.dtype) -> Tensor:
     """Return the plain weight [..., rows, columns].
 
-    `codes`: the weight's own; their device selects the form.
+    `codes` must be weight.codes: its device selects the form.
     """
     every_row = torch.arange(codes.shape[0], device=codes.device)
     parts = [_decode(weight, numbers) for numbers in torch.split(every_row, _ROWS_AT_A_TIME)]
@@ -281,9 +280,9 @@ def lossless_logits(hidden: Tensor, weight: LosslessWeight) -> Tensor:
 
 
 def _columns() -> Tensor:
-    """Return [128]: the column within a group whose low byte is at each place.
+    """Return [128]: for each low byte of a group in storage order, its column.
 
-    Of 16 bytes eight belong to one run of 32 columns and eight to the next, so that a CPU joins bytes to values without moving any between 16-byte
+    Of each 16 bytes eight belong to one run of 32 columns and eight to the next. So a CPU joins bytes to values without moving any between 16-byte
     lanes (kernels/cpu/lossless.h).
     """
     place = torch.arange(GROUP)
@@ -305,9 +304,8 @@ def _decode(weight: LosslessWeight, numbers: Tensor) -> Tensor:
     row = torch.arange(len(numbers), device=numbers.device).repeat_interleave(counts)
     within = torch.arange(len(row), device=row.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     escapes = weight.escapes[weight.starts[group].long()[row] + within]
-    is_its = (
-        escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS
-    )  # the escapes of all rows of a palette are stored together
+    # The escapes of all rows of a palette are stored together.
+    is_its = escapes >> 29 & 7 == numbers[row] % PALETTE_ROWS
     row, escapes = row[is_its], escapes[is_its]
     column = (escapes >> 8 & (1 << 21) - 1).long()
     bits[row, column] = (escapes & 255) << 8 | bits[row, column] & 255

@@ -1,7 +1,7 @@
 """Measure whether this machine multiplies by 12-bit weights at least as fast as by plain ones.
 
-Measured once, and stored beside the C library. Knows one matrix, too large for any cache, and some numbers of rows that are multiplied with it; does
-not know models.
+Measured once, and stored beside the C library. It is measured with one matrix, too large for any cache, and several numbers of rows; models are not
+known here.
 """
 
 import json
@@ -20,29 +20,29 @@ from pilotlight.kernels.matrices.weight import Weight
 
 log = logging.getLogger(__name__)
 
-# Of activations: batches, and prompts, since large products may be torch's, of a weight that is unpacked for each.
+# Measured numbers of rows of x: batches, and prompts, for which torch may compute the product after the weight is unpacked.
 _ROWS = (1, 4, 16, 64, 128, 512, 1024)
 _OUTPUTS, _COLUMNS = 8192, 4096  # 64 MiB in bf16
-_TIMES, _TIMES_OF_PROMPTS = 7, 3  # alternating; the least counts
-_PROMPT_ROWS = 128  # and more
-_LEAST_GAIN = 1.05  # for one row
-_MOST_LOSS = 1.02  # for more rows
+_TIMES, _TIMES_OF_PROMPTS = 7, 3  # runs of each form, alternating; the shortest counts
+_PROMPT_ROWS = 128  # from so many rows on, _TIMES_OF_PROMPTS applies
+_LEAST_GAIN = 1.05  # required gain for one row
+_MOST_LOSS = 1.02  # allowed loss for more rows
 
 
 def known() -> bool | None:
     """Return the result measured on this machine, or None if there is none."""
     file = _file()
     if file is None:
-        return False  # torch would unpack a weight for every product
+        return False  # without a C library torch would unpack the weight for every product
     try:
         kept = json.loads(file.read_bytes())
         return bool(kept["is_faster"]) if kept["of"] == _circumstances() else None
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # never measured here, or by another version
+        return None  # not measured on this machine, or by another version
 
 
 def measure() -> bool:
-    """Measure for a second and store the result. Stops at the first number of rows that shows the answer."""
+    """Measure for a second and store the result. Stops at a number of rows for which 12 bits are slower."""
     weights, gains, is_faster = _weights(), dict[int, float](), True
     for rows in _ROWS:
         gains[rows] = _gain(rows, *weights)
@@ -57,7 +57,7 @@ def measure() -> bool:
     )
     file = _file()
     if file is not None:
-        with suppress(OSError):  # it will be measured again when it is next needed
+        with suppress(OSError):  # if it cannot be stored, it is measured again when next needed
             unfinished = file.with_suffix(".measured")
             unfinished.write_text(json.dumps({"of": _circumstances(), "is_faster": is_faster, "gains": gains}))
             unfinished.replace(file)

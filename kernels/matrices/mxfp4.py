@@ -1,7 +1,7 @@
 """MXFP4 (OCP Microscaling Formats 1.0): 32 four-bit floats (e2m1) share a power of two (e8m0).
 
-Knows the format of checkpoints, which is unpacked to a type that models compute in, and that of kernels, for products that unpack it tile by tile.
-Every product of value and scale within bf16's range is exact in bf16, so one table look-up for two values and one multiplication lose nothing.
+Knows the format of checkpoints, and that of kernels, whose products unpack it tile by tile. Every product of value and scale within bf16's range is
+exact in bf16, so unpacking by one table look-up for two values and one multiplication is exact.
 """
 
 import math
@@ -17,8 +17,8 @@ from pilotlight.kernels.matrices.coded import CodedWeight, native_linear
 from pilotlight.kernels.matrices.int4 import has_codes, pack_int4, require_codes, unpack_codes
 from pilotlight.kernels.matrices.weight import MXFP4, Operands, check_product, lay_operands
 
-BLOCK = 32  # values under one scale
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by exponent and mantissa; the fourth bit is the sign
+BLOCK = 32  # values that share a scale
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # values by exponent and mantissa; the fourth bit is the sign
 _E8M0 = (*(2.0 ** (i - 127) for i in range(255)), math.nan)
 
 
@@ -61,7 +61,7 @@ class Mxfp4Weight(CodedWeight):
 
 
 def repack_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
-    """Convert [..., blocks, 16] of checkpoints, with neighbours in a byte, to codes [..., blocks * 16]."""
+    """Convert checkpoint blocks [..., blocks, 16], with neighbours in a byte, to codes [..., blocks * 16]."""
     return pack_int4(torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-3))
 
 
@@ -90,9 +90,9 @@ def unpack_mxfp4(blocks: torch.Tensor, scales: torch.Tensor, into: torch.Tensor)
     device, dtype = blocks.device, into.dtype
     values = torch.tensor((*_E2M1, *(-x for x in _E2M1)), dtype=dtype, device=device)
     high, low = torch.meshgrid(values, values, indexing="ij")
-    pairs = torch.stack((low, high), dim=-1).view(256, 2)  # what each byte holds
+    pairs = torch.stack((low, high), dim=-1).view(256, 2)  # the two values of each byte
     as_words = pairs.view({2: torch.int32, 4: torch.int64}[dtype.itemsize]).squeeze(1)
-    # index_select: 3 ms for an expert of gpt-oss-20b on a CPU core; indexing with brackets took 55
+    # index_select takes 3 ms for an expert of gpt-oss-20b on a CPU core; indexing with brackets takes 55
     unpacked = as_words.index_select(0, blocks.reshape(-1).int()).view(dtype).view(-1, BLOCK)
     unpacked *= torch.tensor(_E8M0, dtype=dtype, device=device)[scales.reshape(-1, 1).int()]
     into.copy_(unpacked.view(into.shape))

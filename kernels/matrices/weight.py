@@ -21,7 +21,7 @@ PLAIN, FP8, INT4, MXFP4 = range(4)  # as in kernels/triton/matrices/tiles.py
 class Operands(NamedTuple):
     """The arguments for a weight in Triton's products.
 
-    Strides are counted in elements; those of experts are 0 for a weight that is one matrix.
+    Strides are counted in elements; strides between experts are 0 for a single matrix.
     """
 
     weight: Tensor
@@ -41,13 +41,15 @@ class Operands(NamedTuple):
 
 
 class Weight(ABC):
-    """One matrix [rows, columns], or one per expert with a first dimension more.
+    """One matrix [rows, columns], or one per expert, with the experts as an additional first dimension.
 
     Subclasses are frozen dataclasses.
     """
 
     __slots__ = ()
-    of_rows: ClassVar[tuple[str, ...]]  # its tensors whose dimensions include the rows, after the experts if any
+    of_rows: ClassVar[
+        tuple[str, ...]
+    ]  # names of the tensors that have a dimension of rows, after that of experts if any
 
     @property
     @abstractmethod
@@ -64,11 +66,11 @@ class Weight(ABC):
 
     @abstractmethod
     def is_sound(self, dtype: torch.dtype) -> bool:
-        """True if its parts have types and sizes that match each other and x's type."""
+        """True if the parts have types and sizes that match each other and x's type."""
 
     @abstractmethod
     def require(self, check: ArgumentCheck, name: str, shape: str, dtype: torch.dtype) -> None:
-        """Raise for the part that is wrong. `shape`: the words of its dimensions, such as "rows columns"."""
+        """Raise ArgumentError for the part that is wrong. `shape`: dimension names such as "rows columns"."""
 
     def rows(self, numbers: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         """Return the rows `numbers` [n], times `scale`, as [n, columns]."""
@@ -79,7 +81,7 @@ class Weight(ABC):
         return self._each(lambda part: part[i])
 
     def by_expert(self, experts: int) -> Self:
-        """Reshape [experts * rows, columns] to [experts, rows, columns]."""
+        """Return a view of [experts * rows, columns] as [experts, rows, columns]."""
         return self._each(lambda part: torch.unflatten(part, 0, (experts, -1)))
 
     def operands(self) -> Operands:
@@ -99,13 +101,13 @@ class Weight(ABC):
 
     @property
     def parts(self) -> list[Tensor]:
-        """Return the tensors in which it is stored."""
+        """Return the tensors in which the weight is stored."""
         values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
         return [value for value in values if isinstance(value, Tensor)]
 
     @property
     def expert_parts(self) -> list[Tensor]:
-        """Return the tensors whose first dimension is experts."""
+        """Return the tensors whose first dimension is that of experts."""
         return [part for name in self.of_rows if (part := getattr(self, name)) is not None]
 
     @property
@@ -148,7 +150,7 @@ def lay_operands(
 ) -> Operands:
     """Describe tensors [..., rows, bytes or values] and [..., row groups, column groups] for Triton.
 
-    `groups`: rows and columns per scale.
+    `groups`: the rows and columns that share a scale.
     """
     experts = values.dim() == 3
     return Operands(

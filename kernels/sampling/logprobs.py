@@ -45,5 +45,5 @@ def token_logprobs(
 
 @operation(_check)
 def token_ranks(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """Return 1 plus the number of likelier tokens, [rows], for logits [rows, vocab], token_ids [rows]."""
+    """Return ranks [rows], 1 for the likeliest token, for logits [rows, vocab] and token_ids [rows]."""
     return (logits > logits.gather(1, token_ids.unsqueeze(1))).sum(dim=-1) + 1

@@ -1,7 +1,7 @@
 """Masks over a vocabulary: one bit for each token, set if a grammar allows it next.
 
-The logits of other tokens become the lowest number, which has no weight in sampling. A row's bits are in words of 32, the first token lowest, as
-grammar libraries write them; tokens after the last word are forbidden.
+The logits of other tokens become the lowest number, which has no weight in sampling. A row's bits are in 32-bit words, the first token in the lowest
+bit, as grammar libraries write them. Tokens after the last word are forbidden.
 """
 
 import torch

@@ -9,7 +9,7 @@ the output: `logit = logit / r if logit > 0 else logit * r`.
 `logit -= frequency * count in the output + presence`.
 
 Entries are sparse: a conversation of 4,000 tokens touches about a thousand of 128,000 logits, so a gather and a scatter of them replace counts over
-the whole vocabulary (32 MB a step for 64 rows). Each entry is computed independently: neighbours in the batch change nothing.
+the whole vocabulary (32 MB a step for 64 rows). Each entry is computed independently of the other rows of the batch.
 """
 
 from typing import NamedTuple
@@ -77,10 +77,10 @@ def penalize_(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
 
 @operation(_check, triton="sampling.penalties")
 def restore_(logits: torch.Tensor, entries: LogitEntries, before: torch.Tensor) -> None:
-    """Undo `penalize_`."""
+    """Restore the logits that `penalize_` changed."""
     logits.view(-1).scatter_(0, _places(logits, entries), before)
 
 
 def _places(logits: torch.Tensor, entries: LogitEntries) -> torch.Tensor:
-    # One flat index: on a CPU a quarter of the time of indexing by pairs (0.09 ms instead of 0.65 for 100,000 entries).
+    # One flat index is faster than indexing by pairs: on a CPU 0.09 ms instead of 0.65 for 100,000 entries.
     return entries.rows * logits.shape[1] + entries.token_ids

@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon et al., "Parallel random numbers", SC 2011): stateless random numbers.
 
-A sampled token's number is a function of (seed, position) alone, so a stream resumed elsewhere, a different batch or a preemption draws the same.
-Written in int64 tensor arithmetic: the same bits on every device.
+A sampled token's number is a function of (seed, position) alone, so a stream resumed elsewhere, a different batch or a preemption draws the same. It
+is computed in int64 tensors, with the same bits on every device.
 """
 
 import torch
@@ -11,13 +11,13 @@ from pilotlight.kernels.cpu import sampling
 from pilotlight.kernels.dispatch import operation
 
 _MASK32 = 0xFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
-_WEYL = (0x9E3779B9, 0xBB67AE85)  # golden ratio, sqrt(3) - 1: increments of the key words per round
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # factors of counter words 0 and 2
+_WEYL = (0x9E3779B9, 0xBB67AE85)  # increments of the key words per round: golden ratio, sqrt(3) - 1
 _ROUNDS = 10
 
 
 def philox4x32(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return random words [4, n] for counter [4, n] and key [2, n], both int64 that hold 32-bit words.
+    """Return random words [4, n] for counter [4, n] and key [2, n], both int64 with 32-bit words.
 
     Words 0 and 2, and 1 and 3, share each operation.
     """
@@ -44,7 +44,7 @@ def _check(operation: str, seed_low: torch.Tensor, seed_high: torch.Tensor, posi
 def uniform(seed_low: torch.Tensor, seed_high: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Return one number in [0, 1) per row, float64 with 53 random bits.
 
-    A seed comes in 32-bit halves, because int64 cannot hold 2**64 - 1.
+    A seed is passed as two 32-bit halves, because int64 cannot hold 2**64 - 1.
     """
     zero = torch.zeros_like(position)
     words = philox4x32(

@@ -3,10 +3,10 @@
 Rows of temperature 0 take the likeliest token, the first of equals.
 
 A logit's distance from its row's highest is rounded to a *cost*, in 2**-24 of a factor of two, and a cost has a *weight*, an integer. From the cost
-on, all numbers are integers: sums are equal in any order, so that a token depends on no device, form, batch or split of the vocabulary. Before it
-there are only one subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither
-sort order nor device decides. One uniform number per token is used instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would
-need 8 M Philox calls a step.
+on, all numbers are integers: sums are equal in any order, so that a token depends on no device, form, batch or split of the vocabulary. A cost takes
+only one subtraction and one product, which IEEE 754 rounds alike everywhere. Tokens of equal cost are kept or dropped together, so neither sort order
+nor device decides. One uniform number per token is used instead of one Gumbel number per vocabulary entry: 64 rows over 128k entries would need 8 M
+Philox calls a step.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from pilotlight.kernels.sampling.philox import uniform
 from pilotlight.kernels.sampling.sampling_batch import MAX_VOCAB, POWER, SamplingBatch
 from pilotlight.kernels.sampling.sampling_scale import FAR, PIECE
 
-# Enough for nearly every nucleus: finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting them all 10 ms.
+# This number covers nearly every nucleus. Finding the largest 256 of 128k logits takes 0.3 ms a row on a CPU core, sorting all of them 10 ms.
 NUM_CANDIDATES = 256
 _MASK32 = 0xFFFFFFFF
 
@@ -75,19 +75,19 @@ def sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
 
 @operation(_check_logits, native=sampling.argmax)
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first index of each row's highest logit, and that logit, NaN if any is, [rows] each."""
+    """Return the index of each row's first highest logit, and that logit, NaN if any is NaN; [rows] each."""
     best = logits.max(dim=-1)
     return best.indices, best.values
 
 
 def draw(logits: Tensor, tops: Tensor, batch: SamplingBatch) -> Tensor:
-    """Return drawn ids [rows], for logits [rows, vocab] whose rows are all drawn, and their maxima."""
+    """Return ids [rows] drawn from logits [rows, vocab] with maxima `tops`. No row may be greedy."""
     seed, position, top_k, floor = batch.integers
     scale, top_p = batch.reals
     rows = _Rows(logits, tops, scale)
     if batch.truncates:
         vocab = logits.shape[1]
-        # A second look at flat rows would make the host wait for a GPU; there, everything is sorted at once instead.
+        # Examining flat rows a second time would make the host wait for a GPU; there, everything is sorted at once instead.
         candidates = vocab if logits.is_cuda else min(vocab, max(NUM_CANDIDATES, batch.largest_top_k))
         floor = rows.truncated(top_k, top_p, floor, candidates)
     return pick(
@@ -114,7 +114,7 @@ class _Rows:
         if self._all is None:
             self._all = weigh(self._logits, self._tops, self._scale)
         costs, weights = self._all
-        # a product, not masked_fill: on a CPU that branches per entry and is five times slower
+        # a product, since masked_fill branches per entry on a CPU and is five times slower
         return piece_sums(weights * (costs <= floor.unsqueeze(1)))
 
     def weights_of(self, entries: Tensor, floor: Tensor) -> Tensor:
@@ -143,7 +143,8 @@ class _Rows:
         floor_of_all = torch.where((top_p < 1.0) & reached, torch.minimum(floor, nucleus), floor)
         if candidates < vocab:
             open_rows = ((top_p < 1.0) & ~reached).nonzero().squeeze(1)
-            if open_rows.numel():  # a distribution flatter than the candidates: examine more tokens of those rows
+            # rows whose distribution is flatter than the candidates reach: examine more of their tokens
+            if open_rows.numel():
                 rest = _Rows(self._logits[open_rows], self._tops[open_rows], self._scale[open_rows])
                 floor_of_all[open_rows] = rest.truncated(
                     top_k[open_rows], top_p[open_rows], floor[open_rows], min(vocab, 8 * candidates)
@@ -181,7 +182,7 @@ def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) 
     """
     ends = sums.cumsum(1)
     total = ends[:, -1:]
-    # Rounded to float64, a product may reach the total itself.
+    # In float64 the product may be rounded up to the total.
     target = (uniform.unsqueeze(1) * total.double()).long().minimum(total - 1)
     piece = _first_above(ends, target)
     start = ends.gather(1, piece) - sums.gather(1, piece)
@@ -190,5 +191,5 @@ def pick(sums: Tensor, uniform: Tensor, weights_of: Callable[[Tensor], Tensor]) 
 
 
 def _first_above(ends: Tensor, target: Tensor) -> Tensor:
-    """Return the index of the first cumulative sum above the target, where a positive weight ends."""
+    """Return the index of the first cumulative sum above the target. The entry there has a weight above 0."""
     return (ends <= target).sum(1, keepdim=True).clamp(max=ends.shape[1] - 1)

@@ -1,6 +1,6 @@
 """The sampling parameters of each row of logits, as in a request and as the device reads them.
 
-It also has the constants of the scale on which logits are compared.
+It also has the constants of the function from costs to weights.
 """
 
 from array import array
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from pilotlight.kernels.sampling.sampling_scale import highest_cost, scale_of
 
-# The likeliest token's weight: sums of 2**20 entries fit in int64, and a weight of 0 means less likely than 2**-42 of it.
+# The weight of the likeliest token. Sums of 2**20 entries fit in int64, and a weight of 0 means less than 2**-42 of its probability.
 HEAVIEST = 1 << 42
 MAX_VOCAB = 1 << 20
-# A minimax polynomial in fp32 of 2**(24 - x) for x in [0, 1), each operation rounded: off by 2.6e-7 at most, like fp32 logits themselves.
+# A minimax polynomial in fp32 of 2**(24 - x) for x in [0, 1), with each operation rounded. Its error is at most 2.6e-7, like that of fp32 logits.
 POWER = (-15852.8515625, 154447.65625, -927735.75, 4029554.25, -11629022.0, 16777216.0)
 
 
 class SamplingRow(NamedTuple):
-    """The parameters of one row; None, 1 and 0 switch truncation off."""
+    """The parameters of one row. For truncation None, 1 and 0 mean off."""
 
     temperature: float
     top_k: int | None
@@ -33,18 +33,18 @@ class SamplingRow(NamedTuple):
 class SamplingBatch(NamedTuple):
     """The parameters of all rows on the device, and what the host must know without waiting for it."""
 
-    # [4, rows] int64: seed as a signed number, position, top_k (vocab: off), highest cost allowed by min-p
+    # [4, rows] int64: seed as a signed number, position, top_k (vocab if off), highest cost that min-p allows
     integers: Tensor
     reals: Tensor  # [2, rows] float64: scale, the cost of a distance of one, rounded to fp32 at its use; top_p (1: off)
     drawn: tuple[int, ...]  # rows whose temperature is not 0
-    truncates: bool  # by top-k or top-p, in any row
-    largest_top_k: int  # among rows with top-k (0: none)
+    truncates: bool  # top-k or top-p is set in any row
+    largest_top_k: int  # largest top-k of any row, 0 if none is set
 
     @classmethod
     def of(
         cls, rows: Sequence[SamplingRow], vocab: int, put: Callable[[Tensor], Tensor] = lambda tensor: tensor
     ) -> "SamplingBatch":
-        """Make the batch; `put` moves its parameters, one tensor, to the device."""
+        """Make the batch. `put` moves all parameters to the device as one tensor."""
         integers, reals = array("q"), array("d")
         integers.extend([row.seed if row.seed < 1 << 63 else row.seed - (1 << 64) for row in rows])
         integers.extend([row.position for row in rows])
@@ -63,6 +63,6 @@ class SamplingBatch(NamedTuple):
         return cls(columns[:4], columns[4:].view(torch.float64), drawn, truncates, largest)
 
     def select(self, rows: Tensor) -> "SamplingBatch":
-        """Return the parameters of `rows`, which are all drawn."""
+        """Return the parameters of `rows`, none of which may be greedy."""
         count = tuple(range(len(self.drawn)))
         return self._replace(integers=self.integers[:, rows], reals=self.reals[:, rows], drawn=count)

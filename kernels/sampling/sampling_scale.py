@@ -1,17 +1,17 @@
 """The scale on which logits are compared in sampling: the cost of a distance from the highest logit.
 
-Numbers only: no tensors, no torch.
+This module does not import torch.
 """
 
 import math
 
-FAR = 63 << 24  # the cost of tokens without weight: 2**-63 of the likeliest
-GREEDY_SCALE = 2.0**100  # a temperature of 0: any distance from the highest is far
+FAR = 63 << 24  # the cost of tokens without weight, which are less likely than 2**-63 of the likeliest
+GREEDY_SCALE = 2.0**100  # the scale for a temperature of 0, at which any distance from the highest logit costs FAR
 PIECE = 1024  # vocabulary entries summed together before the cumulative sum; as in cpu/sample.c
 
 
 def scale_of(temperature: float) -> float:
-    """Return the cost of a distance of one, to be rounded to fp32 at its use."""
+    """Return the cost of a distance of one, which is rounded to fp32 when it is used."""
     return GREEDY_SCALE if temperature == 0 else min(math.log2(math.e) / temperature * 2.0**24, GREEDY_SCALE / 2)
 
 

@@ -11,8 +11,8 @@ solve a triangular system (section 3.3 of the paper):
 
     u[i] + b[i] sum over j < i of exp(G[i] - G[j]) (k[i] . k[j]) u[j] = b[i] (v[i] - exp(G[i]) S^T k[i])
 
-Only the recurrence from chunk to chunk is sequential; the rest is matrix products and one triangular solve. C computes token after token: with a
-state that stays in a core's cache this takes fewer products, and a token's result has the same bits in any chunk. All numbers are fp32.
+Only the recurrence from chunk to chunk is sequential; the rest is matrix products and one triangular solve. C computes token by token: since the
+state stays in a core's cache, this takes fewer products, and a token's result has the same bits in any chunk. All numbers are fp32.
 """
 
 from typing import Any, NamedTuple
@@ -28,7 +28,8 @@ from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.state.state_batch import StateBatch
 
 EPS = 1e-6  # added to the squared lengths of queries and keys
-_CHUNK = 64  # tokens: work within a chunk grows with the square of this, the number of sequential steps falls
+# tokens. With larger chunks there are fewer sequential steps, but the work within a chunk grows with the square.
+_CHUNK = 64
 
 
 class _Inputs(NamedTuple):
@@ -81,7 +82,7 @@ def _check(
         check.require(
             "key_heads",
             key_heads > 0 and heads % key_heads == 0,
-            f"is {key_heads}, of which the {heads} value heads are no multiple",
+            f"is {key_heads}, and {heads} value heads are not a multiple of it",
         )
         check.derive("2*key_heads*key+value_heads*value", 2 * key_heads * key + heads * value, "states")
         check.tensor("qkv", qkv, "tokens 2*key_heads*key+value_heads*value", dense=1)
@@ -163,7 +164,7 @@ def _in_chunks(
     lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     decays = (sums.unsqueeze(3) - sums.unsqueeze(2)).masked_fill(~lower, -torch.inf).exp()
     steps = b.unsqueeze(3)
-    system = (k @ k.transpose(2, 3)) * decays * steps  # the solver takes its diagonal as ones
+    system = (k @ k.transpose(2, 3)) * decays * steps  # the solver assumes that the diagonal is 1
     faded = sums.exp().unsqueeze(3)
     both = torch.linalg.solve_triangular(
         system, torch.cat((v, k * faded), dim=3) * steps, upper=False, unitriangular=True

@@ -48,8 +48,8 @@ def gated_norm(
 ) -> torch.Tensor:
     """Return weight * norm(x) * silu(gate), or weight * norm(x * silu(gate)) if `gates_first`.
 
-    x, gate [tokens, groups, numbers], each group with a separate norm; weight [groups, numbers], or [1, numbers] for all groups. The gate
-    may be strided between tokens. All numbers are computed in fp32.
+    x, gate [tokens, groups, numbers], each group with a separate norm; weight [groups, numbers], or [1, numbers] for all groups. The gate may be
+    strided between tokens. Computation is in fp32.
     """
     wide, opened = x.float(), F.silu(gate.float())
     y = F.rms_norm(wide * opened if gates_first else wide, x.shape[2:], None, eps) * weight.float()

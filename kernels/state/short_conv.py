@@ -4,7 +4,7 @@ Each channel is convolved separately, over a token and the width - 1 tokens befo
 
     y[t] = activation(bias + sum over j < width of weight[:, j] * x[t - width + 1 + j])
 
-The state of a sequence is the inputs at its last width - 1 tokens. Sums are in fp32.
+A sequence's state consists of the inputs at its last width - 1 tokens. Sums are in fp32.
 """
 
 from typing import Any
@@ -73,8 +73,8 @@ def short_conv(
 ) -> torch.Tensor:
     """Convolve the tokens of the batch, and update the states in place; return [tokens, channels].
 
-    x [tokens, channels]; weight [channels, width]; bias [channels]; states [blocks, width - 1, channels]. `activates`: by SiLU. A token's result has
-    the same bits whatever is computed with it.
+    x [tokens, channels]; weight [channels, width]; bias [channels]; states [blocks, width - 1, channels]. `activates`: whether SiLU is applied. A
+    token's result has the same bits in any batch.
     """
     before = weight.shape[1] - 1
 
@@ -91,7 +91,7 @@ def short_conv(
 
 
 def _sums(inputs: list[torch.Tensor], weight: torch.Tensor, bias: torch.Tensor | None, activates: bool) -> torch.Tensor:
-    """Return outputs [tokens, channels] for the inputs that each column of the weight multiplies."""
+    """Return outputs [tokens, channels]. inputs[i] is multiplied by column i of the weight."""
     wide = torch.promote_types(weight.dtype, torch.float32)
     y = bias.to(wide) if bias is not None else torch.zeros((), dtype=wide, device=weight.device)
     for x, column in zip(inputs, weight.unbind(1), strict=True):

@@ -7,7 +7,7 @@ Each head keeps a matrix that decays, and to which each token adds. With the sta
     d = softplus(step + step_bias);    g = -exp(decay_log) d
 
 In torch a prompt is computed in chunks (section 6 of the paper): only the recurrence from chunk to chunk is sequential, the rest is matrix products.
-C computes token after token, with a state that stays in a core's cache; a token's result has the same bits in any chunk. All numbers are fp32.
+C computes token by token, with the state in a core's cache; a token's result has the same bits in any chunk. All numbers are fp32.
 """
 
 from typing import Any
@@ -22,7 +22,8 @@ from pilotlight.kernels.cpu.c_library import Library
 from pilotlight.kernels.dispatch import operation
 from pilotlight.kernels.state.state_batch import StateBatch
 
-_CHUNK = 64  # tokens: work within a chunk grows with the square of this, the number of sequential steps falls
+# tokens. With larger chunks there are fewer sequential steps, but the work within a chunk grows with the square.
+_CHUNK = 64
 
 
 def _check(
@@ -61,7 +62,7 @@ def _check(
         check.tensor("states", states, "blocks heads state value", wide, dense=3)
         heads, state, value = (check.size(word) for word in ("heads", "state", "value"))
         check.require(
-            "groups", groups > 0 and heads % groups == 0, f"is {groups}, of which the {heads} heads are no multiple"
+            "groups", groups > 0 and heads % groups == 0, f"is {groups}, and {heads} heads are not a multiple of it"
         )
         check.derive("heads*value+2*groups*state", heads * value + 2 * groups * state, "states")
         check.tensor("xbc", xbc, "tokens heads*value+2*groups*state", dense=1)

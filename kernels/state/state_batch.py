@@ -1,7 +1,7 @@
 """The sequences of a step for layers with a recurrent state: their tokens, and places of their states.
 
-A sequence's tokens are computed in *runs*. Each run starts from the state that the run before left, the first one from a block of an earlier step,
-and leaves its own state in a block. Knows tokens and blocks; does not know what a state contains.
+A sequence's tokens are computed in *runs*. The first run starts from a state in a block of the cache, each other one from the state after the
+previous run; the state after each run is written to a block. Knows tokens and blocks; does not know what a state contains.
 """
 
 from collections.abc import Callable
@@ -12,22 +12,23 @@ import torch
 
 from pilotlight.kernels.checks import ArgumentCheck, check_indices, placed
 
-NO_BLOCK = -1  # the state before a sequence's first token, which is zero
+NO_BLOCK = -1  # means that a sequence has no earlier state: it starts from zero
 
-# Computes some tokens of a sequence, or one token of each of some: (tokens, states before) -> (outputs, states after).
+# Computes some tokens of a sequence, or one token of each of several: (tokens, states before) -> (outputs, states after).
 Advance = Callable[[slice, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class StateBatch(NamedTuple):
-    before: torch.Tensor  # [sequences] int64: block of the state before a sequence's first token, or NO_BLOCK
-    first_runs: torch.Tensor  # [sequences + 1] int64: number of each sequence's first run, then of all runs
-    ends: torch.Tensor  # [runs] int64: the token after each run's last one
-    after: torch.Tensor  # [runs] int64: block for the state after each run
-    host_ends: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs
+    before: torch.Tensor  # [sequences] int64: the block of the state at the sequence's first token, or NO_BLOCK
+    # [sequences + 1] int64: the index of each sequence's first run; the last entry is the number of runs
+    first_runs: torch.Tensor
+    ends: torch.Tensor  # [runs] int64: the index of the token after each run's last one
+    after: torch.Tensor  # [runs] int64: the block to which the state after each run is written
+    host_ends: tuple[tuple[int, ...], ...]  # `ends` of each sequence's runs, on the host
 
     @property
     def num_alone(self) -> int:
-        """The number of first sequences that have one token each."""
+        """The number of sequences at the beginning of the batch that have one token each."""
         return next((i for i, ends in enumerate(self.host_ends) if ends != (i + 1,)), len(self.host_ends))
 
     @property
@@ -37,7 +38,7 @@ class StateBatch(NamedTuple):
         return max((end - start for start, end in pairwise(ends)), default=0)
 
     def fits(self, x: torch.Tensor, tokens: int) -> bool:
-        """True if the parts agree with each other, and their runs are of `tokens` tokens on x's device."""
+        """True if the parts match each other, and their runs have `tokens` tokens in total, on x's device."""
         runs = sum(map(len, self.host_ends))
         return (
             self.before.shape == (len(self.host_ends),)
@@ -66,14 +67,14 @@ class StateBatch(NamedTuple):
         check.require("batch.host_ends", end == tokens, f"ends with {end}, and there are {tokens} tokens")
 
     def check_blocks(self, operation: str, num_blocks: int) -> None:
-        """Raise ArgumentError for a block that is not there. Waits for the device: only for debug mode."""
-        check_indices(operation, "batch.before", self.before, num_blocks, "the blocks there are, or -1", NO_BLOCK)
-        check_indices(operation, "batch.after", self.after, num_blocks, "the blocks there are")
+        """Raise ArgumentError for a block that does not exist. Waits for the device: only for debug mode."""
+        check_indices(operation, "batch.before", self.before, num_blocks, "the existing blocks, or -1", NO_BLOCK)
+        check_indices(operation, "batch.after", self.after, num_blocks, "the existing blocks")
 
     def compute(self, states: torch.Tensor, at_once: Advance, run: Advance) -> torch.Tensor:
         """Compute all tokens with torch, update `states` [blocks, ...] and return the outputs.
 
-        `at_once` gets one token of each of several sequences, and a state for each; `run` the tokens of one run, and one state.
+        `at_once` computes one token of each of several sequences, with a state for each; `run` computes the tokens of one run, with one state.
         """
         outputs, alone = [], self.num_alone
         if alone:
@@ -97,6 +98,6 @@ class StateBatch(NamedTuple):
 
 
 def _states_of(states: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    """Return the states in some blocks, zero for NO_BLOCK."""
+    """Return copies of the states in `blocks`, zero for NO_BLOCK."""
     there = (blocks >= 0).view(-1, *(1,) * (states.dim() - 1))
     return torch.where(there, states[blocks.clamp(min=0)], 0)

@@ -1,4 +1,4 @@
-"""The Triton forms of the operations in kernels/: the same names and signatures, for CUDA devices.
+"""The Triton forms of operations, for CUDA devices, with the names and signatures of kernels/.
 
 Compiled kernels are stored beside the project's other compiled files, unless TRITON_CACHE_DIR names a folder.
 """

@@ -3,7 +3,7 @@
 Gluon is Triton's language of layouts, buffers and waits. In the stand-ins layouts have no effect, a buffer is the block that it holds, and
 asynchronous operations complete at once.
 
-A kernel written in Gluon must import Triton's language, too (`import triton.language as tl`), and use its type for constants.
+A kernel in Gluon must also import Triton's language (`import triton.language as tl`), and use its type for constants.
 """
 
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from triton.experimental.gluon import language
 if triton.knobs.runtime.interpret:
 
     class _Buffers:
-        """Blocks of shared memory, or one of them, indexed by rows or columns."""
+        """Stand-in for buffers in shared memory, or for one of them, indexed by rows or columns."""
 
         def __init__(self, blocks: list[Any], dtype: tl.dtype, at: int = 0, is_turned: bool = False) -> None:
             self._blocks, self.dtype, self._at, self._is_turned = blocks, dtype, at, is_turned

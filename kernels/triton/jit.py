@@ -1,7 +1,7 @@
 """Triton's `jit` with traceable launches: in a `tracing` thread, a launch is recorded and not run.
 
-The launches of a model are so known before its weights are loaded, and are compiled meanwhile (kernels/warm_up.py). Every function of kernels/triton
-uses this `jit`. Knows Triton's functions; does not know what they compute.
+So the launches of a model are known before its weights are loaded, and they are compiled while the weights load (kernels/warm_up.py). Every function
+of kernels/triton uses this `jit`. Knows Triton's functions; does not know what they compute.
 """
 
 import threading
@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 @dataclass(frozen=True)
 class Pointer:
-    """The properties of a tensor for which Triton compiles: its type, and 16-byte alignment."""
+    """The properties of a tensor on which compiled code depends: its type, and 16-byte alignment."""
 
     dtype: torch.dtype
     is_aligned: bool
@@ -30,12 +30,12 @@ class Pointer:
 
 class Launch(NamedTuple):
     function: "TraceableFunction"
-    arguments: tuple[Any, ...]  # tensors as Pointers
+    arguments: tuple[Any, ...]  # tensors are replaced by Pointers
     options: dict[str, Any]  # constants and options of the compiler
 
     @property
     def variant(self) -> tuple[Any, ...]:
-        """Return a key that is equal for launches of the same machine code."""
+        """Return a key that is equal for launches that need the same machine code."""
         values = dict(zip(self.function.arg_names, self.arguments, strict=False)) | self.options
         kinds = [(name, self.function.kind_of(name, value)) for name, value in sorted(values.items())]
         return self.function.__module__, self.function.__name__, *kinds
@@ -51,7 +51,7 @@ class TraceableFunction(JITFunction):  # type: ignore[misc]
         return None
 
     def kind_of(self, name: str, value: Any) -> Any:
-        """Return the part of an argument's value that affects the machine code."""
+        """Return the property of an argument on which the compiled code depends."""
         parameter = next((parameter for parameter in self.params if parameter.name == name), None)
         if parameter is None or parameter.is_constexpr or isinstance(value, bool):
             return value
@@ -72,7 +72,7 @@ def jit(function: Any = None, *, of_batch: Sequence[str] = (), is_gluon: bool = 
 
     `of_batch`: arguments that depend on a batch and not on the model. Triton would compile again for such an integer that is 1 or a multiple of 16,
     and for a tensor that is not aligned to 16 bytes, as a row of a batch's numbers may not be. Do not list strides or the first column of a split:
-    without their multiples of 16 nothing is read 16 bytes at a time.
+    unless the compiler knows that they are multiples of 16, it reads fewer than 16 bytes at a time.
     """
     if function is None:
         return lambda given: jit(given, of_batch=of_batch, is_gluon=is_gluon)

@@ -1,7 +1,7 @@
 """Low-rank adapters beside a product: one launch for A x in fp32, one per fused part for B.
 
-A program has a single token if there are few, else a tile of tokens, whose adapters it takes one after the other: most often the tile belongs to one
-prompt and has one adapter.
+With few tokens a program computes a single one, else a tile of tokens, whose adapters it takes one after the other. A tile usually belongs to one
+prompt and so has one adapter.
 """
 
 import torch
@@ -11,9 +11,9 @@ import triton.language as tl
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch
 
-_RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # kernels/lora.py's MOST_RANK and COLUMNS
+_RANK, _COLUMNS = tl.constexpr(64), tl.constexpr(64)  # MOST_RANK and COLUMNS of kernels/lora.py
 _DEPTH = 128
-_FEW, _TILE = 64, 16  # tokens: up to _FEW, each has its own programs; else tiles of _TILE
+_FEW, _TILE = 64, 16  # up to _FEW tokens each has its own programs; more are computed in tiles of _TILE
 
 
 @jit(of_batch=("slots", "tokens"))

@@ -1,7 +1,7 @@
-"""Experts without a wait for the host: tokens sorted on the device, two launches for all experts.
+"""Experts without waiting for the host: tokens are sorted on the device, and two launches serve all.
 
-One launch computes all gates and ups with the activation, one all downs; then each token's sum is added in its own order. A table made on the device
-names the expert of each tile of rows. The grid is as large as the worst case needs; tiles beyond the last end at once.
+One launch computes gate, up and activation of all experts, the other one down. Then each token's results are summed in the order of its experts. A
+table made on the device names the expert of each tile of rows. The grid is large enough for the worst case; programs of unused tiles end at once.
 """
 
 from collections.abc import Iterator
@@ -23,13 +23,14 @@ from pilotlight.kernels.triton.matrices.packed import multiply_packed, none
 from pilotlight.kernels.triton.matrices.tiles import multiply
 from pilotlight.kernels.triton.routing import MOST_EXPERTS
 
-# Pairs of token and expert: up to so many, each finds its place by comparison with all others, in one launch.
+# Up to so many pairs of token and expert, each pair finds its place by comparison with all others, in one launch.
 _MOST_COMPARED = 4096
-WARPS = 2  # warps that share rows of a four-bit weight
-# Average rows per expert, up to which they are multiplied in registers, and from which on experts are decoded into memory. For 512 rows for each of
-# 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms, decoding tile by tile; it decodes them into memory within 0.8, and multiplies in 2.0.
+WARPS = 2  # warps of a program that share rows of a four-bit weight
+# Two limits of the average number of rows per expert: up to the first they are multiplied in registers, from the second on experts are decoded into
+# memory. For 512 rows for each of 32 experts in MXFP4 of 2880 x 2880 an H100 took 5.8 ms when it decoded tile by tile; decoding into memory takes it
+# less than 0.8 ms, and multiplying 2.0.
 _MOST_PACKED, _FEWEST_DECODED = 64, 128
-_SCRATCH_BYTES = 256 << 20  # decoded experts
+_SCRATCH_BYTES = 256 << 20  # memory for decoded experts
 _GROUP_TILES = 8  # tiles of rows that take turns at the same rows of a weight
 
 
@@ -83,7 +84,7 @@ def _by_expert(
 
 @jit
 def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
-    """Return how many of the sorted ids are at most `most` [EXPERTS], for all at once."""
+    """Return for each value in `most` [EXPERTS] how many of the sorted ids are at most that value."""
     low, high = tl.zeros([EXPERTS], tl.int32), tl.zeros([EXPERTS], tl.int32) + pairs
     for _ in range(search_steps):
         middle = (low + high) // 2
@@ -96,7 +97,7 @@ def _up_to(ids, most, pairs, search_steps, EXPERTS: tl.constexpr):
 
 @jit
 def _place(table, tiles, row_tiles, group_tiles):
-    """Return a program's tile of rows of x, and its tile of rows of the weight."""
+    """Return the pointer to a program's row of `table`, and its tile of rows of the weight."""
     program = tl.program_id(0)
     band = program // (group_tiles * row_tiles)
     in_band = tl.minimum(tiles - band * group_tiles, group_tiles)
@@ -311,7 +312,7 @@ def moe_experts(
                 KIND=kind, FORMAT=part.format, HAS_ZEROS=part.has_zeros, HAS_BIAS=gate_up_bias is not None,
                 TOKENS=tile.tokens, ROWS=tile.rows, HALF=tile.half, num_warps=tile.warps, num_stages=tile.stages,
             )  # fmt: skip
-        rows = tile.rows * 2  # one product instead of two
+        rows = tile.rows * 2  # twice the rows, since there is one product instead of two
         for begin, experts, part in _parts(second, x.dtype, is_decoded):
             _down[(tiles * triton.cdiv(second.rows, rows),)](
                 hidden, part.weight, part.scales, part.zeros, biases[1], order, table, by_pair,
@@ -329,7 +330,7 @@ def moe_experts(
 def _parts(stored: Operands, dtype: torch.dtype, is_decoded: bool) -> Iterator[tuple[int, int, Operands]]:
     """Yield the first expert, the number of experts and their weight, in parts.
 
-    The stored weight is one part; decoded into memory, each part reuses the memory of the last.
+    A weight that stays packed is one part. If it is decoded into memory, each part reuses the memory of the previous one.
     """
     experts, rows = stored.weight.shape[:2]
     if not is_decoded:
@@ -371,7 +372,7 @@ def by_expert(expert_ids: torch.Tensor, num_experts: int, rows_a_tile: int) -> t
 def tile_for(pairs: int, experts: int, dtype: torch.dtype, is_plain: bool) -> Tile:
     """Return the tile for an average number of rows per expert.
 
-    `rows` counts gates or ups, and a program takes both. The largest tile fills the registers of its threads, which leaves none for decoding.
+    A program computes `rows` gates and as many ups. With the largest tile all registers are in use, and none are left for decoding.
     """
     stages = 2 if dtype == torch.float32 else 3
     if pairs <= 16 * experts:

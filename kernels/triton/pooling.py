@@ -1,6 +1,6 @@
-"""Pooling by one program per piece of a text and slice of its columns.
+"""Pooling: one program per piece of a text and slice of its columns.
 
-A piece's tokens are read in tiles, whose rows are added one by one at the end.
+A piece's tokens are read in tiles, which are added up row by row; the rows of the sum are added at the end.
 """
 
 from typing import TYPE_CHECKING
@@ -14,7 +14,8 @@ from pilotlight.kernels.triton.jit import jit
 if TYPE_CHECKING:
     from pilotlight.kernels.pooling import Pooled
 
-_COLUMNS = 64  # per program: a single text of 4,096 columns still fills 64 processors, each reading 128 bytes a row
+# columns per program. A single text of 4,096 columns still fills 64 processors, each of which reads 128 bytes of a row.
+_COLUMNS = 64
 _ROWS = 32
 
 

@@ -1,6 +1,6 @@
 """Routing of tokens to experts: one program per token takes the best scores one after the other.
 
-Of equal scores the first expert's is taken. Logits that are NaN select existing experts, so that later kernels read only existing memory.
+Of equal scores, that of the first expert is taken. Logits that are NaN select existing experts, so that later kernels read only existing memory.
 """
 
 import torch
@@ -36,7 +36,7 @@ def _route(
     for i in range(top_k):
         best = tl.max(tl.where(is_free, scores, float("-inf")), axis=0)
         best_id = tl.min(tl.where(is_free & (scores == best), expert, EXPERTS), axis=0)
-        best_id = tl.minimum(best_id, experts - 1)  # if logits are NaN, none equals the best
+        best_id = tl.minimum(best_id, experts - 1)  # if logits are NaN, no expert's logit equals the best
         chosen = tl.where(slot == i, tl.exp(best - top), chosen)
         chosen_ids = tl.where(slot == i, best_id, chosen_ids)
         is_free = is_free & (expert != best_id)

@@ -1,4 +1,4 @@
-"""Measured tables of product forms: one JSON file per device, named after it.
+"""Tables of measured forms of products: one JSON file per device, named after it.
 
-load_tests/tile_tuning.py measures them, and they are read when a model loads.
+load_tests/tile_tuning.py measures them. They are read when a model loads.
 """

@@ -18,7 +18,7 @@ from tests.cpu_kernels import BOTH, computing_with
 
 DEVICE = os.environ.get("PILOTLIGHT_TEST_DEVICE", "cpu")
 
-# torch collects the functions that make tensors when a default device is first used, and would miss those that a test has replaced by then.
+# torch collects the functions that make tensors when a default device is first used. It would miss those that a test has replaced by then.
 with torch.device("cpu"):
     torch.empty(0)
 
@@ -26,16 +26,15 @@ with torch.device("cpu"):
 def _hurry_the_interpreter() -> None:
     """Remove unnecessary work of Triton's interpreter, two thirds of its time.
 
-    It puts its own functions into Triton's language at every launch and at every call of a device function, `tl.max` included, by looking through all
-    that the language has: nothing is compiled in this process, so once is enough. It computes each sum and product again in 64 bits, for an assertion
-    that it makes in debug mode alone. And it makes a table of all types whenever it looks one up.
+    At every launch and every call of a device function, `tl.max` included, it searches Triton's whole language to replace its functions; nothing is
+    compiled in this process, so once is enough. It computes each sum and product again in 64 bits, for an assertion that it makes only in debug mode.
+    And it builds a table of all types for every look-up.
     """
     from triton.runtime import interpreter
 
     patch: Callable[[Any], Any] = interpreter._patch_lang
-    patched: set[int] = (
-        set()
-    )  # by the globals of a function's module: they contain the parts of the language that it uses
+    # ids of the globals of functions' modules, which contain the parts of the language that the functions use
+    patched: set[int] = set()
 
     def patch_once(function: Any) -> Any:
         if id(function.__globals__) not in patched:
@@ -47,14 +46,14 @@ def _hurry_the_interpreter() -> None:
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=builder.options.debug)
     look_up = interpreter._get_np_dtype
-    type_of_scalar = functools.cache(look_up)  # types of pointers and blocks have no hash
+    type_of_scalar = functools.cache(look_up)  # types of pointers and blocks cannot be hashed
     interpreter._get_np_dtype = lambda kind: (
         type_of_scalar(kind) if type(kind) is interpreter.tl.dtype else look_up(kind)
     )
 
 
 def _widen_bf16_of_products() -> None:
-    """Convert bf16 for products: Triton's interpreter holds it as integers, which it would multiply."""
+    """Convert the operands of products from bf16: Triton's interpreter stores them as integers, and would multiply these."""
     from triton.runtime import interpreter
 
     builder = type(interpreter.interpreter_builder)

@@ -1,7 +1,7 @@
 """Every operation of the catalogue in every form, compared with its formula in fp64, with unwritten memory poisoned.
 
-The Triton forms run under Triton's interpreter where there is no GPU. It is left without bf16: the interpreter of Triton 3.6 to 3.9 holds bf16 as bit
-patterns and computes wrongly with them, without an exception.
+The Triton forms run under Triton's interpreter where there is no GPU. There they are not tested in bf16, because the interpreter of Triton 3.6 to 3.9
+computes with the bit patterns of bf16 numbers, which gives wrong results without an exception.
 """
 
 from importlib.util import find_spec
@@ -22,7 +22,7 @@ CALLS = [
     for case in operation.cases
     for dtype in operation.dtypes
 ]
-# The effect of a type is the same in each call: on a CPU every second one is interpreted in fp16 as well.
+# A type has the same effect in each call, so on a CPU only every second call is also interpreted in fp16.
 HALVES = {(operation.name, case.name) for operation in OPERATIONS for case in operation.cases[::2]}
 OF_A_TYPE_OF_THEIR_OWN = {"quantise_fp8", "pool_pieces"}
 INTERPRETED = [
@@ -36,7 +36,7 @@ INTERPRETED = [
 
 @pytest.fixture(autouse=True)
 def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill memory that a form does not write with NaN, or a number that no formula gives."""
+    """Fill memory with NaN, or a number that no formula gives, so that memory that a form does not write is detected."""
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, _poisoning(getattr(owner, name)))
 
@@ -59,7 +59,7 @@ def test_the_form_that_the_engine_gets(operation: Operation, case: Case, dtype: 
 @pytest.mark.long
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(("operation", "case", "dtype"), INTERPRETED)
-@pytest.mark.parametrize("arithmetic", ["torch"], indirect=True)  # the C library has no part in it
+@pytest.mark.parametrize("arithmetic", ["torch"], indirect=True)  # the C library has no part in Triton's forms
 def test_the_triton_form(operation: Operation, case: Case, dtype: torch.dtype) -> None:
     assert_keeps_its_promise(operation, operation.triton_form(), case, dtype)
 
@@ -84,7 +84,7 @@ def assert_keeps_its_promise(operation: Operation, form: Any, case: Case, dtype:
 
 
 def unchanged(now: Any, before: Any) -> bool:
-    if isinstance(now, torch.Tensor):  # to the bit: NaN equals itself
+    if isinstance(now, torch.Tensor):  # compared as bytes, so that NaN equals itself
         return torch.equal(now.flatten().view(torch.uint8), before.flatten().view(torch.uint8))
     if isinstance(now, Weight):
         return all(map(unchanged, now.parts, before.parts))

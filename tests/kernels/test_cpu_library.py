@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.process, pytest.mark.cpu_only]
 
 @pytest.fixture(autouse=True)
 def arithmetic() -> None:
-    """Let these tests choose the arithmetic themselves."""
+    """Replace the fixture: these tests choose between C and torch themselves."""
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Set an empty cache, and reset the process's search for the library."""
+    """Use an empty cache, and reset the process's search for the library."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(build.SWITCH, raising=False)
     monkeypatch.setattr(library, "loaded", None)
@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tiny_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write C files that compile quickly."""
+    """Write C files that compile quickly, and return their folder."""
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "one.c").write_text("#ifdef SCALAR_BF16\nint one_bf16 = 1;\n#else\nint one_f32 = 1;\n#endif\n")
@@ -63,7 +63,7 @@ def test_a_second_start_finds_what_the_first_has_built(tiny_sources: Path) -> No
     assert build_library() == built
     assert built.stat().st_mtime_ns == made_at
     (tiny_sources / "one.c").write_text("int another;\n#error never compiled\n")
-    assert find_library() is None, "other sources are another library"
+    assert find_library() is None, "a library belongs to its sources"
 
 
 @pytest.mark.usefixtures("tiny_sources")
@@ -114,7 +114,7 @@ def test_without_a_working_compiler_torch_computes_and_one_line_says_why(
 
 @pytest.mark.usefixtures("cache")
 def test_no_test_waits_for_the_compiler_under_its_time_limit(tmp_path: Path) -> None:
-    """A first build on a busy machine took longer than the 120 s of a test, and every test of the engine failed."""
+    """A first build on a busy machine took longer than a test's limit of 120 s, and every test of the engine failed."""
     compiler, calls = tmp_path / "cc", tmp_path / "calls"
     compiler.write_text(f'#!/bin/sh\necho "during: $PYTEST_CURRENT_TEST" >> {calls}\nexit 1\n')
     compiler.chmod(0o755)
@@ -133,7 +133,7 @@ def test_progress_counts_every_file_for_every_scalar(tiny_sources: Path, capsys:
     assert seen == [(n, 4) for n in range(5)]
     discard_libraries()
     build.main()
-    build.main()  # it finds the library
+    build.main()  # finds the library
     assert capsys.readouterr().err.splitlines() == [
         f"Compiling the CPU kernels (the first time only): {n} of 4 files" for n in (0, 4)
     ]
@@ -196,7 +196,7 @@ def _flipped(content: bytearray) -> bytearray:
 def test_a_damaged_library_is_never_opened_and_built_again(
     spoil: Callable[[bytearray], bytearray], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Calling it would end the process."""
+    """Calling a damaged library would end the process."""
     path = build_library()
     whole = path.read_bytes()
     path.write_bytes(spoil(bytearray(whole)))
@@ -208,7 +208,7 @@ def test_a_damaged_library_is_never_opened_and_built_again(
 
 @pytest.mark.usefixtures("cache", "tiny_sources")
 def test_a_library_that_cannot_be_used_is_built_again(caplog: pytest.LogCaptureFixture) -> None:
-    path = build_library()  # without the required functions
+    path = build_library()  # this library lacks the required functions
     made_at = path.stat().st_mtime_ns
     with caplog.at_level(logging.WARNING):
         library.start(wait=True)
@@ -256,7 +256,7 @@ def test_each_kind_of_cpu_has_a_library_of_its_own(monkeypatch: pytest.MonkeyPat
     built = {None: build_library()}
     for kind in build.KINDS[:-1]:
         monkeypatch.setenv(build.SWITCH, kind)
-        with suppress(BuildError):  # on a machine that cannot replace it
+        with suppress(BuildError):  # if this machine cannot compute as that kind
             built[kind] = build_library()
     assert len(set(built.values())) == len(built)
 
@@ -280,7 +280,7 @@ def test_a_kind_of_cpu_that_cannot_be_had_is_refused_by_name(
 
 
 def test_threads_that_call_at_once_all_get_their_results() -> None:
-    """The library has one team: a caller that finds it busy computes alone."""
+    """The library has one team of threads: a caller that finds it busy computes alone."""
     from concurrent.futures import ThreadPoolExecutor
 
     from pilotlight.kernels.matrices.linear import linear

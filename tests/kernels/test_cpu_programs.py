@@ -1,4 +1,4 @@
-"""Computations recorded as programs of the C library: a replay computes the same bits from its inputs' present values.
+"""Computations recorded as programs of the C library. A replay computes the same bits as a new computation from the present inputs.
 
 An operation that cannot be recorded is refused.
 """
@@ -50,12 +50,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-# It has separate threads: once is enough.
+# The test starts a process with separate threads, so one number of threads here is enough.
 in_another_process = pytest.mark.parametrize("threads", [1], indirect=True)
 
 
 class Layer:
-    """A decoder's layer and head with all their parts, and inputs at fixed addresses."""
+    """A decoder's layer and head with all operations, and inputs at fixed addresses."""
 
     def __init__(self, rows: int, dtype: torch.dtype, hidden: int = 84, intermediate: int = 1100) -> None:
         def weight(*shape: int) -> Tensor:
@@ -112,7 +112,7 @@ def assert_equal(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
 def test_a_replay_computes_the_same_bits_from_new_inputs(rows: int, dtype: torch.dtype) -> None:
     layer, recorder = Layer(rows, dtype), ProgramRecorder(dtype)
     if not recorder.takes(rows):
-        with pytest.raises(NotRecordableError, match=r"aten\.linear"):  # it was right to refuse
+        with pytest.raises(NotRecordableError, match=r"aten\.linear"):  # recording fails, as `takes` predicted
             record(layer, recorder)
         return
     program = record(layer, recorder)
@@ -124,7 +124,7 @@ def test_a_replay_computes_the_same_bits_from_new_inputs(rows: int, dtype: torch
         program.replay()
         written = layer.cache.clone()
         assert_equal(program.output, layer())
-        assert torch.equal(layer.cache, written), "keys and values too"
+        assert torch.equal(layer.cache, written), "keys and values are the same, too"
 
 
 def test_programs_of_one_recorder_share_their_memory_and_disturb_no_other() -> None:
@@ -146,7 +146,7 @@ def test_what_dies_in_a_recording_makes_room_and_what_lives_keeps_it() -> None:
     def forward() -> tuple[Tensor, ...]:
         y = linear(x, weight)
         kept = y[:, :512]
-        for _ in range(30):  # 256 KiB each: far more than 2 MiB, if none were freed
+        for _ in range(30):  # 256 KiB each: together far more than 2 MiB, unless memory is reused
             y = rms_norm(linear(y, weight), weight[0], 1e-5)
         return y, linear(kept, half)
 
@@ -178,7 +178,7 @@ def test_what_the_library_does_not_compute_cannot_be_recorded(
     x, weight = torch.randn(24, 24), torch.randn(24, 24)
     with pytest.raises(NotRecordableError, match=what):
         record(lambda: forward(x, weight))
-    program = record(lambda: (linear(x, weight),))  # nothing of the failed recording is left
+    program = record(lambda: (linear(x, weight),))  # the failed recording has left nothing
     assert program.num_steps == 2, "rows are packed, then multiplied"
     program.replay()
     assert_equal(program.output, (linear(x, weight),))
@@ -200,7 +200,7 @@ def test_what_a_program_reads_lives_as_long_as_it_does() -> None:
 
 
 def test_programs_that_run_at_once_in_several_threads_all_get_their_results() -> None:
-    """The library has one team: a program that finds it busy is computed by the calling thread."""
+    """The library has one team of threads: a program that finds it busy is computed by the calling thread."""
     layers = [Layer(rows, torch.float32) for rows in (1, 2, 3, 4)]
     programs = [record(layer) for layer in layers]
     expected = [[output.clone() for output in program.output] for program in programs]
@@ -223,7 +223,7 @@ def test_programs_that_run_at_once_in_several_threads_all_get_their_results() ->
 @pytest.mark.process
 @in_another_process
 def test_recording_imports_no_compiler() -> None:
-    """Torch's own would take two seconds of the recorded step."""
+    """Importing torch's compiler would take two seconds of the recorded step."""
     script = """
 import sys, torch
 from pilotlight.kernels.cpu import library

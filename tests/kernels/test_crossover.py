@@ -1,4 +1,4 @@
-"""Products that are left to torch are measured once if its library lacks ours' features, and the choice is stored."""
+"""The limits above which torch computes products are measured once, if its library has features that ours lacks, and stored."""
 
 import json
 import subprocess
@@ -33,11 +33,11 @@ def test_ours_are_used_up_to_the_first_number_of_rows_at_which_torchs_is_faster(
     assert slow_from(16) == 8
     assert slow_from(1) == 0
     assert slow_from(10**6) == UNLIMITED
-    assert crossover.crossover((1, 2), lambda n: 1.1) == UNLIMITED, "what a recording saves is worth more"
+    assert crossover.crossover((1, 2), lambda n: 1.1) == UNLIMITED, "recording a step saves more"
 
 
 def test_a_win_by_chance_is_not_believed() -> None:
-    """Torch may seem faster on a busy machine, and the limit is kept for ever."""
+    """Torch may seem faster by chance on a busy machine, and the limit is stored permanently."""
     chances = iter([0.5, 2.0, 2.0, 0.5, 2.0, 2.0, 2.0, 2.0])
     assert crossover.crossover((1, 2, 4), lambda n: next(chances)) == 2
 
@@ -66,7 +66,7 @@ def unmeasured() -> Limits:
 
 
 def measured_as(most: int, calls: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pretend small sizes, each computed once, of which `most` rows are measured to be ours."""
+    """Measure small sizes, compute each once, and report `most` rows as the limit."""
 
     def measured(counts: Sequence[int], torchs_gain: Callable[[int], float]) -> int:
         calls.append(torchs_gain(2))

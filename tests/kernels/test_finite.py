@@ -1,4 +1,4 @@
-"""The check for NaN and infinity: at any place, in each type, for any layout of the tensor in memory."""
+"""The check for NaN and infinity finds them at any place, in each type, and in any memory layout."""
 
 import pytest
 import torch

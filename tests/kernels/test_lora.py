@@ -1,4 +1,4 @@
-"""Low-rank adapters beside a product: a token's result is independent of others, and programs follow changes of the slots."""
+"""Low-rank adapters beside a product: a token's result does not depend on others, and replays use the slots' present adapters."""
 
 import pytest
 import torch

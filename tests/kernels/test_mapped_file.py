@@ -1,4 +1,4 @@
-"""Files' bytes in place: parts of several files as one piece of memory, at any offset within pages."""
+"""Parts of several files are mapped as one piece of memory, at any offset within pages."""
 
 import mmap
 import os
@@ -32,8 +32,8 @@ def fds(tmp_path: Path) -> list[int]:
     [
         [(0, 0, PAGE), (1, 3 * PAGE, 2 * PAGE), (0, 7 * PAGE, PAGE)],
         [(0, 100, 2 * PAGE), (0, 9 * PAGE + 100, 4 * PAGE), (1, 100, 30 * PAGE + 5)],
-        [(0, 100, 50), (1, 150, 20), (0, 5 * PAGE + 170, 3 * PAGE)],  # both ends in the middle of a page
-        [(1, PAGE - 1, 1), (0, 2 * PAGE, PAGE), (1, 40 * PAGE, 123)],  # up to the file's end
+        [(0, 100, 50), (1, 150, 20), (0, 5 * PAGE + 170, 3 * PAGE)],  # both ends are in the middle of a page
+        [(1, PAGE - 1, 1), (0, 2 * PAGE, PAGE), (1, 40 * PAGE, 123)],  # the last part ends with its file
     ],
 )
 def test_parts_of_files_follow_one_another(fds: list[int], ranges: list[tuple[int, int, int]]) -> None:

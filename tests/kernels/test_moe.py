@@ -1,4 +1,4 @@
-"""Routing and experts compared with each token by itself."""
+"""Routing and experts give the same results for a batch as for each token alone."""
 
 import torch
 

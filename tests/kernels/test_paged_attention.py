@@ -1,4 +1,4 @@
-"""Paged attention compared with plain attention over each sequence's own keys and values: cases that are not in the catalogue."""
+"""Paged attention equals plain attention over each sequence's keys and values: cases that are not in the catalogue."""
 
 import pytest
 import torch
@@ -12,17 +12,18 @@ from pilotlight.kernels.attention.varlen import VarlenBatch
 from pilotlight.kernels.elementwise.kv_write import kv_write
 from tests.closeness import assert_close
 
-# Windows of one token, of less and more than a block, and of more than any context; sinks alone and with a window.
+# Windows of one token, of fewer and of more tokens than a block, and of more than any context; sinks alone and with a window.
 VARIANTS = [(None, False), (1, False), (6, False), (17, False), (1000, False), (None, True), (6, True)]
 
 
 class Paged:
-    """Sequences of given lengths, scattered over a block-major cache by kv_write, with their plain keys and values."""
+    """Sequences of given lengths in scattered blocks of a cache, written by kv_write, with their plain keys and values."""
 
     def __init__(self, lens: list[int], kv_heads: int, head_dim: int, block_size: int) -> None:
         blocks_of = [-(-n // block_size) for n in lens]
         num_blocks = sum(blocks_of) + 3
-        arena = torch.zeros(num_blocks, 2, 2, block_size, kv_heads, head_dim)  # two layers: views of one are strided
+        # two layers, so that views of one are strided
+        arena = torch.zeros(num_blocks, 2, 2, block_size, kv_heads, head_dim)
         self.k_cache, self.v_cache = arena[:, 1, 0], arena[:, 1, 1]
         order = torch.randperm(num_blocks)
         tables = [t.tolist() for t in torch.split(order[: sum(blocks_of)], blocks_of)]
@@ -44,7 +45,7 @@ def attention(
     window: int | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute attention. q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
+    """Attend from q [tokens, heads, head_dim], the last tokens of the context k, v [context, kv_heads, head_dim]."""
     q, k, v = q.double(), k.double(), v.double()
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q, k) * scale
@@ -52,7 +53,7 @@ def attention(
     scores.masked_fill_(torch.arange(len(k)) > position.unsqueeze(1), -torch.inf)
     if window is not None:
         scores.masked_fill_(torch.arange(len(k)) <= position.unsqueeze(1) - window, -torch.inf)
-    if sinks is not None:  # a last key for each head, which has a score and no value
+    if sinks is not None:  # each head has one more key, with a score and no value
         column = sinks.double().view(-1, 1, 1).expand(-1, len(q), 1)
         scores = torch.cat((scores, column), dim=-1)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., : len(k)], v)
@@ -98,7 +99,7 @@ def test_prompts_in_small_tiles_attend_to_the_prefix_and_causally_to_the_chunk(
 def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
     paged = Paged([40, 37], 2, 8, 5)
     for table, length in zip(paged.block_tables, (40, 37), strict=True):
-        unseen = table[: (length - 7) // 5]  # blocks entirely before the last seven tokens
+        unseen = table[: (length - 7) // 5]  # the blocks that lie entirely before the last seven tokens
         paged.k_cache[unseen] = torch.nan
         paged.v_cache[unseen] = torch.nan
     q, lens, sinks = torch.randn(2, 4, 8), torch.tensor([40, 37]), torch.randn(4) if has_sinks else None
@@ -110,8 +111,8 @@ def test_what_lies_before_a_window_is_never_read(has_sinks: bool) -> None:
     assert_close("the same token", decoded, prefilled, 1e-5)
 
 
-# Rounded to bf16 (eight bits: at most 2^-9 of each) are the weights, the result and, by torch with sinks, scores of up to some 8; an error of a score
-# is one of its weight.
+# Weights and results are rounded to bf16 (eight bits: by at most 2^-9), and with sinks torch also rounds scores, which are up to about 8. An error of
+# a score is a relative error of its weight.
 @pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 1e-5), (torch.bfloat16, 4 * 2.0**-9)])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (3, 3, 80), (5, 1, 40), (2, 1, 256)])
 @pytest.mark.parametrize(("window", "has_sinks"), VARIANTS)
@@ -144,7 +145,7 @@ def test_prompts_of_many_tiles(
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_prompt_cut_anywhere_has_the_same_bits(dtype: torch.dtype, window: int | None, arithmetic: str) -> None:
     if arithmetic != "C library":
-        pytest.skip("torch promises no such thing")
+        pytest.skip("torch does not guarantee equal bits")
     paged = Paged([210], 2, 64, 16)
     q = torch.randn(210, 6, 64).to(dtype)
     caches = paged.k_cache.to(dtype), paged.v_cache.to(dtype)

@@ -1,4 +1,4 @@
-"""Libraries in a wheel: the highest level that the CPU has, complete, or none if there is none for it."""
+"""Libraries in a wheel: the intact one of the CPU's highest level is used, or none if the CPU has no level."""
 
 from pathlib import Path
 

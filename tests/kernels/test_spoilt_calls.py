@@ -1,8 +1,8 @@
-"""Every tensor of every operation of the catalogue spoilt in every way, one at a time.
+"""Every tensor of every operation of the catalogue is spoilt in every way, one at a time.
 
-The call is refused by name, or gives the result of its formula for the spoilt arguments; there is no other exception and no crash. Indices beyond the
-end are known only on the device: they are refused in debug mode. A GPU is tested in that mode alone, since such an index ends its process's use of
-it, or damages other memory.
+A call with a spoilt tensor is refused with the argument's name, or gives the result of its formula; there is no other exception and no crash. Indices
+out of range are known only on the device, so they are refused only in debug mode. A GPU is tested only in that mode, because such an index makes the
+GPU unusable for the process, or damages other memory.
 """
 
 import re
@@ -37,7 +37,7 @@ def storage_type(operation: Operation) -> torch.dtype:
 def undeclared(
     function: Callable[..., object], reference: Callable[..., object], make: Callable[[], Arguments], **more: object
 ) -> Operation:
-    """Return functions of the kernels that are not operations of the catalogue, since they have no Triton form or use another's."""
+    """Return an `Operation` for a function that is not in the catalogue, because it has no Triton form or uses another's."""
     case, name = Case("ordinary", lambda dtype: make()), function.__name__
     return Operation(name, function, reference, 30.0, (case,), (), lambda _: Cost(0), (torch.float32,), **more)  # type: ignore[arg-type]
 
@@ -74,16 +74,16 @@ FURTHER = [
     ),
 ]  # fmt: skip
 ALL = [*OPERATIONS, *FURTHER]
-# Numbers that are indices.
+# Arguments whose numbers are indices.
 INDICES = {
     "slot_mapping", "block_tables", "context_lens", "batch.block_tables", "batch.context_lens", "expert_ids", "places", "rows", "token_ids",
     "entries.rows", "entries.token_ids",
 }  # fmt: skip
 
-# Calls that cannot be distinguished from intended ones.
+# Spoilt calls that are valid calls with another meaning.
 UNKNOWABLE = {
-    ("sample", "logits", "longer in 1"),  # a larger vocabulary, of which top-k leaves out the last entry
-    # The number of escapes is the last number of another tensor.
+    ("sample", "logits", "longer in 1"),  # a larger vocabulary, whose last entry top-k excludes
+    # The number of escapes is only known as the last number of another tensor.
     *[
         (name, "weight.escapes", "shorter in 0")
         for name in (
@@ -142,7 +142,7 @@ def test_a_number_that_means_nothing_is_refused(operation: Operation, argument: 
         spoilt = {"rule": arguments["rule"]._replace(**{argument: value})}
         argument = f"rule.{argument}"
     else:
-        pytest.skip("it has no such argument")
+        pytest.skip("the operation has no such argument")
     with pytest.raises(ArgumentError) as caught:
         operation.function(**arguments | spoilt)
     assert caught.value.argument == argument
@@ -167,7 +167,8 @@ def test_the_error_says_what_to_change() -> None:
 
 
 def test_attention_refuses_what_its_host_numbers_cannot_mean() -> None:
-    decoding = next(ordinary(attention.DECODE_ATTENTION))  # one sequence of 4 heads over 2, in one block of 16
+    # one sequence of 4 query heads and 2 kv heads, in one block of 16
+    decoding = next(ordinary(attention.DECODE_ATTENTION))
     for value in (0, 17):
         with pytest.raises(ArgumentError, match=rf"^decode_attention: max_context_len is {value}"):
             decode_attention(**decoding | {"max_context_len": value})
@@ -190,7 +191,7 @@ def test_attention_refuses_what_its_host_numbers_cannot_mean() -> None:
 
 
 def ordinary(operation: Operation) -> Iterator[Arguments]:
-    """Yield one call for each set of tensors that a call can have."""
+    """Yield one call for each combination of optional tensors."""
     seen = set()
     for case in operation.cases:
         arguments = case.make(storage_type(operation))
@@ -203,14 +204,14 @@ def ordinary(operation: Operation) -> Iterator[Arguments]:
 def outcome(
     operation: Operation, arguments: Arguments, meant: Arguments, monkeypatch: pytest.MonkeyPatch
 ) -> str | None:
-    """Return what is wrong with the outcome of a call, if anything. `meant`: the arguments of its formula."""
+    """Return what is wrong with the outcome of a call, or None. `meant`: the arguments of its formula."""
     try:
         results = operation.results(operation.function, arguments)
     except ArgumentError as error:
         is_known = (
             error.operation.removesuffix("_") != operation.name or re.split(r"\W", error.argument)[0] in arguments
         )
-        return None if is_known else f"refused by a name that is not an argument: {error}"
+        return None if is_known else f"the error names no argument of the operation: {error}"
     except (IndexError, RuntimeError) as error:
         if "out of bounds" not in str(error) and "out of range" not in str(error):
             return f"{type(error).__name__}: {error}"
@@ -233,7 +234,7 @@ def outcome(
             else:
                 assert torch.equal(results[name].view(expected.shape), expected), f"{name} differs"
     except Exception as error:
-        return f"taken, and its formula says otherwise: {type(error).__name__}: {error}"
+        return f"accepted, but its results differ from the formula: {type(error).__name__}: {error}"
     return None
 
 
@@ -244,7 +245,8 @@ def spoils(x: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield "a dimension less", x[0]
     for dim in range(x.dim()):
         raw = x.view(torch.uint8) if x.dtype == torch.float8_e4m3fn else x
-        more = raw.narrow(dim, 0, 1)  # halved, so that all differ and a choice is clear
+        # halved, so that the added numbers differ from the others and a choice is unambiguous
+        more = raw.narrow(dim, 0, 1)
         yield f"longer in {dim}", torch.cat((raw, more / 2 if raw.is_floating_point() else more), dim).view(x.dtype)
         yield f"shorter in {dim}", x.narrow(dim, 0, x.shape[dim] - 1)
     yield "elsewhere", x.to("meta")
@@ -255,14 +257,14 @@ def spoils(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def misaligned(x: Tensor) -> Tensor:
-    """Return the same numbers, one byte off the type's alignment."""
+    """Return the same numbers, one byte after an aligned address."""
     moved = torch.zeros(x.numel() * x.element_size() + 1, dtype=torch.uint8)
     moved[1:] = x.contiguous().view(-1).view(torch.uint8)
     return torch.frombuffer(moved.numpy(), dtype=x.dtype, offset=1).view(x.shape)
 
 
 def places(arguments: Arguments) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor with its name, those of a batch or a packed weight as "batch.lens"."""
+    """Yield every tensor with its name; those of a batch or a packed weight are named like "batch.lens"."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             yield name, value

@@ -1,6 +1,6 @@
-"""Products and attention by matrix tiles, computed in plain C if the processor has none; also on a system that refuses tiles.
+"""Products and attention by matrix tiles, also on a system that refuses them.
 
-The code around the tiles is the same.
+If the processor has no tiles, they are computed in plain C; the code around them is the same.
 """
 
 import ctypes
@@ -23,15 +23,15 @@ from pilotlight.kernels.matrices.plain import PlainWeight
 from tests.closeness import assert_close
 
 BF16 = torch.bfloat16
-# Whole tiles; parts of them; longer than a chain of columns; more rows than meet a unit's sums at once.
+# Sizes of whole tiles and of parts of tiles; more columns than a chain; more rows than a unit sums at a time.
 SIZES = [(64, 128), (42, 123), (33, 2148), (431, 6), (1, 1031), (130, 1024)]
 ROWS = [5, 16, 17, 33, 64, 131, 530]
-pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(600)]  # the library is compiled
+pytestmark = [pytest.mark.cpu_only, pytest.mark.timeout(600)]  # the first test compiles the library
 
 
 @pytest.fixture(scope="module", params=["in plain C", "refused", "of the processor"])
 def tiles(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Library]:
-    """Return the library with tiles, which leaves no product to torch."""
+    """Return the library with tiles, set to compute all products."""
     kind = "" if request.param == "of the processor" else "amx"
     if not kind and "amx_bf16" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no tiles")
@@ -41,7 +41,7 @@ def tiles(process_tier: None, request: pytest.FixtureRequest) -> Iterator[Librar
             found = Library(build.build_library())
         except build.BuildError as error:
             pytest.skip(str(error))
-    assert BF16 in found.slow, "it is measured which products are oneDNN's"
+    assert BF16 in found.slow, "with tiles, the products that oneDNN computes are measured"
     found.most_rows[BF16] = UNLIMITED
     has_tiles = ctypes.c_int.in_dll(ctypes.CDLL(str(found.path)), "has_tiles")
     assert has_tiles.value == 1
@@ -104,7 +104,7 @@ def test_products_with_12_bits_have_the_bits_of_the_plain_weights(tokens: int, c
 def attention_call(
     context: int, chunk: int, heads: int, kv_heads: int, head_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, VarlenBatch]:
-    """Make a call with the last `chunk` tokens of a context, in unordered blocks between others without numbers."""
+    """Make a call with the last `chunk` tokens of a context, in unordered blocks between blocks of NaN."""
     blocks = -(-context // 16)
     q = torch.randn(chunk, heads, head_dim).to(BF16)
     caches = torch.full((2, 2 * blocks, 16, kv_heads, head_dim), torch.nan).to(BF16)

@@ -1,4 +1,4 @@
-"""Tables of measured choices: written and read, looked up, and made with a scripted clock."""
+"""Tables of measured tiles: written, read, looked up, and measured with a scripted clock."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ TILE = SplitKTile(1, 16, 256, 4, 2)
 
 @pytest.fixture(autouse=True)
 def arithmetic() -> str:
-    """Compute once: the C library has no part in it."""
+    """Run each test once: the C library has no part in it."""
     return "triton"
 
 
@@ -53,7 +53,7 @@ def test_an_unreadable_table_is_ignored_and_named(
 
 def test_unmeasured_sizes_are_left_to_torch_and_the_users_table_goes_first(tmp_path: Path) -> None:
     tuning.write_table(tmp_path / "shipped" / f"{tuning.device_name(HERE)}.json", {Sizes(4, 6, 42): TILE}, {})
-    assert tuning.best_tile(3, 6, 42, HERE) == TILE, "three rows are computed as four are"
+    assert tuning.best_tile(3, 6, 42, HERE) == TILE, "three rows use the tile of four"
     assert tuning.best_tile(2, 6, 42, HERE) is None
     assert tuning.best_tile(9, 6, 42, HERE) is None
     tuning.save({Sizes(2, 6, 42): TILE}, HERE, {})
@@ -69,7 +69,7 @@ def test_saving_keeps_what_was_measured_before() -> None:
 
 
 class Clock:
-    """A scripted clock: the first time of each size is torch's; then candidates, the second of which is the fastest."""
+    """A scripted clock. For each size it times torch first, then the candidates, of which the second is the fastest."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = seconds
@@ -83,7 +83,7 @@ class Clock:
 
 @pytest.fixture
 def single_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let products of one token alone be measured."""
+    """Restrict measurements to products of one token."""
     monkeypatch.setattr(tile_tuning, "MOST_TOKENS", 1)
 
 

@@ -1,4 +1,4 @@
-"""Guarantees of Ember's files: the corpus, the tokenizer, the template, the weights, and the table of cities."""
+"""Ember's files: the corpus, the tokenizer, the template, the weights, and the table of cities."""
 
 import itertools
 import json
@@ -76,7 +76,7 @@ def chat() -> Chat:
 
 
 def _lists() -> list[Lists]:
-    """Return every pair of lists of the corpus, those inside topics, tools and fields included."""
+    """Return all pairs of lists in the corpus, including those in topics, tools and fields."""
     found: list[Lists] = []
 
     def collect(thing: object) -> None:
@@ -110,7 +110,7 @@ def test_held_out_phrasings_and_values_are_not_trained_on() -> None:
     lists = _lists()
     assert len(lists) > 100
     for one in lists:
-        # The JSON instruction is one fixed wording, stated in the card: it is the contract, not a phrasing to guess.
+        # The JSON instruction has one fixed wording, which the model card states, so it need not be generalised.
         if one is extraction.INSTRUCTION:
             continue
         assert not {text for text in one.held_out if text} & set(one.train), one
@@ -243,7 +243,7 @@ def test_the_learning_rate_warms_up_stays_and_falls_to_zero() -> None:
     assert rate_scale(5000, 1.0, 0.0) == 1.0
 
 
-# No square shape: it would have a singular value near 0, which five iterations cannot lift.
+# No square matrix: it would have a singular value near 0, which stays small in five iterations.
 @pytest.mark.parametrize("shape", [(6, 42), (123, 6), (64, 48)])
 def test_muons_direction_has_singular_values_near_one(shape: tuple[int, int]) -> None:
     import torch
@@ -252,7 +252,7 @@ def test_muons_direction_has_singular_values_near_one(shape: tuple[int, int]) ->
 
     torch.manual_seed(0)
     values = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
-    assert 0.3 < values.min() <= values.max() < 1.4  # the quintic trades exactness for few iterations
+    assert 0.3 < values.min() <= values.max() < 1.4  # the quintic is less exact, but needs few iterations
 
 
 def test_the_engine_answers_as_the_network_that_is_trained(chat: Chat, tmp_path: Path) -> None:

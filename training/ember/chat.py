@@ -1,6 +1,6 @@
-"""Conversations to token ids, exactly as inference does it: the chat template, then the tokenizer.
+"""Converts conversations to token ids exactly as inference does: chat template, then tokenizer.
 
-Knows where an answer starts and ends in the ids, because training learns the answers only.
+Knows which ids belong to an answer, because training learns only answers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from pilotlight.engine import embedded
 from pilotlight.engine.text.template_environment import ENVIRONMENT
 
-HERE = Path(embedded.__file__).parent / "ember"  # the weights and their files, which the product ships
+# the folder of Ember's weights and their files, which the package ships
+HERE = Path(embedded.__file__).parent / "ember"
 TEMPLATE_FILE = HERE / "chat_template.jinja"
 TOKENIZER_FILE = HERE / "tokenizer.json"
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -28,7 +29,7 @@ def render(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, A
 
 
 class Chat:
-    """The tokenizer with the three ids that frame an answer."""
+    """The tokenizer and the ids of the tokens that start and end an answer."""
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self.tokenizer = tokenizer or Tokenizer.from_file(str(TOKENIZER_FILE))
@@ -49,7 +50,7 @@ class Chat:
     def lesson(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[list[int], list[bool]]:
-        """The ids of a whole conversation, and which of them an assistant wrote (its end mark included)."""
+        """Return the ids of a conversation, and which of them the assistant wrote, end tokens included."""
         ids = self.encode(render(messages, tools))
         learned = [False] * len(ids)
         opening, at = self._opening, 0

@@ -1,8 +1,7 @@
-"""The cities Ember knows: name, country, airport code, and the city centre in decimal degrees.
+"""The cities that Ember knows: name, country, airport code, and the city centre in decimal degrees.
 
-One row a city, from general knowledge, every code and place then checked against the airports of the `airportsdata`
-package (a development-time check, not a dependency). Names are spelt in plain ASCII. A city with several airports is
-listed with its busiest one. The table knows nothing of sentences; `corpus/facts.py` turns it into questions.
+One row per city, from general knowledge. Codes and places were checked against the airports of the `airportsdata` package, which is not a dependency.
+Names are in plain ASCII. A city with several airports has the code of its busiest one. `corpus/facts.py` turns the table into questions.
 """
 
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ class City:
 
     @property
     def compass(self) -> str:
-        """The place to the nearest degree, as Ember says it: `52°N, 5°E`."""
+        """Return the place to the nearest degree, in the form of Ember's answers: `52°N, 5°E`."""
         return f"{compass_degrees(self.latitude, 'N', 'S')}, {compass_degrees(self.longitude, 'E', 'W')}"
 
 

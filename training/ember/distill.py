@@ -1,10 +1,11 @@
-"""Trains what drafts for Ember, by what Ember itself would say: a smaller model of its vocabulary, or an EAGLE-3 head over three of its layers.
+"""Trains draft models for Ember on its own output distribution.
 
     python -m training.ember.distill mini --minutes 20
     python -m training.ember.distill eagle3 --minutes 10
 
-A drafter need not be right, but right about what Ember chooses: both learn its whole distribution behind each token of an answer. The head's tensors
-are named as in the checkpoints that SafeAILab/EAGLE publishes (arXiv:2503.01840).
+They are a smaller model with the same vocabulary, and an EAGLE-3 head over three of Ember's layers. A drafter need not be right, but it must predict
+what Ember chooses: both learn Ember's whole distribution after each token of an answer. The head's tensors are named as in the checkpoints that
+SafeAILab/EAGLE publishes (arXiv:2503.01840).
 """
 
 import argparse
@@ -24,26 +25,27 @@ from training.ember.muon import Muon
 from training.ember.network import FeedForward, Network, Shape, attend, load, rope_tables, rotate, save
 from training.ember.train import Lessons
 
-MINI = Shape(width=128, layers=2, heads=2, kv_heads=1, feed_forward=352)  # 0.63 million numbers
-HEAD = Shape(heads=2, kv_heads=1, feed_forward=64)  # of the widths of Ember's 256; 0.49 million with its vocabulary
+MINI = Shape(width=128, layers=2, heads=2, kv_heads=1, feed_forward=352)  # 0.63 million parameters
+# the width is Ember's 256; 0.49 million parameters with its vocabulary
+HEAD = Shape(heads=2, kv_heads=1, feed_forward=64)
 HEAD_DIM = 64
-TAPS = (0, 2, 4)  # layers behind which Ember's hidden states are taken
-DRAFT_VOCABULARY = 320  # the commonest tokens of answers
-UNROLLED = 2  # guesses behind each other, by the head's own hidden states
+TAPS = (0, 2, 4)  # layers after which Ember's hidden states are taken
+DRAFT_VOCABULARY = 320  # the most common tokens of answers
+UNROLLED = 2  # consecutive guesses, the second from the head's own hidden states
 TOKENS_PER_STEP = 2_048
 MUON_RATE, ADAM_RATE = 8e-3, 4e-3
 WARM_UP_STEPS = 20
 
 
 class Teacher:
-    """Ember, which says how likely every token is at the places that are learned."""
+    """Ember, which gives the probability of every token at the learned positions."""
 
     def __init__(self) -> None:
         self.network = load(HERE)
 
     @torch.no_grad()
     def hidden(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the hidden states behind the last layer [batch, length, width], and those of the taps side by side."""
+        """Return the last hidden states [batch, length, width], and those of all taps, concatenated."""
         network, length = self.network, ids.shape[1]
         x = network.embed_tokens(ids)
         taps = []
@@ -59,13 +61,13 @@ class Student(Protocol):
     def module(self) -> nn.Module: ...
 
     def loss(self, ids: Tensor, at: Tensor, teacher: Teacher) -> Tensor:
-        """Return the mean loss at the flat places `at` of ids [batch, length]."""
+        """Return the mean loss at the flat positions `at` of ids [batch, length]."""
 
     def save(self, folder: Path) -> None: ...
 
 
 class Mini:
-    """Begins with Ember's embedding, as much as fits into its width."""
+    """The smaller model. It starts with a projection of Ember's embedding to its width."""
 
     def __init__(self, teacher: Teacher, chat: Chat) -> None:
         self._chat = chat
@@ -131,12 +133,12 @@ class TrainedHead(nn.Module):
 
 
 class Eagle3:
-    """One layer that reads each token beside what Ember made of those before it, or beside what it made of them itself."""
+    """The head: one layer over each token and a hidden state of the previous one, Ember's or its own."""
 
     def __init__(self, teacher: Teacher, chat: Chat) -> None:
         shape = teacher.network.shape
         self.module = TrainedHead(shape.width, shape.norm_eps)
-        self.kept = commonest(chat)  # [DRAFT_VOCABULARY] token ids, rising
+        self.kept = commonest(chat)  # [DRAFT_VOCABULARY] token ids, ascending
         self._shape = shape
         self._cos, self._sin = rope_tables(shape)
         with torch.no_grad():
@@ -154,7 +156,7 @@ class Eagle3:
             is_kept = torch.isin(logits.argmax(-1), self.kept)
         features, total = head.fc(taps), torch.zeros(())
         for _ in range(UNROLLED):
-            before = F.pad(features, (0, 0, 1, 0))[:, :length]  # of the token before; the first one's are zeros
+            before = F.pad(features, (0, 0, 1, 0))[:, :length]  # of the previous token; zeros for the first one
             features = head.midlayer(embedded, before, self._cos[:length], self._sin[:length])
             found = F.log_softmax(head.lm_head(head.norm(features.flatten(0, 1)[at])), -1)
             each = F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
@@ -193,7 +195,7 @@ class Eagle3:
 
 
 def commonest(chat: Chat) -> Tensor:
-    """Return the commonest tokens of answers, and those of the vocabulary's beginning where there are too few."""
+    """Return the most common tokens of answers, filled up with the first ones of the vocabulary."""
     counts: Counter[int] = Counter()
     lessons = Lessons(chat, 99)
     for _ in range(6):
@@ -239,7 +241,7 @@ def train(student: Student, teacher: Teacher, lessons: Lessons, minutes: float) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train what drafts for Ember.")
+    parser = argparse.ArgumentParser(description="Train a draft model for Ember.")
     parser.add_argument("what", choices=("mini", "eagle3"))
     parser.add_argument("--out", type=Path, help="folder for the weights (default: the shipped ones)")
     parser.add_argument("--minutes", type=float, default=20.0)

@@ -1,10 +1,10 @@
-"""What Ember gets right, on phrasings, names and values its training never shows.
+"""Measures Ember's accuracy on phrasings, names and values that training never shows.
 
     python -m training.ember.evaluate
     python -m training.ember.evaluate --show-failures 5
 
-Strict: the right value in the answer and no wrong one of its kind; JSON parsed and compared; a tool call parsed and
-compared, name and arguments. It asks a function from token ids to token ids, and knows nothing of what answers.
+An answer is right if it has the right value and no wrong one of the same kind. JSON objects and tool calls (name and arguments) are parsed and
+compared. Answers come from a function from token ids to token ids; this module does not know the model.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from training.ember.corpus.extraction import unseen_keys
 from training.ember.corpus.mixture import conversation
 from training.ember.corpus.tools import unseen_tools
 
-Generate = Callable[[list[list[int]], int], list[list[int]]]  # from prompts to answers of so many tokens at most
+Generate = Callable[[list[list[int]], int], list[list[int]]]  # (prompts, maximum tokens of an answer) -> answers
 
-# Task to the share that must be right; the others are shown for information.
+# Required accuracy by task; the other tasks are only shown.
 TARGETS = {"facts": 0.95, "recall": 0.95, "tools": 0.95, "json": 0.95, "arithmetic": 0.90}
-# Beyond held-out phrasings and values: tools and keys by names that training never shows.
+# Tasks with names of tools or keys that training never shows, besides held-out phrasings and values.
 UNSEEN = {"unseen tools": unseen_tools, "unseen keys": unseen_keys}
 TASKS = (*TARGETS, "talk", "story", "repeat", "long", *UNSEEN)
 SEED = 20_000
-KV_BYTES = 512 << 20  # 64 sequences of 2,700 tokens
+KV_BYTES = 512 << 20  # enough for 64 sequences of 2,700 tokens
 _COMPASS = re.compile(r"\d+°[NS], \d+°[EW]")
 _CALL = re.compile(r"<tool_call>\n(.*)\n</tool_call>", re.DOTALL)
 _COUNTRIES = frozenset(city.country for city in CITIES)
@@ -65,7 +65,7 @@ class Score:
 
 
 def questions(task: str, count: int, seed: int = SEED) -> list[Conversation]:
-    """The same questions each time, all of held-out phrasings and values."""
+    """Return questions with held-out phrasings and values, the same ones for the same seed."""
     draws = [random.Random(f"{task} {seed + index}") for index in range(count)]
     if task in UNSEEN:
         return [UNSEEN[task](rng) for rng in draws]
@@ -100,14 +100,14 @@ def is_right(asked: Conversation, answer: str) -> bool:
 
 
 def _wrong_facts(answer: str, holds: Sequence[str]) -> bool:
-    """A place, airport code or country in the answer to a question about one city that is not one of that city."""
+    """Return True if an answer about one city has a place, airport code or country of another city."""
     named = [one for one in CITIES if _says(answer, one.name)]
-    city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, and not its part Salvador
+    city = max(named, key=lambda one: len(one.name), default=None)  # San Salvador, not the contained Salvador
     own = {city.compass, city.code, city.country} if city else set()
     said = set(_COMPASS.findall(answer)) | set(re.findall(r"\b[A-Z]{3}\b", answer))
     said |= {country for country in _COUNTRIES if _says(answer, country)}
     if city is not None:
-        said.discard(city.name)  # Singapore and Luxembourg are also their countries
+        said.discard(city.name)  # Singapore and Luxembourg are also names of countries
     return bool(said - own - set(holds))
 
 
@@ -145,7 +145,7 @@ def show(scores: Sequence[Score], failures: int) -> None:
 
 
 def engine_generator(folder: Path, chat: Chat, dtype: Dtype = "auto", kv_dtype: KvDtype = "auto") -> Generate:
-    """Answers by the engine that serves the model, all prompts of a task at once."""
+    """Return a function that answers with the engine, all prompts of a task at once."""
 
     def generate(prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
         answers = asyncio.run(_answers(ModelSpec("ember", str(folder), dtype, kv_dtype=kv_dtype), prompts, max_tokens))

@@ -1,7 +1,7 @@
-"""Muon for matrices: momentum whose direction is made orthogonal, so that all of a matrix learns at one speed.
+"""Muon for matrices: orthogonalised momentum, so that a matrix learns equally fast in all directions.
 
-torch has `torch.optim.Muon`; on a CPU it is kept from speed by `addmm` in bf16 (1.5 s a step for Ember's 42 matrices on
-two cores, where these plain products take 0.1 s). Knows matrices only: embeddings and norms go to AdamW.
+`torch.optim.Muon` is slow on a CPU, because it uses `addmm` in bf16: a step for Ember's 42 matrices takes 1.5 s on two cores, and 0.1 s with the
+plain products of this module. It optimises matrices only; embeddings and norms need AdamW.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A quintic whose iteration drives all singular values towards 1 quickly (Keller Jordan's coefficients).
+# Coefficients by Keller Jordan of a quintic whose iteration quickly moves all singular values towards 1.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
@@ -30,14 +30,14 @@ class Muon(torch.optim.Optimizer):
                 average: Tensor = state["momentum_buffer"]
                 average.lerp_(parameter.grad, 1 - group["momentum"])
                 ahead = parameter.grad.lerp(average, group["momentum"])
-                # The root of the longer side makes a step as large as one of AdamW, whatever the shape.
+                # The root of the longer side gives steps as large as those of AdamW, for any shape.
                 size = 0.2 * max(parameter.shape) ** 0.5
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(orthogonal(ahead), alpha=-group["lr"] * size)
 
 
 def orthogonal(matrix: Tensor, iterations: int = 5) -> Tensor:
-    """The nearest matrix with singular values of about 1, by Newton-Schulz in bf16."""
+    """Return the nearest matrix whose singular values are about 1, by Newton-Schulz iterations in bf16."""
     tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.mT if tall else matrix).to(torch.bfloat16).contiguous()
     x = x / (x.norm() + 1e-7)

@@ -1,7 +1,7 @@
-"""Ember's network for training: the Llama architecture in plain torch, small enough to read at once.
+"""Ember's network for training: the Llama architecture in plain torch.
 
-It knows shapes and weights, not text. The parameter names are those of `LlamaForCausalLM` in transformers, so `save`
-writes a checkpoint that any engine for that family loads.
+Knows shapes and weights; does not know text. The parameter names are those of `LlamaForCausalLM` in transformers, so engines for that family load the
+checkpoints that `save` writes.
 """
 
 import json
@@ -57,8 +57,11 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention. On a CPU, short rows go by plain matmuls: torch's fused kernel takes 87 ms there, forward and
-    backward, for 48 rows of 128 tokens in 4 heads, and this 27 ms; from about 512 tokens the fused one wins."""
+    """Compute causal attention, for short rows on a CPU by plain matrix products.
+
+    For 48 rows of 128 tokens in 4 heads these take 27 ms, forward and backward, and torch's fused attention 87; from about 512 tokens on the fused
+    one is faster.
+    """
     length = q.shape[2]
     if q.is_cuda or length > 512:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -114,7 +117,7 @@ class Network(nn.Module):
         self._initialise()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The last hidden states [batch, length, width]; `logits` turns those that matter into scores."""
+        """Return the last hidden states [batch, length, width]. `logits` turns chosen ones into logits."""
         length = ids.shape[1]
         x = self.embed_tokens(ids)
         cos, sin = self.cos[:length].to(x.dtype), self.sin[:length].to(x.dtype)
@@ -129,7 +132,7 @@ class Network(nn.Module):
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # Layers that write to the residual stream start small, so that depth adds up to one.
+                # Layers that write to the residual stream start with smaller weights, so that its variance does not grow with depth.
                 writes = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(parameter, std=0.02 if not writes else 0.02 / (2 * self.shape.layers) ** 0.5)
 

@@ -1,11 +1,11 @@
-"""Trains Ember from nothing but its own corpus, on two CPU cores in under three hours, on a GPU in minutes.
+"""Trains Ember from scratch on its own corpus: under three hours on two CPU cores, minutes on a GPU.
 
     python -m training.ember.train --out runs/ember --minutes 150
     python -m training.ember.train --out runs/ember --minutes 30 --resume
     python -m training.ember.train --out runs/ember --minutes 90 --start-from engine/embedded/ember
 
-Matrices learn by Muon, the embedding and the norms by AdamW. Compute is bf16 over fp32 master weights. The learning
-rate warms up, stays, and falls to zero over the last `--decay-minutes`; before that, a run can be resumed for longer.
+Muon optimises the matrices, AdamW the embedding and the norms. Computation is in bf16, with fp32 master weights. The learning rate warms up, stays
+constant, and falls to zero over the last `--decay-minutes`; a run that is stopped before can be resumed for longer.
 """
 
 import argparse
@@ -28,26 +28,26 @@ from training.ember.evaluate import TARGETS, engine_generator, evaluate
 from training.ember.muon import Muon
 from training.ember.network import Network, Shape, load, save
 
-# Above 3e-3 the steps of 8,000 tokens are too noisy: copying stays inexact (at 5e-3 twice the loss).
+# Above 3e-3, steps of 8,000 tokens are too noisy and copying stays inexact: at 5e-3 the loss is twice as large.
 MUON_RATE, ADAM_RATE = 3e-3, 1.5e-3
 WARM_UP_STEPS = 100
 TOKENS_PER_STEP = 8_192
-TOKENS_PER_FORWARD = 4_608  # padded; about 0.4 GB of activations
+TOKENS_PER_FORWARD = 4_608  # padding included; about 0.4 GB of activations
 TASKS = tuple(MIXTURE)
 
-Lesson = tuple[list[int], list[bool], int]  # token ids, which of them are learned, index into TASKS
+Lesson = tuple[list[int], list[bool], int]  # token ids, whether each is learned, index into TASKS
 
 
 @dataclass(frozen=True)
 class Batch:
     ids: Tensor  # [batch, length], padded on the right
-    at: Tensor  # [learned] flat positions whose next token is learned
+    at: Tensor  # [learned] flat positions before the learned tokens
     targets: Tensor  # [learned]
     tasks: Tensor  # [learned] index into TASKS
 
 
 class Lessons:
-    """An endless stream of steps; each is a fair draw of the mixture, cut into forwards of equal lengths."""
+    """An endless stream of steps, each a fair sample of the mixture, in batches of similar lengths."""
 
     def __init__(self, chat: Chat, seed: int, tokens_per_step: int = TOKENS_PER_STEP) -> None:
         self._chat = chat
@@ -70,7 +70,7 @@ class Lessons:
         group: list[Lesson] = []
         for lesson in lessons:
             padded = (len(group) + 1) * len(lesson[0])
-            # A forward below 1,000 tokens wastes the cores; above that, longer rows waste padding (15 %, or 31 %).
+            # A forward pass below 1,000 tokens does not use all cores. Above that, similar lengths save padding (15 % instead of 31 %).
             if group and (padded > TOKENS_PER_FORWARD or (padded > 1000 and len(lesson[0]) > 1.25 * len(group[0][0]))):
                 yield group
                 group = []
@@ -108,7 +108,7 @@ class Trainer:
         self.steps = 0
 
     def step(self, batches: list[Batch], scale: float) -> dict[int, list[float]]:
-        """One optimizer step; returns the losses by task."""
+        """Run one optimizer step; return the sum and the number of losses by task."""
         learned = sum(len(batch.at) for batch in batches)
         losses: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
         for batch in batches:
@@ -149,7 +149,7 @@ class Trainer:
         (self.folder / "checkpoint.tmp").replace(self.folder / "checkpoint.pt")
 
     def start_from(self, folder: Path) -> None:
-        """The weights of a finished run, without its optimizer: what ships can be trained further."""
+        """Load the weights of a finished run, without its optimizer state, to train shipped weights further."""
         with torch.no_grad():
             for name, parameter in load(folder).named_parameters():
                 self.masters[name].copy_(parameter)
@@ -172,7 +172,7 @@ def rate_scale(step: int, seconds_left: float, decay_seconds: float) -> float:
 
 
 class Report:
-    """What the run says of itself: a bar on a terminal, a line every twenty seconds elsewhere."""
+    """The progress of a run: a bar on a terminal, else a line every twenty seconds."""
 
     def __init__(self, minutes: float) -> None:
         self._began = self._said = time.monotonic()
@@ -234,7 +234,7 @@ def _accuracies(trainer: Trainer) -> str:
 
 
 def _stop_on_signals() -> list[int]:
-    """A list that a signal fills, so that Ctrl-C ends the run at a whole step and with a checkpoint."""
+    """Return a list that SIGINT and SIGTERM extend, so that a run ends after a whole step and is saved."""
     received: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, _frame: received.append(signum))
@@ -249,12 +249,12 @@ def main() -> None:
         "--decay-minutes",
         type=float,
         default=None,
-        help="the last part, over which the rate falls to 0 (default: two thirds)",
+        help="minutes at the end in which the learning rate falls to 0 (default: two thirds of --minutes)",
     )
-    parser.add_argument("--evaluate-minutes", type=float, default=15.0, help="held-out accuracy this often (0: never)")
-    parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
+    parser.add_argument("--evaluate-minutes", type=float, default=15.0, help="minutes between evaluations (0: never)")
+    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint in --out")
     parser.add_argument(
-        "--start-from", type=Path, help="begin with the weights of this folder, such as the shipped ones"
+        "--start-from", type=Path, help="start with the weights of this folder, such as the shipped ones"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=1)

@@ -1,9 +1,8 @@
 """Trains Ember's tokenizer: a byte-level BPE of 2,048 tokens made for copying.
 
-A word should be the same tokens wherever it stands, because finding a word again and writing it out is most of what a
-model of five million parameters is asked to do. So a space is a token of its own before content words and numbers, and
-belongs to the word only for some two hundred plain words that are never a name or a value; every digit is one token,
-every letter of a capital run too; and the punctuation of JSON comes in fixed pieces.
+A word should have the same tokens wherever it occurs, because most tasks of a model with five million parameters are to find a word and copy it. So a
+space is a separate token before content words and numbers; it is part of the word only for some two hundred plain words that are never a name or a
+value. Every digit, and every letter in a run of capitals, is one token. The punctuation of JSON is divided into fixed pieces.
 
     python -m training.ember.vocabulary
 """
@@ -50,8 +49,7 @@ _JSON_PIECES = (
     r'"\]\}*',
     r"\}+",
 )
-# In order: JSON pieces; a plain word with its space; a word; one capital, digit or other letter; line ends; one of
-# anything else.
+# In order: JSON pieces; a plain word with its space; a word; one capital, digit or other letter; line ends; any other character.
 _PATTERN = "|".join(
     (
         *_JSON_PIECES,

@@ -1,4 +1,4 @@
-"""The levels of x86-64 for which a wheel has a library, and the choice of one for this machine.
+"""The levels of x86-64 for which a wheel has a library, and the choice of one for a machine.
 
 A level is a set of instructions; the library of the highest level that the CPU supports is used. All levels compute the same bits. A checkout has no
 such library and compiles one for its machine (build.py).
@@ -16,12 +16,12 @@ FOLDER = Path(__file__).parent
 
 class Level(NamedTuple):
     name: str
-    flags: tuple[str, ...]  # for GCC
-    needs: tuple[str, ...]  # as named in /proc/cpuinfo
+    flags: tuple[str, ...]  # for the C compiler
+    needs: tuple[str, ...]  # CPU features, as named in /proc/cpuinfo
 
 
 _AVX512 = ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2")
-# The highest first. LEVEL1_KIB: the first-level data cache of CPUs that support no higher level.
+# The highest first. LEVEL1_KIB is the size of a core's first-level data cache on the CPUs for which a level is the highest.
 LEVELS = (
     Level(
         "amx",
@@ -50,7 +50,7 @@ LEVELS = (
 def find(processor: str, folder: Path = FOLDER) -> Path | None:
     """Return the library of the highest level that a processor supports, or None if there is none.
 
-    `processor`: its lines of /proc/cpuinfo. A file whose digest differs from the one in its name is damaged and is skipped.
+    `processor`: the processor's lines of /proc/cpuinfo. A file whose digest differs from the one in its name is damaged and is skipped.
     """
     has = set(processor.split())
     for level in LEVELS:

@@ -1,8 +1,8 @@
 """Paged attention of the last tokens of each sequence, one (decode) or a few (verify).
 
 Keys and values are read once for all query heads of their kv head and all queries, which are the rows of one small matrix product, and each context
-is split among programs. Only shapes are compiled in, no lengths: lengths are read on the device, and only the number of splits depends on what the
-host knows of them.
+is split among programs. Compiled code depends on shapes and not on lengths: kernels read lengths on the device, and only the number of splits depends
+on the longest length that the host knows.
 """
 
 import torch
@@ -15,11 +15,13 @@ from pilotlight.kernels.triton.attention.split_kv import join, keys_of, split, w
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import as_bytes, conversion
 
-# Two are for the block table. Two tiles of 16 KiB of keys, and two of values, are then being loaded for a program in bf16 while it computes with a
-# third, and three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each have 29 KB in flight.
+# Stages of the loop over tiles; two of them are needed by the block table. While a program in bf16 computes with one tile, two tiles of 16 KiB of
+# keys and two of values are being loaded, and three programs fit on a processor. To read 4.8 TB/s at some 800 ns of latency, 132 processors must each
+# have 29 KB in flight.
 STAGES = 5
 
-# These depend on lengths and batches: a variant for each kind of value (1, multiples of 16) would be compiled while requests wait.
+# These arguments depend on lengths and batches. Without this list a variant for each kind of value (1, multiples of 16) would be compiled while
+# requests wait.
 _OF_BATCH = ("tables", "lens", "tables_seq", "window", "queries", "splits")
 
 
@@ -31,7 +33,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr, DIRECT: tl.constexpr,
 ):  # fmt: skip
-    # Programs that run side by side read the heads of the same tokens, which are adjacent.
+    # Programs that run at the same time read adjacent memory: the heads of the same tokens.
     program = tl.program_id(0)
     kv_head, row_tile = program % kv_heads, program // kv_heads % row_tiles
     program = program // (kv_heads * row_tiles)
@@ -93,7 +95,7 @@ def attend(
     seqs, queries, heads, head_dim = q.shape
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     assert q.stride(3) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((seqs, queries, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
@@ -119,15 +121,15 @@ def attend(
 
 
 def tiling(dim: int, wanted_rows: int, bytes_per_value: int) -> tuple[int, int, int]:
-    """Return rows, keys and warps of a tile, for the queries' type."""
-    # ieee precision uses no tensor cores: more rows or fewer warps would spill registers
+    """Return rows, keys and warps of a tile, by the type of the queries."""
+    # products in ieee precision use no tensor cores, and more rows or fewer warps would spill registers
     if bytes_per_value == 4:
         return 16, max(16, min(64, 4096 // dim)), 8
     return min(64, max(16, triton.next_power_of_2(wanted_rows))), max(16, min(128, 8192 // dim)), 4
 
 
 def capped(scale: float, soft_cap: float | None) -> tuple[float, float]:
-    """Return the factors of the dot product, and of its tanh, that give scores in powers of two."""
+    """Return the factors of a dot product and of its tanh (0 without a cap), for scores in powers of two."""
     if soft_cap is None:
         return scale * LOG2_E.value, 0.0
     return scale / soft_cap, soft_cap * LOG2_E.value

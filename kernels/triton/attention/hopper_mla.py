@@ -1,9 +1,9 @@
 """Latent attention on Hopper: 64 (query, head) pairs attend to tiles of 64 latent vectors.
 
 A tile is in shared memory once, as keys and as values, while the next is being loaded. Each warp group holds the scores of half the keys and the sums
-of half the columns. Triton, whose form (kernels/triton/attention/mla.py) takes the calls that this one does not, gives both groups all scores if one
-product follows another, and requests the next tile after this one: on an H100, with 128 heads over 64 contexts of 8,192, it takes 554 us for the same
-tiles, and this form 339.
+of half the columns. The form in plain Triton (kernels/triton/attention/mla.py) takes the other calls. There both warp groups compute all scores, and
+the next tile is requested only after this one: on an H100, with 128 heads over 64 contexts of 8,192, it takes 554 us with the same tiles, and this
+form 339.
 """
 
 import torch
@@ -17,7 +17,7 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import is_hopper
 
 _OF_BATCH = ("tables", "starts", "lens", "tables_seq", "seqs", "tiles", "splits")  # as in decode_attention
-# Queries, two tiles of keys, and the weights that warp groups exchange: 220 of 227 KiB. Sums are 128 registers a thread.
+# Shared memory holds queries, two tiles of keys, and the weights that warp groups exchange: 220 of 227 KiB. Sums take 128 registers per thread.
 ROWS, _TILE, _WARPS = 64, 64, 8
 _LATENT, _ROTARY = (64, 128, 256, 512), (64,)
 
@@ -44,7 +44,7 @@ def _attend(
         seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, lanes, ROWS)
         first = tl.load(starts + seq)
         num_queries, split_index = tl.load(starts + seq + 1) - first, 0
-    else:  # tiles of one sequence's heads side by side
+    else:  # the heads of one sequence have adjacent tiles
         tile, split_index, seq = program % tiles, program // tiles % splits, program // tiles // splits
         first, num_queries = seq, 1
     if tile * ROWS < num_queries * heads:
@@ -54,7 +54,7 @@ def _attend(
         keys = gl.allocate_shared_memory(dtype, [2, TILE, LATENT], SHARED)
         turned_keys = gl.allocate_shared_memory(dtype, [2, TILE, ROTARY], SHARED)
         context = tl.load(lens + seq).to(tl.int32)
-        last = context - num_queries + (tile * ROWS + ROWS - 1) // heads  # of the tile's last query
+        last = context - num_queries + (tile * ROWS + ROWS - 1) // heads  # position of the tile's last query
         begin, end = keys_of(split_index, splits, 0, tl.minimum(context, last + 1), TILE)
         table = tables + seq.to(tl.int64) * tables_seq
         last_block = (end - 1) // BLOCK_SIZE
@@ -87,10 +87,10 @@ def _attend(
         position = tl.minimum(context - num_queries + row // heads, end - 1)
         at = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
         top = gl.full([ROWS], float("-inf"), tl.float32, gl.SliceLayout(1, SCORES))
-        totals = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)  # summed across warp groups once, at the end
+        totals = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)  # of each warp group; added once, at the end
         result = gl.full([ROWS, LATENT], 0.0, tl.float32, SUMS)
         none = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)
-        i = 0  # number of the buffers that hold this tile
+        i = 0  # index of the buffers that hold this tile
         for start in range(begin, end, TILE):
             async_copy.wait_group(0)
             scores = warpgroup_mma(queries, keys.index(i).permute((1, 0)), none, use_acc=False, is_async=True)
@@ -103,7 +103,7 @@ def _attend(
             scores = warpgroup_mma_wait(0, deps=(scores,))
             scores = tl.where((start + at)[None, :] <= position[:, None], scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, axis=1) * scale)
-            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # for rows that have seen nothing
+            shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # for rows that have seen no key
             weights = tl.exp2(scores * scale - shift[:, None])
             fade = tl.exp2(top - shift)
             top = new_top
@@ -127,7 +127,7 @@ def _attend(
 
 @jit(is_gluon=True)
 def _block(table, start, key, last_block, BLOCK_SIZE: tl.constexpr):
-    """Return the blocks of the keys from `start` on, at most `last_block`."""
+    """Return the cache blocks of a tile's keys, limited to the sequence's last block."""
     return tl.load(table + tl.minimum(start // BLOCK_SIZE + key // BLOCK_SIZE, last_block)).to(tl.int32)
 
 
@@ -137,7 +137,7 @@ def _copy(buffer, cache, block, cache_block, inside):
 
 
 def takes(q_latent: torch.Tensor, q_rotary: torch.Tensor, block_size: int) -> bool:
-    """True if there is a form here for such calls: 16-bit values of some sizes, whole blocks in a tile."""
+    """True if this form takes such calls: 16-bit values of some sizes, and whole blocks in a tile."""
     has_form = q_latent.shape[2] in _LATENT and q_rotary.shape[2] in _ROTARY and q_latent.element_size() == 2
     return has_form and _TILE % block_size == 0 and is_hopper(q_latent.device)
 
@@ -156,7 +156,7 @@ def attend(
     tiles: int,
     is_prefill: bool,
 ) -> None:
-    """Launch the kernel with the arguments of `_launch` in kernels/triton/attention/mla.py, its caller."""
+    """Launch the kernel. `_launch` in kernels/triton/attention/mla.py calls this with its own arguments."""
     _, heads, latent = q_latent.shape
     _attend[(programs,)](
         q_latent, q_rotary, cache, block_tables, starts, context_lens, splits.parts, splits.tops, splits.sums,

@@ -1,11 +1,11 @@
-"""Paged causal attention of prompt chunks on Hopper, in 128 registers a thread.
+"""Paged causal attention of prompt chunks on Hopper, with 128 registers per thread.
 
-Two programs so share a processor, and one's products run beside the other's exponents. kernels/triton/attention/prefill_attention.py takes the calls
-that this form does not.
+So two programs share a processor, and the products of one overlap the exponents of the other. kernels/triton/attention/prefill_attention.py takes the
+calls that this form does not.
 
-Within so few registers Triton's code waits for each tensor-core instruction before the next, and requests a tile after the work on the last. A single
-program that overlaps its own products with its exponents (FlashAttention-3, Shah et al., 2024) was slower still: 4,935 us for 16,384 tokens with 32
-heads of 128 on an H100, against 4,629.
+With so few registers, code compiled from plain Triton waits for each tensor-core instruction before the next, and requests a tile only after the work
+on the previous one. A single program that overlaps its own products with its exponents (FlashAttention-3, Shah et al., 2024) was slower still: 4,935
+us for 16,384 tokens with 32 heads of 128 on an H100, against 4,629.
 """
 
 import torch
@@ -20,7 +20,7 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import is_hopper
 
 _OF_BATCH = ("tables", "starts", "lens", "tables_seq", "window", "seqs", "tiles")  # as in decode_attention
-# Sums of 128 columns and scores of 64 keys are 96 registers a thread; queries and two tiles of keys and values, 96 KiB.
+# Sums of 128 columns and scores of 64 keys take 96 registers per thread; queries and two tiles of keys and values take 96 KiB of shared memory.
 ROWS, TILE, WARPS, REGISTERS = 128, 64, 8, 128
 _DIMS = (64, 128)
 
@@ -38,7 +38,7 @@ def _attend(
     SUMS: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, DIM, 16])
     LOADED: tl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [WARPS, 1], [1, 0])
     SHARED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    # Heads that share keys run side by side; a sequence's last tile, which sees most keys, runs first.
+    # Heads that share keys run at the same time. A sequence's last tile, which sees the most keys, runs first.
     head = tl.program_id(0) % heads
     lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [WARPS], [0]))
     seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, lanes, ROWS)
@@ -56,13 +56,13 @@ def _attend(
         if WINDOW != NO_WINDOW:
             edge = first_seen(prefix, window, WINDOW)
             begin = edge // TILE * TILE
-            first_block = edge // BLOCK_SIZE  # an earlier block may belong to another sequence by now: it is not read
+            first_block = edge // BLOCK_SIZE  # earlier blocks may belong to another sequence by now: they are not read
         last_block = (end - 1) // BLOCK_SIZE
         table = tables + seq.to(tl.int64) * tables_seq
         key, column = gl.arange(0, TILE, gl.SliceLayout(1, LOADED)), gl.arange(0, DIM, gl.SliceLayout(0, LOADED))
         inside = (key % BLOCK_SIZE * cache_offset)[:, None] + column[None, :]
         k, v = k_cache + head // group * cache_head, v_cache + head // group * cache_head
-        # The load of the first tile starts before the queries are read, when the second tile's blocks are known.
+        # The first tile, and the block numbers of the second one, are requested before the queries are read.
         block = _blocks(table, begin, key, first_block, last_block, BLOCK_SIZE)
         _copy(keys.index(0), values.index(0), k, v, block, cache_block, inside)
         block = _blocks(table, begin + TILE, key, first_block, last_block, BLOCK_SIZE)
@@ -70,16 +70,16 @@ def _attend(
         rows = q + (first + query).to(tl.int64)[:, None] * q_token + head * q_head + column[None, :]
         queries.store(tl.load(rows, mask=(query < num_queries)[:, None], other=0.0))
         fence_async_shared()
-        # Rows beyond the queries see what the last query sees.
+        # Rows beyond the last query attend as that query does.
         position = tl.minimum(prefix + gl.arange(0, ROWS, gl.SliceLayout(1, SCORES)), end - 1)
         top = gl.full([ROWS], float("-inf"), tl.float32, gl.SliceLayout(1, SCORES))
         total = gl.full([ROWS], 0.0, tl.float32, gl.SliceLayout(1, SCORES))
         result = gl.full([ROWS, DIM], 0.0, tl.float32, SUMS)
-        i = 0  # number of the buffers for the next tile
-        whole_end = tl.maximum(begin, (prefix + 1) // TILE * TILE)  # every query sees the keys of the tiles before
+        i = 0  # index of the buffers for the next tile
+        whole_end = tl.maximum(begin, (prefix + 1) // TILE * TILE)  # every query sees the keys before this position
         if WINDOW != NO_WINDOW:
             all_seen = first_seen(prefix + ROWS - 1, window, WINDOW)
-            # from here on the last query sees whole tiles
+            # from here on keys are in the window of every query
             whole_begin = tl.minimum((all_seen + TILE - 1) // TILE * TILE, end)
             i, block, top, total, result = _meet(
                 i, block, top, total, result, queries, keys, values, k, v, table, key, inside, position,
@@ -114,13 +114,14 @@ def _meet(
 ):  # fmt: skip
     """Attend to the tiles from `begin` to `end`; return i, block, top, total, result.
 
-    The first tile is in buffers `i` or being loaded, and `block` has the blocks of the next.
+    The first tile is in buffers `i`, or is being loaded to them; `block` has the cache blocks of the next one.
     """
     at = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
     none = gl.full([ROWS, TILE], 0.0, tl.float32, SCORES)
     for start in range(begin, end, TILE):
-        async_copy.wait_group(0)  # the tile is loaded, and all warps are done with the one before
-        # Requested before the products: after them the compiler would synchronise the warp groups again, between exponents and values.
+        async_copy.wait_group(0)  # this tile is loaded, and all warps have finished the previous one
+        # The next tile is requested before the products: after them the compiler would synchronise the warp groups again, between exponents and
+        # values.
         _copy(keys.index(1 - i), values.index(1 - i), k, v, block, cache_block, inside)
         scores = warpgroup_mma(queries, keys.index(i).permute((1, 0)), none, use_acc=False, is_async=True)
         block = _blocks(table, start + 2 * TILE, key, first_block, last_block, BLOCK_SIZE)
@@ -141,7 +142,7 @@ def _meet(
 
 @jit(is_gluon=True)
 def _blocks(table, start, key, first_block, last_block, BLOCK_SIZE: tl.constexpr):
-    """Return the blocks of the keys from `start` on, limited to the sequence's own."""
+    """Return the cache blocks of a tile's keys, limited to those of the sequence."""
     number = tl.minimum(tl.maximum(start // BLOCK_SIZE + key // BLOCK_SIZE, first_block), last_block)
     return tl.load(table + number).to(tl.int32)
 
@@ -155,9 +156,9 @@ def _copy(keys, values, k, v, block, cache_block, inside):
 
 
 def takes(q: torch.Tensor, block_size: int, longest: int, rule: AttentionRule) -> bool:
-    """True if there is a form here for such calls.
+    """True if this form takes such calls.
 
-    It takes 16-bit values, heads of some widths, long chunks, and tiles of whole blocks.
+    It takes 16-bit values, heads of some widths, long chunks, and a whole number of blocks per tile.
     """
     is_plain = rule.kv_scales is None and rule.soft_cap is None and q.element_size() == 2
     return is_plain and q.shape[2] in _DIMS and longest > ROWS // 2 and TILE % block_size == 0 and is_hopper(q.device)

@@ -1,7 +1,7 @@
 """Latent attention in absorbed form: the cache's write, decode and prefill.
 
-Rows of attention are (query, head) pairs, because all heads attend to the same latent vectors, which are read once as keys and as values. Decode
-splits each context among programs.
+A row is a (query, head) pair, because all heads attend to the same latent vectors, which are read once for keys and values. Decode splits each
+context among programs.
 """
 
 import torch
@@ -33,7 +33,7 @@ def _attend(
         seq, tile = sequence_of(tiles - 1 - program, starts, seqs, heads, tl.arange(0, 128), ROWS)
         first = tl.load(starts + seq)
         num_queries, split_index = tl.load(starts + seq + 1) - first, 0
-    else:  # tiles of one sequence's heads side by side
+    else:  # the heads of one sequence have adjacent tiles
         tile, split_index, seq = program % tiles, program // tiles % splits, program // tiles // splits
         first, num_queries = seq, 1
     if tile * ROWS < num_queries * heads:
@@ -51,13 +51,13 @@ def _attend(
             mask=is_row[:, None] & (rotary < ROTARY)[None, :], other=0.0,
         )  # fmt: skip
         context = tl.load(lens + seq).to(tl.int32)
-        last = context - num_queries + (tile * ROWS + ROWS - 1) // heads  # of the tile's last query
+        last = context - num_queries + (tile * ROWS + ROWS - 1) // heads  # position of the tile's last query
         begin, end = keys_of(split_index, splits, 0, tl.minimum(context, last + 1), TILE)
         top = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS, LATENT_DIM], tl.float32)
         table = tables + seq.to(tl.int64) * tables_seq
-        # One loop that masks all tiles: with a second one for fully visible tiles, ptxas spills 284 bytes a thread for sm_90, and 52 without.
+        # A single loop masks all tiles. With a second loop for fully visible tiles, ptxas spills 284 bytes per thread for sm_90, and 52 without.
         for start in range(begin, end, TILE):
             at = start + tl.arange(0, TILE)
             is_key = at < end
@@ -206,12 +206,12 @@ def _launch(
 
 
 def _rows(wanted: int, q_latent: torch.Tensor, q_rotary: torch.Tensor, cache: torch.Tensor) -> int:
-    """Return the rows of a tile."""
+    """Return the number of rows of a tile."""
     if hopper_mla.takes(q_latent, q_rotary, cache.shape[1]):
         return hopper_mla.ROWS
     return min(16 if q_latent.dtype == torch.float32 else 64, max(16, triton.next_power_of_2(wanted)))
 
 
 def _tile(dtype: torch.dtype) -> int:
-    """Return the keys of a tile."""
+    """Return the number of keys of a tile."""
     return 16 if dtype == torch.float32 else 32

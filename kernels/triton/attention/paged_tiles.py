@@ -1,7 +1,7 @@
 """Attention of a tile of queries to one kv head's paged keys and values, for decode, verify, prefill.
 
-Keys are read a tile at a time, under an online softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022). Scores are in powers of two:
-their scale contains log2(e), so that a weight is one exp2.
+Keys are read a tile at a time, under an online softmax (Milakov and Gimelshein, 2018; FlashAttention, Dao et al., 2022). The scale of scores contains
+log2(e), so that a weight is one exp2.
 """
 
 import triton.language as tl
@@ -11,7 +11,7 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.matrices.fp8_codes import decode_fp8
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the meaning of a rule's window
+NO_WINDOW, SLIDING, CHUNKED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # the kinds of window of a rule
 
 
 @jit
@@ -24,8 +24,8 @@ def meet(
 ):  # fmt: skip
     """Attend from queries [ROWS, DIM] at `position` [ROWS] to the keys from begin to end.
 
-    Return top, total, result. `begin` is a multiple of TILE. Without MASKED every row must see all of the keys, and they must fill their tiles. With
-    a window, keys before `first` may belong to another sequence by now and are not read.
+    Return top, total, result. `begin` is a multiple of TILE. Without MASKED every row must see all of these keys, and the keys must fill whole tiles.
+    With a window, keys before `first` may belong to another sequence by now and are not read.
     """
     column, key = tl.arange(0, DIM), tl.arange(0, TILE)
     for start in range(begin, end, TILE):
@@ -61,7 +61,7 @@ def meet(
 
 @jit
 def first_seen(position, window, WINDOW: tl.constexpr):
-    """Return the first position that is visible from another one."""
+    """Return the first position that is visible from `position`."""
     return position // window * window if WINDOW == CHUNKED else tl.maximum(position - window + 1, 0)
 
 
@@ -72,14 +72,14 @@ def window_kind(rule: AttentionRule) -> int:
 
 @jit
 def weigh(scores, factor, top, total, MASKED: tl.constexpr):
-    """Return the weights of scores * factor, the factor for earlier weights, and the new top and total.
+    """Return the weights of scores * factor, the factor for earlier weights, the new top and total.
 
     `factor`, above 0, is applied to a row's largest score and inside the exponent, where it is free: one multiply-add per score instead of a product
     and a difference.
     """
     new_top = tl.maximum(top, tl.max(scores, axis=1) * factor)
     shift = new_top
-    if MASKED:  # a row that has seen nothing keeps -inf, and -inf - -inf would be NaN
+    if MASKED:  # a row that has seen no key keeps -inf, and -inf - -inf would be NaN
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(scores * factor - shift[:, None])
     fade = tl.exp2(top - shift)
@@ -92,7 +92,7 @@ def load_rows(
 ):  # fmt: skip
     """Load [TILE, DIM]; zeros beyond the keys and beyond HEAD_DIM.
 
-    Applies only the masks that are needed, because each costs instructions in every tile.
+    Only the masks that are needed are applied, because each costs instructions in every tile.
     """
     if MASKED and HEAD_DIM < DIM:
         loaded = tl.load(cache + rows, mask=is_key[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
@@ -109,7 +109,7 @@ def load_rows(
 def tanh(x):
     """Return tanh with fp32's relative precision, which differences of scores need.
 
-    Near 0, where 1 - 2 / (exp(2 x) + 1) cancels, it is the polynomial of Cephes' tanhf.
+    Near 0, where 1 - 2 / (exp(2 x) + 1) would lose digits, it uses the polynomial of Cephes' tanhf.
     """
     size = tl.abs(x)
     square = x * x

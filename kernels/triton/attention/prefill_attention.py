@@ -28,7 +28,7 @@ def _attend(
     HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    # Heads that share keys run side by side; a sequence's last tile, which sees most keys, runs first.
+    # Heads that share keys run at the same time. A sequence's last tile, which sees the most keys, runs first.
     head = tl.program_id(0) % heads
     seq, tile = sequence_of(tiles - 1 - tl.program_id(0) // heads, starts, seqs, 1, tl.arange(0, 128), ROWS)
     first = tl.load(starts + seq)
@@ -45,7 +45,7 @@ def _attend(
         prefix = context - num_queries + tile * ROWS  # tokens before the first query
         position = context - num_queries + query
         end = tl.minimum(context, prefix + ROWS)
-        whole_end = (prefix + 1) // TILE * TILE  # every query sees the keys of earlier tiles
+        whole_end = (prefix + 1) // TILE * TILE  # every query sees the keys before this position
         begin = 0
         factor = 1.0
         if FP8:
@@ -58,7 +58,7 @@ def _attend(
         if WINDOW != NO_WINDOW:
             edge = first_seen(prefix, window, WINDOW)
             last = first_seen(prefix + ROWS - 1, window, WINDOW)
-            begin = (last + TILE - 1) // TILE * TILE  # the last query sees whole tiles from here on
+            begin = (last + TILE - 1) // TILE * TILE  # from here on keys are in the window of every query
             top, total, result = meet(
                 rows, position, top, total, result,
                 k_cache, v_cache, table, head // group, cache_block, cache_offset, cache_head,
@@ -80,7 +80,7 @@ def _attend(
         )  # fmt: skip
         if HAS_SINKS:
             total += tl.exp2(tl.load(sinks + head).to(tl.float32) * LOG2_E - top)
-        total = tl.where(total > 0.0, total, 1.0)  # rows beyond the queries may have seen nothing
+        total = tl.where(total > 0.0, total, 1.0)  # rows beyond the last query may have seen no key
         target = out + (token * heads + head)[:, None] * HEAD_DIM + column[None, :]
         tl.store(target, (result * (factor / total)[:, None]).to(out.dtype.element_ty), mask=inside)
 
@@ -91,7 +91,7 @@ def prefill_attention(
     """Compute prefill_attention of kernels/attention."""
     scale, window, sinks, soft_cap, kv_scales, _ = rule
     tokens, heads, head_dim = q.shape
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     assert q.stride(2) == k_cache.stride(3) == 1, "heads must be contiguous"
     out = torch.empty((tokens, heads, head_dim), dtype=q.dtype, device=q.device)
     if not out.numel():
@@ -118,11 +118,11 @@ def prefill_attention(
 
 def tiling(dim: int, longest: int, bytes_per_value: int) -> tuple[int, int, int, int]:
     """Return queries, keys, warps and stages of a tile: at most three shapes per head width."""
-    if bytes_per_value == 4:  # as in decode_attention
+    if bytes_per_value == 4:  # fp32: see decode_attention
         return 16, max(16, min(32, 4096 // dim)), 8, 3
     if longest <= 16:
         return 16, max(16, min(64, 8192 // dim)), 4, 3
-    # Three stages, one of them for the block table: keys and values of two tiles in shared memory.
-    if dim <= 128:  # two warp groups of 64 rows, 252 registers a thread
+    # The block table needs one of three stages, so shared memory holds keys and values of two tiles.
+    if dim <= 128:  # two warp groups of 64 rows, 252 registers per thread
         return (128, 128, 8, 3) if longest > 64 else (64, 64, 4, 3)
     return (128, 64, 8, 3) if longest > 64 and dim <= 256 else (64, max(16, 16384 // dim), 8, 3)

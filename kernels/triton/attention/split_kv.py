@@ -1,7 +1,7 @@
 """Splitting a context among programs, and joining their results (Flash-Decoding, Dao et al., 2023).
 
-A partial result is an unnormalised sum of values, with its top score and the sum of its weights, in powers of two. Knows lines (one query of one
-head); does not know where their keys are.
+A partial result is an unnormalised sum of values, with its top score and the sum of its weights, with scores as powers of two. A line is one query of
+one head. Does not know where keys are stored.
 """
 
 from typing import NamedTuple
@@ -14,29 +14,29 @@ from pilotlight.kernels.triton.attention.paged_tiles import LOG2_E
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import num_processors
 
-_LEAST_SPLIT = 256  # keys; with fewer, a program ends before it has amortised its start
+_LEAST_SPLIT = 256  # fewest keys of a split; with fewer, a program ends before it has amortised its start
 _LEAST = tl.constexpr(_LEAST_SPLIT)
-# Programs per processor if there is enough work for many rounds: two to four run at once, and the last round, which leaves processors idle, is then
-# at most a quarter of the whole. A partial result costs at most 2 / 512 of the keys and values of so long a split.
+# Programs per processor if there is enough work for many rounds. Two to four run at once, and the last round, in which processors are idle, is then
+# at most a quarter of the whole. A partial result costs at most 2 / 512 of the memory traffic of a split of 512 keys.
 _ROUNDS, _LONG_SPLIT = 8, 512
-# A program that occupies a whole processor, with sums of 64 rows, spends the time of so many keys on its partial result. On an H100, 128 heads of 512
-# take 339 us over 64 unsplit contexts of 8,192, 364 in halves, 398 in quarters and 475 in ninths; over contexts of 128 to 8,192 they take 330, 293,
-# 272 and, in eighths, 301.
+# A program that occupies a whole processor, with sums of 64 rows, needs as much time for its partial result as for 350 keys. On an H100, 128 heads of
+# 512 take 339 us over 64 unsplit contexts of 8,192, 364 in halves, 398 in quarters and 475 in ninths; over contexts of 128 to 8,192 they take 330,
+# 293, 272 and, in eighths, 301.
 _PART = 350
 
 
 class Splits(NamedTuple):
     number: int
-    parts: torch.Tensor  # [lines, number, columns] fp32; with one split the result itself
+    parts: torch.Tensor  # [lines, number, columns] fp32; with one split, the final result
     tops: torch.Tensor  # [lines, number] fp32
     sums: torch.Tensor
 
 
 def split(out: torch.Tensor, programs: int, keys: int, is_alone: bool = False) -> Splits:
-    """Allocate the buffers of partial results, for as many splits as pay off.
+    """Choose the number of splits, and allocate their buffers of partial results.
 
-    `out` [..., columns], contiguous, has a row per line; `programs`: their number without a split; `keys`: the most that one of them reads;
-    `is_alone`: a program occupies all registers and shared memory of a processor.
+    `out` [..., columns], contiguous, has a row per line; `programs`: the number of programs without a split; `keys`: the most keys that one of them
+    reads; `is_alone`: a processor runs one program at a time.
     """
     number = num_splits(programs, keys, out.device, is_alone)
     if number == 1:
@@ -50,7 +50,7 @@ def split(out: torch.Tensor, programs: int, keys: int, is_alone: bool = False) -
 
 def num_splits(programs: int, keys: int, device: torch.device, is_alone: bool = False) -> int:
     processors = num_processors(device)
-    if is_alone:  # two rounds, for contexts of unequal lengths, and a few more splits if they fill the last round
+    if is_alone:  # two rounds, since contexts differ in length, and a few more splits if they fill the last round
         most = max(1, triton.cdiv(keys, _LEAST_SPLIT))
         least = min(most, max(1, round(2 * processors / programs)))
         choices = range(least, min(most, least + 3) + 1)
@@ -62,10 +62,10 @@ def num_splits(programs: int, keys: int, device: torch.device, is_alone: bool = 
 
 @jit
 def keys_of(split, splits, first, end, TILE: tl.constexpr):
-    """Return where the keys of one of `splits` parts start and end, among those from `first` to `end`.
+    """Return the bounds of the keys in one of `splits` parts of those from `first` to `end`.
 
-    Each sequence divides its own keys evenly, and uses fewer splits if they would be short: a recorded step has as many splits as its longest context
-    needs.
+    Each sequence divides its own keys evenly, and uses fewer splits if they would be short: the number of splits of a recorded step is fixed by its
+    longest possible context.
     """
     used = tl.maximum(1, tl.minimum(splits, tl.cdiv(end - first, _LEAST)))
     length = tl.cdiv(tl.cdiv(end - first, used), TILE) * TILE
@@ -92,13 +92,13 @@ def write_part(
         total = tl.where(is_row & (total > 0.0), total, 1.0)
         tl.store(target, (result * (factor / total)[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
-        # the part of a split that saw no keys is never read
+        # the part of a split without keys is never read
         tl.store(target, result * factor, mask=inside & (total > 0.0)[:, None])
         tl.store(tops + line * splits + split, top, mask=is_row)
         tl.store(sums + line * splits + split, total, mask=is_row)
 
 
-@jit(of_batch=("splits",))  # it depends on lengths
+@jit(of_batch=("splits",))  # the number of splits depends on lengths
 def _join(
     parts, tops, sums, sinks, out, splits, heads,
     COLUMNS: tl.constexpr, DIM: tl.constexpr, CHUNK: tl.constexpr, HAS_SINKS: tl.constexpr,
@@ -127,7 +127,7 @@ def _join(
 
 
 def join(splits: Splits, sinks: torch.Tensor | None, heads: int, out: torch.Tensor) -> None:
-    """Join the partial results into `out`. The lines of one token are its heads, in order."""
+    """Join the partial results into `out`. A token's lines are its heads, in order."""
     if splits.number > 1:
         columns = out.shape[-1]
         _join[(out.numel() // columns,)](

@@ -1,4 +1,4 @@
-"""The sequence of a varlen batch to which a tile belongs, found inside a kernel."""
+"""Search for the sequence of a varlen batch to which a tile of rows belongs, inside a kernel."""
 
 import triton.language as tl
 
@@ -7,10 +7,10 @@ from pilotlight.kernels.triton.jit import jit
 
 @jit
 def sequence_of(tile, starts, seqs, rows_per_token, lanes, ROWS: tl.constexpr):
-    """Return the sequence of a tile, and the tile's number in it; lanes: 0 to 127.
+    """Return the sequence of a tile, and the tile's number in it. `lanes`: the numbers 0 to 127.
 
-    Sequence i's tiles are numbered from starts[i] * rows_per_token // ROWS + i on: spaced so that its tiles fit, and found without a table. The last
-    number is below tokens * rows_per_token // ROWS + seqs; unused numbers are past the end of their sequence's rows.
+    Sequence i's tiles are numbered from starts[i] * rows_per_token // ROWS + i on. These numbers leave room for all of its tiles and need no table.
+    The last number is below tokens * rows_per_token // ROWS + seqs; a number without a tile lies past the last row of its sequence.
     """
     before = 0
     for first in range(0, seqs, 128):

@@ -1,4 +1,4 @@
-"""Verify attention: decode attention with more rows, or prefill attention if rows are unequal."""
+"""Verify attention: decode attention with more rows, or prefill attention if numbers of tokens differ."""
 
 import torch
 

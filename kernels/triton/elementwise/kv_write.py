@@ -1,4 +1,4 @@
-"""Writes of keys and values to the paged cache, plain or FP8: one program for a few kv heads."""
+"""Writes of keys and values to the paged cache, plain or FP8; a program has some kv heads of a token."""
 
 import torch
 import triton
@@ -34,7 +34,7 @@ def place_of(slots, token, cache_block, cache_offset, BLOCK_SIZE: tl.constexpr):
 
 @jit
 def store_cached(target, x, scale, mask, FP8: tl.constexpr):
-    """Store x, divided by the number that `scale` points to if the cache is FP8."""
+    """Store x, divided by the scale at pointer `scale` if the cache is FP8."""
     if FP8:
         tl.store(target, encode_fp8(x.to(tl.float32) / tl.load(scale), FP8), mask=mask)
     else:
@@ -51,7 +51,7 @@ def kv_write(
 ) -> None:
     """Compute kv_write of kernels/elementwise."""
     tokens, kv_heads, head_dim = k.shape
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     assert k_cache.stride(3) == 1, "heads must be contiguous"
     slot_mapping = slot_mapping.contiguous()
     if not k.stride(2) == v.stride(2) == 1:

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation: one program per row, in registers, with one read and one write."""
+"""Root-mean-square normalisation; a program has its row in registers, read once and written once."""
 
 import torch
 import triton
@@ -20,7 +20,7 @@ def _rms_norm(
     inside = column < columns
     row = tl.load(x + token * x_token + head * x_head + column, mask=inside, other=0.0)
     if ADDS:
-        # rounded to the storage type before it is normalised, as in kernels/elementwise/norm.py
+        # the sum is rounded to the storage type before it is normalised, as in kernels/elementwise/norm.py
         row = (
             row.to(tl.float32)
             + tl.load(residual + token * residual_token + column, mask=inside, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Head norms, rotation and cache write in one launch: one program for a few heads of a token."""
+"""Head norms, rotation and cache write in one launch; a program has a few heads of a token."""
 
 import torch
 import triton
@@ -34,7 +34,7 @@ def _rotate_and_cache(
         weights = norm + head[:, None] * 2 * half + pair[None, :]
         first_weight = tl.load(weights, mask=inside & (is_query | is_key), other=0.0).to(tl.float32)
         second_weight = tl.load(weights + half, mask=inside & (is_query | is_key), other=0.0).to(tl.float32)
-        # rounded between norm and rotation, as in the torch form
+        # values are rounded between norm and rotation, as in the torch form
         wide_first = (wide_first * scale * first_weight).to(first.dtype).to(tl.float32)
         wide_second = (wide_second * scale * second_weight).to(first.dtype).to(tl.float32)
     c = tl.load(cos + token * cos_token + pair, mask=pair < half, other=0.0)[None, :]
@@ -68,7 +68,7 @@ def rotate_and_cache(
     tokens, all_heads, head_dim = qkv.shape
     kv_heads = k_cache.shape[2]
     heads = all_heads - 2 * kv_heads
-    assert k_cache.stride() == v_cache.stride(), "keys and values must be strided alike"
+    assert k_cache.stride() == v_cache.stride(), "caches of keys and values must have equal strides"
     out = torch.empty((tokens, heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if qkv.numel():
         block = triton.next_power_of_2(head_dim // 2)

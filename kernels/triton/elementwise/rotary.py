@@ -1,4 +1,4 @@
-"""Rotary position embedding, half-split or interleaved: one program for a few heads of a token."""
+"""Rotary position embedding, half-split or interleaved; a program rotates a few heads of a token."""
 
 import torch
 import triton
@@ -28,7 +28,7 @@ def _rotary(
 
 @jit
 def load_pairs(source, pair, half, inside, INTERLEAVED: tl.constexpr):
-    """Return both values of each pair."""
+    """Load both values of each pair."""
     if INTERLEAVED:
         first, second = 2 * pair, 2 * pair + 1
     else:

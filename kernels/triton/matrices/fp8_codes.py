@@ -1,6 +1,7 @@
 """Conversions between FP8 (e4m3) and bytes inside a kernel, in hardware if available, else bit by bit.
 
-Bytes, because Triton's interpreter narrows to FP8 wrongly (a rounded-up mantissa does not carry into the exponent, 3.6 to 3.9) and Ampere has no FP8.
+Bytes are used because Triton's interpreter narrows to FP8 wrongly (a rounded-up mantissa does not carry into the exponent, 3.6 to 3.9) and Ampere has
+no FP8.
 """
 
 from functools import cache
@@ -10,7 +11,7 @@ import triton.language as tl
 
 from pilotlight.kernels.triton.jit import jit
 
-NONE, BY_BITS, BY_HARDWARE = 0, 1, 2  # the FP8 parameter of a kernel
+NONE, BY_BITS, BY_HARDWARE = 0, 1, 2  # values of a kernel's FP8 parameter
 
 
 @jit
@@ -34,8 +35,8 @@ def encode_fp8(x, FP8: tl.constexpr):
     if FP8 == 2:
         magnitude = size.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
     else:
-        # From 2^-6 on, 20 bits of mantissa are rounded off, and the exponent's bias is 7 instead of 127. Below, steps are 2^-9, the last bit of the
-        # sum with 2^14.
+        # From 2^-6 on, 20 bits of mantissa are rounded off, and the exponent's bias is 7 instead of 127. Below it values are multiples of 2^-9, which
+        # is the last bit of a sum with 2^14.
         bits = size.to(tl.int32, bitcast=True)
         normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
         tiny = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000

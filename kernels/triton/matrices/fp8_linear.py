@@ -1,8 +1,8 @@
 """FP8 (e4m3): rounding of activations, and products of two FP8 matrices.
 
-Products of many rows with one scale per row on both sides are cuBLAS's. Tensor cores add FP8 products with fewer bits than fp32 has; so every 128
-columns their sum is added, scaled, to an fp32 accumulator (DeepSeek-V3 technical report, section 3.3). Under Triton's interpreter FP8 values are
-multiplied as fp16, which holds each of them exactly.
+cuBLAS computes products of many rows with one scale per row on both sides. Tensor cores add FP8 products with fewer bits than fp32 has; so after
+every 128 columns their sum is scaled and added to an fp32 accumulator (DeepSeek-V3 technical report, section 3.3). Under Triton's interpreter FP8
+values are multiplied as fp16, which holds each of them exactly.
 """
 
 import torch
@@ -14,9 +14,9 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import dense_rows, is_hopper
 from pilotlight.kernels.triton.matrices.linear import Tile, num_splits, sum_parts
 
-DEPTH = GROUP  # columns per step: the scale is constant within
-_FEW = 16  # rows of x that fill one tile
-_QUANTISED = 2048  # values of a program with several groups
+DEPTH = GROUP  # columns per step, which share one scale
+_FEW = 16  # rows of x in the smallest tile
+_QUANTISED = 2048  # values per program if rows have several groups
 
 
 @jit(of_batch=("tokens",))
@@ -24,7 +24,7 @@ def _quantise(
     x, scale, values, scales, x_token, tokens, columns, group, groups,
     LARGEST: tl.constexpr, GIVEN: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Round GROUPS groups of rows, each whole in registers, with a given scale or that of its maximum."""
+    """Round GROUPS groups of rows, each whole in registers, with a given scale or the largest value's."""
     i = tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)
     token, of_row, within = i // groups, i % groups, tl.arange(0, BLOCK)[None, :]
     column, is_token = of_row[:, None] * group + within, token < tokens
@@ -36,7 +36,7 @@ def _quantise(
     else:
         factor += tl.math.div_rn(tl.maximum(tl.max(tl.abs(wide), axis=1), 1e-12), LARGEST)
     tl.store(scales + i, factor, mask=is_token)
-    # IEEE division: the fast quotient, off by 2 units, would more often round to another number than the torch form's
+    # IEEE division: the fast quotient is off by up to 2 units, and would more often round to another number than in the torch form
     wide = tl.math.div_rn(wide, factor[:, None])
     tl.store(values + token[:, None] * columns + column, _rounded(wide, LARGEST), mask=mask)
 
@@ -45,7 +45,7 @@ def _quantise(
 def _rounded(wide, LARGEST: tl.constexpr):
     """Return the bits of the nearest e4m3 number, ties to even.
 
-    Adding 1.5 * 2^23 steps leaves no bits below a step; the step is that of the number's exponent, or of 2^-6 for smaller numbers.
+    Adding 1.5 * 2^23 steps rounds off all bits below a step. The step is that of the number's exponent, or that of 2^-6 for smaller numbers.
     """
     wide = tl.minimum(tl.maximum(wide, -LARGEST), LARGEST)
     exponent = tl.maximum((wide.to(tl.int32, bitcast=True) >> 23) & 255, 121)
@@ -144,9 +144,9 @@ def fp8_linear(x: torch.Tensor, weight: Fp8Weight, bias: torch.Tensor | None = N
 
 
 def is_cublas(x: torch.Tensor, weight: Fp8Weight) -> bool:
-    """True if cuBLAS multiplies: more than a few rows, with one scale per row on both sides.
+    """True if cuBLAS computes the product: more than a few rows, with one scale per row on both sides.
 
-    With 4096 x 4096 an H100 took 22 us for 512 rows, and 54 by tiles.
+    For 512 rows and 4096 x 4096 it took 22 us on an H100, and the tiles of this module 54.
     """
     rows, columns = weight.values.shape
     of_rows = weight.column_group >= columns and rows % 16 == 0 and columns % 16 == 0 and weight.values.is_contiguous()

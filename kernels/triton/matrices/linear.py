@@ -1,8 +1,8 @@
-"""Products of few rows with a plain weight, and of many rows with one that is decoded as it is read.
+"""Products of few rows with a plain weight, and of many rows with one that is decoded when it is read.
 
 kernels/triton/matrices/packed.py has products of a few rows with packed weights. Up to 4 rows of x are multiplied with a plain weight without tensor
-cores, up to 16 with any weight by the smallest tile of tensor cores; in both cases the columns are split among programs until there are enough to
-keep memory busy, and the parts are added in a fixed order. Only shapes of tiles are compiled in.
+cores, up to 16 with any weight by the smallest tile of tensor cores. In both cases the columns are split among enough programs to keep memory busy,
+and the parts are added in a fixed order. Compiled code depends only on the shapes of tiles.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,14 @@ from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import num_processors
 from pilotlight.kernels.triton.matrices.tiles import multiply, multiply_few
 
-FEW = 4  # rows of x
-_LEAST_COLUMNS = 512  # per split
-_SCRATCH_BYTES = 128 << 20  # of decoded rows
-# For few tokens: with 4096 columns the L2 still has them when cuBLAS reads them (64 rows of x and INT4 of 28672 x 4096 took 206 us on an H100 in two
-# parts, 162 in seven), and fewer would not fill cuBLAS's tiles (512 rows and 4096 x 14336: 180 us in four parts, 131 whole).
+FEW = 4  # most rows of x that are multiplied without tensor cores
+_LEAST_COLUMNS = 512  # fewest columns of a split
+_SCRATCH_BYTES = 128 << 20  # memory for decoded rows of a weight
+# Rows that are decoded at a time for few tokens. With 4096 columns the L2 still holds them when cuBLAS reads them: 64 rows of x and INT4 of 28672 x
+# 4096 took 206 us on an H100 in two parts, and 162 in seven. With more tokens so few rows would not fill cuBLAS's tiles: 512 rows of x and 4096 x
+# 14336 took 180 us in four parts, and 131 whole.
 _NEAR_ROWS, _NEAR_TOKENS = 4096, 512
-# Number of tiles of x that take turns at the same rows of the weight, so that both stay in the L2.
+# Number of tiles of x that take turns at the same rows of the weight, so that both stay in the L2 cache.
 _GROUP_TILES = 8
 
 
@@ -32,7 +33,7 @@ class Tile(NamedTuple):
 
     tokens: int
     rows: int
-    half: int  # half the columns per step
+    half: int  # half of the columns per step
     warps: int
     stages: int
 
@@ -85,7 +86,7 @@ def add_parts(parts, bias, out, parts_split, values, rows, splits, HAS_BIAS: tl.
 
 
 def gemv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply x [a few tokens, columns] by weight [rows, columns]; limited by one read of the weight."""
+    """Multiply x [a few tokens, columns] by weight [rows, columns], which is read only once."""
     return product(x, plain_operands(weight), bias)
 
 
@@ -142,12 +143,12 @@ def through_memory(
 ) -> torch.Tensor:
     """Multiply x by a weight that `decode` writes to scratch memory, some rows at a time.
 
-    `decode` fills the given tensor with as many rows as it has, starting at the given one.
+    `decode(out, first)` fills `out` with rows of the weight, from number `first` on.
     """
     tokens, columns = x.shape
     step = min(rows, _SCRATCH_BYTES // (columns * x.element_size()), _NEAR_ROWS if tokens <= _NEAR_TOKENS else rows)
     if step < rows:
-        step = max(8, step // 128 * 128)  # whole tiles
+        step = max(8, step // 128 * 128)  # a whole number of cuBLAS's tiles
     scratch = torch.empty((min(step, rows), columns), dtype=x.dtype, device=x.device)
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)
     for first in range(0, rows, step):
@@ -162,9 +163,10 @@ def through_memory(
 
 
 def tile_for(tokens: int, dtype: torch.dtype, is_plain: bool) -> Tile:
-    """Return one of six shapes, by the number of rows of x; a model needs no others compiled."""
+    """Return one of six tiles, by the number of rows of x. No others need to be compiled for a model."""
     if tokens <= FEW and is_plain:
-        # 512 columns: a background copy of x, which every row of the weight needs, is then 4 bytes for each of 128 threads, the minimum
+        # A step has 512 columns: the asynchronous copy of x, which every row of the weight needs, then moves 4 bytes for each of 128 threads, the
+        # minimum.
         return Tile(triton.next_power_of_2(tokens), 16 if tokens == 1 else 8, 256, 4, 4)
     stages = 2 if dtype == torch.float32 else 3
     if tokens <= 16:

@@ -1,11 +1,12 @@
 """Products with 12-bit weights that equal bf16 to the bit (kernels/matrices/lossless.py).
 
-Weights are decoded in the registers that tensor cores multiply. Three words of 32 bits have eight columns: eight palette indices, and twice four low
-bytes. Looking up four indices in a palette of 16 bytes, and joining bytes, are permutations of bytes, one instruction each on a GPU: in total 4.8
-instructions a weight; an H100 that reads 3 TB/s has time for 14. As in kernels/triton/matrices/packed.py, warps take columns in turns, and a thread
-multiplies them in the order in which it holds them: of 128 columns of a row four threads have 32 each, in four runs of eight. Escapes are decoded as
-the first value of their palette, which is finite; their differences from it are multiplied at the end, one escape a thread. For more rows of x, and
-types other than bf16, cuBLAS multiplies, and rows of the weight are decoded into memory, some at a time.
+Weights are decoded in the registers that tensor cores multiply. Three words of 32 bits hold eight columns: eight palette indices, and twice four low
+bytes. A look-up of four indices in a palette of 16 bytes, and the joining of bytes, are permutations of bytes, which are single instructions on a
+GPU. In total a weight takes 4.8 instructions; an H100 that reads 3 TB/s has time for 14. As in kernels/triton/matrices/packed.py, warps take columns
+in turns, and a thread multiplies them in the order in which it holds them: of 128 columns of a row four threads have 32 each, in four runs of eight.
+Escapes are decoded with the first high byte of their palette, which makes them finite. At the end x times their differences from these values is
+added, one escape per thread. For more rows of x, and types other than bf16, cuBLAS multiplies, and rows of the weight are decoded into memory, some
+at a time.
 """
 
 from functools import partial
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from pilotlight.kernels.matrices.weight import GatedActivation
 
 _WARPS = 4  # warps that share rows of a weight
-_REGISTERS = {8: 128, 16: 160, 32: 255}  # registers a thread may use, by tokens
-_WORDS, _ESCAPES = 128, 128  # of a row: words decoded together; escapes examined together
+_REGISTERS = {8: 128, 16: 160, 32: 255}  # registers that a thread may use, by number of tokens
+_WORDS, _ESCAPES = 128, 128  # per row: words that are decoded together, and escapes that are examined together
 
 
 @jit
@@ -79,7 +80,7 @@ def decode(places, first_low, second_low, p0, p1, p2, p3, PERMUTES: tl.constexpr
 
 @jit
 def word_columns(word):
-    """Return the first column of words that are counted from a group's first."""
+    """Return the first column of each word; `word` is counted from the start of a group."""
     return word // 16 * 128 + word % 4 // 2 * 32 + word % 16 // 4 * 8 + word % 2 * 4
 
 
@@ -87,7 +88,7 @@ def word_columns(word):
 def load_words(at, is_there, has_second):
     """Load palette indices and both halves' low bytes of groups of 128 columns, 16 words of each.
 
-    They are read once: the first-level cache should keep x instead, which strips share.
+    They are evicted first, because they are read once, and the first-level cache should keep x, which strips share.
     """
     return (
         tl.load(at, mask=is_there, other=0, eviction_policy="evict_first"),
@@ -180,8 +181,8 @@ def add_escapes(
 ):  # fmt: skip
     """Return sums of a tile of 16 rows, corrected for its escapes from `start` to `stop`.
 
-    Adds, for every eight tokens, x times the difference between an escape and the value that was multiplied in its place. `escape`: the first of
-    them; from `middle` on they belong to the lower eight rows. `upper`, `lower`: the values decoded in place of escapes.
+    Adds, for every eight tokens, x times the difference between an escape and the value that was multiplied in its place. `escape`: pointer to the
+    first of them; those from `middle` on belong to the lower eight rows. `upper`, `lower`: the values decoded in place of escapes.
     """
     type: tl.constexpr = x.dtype.element_ty
     lane = tl.arange(0, WARPS)[:, None] * 32 + tl.arange(0, 32)[None, :]
@@ -195,7 +196,7 @@ def add_escapes(
         wrong = (tl.where(is_lower, lower, upper) << 8) | low
         less = (wrong ^ 0x8000).to(tl.int16).to(type, bitcast=True)
         is_row = (row[:, None, :] == tl.arange(0, 16)[None, :, None]) & is_mine[:, None, :]
-        # both are bf16; their difference would not be
+        # right and less are exact in bf16; their difference might not be
         rights = tl.where(is_row, right[:, None, :], 0.0).to(type)
         lesses, more = tl.where(is_row, less[:, None, :], 0.0).to(type), none()
         for t in tl.static_range(TOKENS // 8):
@@ -225,12 +226,12 @@ def _multiply(
     for i in tl.static_range(2 * TILES + 1):
         bounds += (tl.load(starts + tl.minimum(first // 8 + i, tl.cdiv(rows, 8))),)
     for i in tl.static_range(2 * TILES):
-        # rows past the last repeat its computation and are not stored
+        # rows past the last repeat it and are not stored
         row = tl.minimum(first + i * 8 + of_eight, rows - 1).to(tl.int64)
         weight_at += ((words + row * row_words)[:, None] + tl.arange(0, 16)[None, :],)
         at = palette_words + tl.minimum(first // 8 + i, (rows - 1) // 8) * 4
         palette += (tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3))
-    for tile in tl.static_range(TILES):  # loaded here, needed after all columns
+    for tile in tl.static_range(TILES):  # these are loaded early, since they are needed right after the columns
         i = bounds[2 * tile] + lane
         first_escapes += (tl.load(escapes + i, mask=i < bounds[2 * tile + 2], other=0),)
     for t in tl.static_range(TOKENS // 8):
@@ -292,7 +293,7 @@ def _unpack(
     target = out + i * (columns // 4) + chunk * 2 + (word // 16 * 32 + word // 2 % 2 * 8 + word // 4 % 4 * 2 + word % 2)
     tl.store(target, (pair0.to(tl.int64) & 0xFFFFFFFF) | (pair1.to(tl.int64) << 32), mask=is_there)
     tl.store(target + 16, (pair2.to(tl.int64) & 0xFFFFFFFF) | (pair3.to(tl.int64) << 32), mask=has_second)
-    tl.debug_barrier()  # escapes overwrite what other threads wrote in their places
+    tl.debug_barrier()  # escapes overwrite values that other threads have written
     for start in tl.range(at, stop, ESCAPES, num_stages=1):
         row, its_column = begin + ((escape >> 29) & 7), (escape >> 8) & 0x1FFFFF
         is_mine = start + tl.arange(0, ESCAPES) < stop
@@ -328,7 +329,7 @@ def _decode_rows(
     column = begin + word_columns(byte // 4) + byte % 4
     for half in tl.static_range(2):
         front, back = (pair2, pair3) if half else (pair0, pair1)
-        # in column order: [words, front or back, low or high]
+        # the columns of a group in order: [words, front or back, low or high]
         low, high = tl.join(front << 16, back << 16), tl.join(front & -65536, back & -65536)
         values = tl.where(is_row, tl.reshape(tl.join(low, high), (GROUPS * 64,)), 0x7FC00000)
         if out.dtype.element_ty == tl.int16:
@@ -401,7 +402,7 @@ def lossless_rows(
 def product(
     x: torch.Tensor, weight: "LosslessWeight", bias: torch.Tensor | None, strip: Strip | None = None
 ) -> torch.Tensor:
-    """Return the product [tokens, rows] for few tokens in bf16; `strip` overrides the default, for tests."""
+    """Return the product [tokens, rows] for few tokens in bf16. `strip` overrides the default in tests."""
     tokens, columns = x.shape
     rows, row_bytes = weight.codes.shape
     out = torch.empty((tokens, rows), dtype=x.dtype, device=x.device)

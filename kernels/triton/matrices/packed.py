@@ -1,9 +1,9 @@
 """Products of up to 64 rows of x with a four-bit weight, decoded in the tensor cores' registers.
 
-A warp has some rows of the weight, 16 a tile, and every WARPS-th run of 128 columns; warps of a program share rows, and add up at the end. A thread
-loads 16 bytes of a row, which are a block of 32 columns, and of x the same columns. Tensor cores expect certain columns in certain threads, but the
-order of columns is free as long as both sides have the same: so they are multiplied in the order in which threads hold them, and nothing passes
-through shared memory (tests/kernels/triton/test_matrices_compile.py checks that). This takes 3 instructions a weight; an H100 that reads 3 TB/s has
+A warp has some rows of the weight, 16 per tile, and every WARPS-th run of 128 columns. The warps of a program share rows, and add their sums at the
+end. A thread loads 16 bytes of a row, which are a block of 32 columns, and the same columns of x. Tensor cores expect certain columns in certain
+threads, but any order is right that is the same for both operands. So columns are multiplied in the order in which threads hold them, and nothing
+passes through shared memory (tests/kernels/triton/test_matrices_compile.py checks that). A weight takes 3 instructions; an H100 that reads 3 TB/s has
 time for 5.4. The order in which columns are added depends only on the weight: a row of x has the same bits in any batch. For more rows the weight is
 decoded into memory, which cuBLAS reads.
 """
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from pilotlight.kernels.matrices.int4 import Int4Weight
     from pilotlight.kernels.matrices.mxfp4 import Mxfp4Weight
 
-MOST_TOKENS = 32  # per program
-_BLOCK = 32  # columns
+MOST_TOKENS = 32  # most rows of x per program
+_BLOCK = 32  # columns per block of codes
 _TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_NEAR_BYTES = 32 << 20  # decoded rows that the L2 still has when cuBLAS reads them
-# 128 and 1024 twice: or-ing a code into their last bits adds it. Passed as an argument, since an instruction can hold one constant, and that is the
-# mask.
+_NEAR_BYTES = 32 << 20  # most bytes of decoded rows of which the L2 still has all when cuBLAS reads them
+# 128 (fp16: 1024) in both halves: or-ing a code into the last bits adds it. The number is passed as an argument because an instruction can hold one
+# constant, which is the mask.
 MAGIC = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400}
-# Registers a thread may use, by tokens and tiles: without a limit, the assembler saves registers by moving a step's loads after the products before
-# it.
+# Registers that a thread may use, by tokens and tiles. Without a limit, the assembler saves registers by loading a step's operands only after the
+# previous step's products.
 REGISTERS = {(8, 1): 112, (8, 2): 168, (16, 1): 128, (16, 2): 168, (32, 2): 255}
 
 
@@ -48,13 +48,13 @@ class Strip(NamedTuple):
 
 @jit
 def none():
-    """Return the empty tuple with which an unrolled loop starts to collect."""
+    """Return an empty tuple, to which an unrolled loop appends."""
     return ()
 
 
 @jit
 def halves(pair, type: tl.constexpr):
-    """Split int32 into the 16-bit numbers of its low and its high half."""
+    """Split int32 into two 16-bit numbers: its low and its high half."""
     return (pair & 0xFFFF).to(tl.int16).to(type, bitcast=True), (pair >> 16).to(tl.int16).to(type, bitcast=True)
 
 
@@ -74,8 +74,8 @@ def shifted(word, LEFT: tl.constexpr):
 def codes_of(word, magic, SHIFT: tl.constexpr, FORMAT: tl.constexpr, type: tl.constexpr):
     """Extract the codes at bits SHIFT and SHIFT + 16 of a word, as two numbers.
 
-    INT4 codes have 128 added (fp16: 1024); MXFP4 codes, whose exponents become the last bits of the numbers' exponents, are times 2^-126 (fp16:
-    2^-14).
+    INT4 codes are returned plus 128 (fp16: 1024). MXFP4 values are returned times 2^-126 (fp16: 2^-14), because their exponents become the last bits
+    of the numbers' exponents.
     """
     if FORMAT == 2:
         pair = (shifted(word, 0 - SHIFT) & 0x000F000F) | magic
@@ -88,7 +88,7 @@ def codes_of(word, magic, SHIFT: tl.constexpr, FORMAT: tl.constexpr, type: tl.co
 
 @jit
 def multiply_add(a, b, c, type: tl.constexpr):
-    """Return a * b + c of two numbers each, rounded once."""
+    """Return a * b + c for pairs of numbers, rounded once."""
     if type == tl.bfloat16:
         both = tl.inline_asm_elementwise("fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], tl.int32, True, 1)
     else:
@@ -103,7 +103,7 @@ def decode(pair, centre, factor, FORMAT: tl.constexpr, LATE: tl.constexpr, type:
     Unless LATE they are multiplied by factor and rounded. `PAIRWISE` computes two at a time, with PTX.
     """
     if PAIRWISE:
-        nothing = pair * 0 + -0x7FFF8000  # -0.0, which changes no sum
+        nothing = pair * 0 + -0x7FFF8000  # -0.0, whose addition changes nothing
         if FORMAT == 2:
             one = pair * 0 + (0x3F803F80 if type == tl.bfloat16 else 0x3C003C00)
             pair = multiply_add(pair, one, centre, type)
@@ -130,7 +130,7 @@ def load_step(
 ):  # fmt: skip
     """Load what one step multiplies: 128 columns per warp from column k on.
 
-    That is words of the weight, scales of tiles if they are late, and words of x.
+    These are words of the weight, words of x and, if LATE, the scales of tiles.
     """
     column, chunk = k + tl.arange(0, WARPS * 8) // 8 * 128, k + tl.arange(0, WARPS)[:, None] * 128
     word = tl.arange(0, 16)[None, :]
@@ -138,7 +138,7 @@ def load_step(
     words, late, of_x = none(), none(), none()
     for i in tl.static_range(2 * TILES):
         at = weight_at[i] + column[:, None] // 8
-        # they are read once: the first-level cache should keep x instead, which strips share
+        # evicted first, because they are read once, and the first-level cache should keep x, which strips share
         words += (tl.load(at, mask=block < end, other=0, eviction_policy="evict_first"),)
     for tile in tl.static_range(TILES if LATE else 0):
         at = late_at[tile] + (chunk // (32 * BLOCKS) if BLOCKS else chunk * 0)
@@ -154,7 +154,7 @@ def load_step(
 def load_factors(at, k, end, BLOCKS: tl.constexpr, LATE: tl.constexpr, TILES: tl.constexpr, WARPS: tl.constexpr):
     """Load scales or zeros of every eight rows: [WARPS * 8, 4], one per block of 32 columns.
 
-    Late [WARPS * 8].
+    If LATE, [WARPS * 8].
     """
     column, found = k + tl.arange(0, WARPS * 8) // 8 * 128, none()
     for i in tl.static_range(2 * TILES):
@@ -175,7 +175,7 @@ def as_fp32(scale, FORMAT: tl.constexpr):
 
 @jit
 def for_words(value, LATE: tl.constexpr, LANES: tl.constexpr):
-    """Repeat [LANES, 4], or late [LANES], to [LANES, 16]: for each word the value of its block."""
+    """Repeat [LANES, 4], or if LATE [LANES], to [LANES, 16]: each word gets the value of its block."""
     wide = value[:, None, None] if LATE else value[:, :, None]
     return tl.reshape(tl.broadcast_to(wide, (LANES, 4, 4)), (LANES, 16))
 
@@ -221,7 +221,7 @@ def multiply_step(
 ):  # fmt: skip
     """Return sums plus the product of a step's loaded operands."""
     words, late, of_x = step
-    # -136 twice (fp16: -1032); for MXFP4 2^126 (2^14) twice
+    # -136 in both halves (fp16: -1032); for MXFP4 2^126 (2^14) in both
     BF16: tl.constexpr = -0x3CF73CF8 if FORMAT == 2 else 0x7E807E80
     FP16: tl.constexpr = -0x1BF71BF8 if FORMAT == 2 else 0x74007400
     NUMBER: tl.constexpr = 128.0 if type == tl.bfloat16 else 1024.0
@@ -267,7 +267,7 @@ def multiply_packed(
 
     `x_at` has, for every eight tokens, pointers [WARPS * 8, 1] to rows of x in words of two columns, the same for each warp; `first_rows` and
     `last_rows` have each tile's first row and the row that replaces those past the end. BLOCKS of 32 columns share one scale (0: all). LATE: 128
-    columns share one, and their sums are multiplied by it.
+    columns share a scale, by which their sums are multiplied.
     """
     STEP: tl.constexpr = 128 * WARPS
     of_eight, of_tile = tl.arange(0, WARPS * 8) % 8, tl.arange(0, 16)[None, :]
@@ -281,7 +281,7 @@ def multiply_packed(
         late_at += (scales + tl.minimum(first_rows[tile] + of_tile, last_rows[tile]).to(tl.int64) * scales_row,)
     for _ in tl.static_range(TILES * (TOKENS // 8)):
         sums += (tl.zeros([WARPS, 16, 8], tl.float32),)
-    # A step's operands are loaded during the step before; bytes always: if they are loaded where they are used, Triton orders the columns in threads
+    # A step's operands are loaded during the previous step. Bytes are loaded early in any case: otherwise Triton orders the columns in threads
     # differently.
     its_scales = load_factors(scales_at, 0, columns, BLOCKS, LATE, 0 if LATE else TILES, WARPS)
     its_zeros = load_factors(zeros_at, 0, columns, BLOCKS, LATE, TILES if HAS_ZEROS else 0, WARPS)
@@ -364,7 +364,7 @@ def _unpack(
             code = (codes >> (4 * half + 8 * byte)) & 15
             value = e2m1(code)
             if FORMAT == 2:
-                # as the last bits of 2^23, since conversions take four times as long
+                # codes become the last bits of 2^23, since conversions take four times as long
                 value = (code | 0x4B000000).to(tl.float32, bitcast=True) - (centre + 8388608.0)
             four |= ((value * factor).to(TYPE).to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF) << (16 * byte)
         tl.store(target + 4 * half, four, mask=mask)
@@ -383,10 +383,10 @@ def mxfp4_linear(x: torch.Tensor, weight: "Mxfp4Weight", bias: torch.Tensor | No
 
 
 def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip: Strip | None = None) -> torch.Tensor:
-    """Return the product [tokens, rows]; `strip` overrides the default, for tests."""
+    """Return the product [tokens, rows]. `strip` overrides the default in tests."""
     tokens, columns = x.shape
     rows = stored.rows
-    is_whole = columns % _BLOCK == 0  # rows are then whole words of the scratch memory
+    is_whole = columns % _BLOCK == 0  # then rows are whole words of the scratch memory
     if x.dtype not in MAGIC or not tokens or not rows or not columns or (tokens > MOST_TOKENS and not is_whole):
         return linear.product(x, stored, bias)
     if tokens > most_tokens(rows, columns):
@@ -405,10 +405,10 @@ def product(x: torch.Tensor, stored: Operands, bias: torch.Tensor | None, strip:
 
 
 def most_tokens(rows: int, columns: int) -> int:
-    """Return up to how many rows of x are multiplied in registers, `MOST_TOKENS` at a time.
+    """Return the most rows of x that are multiplied in registers, `MOST_TOKENS` at a time.
 
-    For 64 rows an H100 took 145 us with 28672 x 4096 and 72 with 4096 x 14336, through memory 206 and 106; but 32 with 4096 x 4096, through memory
-    23.
+    For 64 rows an H100 took 145 us with 28672 x 4096 and 72 with 4096 x 14336, and through memory 206 and 106; but with 4096 x 4096 it took 32, and
+    through memory 23.
     """
     return MOST_TOKENS if rows * columns * 2 <= _NEAR_BYTES else 2 * MOST_TOKENS
 
@@ -416,8 +416,8 @@ def most_tokens(rows: int, columns: int) -> int:
 def strip_for(tokens: int, rows: int, processors: int) -> Strip:
     """Return the strip for a product.
 
-    The number of warps that share rows decides the order in which columns are added, so it does not depend on tokens. More tokens take more rows at a
-    time, because x is read again for each strip of them.
+    The number of warps that share rows decides the order in which columns are added, so it does not depend on tokens. With more tokens a strip has
+    more rows, because x is read again for each strip.
     """
     padded, is_large = min(MOST_TOKENS, max(8, triton.next_power_of_2(tokens))), rows >= 32 * processors
     return Strip(padded, 2 if padded > 16 or (padded > 8 and is_large) else 1, 4 if is_large else 8)
@@ -434,17 +434,17 @@ def decode_rows(stored: Operands, out: torch.Tensor, first: int) -> None:
 
 
 def _blocks(stored: Operands) -> int:
-    """Return the blocks of columns that share one scale; 0 for all."""
+    """Return the number of blocks of columns that share one scale; 0 if all do."""
     return 0 if stored.column_group > stored.columns else stored.column_group // _BLOCK
 
 
 def takes(x: torch.Tensor, stored: Operands) -> bool:
-    """True if `multiply_packed` takes x and the weight; `in_words` converts other x."""
+    """True if `multiply_packed` takes the weight, and x after `in_words`."""
     return x.dtype in MAGIC and stored.format in (INT4, MXFP4) and stored.columns % _BLOCK == 0
 
 
 def is_decodable(x: torch.Tensor, stored: Operands) -> bool:
-    """True if `decode_rows` takes these experts, whose rows it counts consecutively."""
+    """True if `decode_rows` takes these experts; their rows must be consecutive in memory."""
     parts = [stored.weight, stored.scales, stored.zeros] if stored.has_zeros else [stored.weight, stored.scales]
     return takes(x, stored) and all(part.is_contiguous() for part in parts)
 
@@ -459,5 +459,5 @@ def flags(stored: Operands) -> dict[str, Any]:
 def in_words(x: torch.Tensor) -> torch.Tensor:
     """Return x [tokens, columns] as [tokens, words of two columns], in whole blocks."""
     if x.shape[1] % _BLOCK or x.stride(0) % 2 or x.storage_offset() % 2:
-        x = F.pad(x, (0, _BLOCK - x.shape[1] % _BLOCK))  # padding by none would keep the stride of a single row
+        x = F.pad(x, (0, _BLOCK - x.shape[1] % _BLOCK))  # padding by no columns would keep the stride of a single row
     return x.view(torch.int32)

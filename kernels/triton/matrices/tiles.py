@@ -9,7 +9,7 @@ import triton.language as tl
 
 from pilotlight.kernels.triton.jit import jit
 
-PLAIN, FP8, INT4, MXFP4 = (tl.constexpr(i) for i in range(4))  # from INT4 on packed
+PLAIN, FP8, INT4, MXFP4 = (tl.constexpr(i) for i in range(4))  # formats from INT4 on are packed
 
 
 @jit
@@ -38,7 +38,7 @@ def factors(
         scale = tl.load(scales + group, mask=inside, other=0)
         zero = tl.load(zeros + group, mask=inside, other=0) if HAS_ZEROS else 8
     elif FORMAT == FP8:
-        # a group is no narrower than half a tile, and begins where one begins
+        # a group is at least as wide as half a tile, and starts where a half starts
         group = scales + row // row_group * scales_row
         scale = tl.load(group + k // column_group, mask=is_row & (k < columns), other=0.0)
         zero = tl.load(group + (k + HALF) // column_group, mask=is_row & (k + HALF < columns), other=0.0)
@@ -56,7 +56,7 @@ def weights(
     if FORMAT >= INT4:
         block, byte = k // 32 + tl.arange(0, HALF // 16), tl.arange(0, 16)
         inside = is_row[:, None] & (block * 32 < columns)[None, :]
-        # [ROWS, blocks, 16]: the last block of a row is complete
+        # [ROWS, blocks, 16]: also the last block of a row is complete in memory
         start = weight + row[:, None] * weight_row + block[None, :] * 16
         codes = tl.load(start[:, :, None] + byte[None, None, :], mask=inside[:, :, None], other=0).to(tl.int32)
         low, high = codes & 15, codes >> 4
@@ -84,7 +84,7 @@ def weights(
 def e2m1(code):
     """Decode four-bit floats: a sign, two bits of exponent, one of mantissa.
 
-    0 and 0.5 have no leading one.
+    0 and 0.5 are subnormal.
     """
     magnitude = code & 7
     ordinary = ((magnitude << 22) + (126 << 23)).to(tl.float32, bitcast=True)
@@ -94,7 +94,7 @@ def e2m1(code):
 
 @jit
 def power_of_two(scale):
-    """Decode e8m0: the exponent of a float and nothing else."""
+    """Decode e8m0, which is the exponent of a float without sign and mantissa."""
     bits = scale.to(tl.int32)
     return tl.where(bits == 0, 1 << 22, bits << 23).to(tl.float32, bitcast=True)
 
@@ -106,7 +106,7 @@ def multiply(
 ):  # fmt: skip
     """Return fp32 [TOKENS, ROWS]: rows of x times rows of the weight, over the columns from begin to end.
 
-    x [TOKENS] are pointers to rows, row [ROWS] numbers. If GATED, also return the products with the rows `up_row` further.
+    x [TOKENS] are pointers to rows; row [ROWS] are the weight's row numbers. If GATED, also return the products with the rows `up_row` rows further.
     """
     type = x.dtype.element_ty
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
@@ -144,12 +144,12 @@ def multiply_few(
 ):  # fmt: skip
     """Compute `multiply` for a few rows of x and a plain weight, without tensor cores.
 
-    Tensor cores would first need operands moved to other threads through shared memory. For the same reason sums are combined per tile, and for one
-    row of x after the other: Triton gives anything with a third dimension its own layout.
+    Tensor cores would first need operands moved to other threads through shared memory. For the same reason products are summed per tile, for one row
+    of x after the other: Triton would give a third dimension another layout.
     """
     token = tl.arange(0, TOKENS)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    # set here, because loops without tensor cores prefetch only on request
+    # stages are set here, because loops without tensor cores prefetch only on request
     for k in tl.range(begin, end, 2 * HALF, num_stages=STAGES):
         column, behind = half_columns(k, 0, HALF)
         first, second = weights(weight, 0, 0, row, is_row, k, columns, weight_row, 0, ROWS, HALF, tl.float32)

@@ -10,7 +10,7 @@ import triton.language as tl
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import dense_rows
 
-CHUNK = 4096  # logits per program, in registers: the likeliest are taken one after the other
+CHUNK = 4096  # logits per program, in registers, from which the likeliest are taken one by one
 _NOBODY = tl.constexpr(0x7FFFFFFF)
 
 
@@ -45,7 +45,7 @@ def _of_row(
     top = tl.max(its_tops, axis=0)
     normaliser = top + tl.log(tl.sum(its_sums * tl.exp(its_tops - top), axis=0))
     tl.store(chosen + row, tl.load(logits + row * row_stride + tl.load(token_ids + row)) - normaliser)
-    # Each chunk's tokens are a sorted queue: the best of all heads is taken, and the next of its queue moves up.
+    # Each chunk's tokens are a sorted queue. The best of the queues' heads is taken, and the next token of that queue becomes its head.
     head = tl.zeros([CHUNKS], tl.int32)
     for i in range(0, num_top):
         at = (row * chunks + chunk) * num_top + head

@@ -22,7 +22,7 @@ from pilotlight.kernels.triton.jit import jit
 
 CHUNK = 8192  # logits per program
 TILE = 2048  # logits in registers at once
-BINS = 1024  # the last one is for all costs above 2**-32
+BINS = 1024  # the last bin also has all higher costs
 _NO_FUSION = {"enable_fp_fusion": False}  # products and sums are rounded one by one, as in torch
 
 _BIN_BITS = tl.constexpr(19)
@@ -136,7 +136,7 @@ def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
         bins = tl.arange(0, BINS)
         counts = tl.load(histogram + row * BINS + bins)
         cumulative = tl.cumsum(counts, axis=0)
-        inside = cut + 1  # costs below it count for top-p, independently of the window
+        inside = cut + 1  # costs below it count for top-p, whatever the window
         if top_k < vocab:
             bin_of_kth = tl.sum((cumulative < top_k).to(tl.int32), axis=0)
             inside = tl.minimum(inside, bin_of_kth * _BIN)
@@ -163,7 +163,7 @@ def _bound(integers, reals, histogram, bounds, rows, vocab, BINS: tl.constexpr):
             earliest = tl.sum(too_early.to(tl.int32), axis=0)
             latest = tl.sum(1 - surely_there.to(tl.int32), axis=0)
             first = tl.minimum(first, tl.minimum(earliest, BINS - 1) * _BIN)
-            if top_k >= vocab:  # otherwise the total is known only when all up to the k-th are listed
+            if top_k >= vocab:  # with top-k the total is unknown until the tokens up to the k-th are listed
                 last = tl.minimum(cut, tl.where(latest >= BINS - 1, _FAR, (latest + 1) * _BIN - 1))
         num_before = tl.sum(tl.where((bins * _BIN) < first, counts, 0), axis=0)
     tl.store(bounds + row * 4, first)
@@ -287,9 +287,9 @@ def _pick(
     word_0, word_1, _, _ = tl.philox(
         seed, (position & 0xFFFFFFFF).to(tl.uint32), ((position >> 32) & 0xFFFFFFFF).to(tl.uint32), 0, 0
     )
-    # 2**-53
+    # The factor is 2**-53.
     number = ((word_0.to(tl.int64) << 21) | (word_1.to(tl.int64) >> 11)).to(tl.float64) * 1.1102230246251565e-16
-    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # greedy: the first of the likeliest
+    number = tl.where(wide_scale < _GREEDY, number, 0.0)  # greedy: the target 0 takes the first of the likeliest
     ends = tl.cumsum(sure, axis=0)
     kept = tl.sum(sure, axis=0)
     target = tl.minimum((number * kept.to(tl.float64)).to(tl.int64), kept - 1)
@@ -320,7 +320,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, to
     chunks = triton.cdiv(vocab, CHUNK)
     row_stride = logits.stride(0)
     tops = torch.empty(rows * chunks, dtype=torch.float32, device=device)
-    # Each starts at a multiple of 16 bytes; otherwise a kernel would be compiled again for unaligned ones.
+    # Each of these buffers starts at a multiple of 16 bytes; otherwise a kernel would be compiled again for unaligned ones.
     padded = [-(-rows * each // 4) * 4 for each in (chunks, BINS, 4, 1)]
     bests, histogram, bounds, num_listed = torch.empty(sum(padded), dtype=torch.int32, device=device).split(padded)  # type: ignore[no-untyped-call]
     sizes = {"CHUNKS": triton.next_power_of_2(chunks), "CHUNK": CHUNK, "TILE": TILE, "num_warps": 8, **_NO_FUSION}

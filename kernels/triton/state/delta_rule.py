@@ -1,6 +1,6 @@
 """The gated delta rule, token by token: a program has some columns of a head's matrix in registers.
 
-That is the form of decodes. Prompts are computed by it, too: correctly, and slower than chunks in tensor cores would be.
+This suits decodes. Prompts are also computed in this way, which is correct but slower than chunks in tensor cores would be.
 """
 
 import torch
@@ -12,7 +12,7 @@ from pilotlight.kernels.state.state_batch import StateBatch
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch
 
-_NUMBERS = 4096  # of a state in a program: 32 for each of its 128 threads
+_NUMBERS = 4096  # values of a state per program: 32 for each of its 128 threads
 
 
 @jit(of_batch=("before", "first_runs", "ends", "after"))

@@ -1,4 +1,4 @@
-"""The norm and the gate of a recurrent layer's output: one program per row, in registers."""
+"""The norm and the gate of a recurrent layer's output; a program has one row in registers."""
 
 import torch
 import triton

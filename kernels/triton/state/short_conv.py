@@ -11,7 +11,7 @@ from pilotlight.kernels.state.state_batch import StateBatch
 from pilotlight.kernels.triton.jit import jit
 from pilotlight.kernels.triton.launch import check_launch
 
-_BLOCK, _TILE = 256, 16  # channels and tokens of a program; a decode has one token
+_BLOCK, _TILE = 256, 16  # channels and tokens per program; a decode has one token
 
 
 @jit(of_batch=("before", "first_runs", "ends"))
@@ -36,7 +36,7 @@ def _convolve(
         place = block * state_block + (at - start + WIDTH - 1)[:, None] * channels + channel[None, :]
         kept = tl.load(states + place, mask=inside & (is_new == 0) & (block >= 0), other=0.0)
         column = tl.load(weight + channel * WIDTH + j, mask=channel < channels, other=0.0).to(tl.float32)
-        total += (new.to(tl.float32) + kept.to(tl.float32)) * column[None, :]  # one of the two is zero
+        total += (new.to(tl.float32) + kept.to(tl.float32)) * column[None, :]  # one of the two numbers is zero
     if ACTIVATES:
         total = total * tl.sigmoid(total)
     tl.store(y + token[:, None] * channels + channel[None, :], total.to(y.dtype.element_ty), mask=inside)
@@ -53,7 +53,7 @@ def _keep(
     block = tl.load(before + sequence)
     while run < tl.load(first_runs + sequence + 1):
         end, target = tl.load(ends + run), tl.load(after + run)
-        # A row comes from the inputs, or from a later row of the run before: read before it is written, where both are one block.
+        # A row is copied from the inputs or from a later row of the previous run. It is read before it is written, since both may be one block.
         for j in tl.static_range(BEFORE):
             at = end - BEFORE + j
             new = tl.load(x + at * x_token + channel, mask=inside & (at >= start), other=0.0)

@@ -1,4 +1,4 @@
-"""An FP8 cache as written and read: the stored number is FP8's nearest, and is read exactly."""
+"""An FP8 cache stores the nearest FP8 number of each value, and reading it is exact."""
 
 import pytest
 import torch
@@ -23,6 +23,4 @@ def test_values_are_stored_as_the_nearest_and_the_largest_where_they_are_larger(
     expected = (values.float() / scales[1]).clamp(-448, 448).to(FP8).float()
     assert torch.equal(stored.isnan(), expected.isnan())
     assert torch.equal(stored.nan_to_num(), expected.nan_to_num())
-    assert bool((arena[:, 1, 0].float().abs() == 448).any()), (
-        "keys of 13 and more are beyond what fits under their scale"
-    )
+    assert bool((arena[:, 1, 0].float().abs() == 448).any()), "keys from 13 on exceed the largest value of their scale"

@@ -14,7 +14,7 @@ HEADS, LATENT, ROTARY, NOPE, VALUE = 5, 24, 8, 16, 12
 def test_projecting_queries_down_is_projecting_keys_and_values_up(
     q_lens: tuple[int, ...], lens: tuple[int, ...]
 ) -> None:
-    """DeepSeek-V2's formulas before absorption define it: a key is (W_uk c, k_rotary), a value W_uv c."""
+    """Compare with DeepSeek-V2's formulas before absorption: a key is (W_uk c, k_rotary), a value is W_uv c."""
     cache, _, tables, _ = paged(lens, Heads(HEADS, 1, LATENT + ROTARY, 4), torch.float32)
     cache = cache.squeeze(2)
     up_keys, up_values = torch.randn(HEADS, NOPE, LATENT), torch.randn(HEADS, VALUE, LATENT)
@@ -38,7 +38,7 @@ def test_projecting_queries_down_is_projecting_keys_and_values_up(
 
 @pytest.mark.long
 def test_a_needle_is_found_in_256k_tokens_and_nothing_after_the_query() -> None:
-    """One key that a query asks for outweighs all others, wherever it is; the block after the last token holds a louder one."""
+    """One key outweighs all others for each query, at any position. The block after the last token has an even larger key."""
     length, block = (1 << 18) - 5, 16
     heads = Heads(HEADS, 1, LATENT + ROTARY, block)
     cache, _, tables, _ = paged((length,), heads, torch.float32, layers=1)
@@ -50,7 +50,8 @@ def test_a_needle_is_found_in_256k_tokens_and_nothing_after_the_query() -> None:
         cache[tables[0, at // block], at % block, :LATENT] = 100 * needle
     batch = varlen(tables, (4,), (length,))
     found = mla_prefill(q_latent, q_rotary, cache, batch, 1.0)
-    assert_close("prompt", 100 * q_latent[:3], found[:3], 1e-5)  # the third one's key is at its own position or before
+    # the query of the third one is at its key's position or later
+    assert_close("prompt", 100 * q_latent[:3], found[:3], 1e-5)
     lens = torch.tensor([length])
     decoded = mla_decode(q_latent[3:], q_rotary[3:], cache, tables, lens, length, 1.0)
     assert_close("decoded", 100 * q_latent[3:], decoded, 1e-5)

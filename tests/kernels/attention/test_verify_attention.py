@@ -1,4 +1,4 @@
-"""Drafts are verified as decoding would have computed each token, and later tokens do not change it; on a CPU both are bit-exact."""
+"""Verified drafts have the results of decoding each token, and later tokens do not change them; on a CPU to the bit."""
 
 from collections.abc import Iterator
 
@@ -80,8 +80,8 @@ def test_a_cpu_computes_the_bits_of_decoding(
     case: catalogue.Case, dtype: torch.dtype, threads: int, arithmetic: str
 ) -> None:
     if arithmetic != C_LIBRARY:
-        pytest.skip("torch promises no such thing")
+        pytest.skip("torch does not guarantee equal bits")
     given = case.make(dtype)
-    sinks = given["rule"].sinks  # in C of the queries' type
+    sinks = given["rule"].sinks  # C takes sinks in the queries' type
     given["rule"] = given["rule"]._replace(sinks=None if sinks is None else sinks.to(dtype))
     assert torch.equal(verify_attention(**given), decoded_one_by_one(given))

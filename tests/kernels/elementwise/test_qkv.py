@@ -1,4 +1,4 @@
-"""The step between projection and attention, compared with its parts, with a norm wider than its input: the rest is in the catalogue."""
+"""The step between projection and attention equals its parts, also with a norm in a wider type; the catalogue tests the rest."""
 
 import pytest
 import torch

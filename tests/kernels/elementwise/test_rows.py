@@ -1,4 +1,4 @@
-"""Rows of a table by their numbers, bit-identical in both forms."""
+"""Rows of a table by number are bit-identical in C and torch."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_a_scale_is_rounded_once(dtype: torch.dtype) -> None:
     assert torch.equal(rows_of(table, numbers, 34.0), (table[numbers].double() * 34.0).to(dtype))
 
 
-@pytest.mark.cpu_only  # on a GPU such a number ends the process's use of the device
+@pytest.mark.cpu_only  # on a GPU a number outside the table makes the device unusable for the process
 @pytest.mark.parametrize("number", [-1, 9, 1 << 40])
 def test_a_number_that_the_table_does_not_have_is_noticed_and_harms_no_other(number: int, arithmetic: str) -> None:
     table, numbers = torch.randn(9, 24), torch.tensor([3, number, 8])

@@ -17,7 +17,7 @@ from tests.engine.gguf.files import Kind, random_blocks
 
 pytestmark = pytest.mark.cpu_only
 KINDS = list(BLOCK_KINDS)
-ROUNDED = 1 / 254  # a share of the largest of 32 values of x: the rounding of a product
+ROUNDED = 1 / 254  # largest error of a rounded value of x, relative to the largest of its 32 values
 
 DIGESTS = {
     "q4_0": "49a902a51879", "q4_1": "627f358d9672", "q5_0": "72589bf6244b", "q5_1": "a54753298ff9", "q8_0": "6e4ce0e5580d",
@@ -34,7 +34,7 @@ def numbers(kind: str, stored: torch.Tensor) -> torch.Tensor:
 
 
 def bound(x: torch.Tensor, weight: torch.Tensor, share: float) -> torch.Tensor:
-    """Return [rows, outputs]: a product's largest error if each value of x is off by `share` of the largest of its 32, and each weight by 2^-8."""
+    """Return the largest errors [rows, outputs] of a product if x is off by `share` of the largest of each 32 values, and the weight by 2^-8."""
     x, weight = x.double().abs(), weight.double().abs()
     largest = torch.nn.functional.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32)).amax(2)
     off = largest.repeat_interleave(32, 1)[:, : x.shape[1]] * share
@@ -82,7 +82,7 @@ def test_products_are_those_of_what_x_is_rounded_to(kind: str) -> None:
     assert ((values - x).abs() <= 1.01 * ROUNDED * x.abs().amax(1, keepdim=True)).all()
     for rows in (1, 5, 130):
         off = (weight.linear(x[:rows]).double() - values[:rows].double() @ plain.T).abs()
-        # a tie of x may be rounded either way
+        # a value of x halfway between two steps may be rounded up or down
         allowed = bound(x[:rows], plain, 0) * 2**-8 + 2 * ROUNDED * x.abs().max() * plain.abs().max()
         assert (off <= allowed).all()
         assert off.median() <= 2**-20 * plain.abs().max() * 512
@@ -113,9 +113,9 @@ def test_gates_and_ups_are_fused_with_their_activation(rows: int, heights: tuple
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype, arithmetic: str) -> None:
-    """Chunks of 1,024 columns, whole vectors of outputs and the remainders of both."""
+    """Test whole chunks of 1,024 columns, whole vectors of outputs, and the rest of both."""
     if arithmetic == "torch":
-        pytest.skip("torch chooses the order of its sums by their number")
+        pytest.skip("torch's order of summation depends on the number of rows")
     columns = 1280 if kind.endswith("_k") else 1120
     weight = BlockWeight.joined([blocks(kind, 25, columns), blocks(kind, 25, columns)], [kind, kind], columns)
     x, bias = torch.randn(130, columns).to(dtype), torch.randn(50).to(dtype)
@@ -133,9 +133,9 @@ def test_a_row_has_the_same_bits_in_any_company(kind: str, dtype: torch.dtype, a
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_have_the_same_bits_on_every_kind_of_cpu(kind: str, arithmetic: str) -> None:
-    """The digests are those of all five: PILOTLIGHT_CPU is the one of this run."""
+    """All five kinds of CPU have the same digests; one run tests the kind of PILOTLIGHT_CPU."""
     if arithmetic == "torch":
-        pytest.skip("torch adds up in another order")
+        pytest.skip("torch sums in another order")
     weight = BlockWeight.joined([blocks(kind, 21, 512)], [kind], 512)
     x = torch.from_numpy(np.random.default_rng(3).integers(-999, 1000, (19, 512)).astype(np.float32)) / 64
     assert hashlib.sha256(weight.linear(x).numpy().tobytes()).hexdigest()[:12] == DIGESTS[kind]

@@ -36,7 +36,7 @@ def double(weight: CodedWeight) -> Tensor:
     return plain_weight(weight).double()
 
 
-# In one block, several, four at a time; rows that end within a block and within a group; chunks of prompts; longer than one.
+# Rows of one block, of several, and of multiples of four; rows that end within a block and within a group; more columns than a chunk has.
 WEIGHTS: dict[str, Callable[[torch.dtype], CodedWeight]] = {
     "int4 by 32": lambda scales: random_int4((42, 320), 32, zeros=False, dtype=scales),
     "int4 by 64, zeros": lambda scales: random_int4((33, 431), 64, zeros=True, dtype=scales),
@@ -57,7 +57,7 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 33, 50, 131, 600)
 def test_a_product_is_that_of_the_exact_weight(
     name: str, scales: torch.dtype, dtype: torch.dtype, ratio: float, arithmetic: str
 ) -> None:
-    """Only its result in bf16 is rounded: the weight unpacked to bf16, as torch has it here, is off by as much again."""
+    """Only results in bf16 are rounded. Torch uses a weight unpacked to bf16 here, so its error is twice as large."""
     weight = WEIGHTS[name](scales)
     rows, columns = weight.shape
     bias = torch.randn(rows).to(dtype)
@@ -71,23 +71,22 @@ def test_a_product_is_that_of_the_exact_weight(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_in_any_company(name: str, dtype: torch.dtype, arithmetic: str) -> None:
     if arithmetic != C_LIBRARY:
-        pytest.skip("torch promises no such thing")
+        pytest.skip("torch does not guarantee equal bits")
     weight = WEIGHTS[name](torch.float16)
     for together, sizes in ((8, (1, 2, 3, 5)), (600, (9, 50, 130, 300))):
         x = torch.randn(together, weight.shape[1]).to(dtype)
         expected = weight.linear(x)
         for size in sizes:
             parts = [weight.linear(part) for part in x.split(size)]
-            full = (
-                sum(part.shape[0] == size for part in parts) * size
-            )  # the last chunk may have too few rows for that path
+            # the last part may have fewer rows and take another path
+            full = sum(part.shape[0] == size for part in parts) * size
             assert torch.equal(torch.cat(parts)[:full], expected[:full])
 
 
 @pytest.mark.parametrize("name", ["int4 by 64, zeros", "int8 by row", "mxfp4"])
 @pytest.mark.parametrize(("dtype", "ratio"), [(torch.float32, 2e-6), (torch.bfloat16, 5e-3)])
 def test_blocks_of_any_size_keep_their_digits(name: str, dtype: torch.dtype, ratio: float) -> None:
-    """Each row has numbers near one power of two, except for a block of zeros."""
+    """All numbers of a row have similar magnitudes, except for a block of zeros."""
     weight = WEIGHTS[name](torch.float32)
     for size in (1e-20, 1e-3, 1.0, 1e20):
         x = (torch.randn(3, weight.shape[1]) * size).to(dtype)

@@ -10,9 +10,10 @@ from pilotlight.kernels.matrices.linear import GatedActivation, gated_linear, li
 from tests.closeness import assert_close
 
 TYPES = [(torch.float32, 1e-5), (torch.bfloat16, 4e-3)]
-# Multiples of every vector and tile; of none; longer than a block of columns; a few columns, a single output.
+# Sizes that are multiples of every vector and tile; multiples of none; more columns than a block; a few columns; a single output.
 SIZES = [(64, 128), (42, 123), (33, 2148), (431, 6), (1, 1031)]
-ROWS = [1, 2, 3, 4, 5, 16, 33, 50, 131]  # from 33 on vectors run along rows: one to four to a panel, and two panels
+# from 33 rows on a vector holds one number of each row: one to four vectors per panel, and two panels
+ROWS = [1, 2, 3, 4, 5, 16, 33, 50, 131]
 
 
 @pytest.mark.parametrize(("dtype", "ratio"), TYPES)
@@ -35,7 +36,7 @@ def test_a_gated_product_is_its_steps_one_by_one(
     outputs: int, inputs: int, activation: GatedActivation, dtype: torch.dtype, ratio: float
 ) -> None:
     weight, bias = (torch.randn(2 * outputs, inputs) / inputs**0.5).to(dtype), torch.randn(2 * outputs).to(dtype)
-    # With one output, errors of gate and up are those of sums that may cancel: they weigh more than an average over many outputs.
+    # With one output, gate and up are single sums whose terms may cancel, so their relative error is larger than the average over many outputs.
     tolerance = (4 if outputs > 1 else 40) * ratio
     for rows in (1, 3, 16, 93):
         x = torch.randn(rows, inputs).to(dtype)
@@ -46,7 +47,7 @@ def test_a_gated_product_is_its_steps_one_by_one(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_in_any_small_company(dtype: torch.dtype, arithmetic: str) -> None:
     if arithmetic == "torch" or library.loaded is None:
-        pytest.skip("torch promises no such thing")
+        pytest.skip("torch does not guarantee equal bits")
     rows = library.loaded.few_rows[dtype]
     x, weight = torch.randn(rows, 2148).to(dtype), torch.randn(2048, 2148).to(dtype)
     together = linear(x, weight)
@@ -59,7 +60,7 @@ def test_in_a_larger_company_a_row_differs_by_rounding_alone(
     dtype: torch.dtype, tolerance: float, arithmetic: str
 ) -> None:
     if arithmetic == "torch" or library.loaded is None:
-        pytest.skip("torch promises no such thing")
+        pytest.skip("torch does not guarantee equal bits")
     rows = library.loaded.few_rows[dtype]
     x, weight = torch.randn(rows + 1, 700).to(dtype), torch.randn(2048, 700).to(dtype)
     larger, small = linear(x, weight)[:rows].double(), linear(x[:rows], weight).double()
@@ -69,11 +70,11 @@ def test_in_a_larger_company_a_row_differs_by_rounding_alone(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_is_the_same_in_any_larger_company(dtype: torch.dtype, arithmetic: str) -> None:
     if arithmetic == "torch":
-        pytest.skip("torch promises no such thing")
+        pytest.skip("torch does not guarantee equal bits")
     if library.loaded is None or library.loaded.most_rows[dtype] < 1320:
-        pytest.skip("oneDNN computes it on this machine")
+        pytest.skip("oneDNN computes this product on this machine")
     x, weight = torch.randn(1320, 2148).to(dtype), torch.randn(50, 2148).to(dtype)
-    together = linear(x, weight)  # more rows than are multiplied with a block of the weight at once
+    together = linear(x, weight)  # more rows than are multiplied with a block of the weight at a time
     for size in (33, 55, 110, 660):
         assert torch.equal(torch.cat([linear(part, weight) for part in x.split(size)]), together)
 

@@ -31,7 +31,7 @@ ALL_VALUES = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch
 
 
 def trained(rows: int, columns: int, *, outliers: int = 0) -> torch.Tensor:
-    """Return normally distributed weights, rows of different scale, and a few outliers."""
+    """Return normally distributed weights whose rows have different scales, with a few outliers."""
     plain = torch.randn(rows, columns) * torch.rand(rows, 1).exp() / columns**0.5
     for _ in range(outliers):
         plain[torch.randint(rows, ()), torch.randint(columns, ())] *= 2.0 ** int(torch.randint(-60, 60, ()))
@@ -39,7 +39,7 @@ def trained(rows: int, columns: int, *, outliers: int = 0) -> torch.Tensor:
 
 
 def bits(values: torch.Tensor) -> list[list[int]]:
-    return values.contiguous().view(torch.int16).tolist()  # NaN does not equal itself
+    return values.contiguous().view(torch.int16).tolist()  # compared as bits, because NaN does not equal itself
 
 
 @pytest.mark.cpu_only
@@ -56,7 +56,7 @@ def test_a_weight_that_a_benchmark_makes_up_is_one_that_packing_makes(rows: int,
     made_up = random_lossless(rows, columns, escapes)
     again = replace(made_up, codes=torch.zeros_like(made_up.codes), escapes=torch.zeros_like(made_up.escapes))
     encode_lossless(made_up.unpack(torch.bfloat16), again)
-    assert torch.equal(again.codes, made_up.codes), "an escape's place is the first of its palette"
+    assert torch.equal(again.codes, made_up.codes), "an escape has index 0 of its palette"
     assert torch.equal(again.escapes, made_up.escapes)
 
 
@@ -136,7 +136,7 @@ def test_random_bits_are_nearly_all_escapes() -> None:
     words = torch.randint(-(1 << 15), 1 << 15, (16, 512)).to(torch.int16)
     survey = Survey.of(words.view(torch.bfloat16))
     assert survey.num_escapes > 0.8 * words.numel()
-    assert survey.num_bytes > 2 * words.numel()  # so it is kept plain
+    assert survey.num_bytes > 2 * words.numel()  # so the weight is kept plain
 
 
 @pytest.mark.cpu_only
@@ -225,7 +225,10 @@ def test_a_number_that_the_table_lacks_spoils_no_other_row() -> None:
 @pytest.mark.cpu_only
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_products_of_many_rows_are_the_plain_ones_wherever_tiles_and_chains_end(dtype: torch.dtype) -> None:
-    """Rows are decoded ahead of their products, also into the next chain of columns: with few rows into that of the same ones."""
+    """Test the decoding of rows ahead of their products, also at ends of tiles and chains.
+
+    With few rows the first decoded ahead are those of the next chain of the same rows.
+    """
     with computing_with("C library"):
         for outputs in (1, 6, 8, 13, 50, 97):
             for columns in (20, 1024, 2177):

@@ -1,4 +1,4 @@
-"""Weights in 12 bits are used if measured to be faster for one row and slower for no number of rows; the measurement is stored."""
+"""12-bit weights are used if they are faster for one row and not slower for more; the measurement is stored."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cpu_only
 
 @pytest.fixture(autouse=True)
 def arithmetic() -> str:
-    """Nothing is computed: once is enough."""
+    """Run each test once: nothing is computed."""
     return "none"
 
 
@@ -30,7 +30,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({1: 1.3, 4: 1.2, 16: 1.1, 64: 1.0}, True),
         ({1: 1.06, 4: 0.981, 16: 0.981, 64: 0.981}, True),
         ({1: 1.3, 4: 1.2, 16: 1.1, 64: 0.97}, False),
-        ({1: 1.3, 512: 0.9}, False),  # a prompt
+        ({1: 1.3, 512: 0.9}, False),  # slower for a prompt
         ({1: 1.3, 1024: 0.9}, False),
         ({1: 1.02, 4: 1.2, 16: 1.1, 64: 1.0}, False),
     ],

@@ -1,4 +1,4 @@
-"""Bias and penalties compared with their definitions, entry by entry, and with `transformers` if it has one."""
+"""Bias and penalties equal their definitions, entry by entry, and those that `transformers` has."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from pilotlight.kernels.sampling.penalties import LogitEntries, penalize_, resto
 
 
 def entries_of(rows: list[list[float]]) -> LogitEntries:
-    """Return entries from rows: row, token id, bias, seen, num_outputs, repetition, presence, frequency."""
+    """Return entries from tuples (row, token id, bias, seen, num_outputs, repetition, presence, frequency)."""
     columns = torch.tensor(rows).unbind(1)
     return LogitEntries(columns[0].long(), columns[1].long(), *columns[2:])
 
@@ -17,11 +17,11 @@ def entries_of(rows: list[list[float]]) -> LogitEntries:
 @pytest.mark.parametrize(
     ("bias", "seen", "outputs", "repetition", "presence", "frequency"),
     [
-        (0.0, 1, 0, 1.3, 1.5, 0.7),  # only in the prompt: repetition counts it, the others do not
+        (0.0, 1, 0, 1.3, 1.5, 0.7),  # only in the prompt: the repetition penalty applies, the others do not
         (0.0, 1, 3, 1.3, 1.5, 0.7),
         (0.0, 1, 3, 0.5, -2.0, -2.0),
-        (-5.0, 0, 0, 1.3, 1.5, 0.7),  # never seen: only the bias
-        (5.0, 1, 1, 1.3, 0.0, 0.0),  # the bias turns a negative logit positive before the penalty divides
+        (-5.0, 0, 0, 1.3, 1.5, 0.7),  # in neither prompt nor output: only the bias applies
+        (5.0, 1, 1, 1.3, 0.0, 0.0),  # the bias makes a negative logit positive before the repetition penalty divides it
         (-100.0, 1, 2, 1.0, 2.0, 2.0),
     ],
 )

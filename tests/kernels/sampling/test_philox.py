@@ -4,7 +4,7 @@ import torch
 from pilotlight.kernels.sampling.philox import philox4x32, uniform
 
 ONES = 0xFFFFFFFF
-# The vectors published with the authors' own implementation (Random123, kat_vectors).
+# Test vectors of the authors' implementation (kat_vectors of Random123).
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((ONES, ONES, ONES, ONES), (ONES, ONES), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -37,7 +37,7 @@ def test_uniform_numbers_fill_the_unit_interval_evenly() -> None:
     assert numbers.max() < 1.0
     counts = torch.histc(numbers.float(), bins=50, min=0.0, max=1.0)
     chi_square = ((counts - 1000) ** 2 / 1000).sum().item()
-    assert chi_square < 94  # 49 degrees of freedom: beyond the 99.99th percentile, and the numbers are fixed
+    assert chi_square < 94  # the 99.99th percentile for 49 degrees of freedom; the numbers are the same in every run
     assert abs(torch.corrcoef(torch.stack((numbers[:-1], numbers[1:])))[0, 1].item()) < 0.02
 
 

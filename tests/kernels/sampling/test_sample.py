@@ -1,4 +1,4 @@
-"""The sampler compared with enumeration: the surviving tokens, with their probabilities, from a few lines of plain Python."""
+"""The sampler draws the surviving tokens with the probabilities that a few lines of plain Python compute."""
 
 import math
 from itertools import accumulate
@@ -39,7 +39,7 @@ def reference_distribution(
 def drawn_with(
     logits: torch.Tensor, u: torch.Tensor, temperature: float, top_k: int | None, top_p: float, min_p: float
 ) -> torch.Tensor:
-    """Draw one token for each of the numbers `u`."""
+    """Draw one token for each uniform number in `u`."""
     batch = SamplingBatch.of(
         [SamplingRow(temperature, top_k, top_p, min_p, 0, 0)] * len(u), logits.shape[-1], on_device
     )
@@ -71,9 +71,8 @@ def test_numbers_at_both_ends_of_every_tokens_share_draw_that_token(
     candidates: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", candidates
-    )  # 4: the search for the nucleus needs several rounds
+    # with 4 candidates the search for the nucleus needs several rounds
+    monkeypatch.setattr(pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", candidates)
     logits = on_device(torch.randn(42, generator=torch.Generator().manual_seed(6), device="cpu")) * 2
     shares = reference_distribution(logits.tolist(), temperature, top_k, top_p, min_p)
     ends = list(accumulate(shares))
@@ -91,12 +90,12 @@ def test_tied_tokens_stay_together() -> None:
 
 
 def in_bits(*distances: float) -> torch.Tensor:
-    """Return a row whose tokens weigh exactly 2**-distance of the likeliest, once `sampled` has set the scale."""
+    """Return a row whose tokens weigh exactly 2**-distance of the likeliest, on the scale that `sampled` sets."""
     return -torch.tensor(distances, dtype=torch.float32)
 
 
 def sampled(logits: torch.Tensor, numbers: torch.Tensor, row: SamplingRow, *, truncates: bool = False) -> set[int]:
-    """Return the tokens that the numbers draw from logits [vocab] in bits."""
+    """Return the tokens that `numbers` draw from logits [vocab], whose unit is a factor of two."""
     batch = SamplingBatch.of([row] * len(numbers), logits.shape[-1], on_device)
     batch.reals[0] = 2.0**24
     batch = batch._replace(truncates=batch.truncates or truncates)
@@ -112,7 +111,7 @@ LAST = torch.tensor([1 - 2.0**-53], dtype=torch.float64)
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, {0}), (0.75, {0, 1}), (0.750001, {0, 1, 2, 3}), (0.49, {0})])
 def test_a_nucleus_ends_with_the_token_that_fills_it(top_p: float, kept: set[int]) -> None:
-    """Weights are 4, 2, 1 and 1: the shares are exact, so that one more token would be too many."""
+    """Weights are 4, 2, 1 and 1, so the shares are exact and no further token may be kept."""
     assert sampled(in_bits(0, 1, 2, 2), EIGHTHS, SamplingRow(1.0, None, top_p, 0.0, 0, 0)) == kept
 
 
@@ -124,7 +123,7 @@ def test_a_top_k_beyond_the_first_candidates_keeps_as_many_tokens() -> None:
 
 
 def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first token's share is below 2**-53 of the row: a nucleus of "all", rounded, would end before it."""
+    """The first token's share is below 2**-53. A nucleus of the rounded total weight would end before it."""
     monkeypatch.setattr(pilotlight.kernels.sampling.sample, "NUM_CANDIDATES", 4096)
     logits = in_bits(42, *[0] * 2048)
     beside = SamplingRow(1.0, None, 1.0, 0.0, 0, 0)
@@ -133,7 +132,7 @@ def test_a_row_whose_top_p_is_one_loses_nothing_beside_rows_that_are_truncated(m
 
 
 def test_every_half_of_a_seed_counts() -> None:
-    """The chosen one of 2**16 equal tokens is given by the first bits of the number of (both halves, position)."""
+    """One of 2**16 equal tokens is chosen by the first bits of the random number of (both halves, position)."""
     seeds, vocab = [0, 1, 1 << 31, 1 << 32, 1 << 40, 1 << 63, (1 << 64) - 1], 1 << 16
     batch = SamplingBatch.of([SamplingRow(1.0, None, 1.0, 0.0, seed, 5) for seed in seeds], vocab, on_device)
     low, high = (torch.tensor([seed >> shift & 0xFFFFFFFF for seed in seeds]) for shift in (0, 32))
@@ -182,7 +181,7 @@ def test_large_vocabularies_are_picked_from_without_gaps(vocab: int, u: float) -
 
 def test_a_flat_distribution_over_a_large_vocabulary_keeps_its_nucleus() -> None:
     logits = torch.zeros(1, 5000)
-    logits[0, :2500] = 1e-3  # half of the tokens are a little likelier: exactly they are the nucleus of 0.5
+    logits[0, :2500] = 1e-3  # half of the tokens are slightly likelier, and are exactly the nucleus of 0.5
     tokens = [0, 1, 255, 256, 257, 1023, 1024, 1025, 2047, 2048, 2498, 2499]
     u = (torch.tensor(tokens, dtype=torch.float64) + 0.5) / 2500
     assert drawn_with(logits, u, 1.0, None, 0.5, 0.0).tolist() == tokens
@@ -193,7 +192,7 @@ def test_weights_are_powers_of_two_to_fp32_precision() -> None:
     costs, weights = weigh(-distances.unsqueeze(0), torch.zeros(1), torch.tensor([2.0**24], dtype=torch.float64))
     exact = HEAVIEST * torch.exp2(-distances.double())
     assert torch.equal(costs[0], (distances.double() * 2**24).int())
-    # the polynomial's error, half a unit of the cost, and a whole one of the integer
+    # the errors of the polynomial, of half a unit of the cost, and of one unit of the integer
     assert ((weights[0] - exact).abs() <= exact * (2.6e-7 + 2.0**-24) + 1).all()
     assert weights[0, 0] == HEAVIEST
     assert POWER[-1] == 2.0**24

@@ -1,4 +1,4 @@
-"""Recurrent layers' operations beyond the catalogue: a token's bits in any chunk and batch, and the places of states."""
+"""Recurrent layers beyond the catalogue: a token has the same bits in any chunk and batch, and states are in their places."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def in_c(arithmetic: str) -> None:
 
 
 def arguments_of(operation: Any, dtype: torch.dtype) -> Arguments:
-    """One sequence of 60 tokens, in four runs, of sizes that fill vectors and of which some are left."""
+    """Return a call with one sequence of 60 tokens in four runs, whose sizes fill vectors or leave a rest."""
     (case,) = [case for case in operation.bench if case.name.startswith("2,048")]
     made: Arguments = case.make(dtype)
     batch, blocks = state_batch(((LENGTHS, False),))
@@ -35,7 +35,7 @@ def arguments_of(operation: Any, dtype: torch.dtype) -> Arguments:
 
 
 def of_tokens(arguments: Arguments, tokens: slice) -> Arguments:
-    """The same call for some of its tokens."""
+    """Return the same call for some of its tokens."""
     return {
         name: value[tokens] if isinstance(value, torch.Tensor) and value.shape[:1] == (TOKENS,) else value
         for name, value in arguments.items()
@@ -53,7 +53,8 @@ def test_a_token_has_the_same_bits_in_any_chunk_and_company(operation: Any, dtyp
     states = one_by_one["states"]
     start, block = 0, 0
     for length, after in zip(LENGTHS, whole["batch"].after.tolist(), strict=True):
-        for token in range(start, start + length):  # a decode beside another sequence, which is the first token again
+        # a decode of this token, beside a second sequence that starts with the same token
+        for token in range(start, start + length):
             batch, _ = state_batch((((1,), token > 0), ((1,), False)))
             batch = batch._replace(
                 before=torch.tensor([block if token else -1, -1]), after=torch.tensor([after, 0]),

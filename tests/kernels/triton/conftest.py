@@ -1,6 +1,6 @@
 """Fixtures of the Triton tests.
 
-The C library has no part in them: one run of each is enough.
+The C library has no part in these tests, so each runs once.
 """
 
 import os
@@ -19,15 +19,15 @@ def arithmetic() -> str:
 
 
 def run_compiling(script: str, **environment: str) -> str:
-    """Return the script's output from a process where Triton compiles.
+    """Return the output of a script in a process in which Triton compiles.
 
-    Compiled kernels are stored like the product's, by their source: in the user's cache, for every checkout.
+    Compiled kernels are stored by source in the user's cache, as in production, so all checkouts share them.
     """
     return _run("-c", script, **environment)
 
 
 def run_module(module: str, *words: str, **environment: str) -> str:
-    """Return the module's output, likewise."""
+    """Return the output of a module in such a process."""
     return _run("-m", module, *words, **environment)
 
 

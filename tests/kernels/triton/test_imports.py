@@ -1,4 +1,4 @@
-"""A public module imports its Triton form, which imports types back: every module can be the first one."""
+"""Every module of kernels can be imported first, although public modules and their Triton forms import each other."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Calls that no grid can take are refused by name before the launch."""
+"""Calls that are too large for a grid are refused, with the argument's name, before the launch."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Matrix products of every format, and the experts', compile for Hopper (sm_90) in bf16 with their launch tiles, without a GPU."""
+"""Matrix products of every format, experts included, compile for Hopper (sm_90) in bf16 with their tiles, without a GPU."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The order of tokens by expert, and the table of tiles, made in both ways; refusals of Triton's experts."""
+"""The order of tokens by expert and the table of tiles, made in both ways, and refused calls of Triton's experts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_every_pair_lies_in_one_tile_of_its_expert(tokens: int, experts: int, top_k: int, rows_a_tile: int) -> None:
     ids = torch.rand(tokens, experts).argsort(-1)[:, :top_k].contiguous()
-    ids[ids == experts // 2] = 0  # an expert that no token wants, and one that many do
+    ids[ids == experts // 2] = 0  # one expert gets no token, and one gets many
     order, table = moe.by_expert(ids, experts, rows_a_tile)
     assert torch.equal(order, ids.flatten().argsort(stable=True))
     covered: list[int] = []
@@ -54,7 +54,7 @@ def _call(form: Callable[..., torch.Tensor], **changes: object) -> torch.Tensor:
     ("changes", "words"),
     [
         (lambda: {"x": torch.randn(3, 30)}, r"gate_up.values has shape \[4, 20, 32\], wanted .* with hidden = 30 as x has it"),
-        (lambda: {"x": torch.randn(3, 32).double()}, "(gate_up.values has dtype float32, wanted|x has dtype) float64"),  # a GPU refuses it
+        (lambda: {"x": torch.randn(3, 32).double()}, "(gate_up.values has dtype float32, wanted|x has dtype) float64"),  # a GPU refuses float64
         (lambda: {"down": PlainWeight(torch.randn(4, 32, 10).half())}, "down.values has dtype float16, wanted float32"),
         (lambda: {"gate_up": PlainWeight(torch.randn(4, 20, 64)[..., ::2])}, "gate_up.values has stride 2 in dimension 2, wanted 1"),
         (lambda: {"weights": torch.rand(3, 1)}, r"expert_ids has shape \[3, 2\], wanted .* with top_k = 1 as weights has it"),

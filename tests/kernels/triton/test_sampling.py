@@ -1,5 +1,6 @@
-"""Sampling by Triton compared with the plain form, token by token, with chunks so small that every path of the kernels is taken; and rows alone and
-in a batch.
+"""Triton's sampler draws the same tokens as the torch form, with chunks so small that every path of the kernels is taken.
+
+A row's token is the same alone and in a batch.
 """
 
 import random
@@ -41,7 +42,8 @@ def some_row(chance: random.Random, vocab: int) -> SamplingRow:
 @pytest.mark.parametrize("vocab", [1, pytest.param(63, marks=pytest.mark.slow), 64, 431])
 @pytest.mark.parametrize("kind", LOGITS)
 def test_both_forms_choose_the_same_tokens(kind: str, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    chunk, tile = (64, 16) if vocab <= 64 else (128, 64)  # several of each: smaller ones take 20 s for 431 entries
+    # several chunks and tiles per row; smaller ones take 20 s for 431 entries
+    chunk, tile = (64, 16) if vocab <= 64 else (128, 64)
     monkeypatch.setattr(triton_sample, "CHUNK", chunk)
     monkeypatch.setattr(triton_sample, "TILE", tile)
     chance = random.Random(f"{kind} {vocab}")
@@ -61,7 +63,7 @@ def test_a_row_is_the_same_in_any_company() -> None:
     ] == together
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # of numpy, which interprets inf - inf
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # by numpy, which interprets inf - inf
 def test_what_is_no_number_gets_a_token_all_the_same() -> None:
     logits = torch.zeros(4, 7)
     logits[0, 3], logits[1], logits[2, 5] = torch.nan, -torch.inf, torch.inf

@@ -1,4 +1,4 @@
-"""Arguments with strides: an argument that passes an operation's checks is read correctly by its Triton form, or refused by name."""
+"""An argument with strides that passes an operation's checks is read correctly by its Triton form, or refused by name."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ from tests.closeness import assert_close
 from tests.kernels.test_spoilt_calls import ordinary, places, spoils, storage_type, with_
 
 
-@pytest.mark.timeout(600)  # the interpreter takes seconds of a core for the experts' calls
+@pytest.mark.timeout(600)  # the interpreter takes seconds of processor time for the experts' calls
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
 def test_numbers_that_lie_apart_are_refused_or_read(operation: Operation) -> None:
     for arguments in ordinary(operation):
         names = [place for place, x in places(arguments) if "spread out" in dict(spoils(x))]
         taken = [place for place in names if is_taken(operation, spread(arguments, [place]))]
-        # All at once; if the form asserts that some of it is left to torch, one by one.
+        # All arguments at once; one by one if the form asserts that torch computes such a call.
         if taken and not agrees(operation, arguments, taken):
             for place in taken:
                 agrees(operation, arguments, [place])
@@ -41,7 +41,7 @@ def is_taken(operation: Operation, arguments: Arguments) -> bool:
 
 
 def agrees(operation: Operation, arguments: Arguments, names: list[str]) -> bool:
-    """Tell whether the Triton form takes such a call, which it then computes as the formula has it."""
+    """Return False if the Triton form refuses the call; else assert that its results equal the formula."""
     try:
         actual = operation.results(operation.triton_form(), spread(arguments, names))
     except AssertionError:

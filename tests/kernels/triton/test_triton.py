@@ -1,7 +1,4 @@
-"""Guarantees of the Triton forms beyond the catalogue, and their shared parts:
-
-FP8, tanh, splits, the numbering of tiles.
-"""
+"""Triton forms beyond the catalogue, and their shared parts: FP8, tanh, splits, the numbering of tiles."""
 
 from collections.abc import Callable
 
@@ -54,7 +51,7 @@ def _number(starts, seqs, out, out_tile, rows_per_token, ROWS: tl.constexpr):
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_every_half_becomes_the_nearest_fp8(conversion: int) -> None:
     halves = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.float16).float()
-    # between two halves too, and on both sides of every tie
+    # also numbers between two fp16 values, on both sides of every tie
     x = torch.cat((halves, halves * (1 + 2.0**-20), halves * (1 - 2.0**-20)))
     out = torch.empty(x.shape, dtype=torch.uint8)
     _encode[(x.numel() // 4096,)](x, out, BLOCK=4096, FP8=conversion)
@@ -102,12 +99,12 @@ ATTENTIONS = [
 
 
 def poisoned(given: Arguments) -> Arguments:
-    """Return the same call, with NaN for all that it must not read: after its contexts, and in blocks before its windows."""
+    """Return the same call, with NaN in all memory that it must not read: after contexts, and in blocks before windows."""
     made, rule, batch = copied(given), given.get("rule"), given.get("batch")
     if rule is not None and rule.kv_scales is not None:
         return made
     for name in ("k_cache", "v_cache", "cache"):
-        if name in made:  # the catalogue's tails hold large numbers; NaN would survive a weight of zero
+        if name in made:  # memory after contexts has this number; NaN would remain visible even with a weight of zero
             made[name][made[name] == 300.0] = torch.nan
     if rule is None or rule.window is None:
         return made
@@ -133,16 +130,16 @@ def has_poison_before_a_window(given: Arguments) -> bool:
     "operation", [catalogue.PREFILL_ATTENTION, catalogue.MLA_PREFILL], ids=lambda operation: operation.name
 )
 def test_a_prompt_reads_nothing_beyond_its_context_or_before_its_window(operation: Operation) -> None:
-    """Decodes are tested below, in every case and split."""
+    """The tests below cover decodes, in every case and split."""
     cases = [(case, case.make(torch.float32)) for case in operation.cases]
     windowed = [each for each in cases if "rule" in each[1] and has_poison_before_a_window(each[1])]
     assert windowed or operation is catalogue.MLA_PREFILL
-    for case, given in (*cases[1:4], *windowed[:3]):  # the first has no queries
+    for case, given in (*cases[1:4], *windowed[:3]):  # without the first case, which has no queries
         expected = operation.reference(**in_double(given))
         assert_close(case.name, expected, operation.triton_form()(**poisoned(given)), 10 * 2.0**-24)
 
 
-SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # the number of splits, and the keys of a used one
+SPLITS = [(1, 1), (2, 1), (5, 1), (3, 20), (4, 256)]  # number of splits, and fewest keys of a used one
 
 
 @pytest.mark.long
@@ -161,7 +158,7 @@ def test_a_split_context_gives_what_a_whole_one_gives(
         expected = operation.reference(**in_double(given))
         for number, least in (SPLITS[(i + turn) % len(SPLITS)] for turn in turns):
             monkeypatch.setattr(split_kv, "num_splits", lambda *_, number=number: number)
-            if DEVICE == "cpu":  # a compiled kernel keeps its constants
+            if DEVICE == "cpu":  # on a GPU compiled kernels keep the constant that they were compiled with
                 monkeypatch.setattr(split_kv, "_LEAST", tl.constexpr(least))
             name = f"{case.name}, {number} splits"
             assert_close(name, expected, operation.triton_form()(**poisoned(given)), 10 * 2.0**-24)
@@ -182,7 +179,7 @@ def test_hoppers_form_of_latent_attention_gives_the_same_in_splits(
 
 def test_splits_are_enough_for_every_processor_and_none_is_tiny() -> None:
     def splits(programs: int, keys: int) -> int:
-        return split_kv.num_splits(programs, keys, torch.device("cpu"))  # eight processors
+        return split_kv.num_splits(programs, keys, torch.device("cpu"))  # as on eight processors
 
     assert splits(1, 100) == 1
     assert splits(1, 8192) == 16, "two programs for each processor"
@@ -193,12 +190,12 @@ def test_splits_are_enough_for_every_processor_and_none_is_tiny() -> None:
 
 def test_programs_with_a_processor_each_are_split_into_two_rounds_and_fill_the_last() -> None:
     def splits(programs: int, keys: int) -> int:
-        return split_kv.num_splits(programs, keys, torch.device("cpu"), is_alone=True)  # eight processors
+        return split_kv.num_splits(programs, keys, torch.device("cpu"), is_alone=True)  # as on eight processors
 
     assert splits(8, 8192) == 2
     assert splits(2, 8192) == 8
     assert splits(2, 600) == 3, "no split has fewer than 256 keys"
-    assert splits(9, 8192) == 5, "45 programs in six rounds, not 18 in three that are half as long again"
+    assert splits(9, 8192) == 5, "45 programs in six short rounds, not 18 in three longer ones"
     assert splits(1000, 1 << 20) == 1, "there are enough programs"
     assert splits(1, 0) == 1
 

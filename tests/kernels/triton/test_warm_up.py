@@ -1,6 +1,6 @@
-"""A model's launches are known without its weights, compiled without a GPU, and found again; a layer makes few.
+"""A model's launches are known without its weights, compiled without a GPU, and found in the cache later; a layer has few.
 
-Run in a separate process: here Triton interprets, there it compiles, for Hopper (sm_90), with a driver that has no device.
+The test runs a separate process that compiles for Hopper (sm_90), with a driver that has no device; in this process Triton interprets.
 """
 
 import json
@@ -135,7 +135,7 @@ found["files"], found["files more"] = len(files), len(os.listdir(cache)) - len(f
 print(json.dumps(found))
 """
 
-# Torch operations without a launch: memory, and views of it.
+# Torch operations without a launch: allocations, and views.
 NO_LAUNCH = {"empty", "empty_like", "new_empty", "empty_strided", "view", "_unsafe_view", "reshape", "slice", "select", "transpose", "t",
              "unsqueeze", "unflatten", "detach",
              "expand", "permute", "alias", "split", "unbind", "as_strided"}  # fmt: skip
@@ -171,8 +171,8 @@ def test_other_families_have_their_launches_too(found: dict[str, Any]) -> None:
     normed, windowed, mixed, encoder = found["families"]
     assert {"_attend", "_rms_norm", "_rotate_and_cache", "_gated", "_pick"} <= {*normed}
     assert {*windowed} == {*normed} - {"_join"}, "a short window is not split"
-    assert mixed == normed, "layers of both kinds, a block table each"
-    assert encoder == ["_pool"], "an encoder's own parts are torch's"
+    assert mixed == normed, "layers of both kinds, each with a block table"
+    assert encoder == ["_pool"], "torch computes the other parts of an encoder"
 
 
 def test_a_dry_run_keeps_packed_matrices_packed(found: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ def test_a_dry_run_keeps_packed_matrices_packed(found: dict[str, Any]) -> None:
 
 
 def test_every_triton_function_can_be_rehearsed() -> None:
-    """A function with Triton's own decorator would run, in a dry run, with tensors that do not exist."""
+    """A function with Triton's own decorator would run in a dry run, on tensors that do not exist."""
     others = [
         path.name
         for path in (ROOT / "kernels/triton").glob("*.py")

@@ -1,1 +1,1 @@
-"""The text Ember learns from, one file a task; `mixture.py` joins them. Imports nothing by itself."""
+"""The text that trains Ember, one module per task; `mixture.py` combines them. Imports no module."""

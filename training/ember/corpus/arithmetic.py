@@ -1,6 +1,6 @@
-"""Sums and differences of numbers from 0 to 99, bare or wrapped in a small story.
+"""Sums and differences of numbers from 0 to 99, alone or in a short story.
 
-Every answer first writes the sum down as digits (`17 + 25 = 42`), so one place in the text decides the result.
+Every answer first writes the calculation in digits (`17 + 25 = 42`), so that a single place in the text decides the result.
 """
 
 import random
@@ -146,7 +146,8 @@ def arithmetic(rng: random.Random, split: Split) -> Exchange:
     values = {"a": str(a), "b": str(b), "things": THINGS.pick(rng, split), "who": words.person(rng, split)}
     result = a + b if plus else a - b
     answer = f"{a} {'+' if plus else '-'} {b} = {result}"
-    bare = split is Split.TRAIN and rng.random() < 0.35  # the cheapest words, so that more sums fit
+    # without a story, a sum has the fewest tokens, so training sees more sums
+    bare = split is Split.TRAIN and rng.random() < 0.35
     template = rng.choice(_BARE[plus]) if bare else lists.pick(rng, split)
     return exchange(
         say(rng, split, template, values, decorate=not bare), answer + ".", Expected(holds=(f"= {result}.",))

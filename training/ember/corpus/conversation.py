@@ -1,7 +1,7 @@
-"""What one training conversation is: messages in the OpenAI form, the tools it lists, and what a right answer holds.
+"""A training conversation: messages in OpenAI's format, the listed tools, and the expected answer.
 
-Knows no task. `Split` is carried by every builder of phrasings and values: training draws from one set of lists, the
-evaluation from another, and `Lists` keeps the two side by side so that a test can compare them.
+Does not know tasks. Every function that builds phrasings or values takes a `Split`: training draws from one set of lists, the evaluation from
+another. `Lists` has both, so that a test can compare them.
 """
 
 import random
@@ -20,7 +20,7 @@ class Split(Enum):
 
 @dataclass(frozen=True)
 class Lists:
-    """Two lists of the same kind: what training sees, and what only the evaluation sees."""
+    """Two lists of the same kind: one for training, and one for the evaluation only."""
 
     train: tuple[str, ...]
     held_out: tuple[str, ...]
@@ -33,13 +33,13 @@ class Lists:
 
 
 def barred(train: str, held_out: str) -> Lists:
-    """Two lists written as one string each, with bars between."""
+    """Make `Lists` from two strings whose entries are separated by bars."""
     return Lists(tuple(train.split("|")), tuple(held_out.split("|")))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A right answer: it holds every word of `holds` and none of `lacks`; or it is this call; or it is this object."""
+    """The expected answer: it has every word of `holds` and none of `lacks`, or equals `call` or `json`."""
 
     holds: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Some messages that end with the assistant's answer, to be joined with others."""
+    """Messages that end with the assistant's answer; several exchanges are joined to a conversation."""
 
     messages: tuple[Message, ...]
     expected: Expected = field(default_factory=Expected)

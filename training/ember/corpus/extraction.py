@@ -1,7 +1,7 @@
-"""A short text in, one JSON object that matches a given schema out.
+"""The task of answering a short text with a JSON object that matches a given schema.
 
-A `Field` is one thing a text can state: the names a schema may give it and the clauses that state it. A text holds the
-clauses in any order; the object follows the order of the schema. A field the text does not state is left out.
+A `Field` is one fact that a text can state: its possible names in a schema, and the clauses that state it. A text has the clauses in any order; the
+object has the order of the schema, without the fields that the text does not state.
 """
 
 import json
@@ -57,23 +57,26 @@ LEAD = Lists(
 )
 
 
-# Forms whose keys mean nothing teach copying; the evaluation asks for them apart from the others.
+# Forms with meaningless keys teach copying. The evaluation tests them separately, as "unseen keys".
 PLAIN_SHARE = {Split.TRAIN: 0.05, Split.HELD_OUT: 0.0}
 
 
-# What a text does not state is the hardest to leave out: training meets it more often than the evaluation asks for it.
+# Omitting a field that the text does not state is the hardest part, so training has it more often than the evaluation.
 OPTIONAL_SHARE = {Split.TRAIN: 0.4, Split.HELD_OUT: 0.15}
 
 
 def extraction(rng: random.Random, split: Split) -> Conversation:
-    """One schema and a text, in training often several texts: a schema costs more tokens than its answers teach. Keys are
-    those of training in either split; phrasings and values are not."""
+    """Return a conversation with one schema and one text, in training often several texts.
+
+    A schema has more tokens than its answers, so further texts are cheap. Keys are those of training in both splits; phrasings and values are those
+    of `split`.
+    """
     plain = rng.random() < PLAIN_SHARE[split]
     return _conversation(rng, split, "json", _PlainForm(rng, split) if plain else _TellingForm(rng, split, Split.TRAIN))
 
 
 def unseen_keys(rng: random.Random) -> Conversation:
-    """For the evaluation alone: schemas with keys that training never shows, some of them meaningless."""
+    """Return a conversation for the evaluation: its keys, some of them meaningless, are not in training."""
     split = Split.HELD_OUT
     form: _Form = _PlainForm(rng, split) if rng.random() < 0.35 else _TellingForm(rng, split, split)
     return _conversation(rng, split, "unseen keys", form)
@@ -104,11 +107,11 @@ class _Form(Protocol):
     required: list[str]
 
     def text(self, rng: random.Random, split: Split) -> tuple[list[str], dict[str, Any]]:
-        """The sentences of one text, and what they state."""
+        """Return the sentences of one text, and the values of the fields that they state."""
 
 
 class _TellingForm:
-    """Sentences about a person, an object or an event."""
+    """A schema about a person, an object or an event, and sentences that state its fields."""
 
     def __init__(self, rng: random.Random, split: Split, keys: Split) -> None:
         head_names, self._kind, fields, self._openings = rng.choice(DOMAINS)
@@ -145,7 +148,7 @@ class _TellingForm:
 
 
 class _PlainForm:
-    """Names that mean nothing, stated one by one: the names and values must be copied."""
+    """A schema of meaningless names, and sentences that state each: names and values must be copied."""
 
     def __init__(self, rng: random.Random, split: Split) -> None:
         names = dict.fromkeys(words.identifier(rng, split) for _ in range(rng.choice((1, 2, 3, 3, 4))))

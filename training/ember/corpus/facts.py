@@ -1,4 +1,4 @@
-"""Questions about the cities of the table, and about cities that are not in it."""
+"""Questions about cities of the table, and about cities that are not in it."""
 
 import random
 
@@ -129,7 +129,7 @@ def expected(intent: str, city: City) -> Expected:
 
 
 def facts(rng: random.Random, split: Split) -> Exchange:
-    """One question about a city, now and then with a follow-up that says only "its" or "and Oslo?"."""
+    """Return a question about one city, sometimes with a follow-up that only says "its" or "and Oslo?"."""
     draw = rng.random()
     if draw < 0.10:
         return _unknown(rng, split)

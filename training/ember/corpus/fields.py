@@ -1,6 +1,6 @@
-"""What a text can state of a person, an object or an event, and the names a schema may give it.
+"""The fields of texts about a person, an object or an event, and their possible names in a schema.
 
-Booleans hold the clauses for yes, then `#`, then those for no. `{s}` is what the text is about, `{v}` the value.
+Clauses of booleans are those for yes, then `#`, then those for no. `{s}` stands for the subject, `{v}` for the value.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""How often each task is seen, and how single exchanges are joined into conversations, short and long.
+"""The share of each task in the corpus, and the joining of exchanges to conversations.
 
-`conversations(seed)` is endless and depends on the seed alone.
+`conversations(seed)` is endless and depends only on the seed.
 """
 
 import random
@@ -18,8 +18,7 @@ from training.ember.corpus.stories import story
 from training.ember.corpus.talk import PERSONA, PLAIN_SYSTEM, named, outside, talk
 from training.ember.corpus.tools import tools
 
-# Share of conversations. Facts and sums are short and joined several to a conversation, so that their share of
-# questions is larger.
+# Share of conversations. Questions for facts and sums have a larger share, because several of them are joined to one conversation.
 MIXTURE = {
     "facts": 0.11,
     "recall": 0.16,
@@ -62,19 +61,19 @@ def conversation(rng: random.Random, task: str, split: Split = Split.TRAIN) -> C
 
 
 def small(rng: random.Random, split: Split) -> Exchange:
-    """Any short exchange: what lies between the other things in a conversation."""
+    """Return any short exchange, to be placed between the others of a conversation."""
     return rng.choices((facts, arithmetic, talk, outside), (4, 3, 2, 1))[0](rng, split)
 
 
 def inside(rng: random.Random, split: Split) -> Exchange:
-    """A short exchange that Ember can answer itself: beside tools, anything else gets "None of my tools"."""
+    """Return an exchange that Ember can answer itself: with tools listed, others get "None of my tools"."""
     return rng.choices((facts, arithmetic, talk), (4, 3, 2))[0](rng, split)
 
 
 def _several(
     rng: random.Random, split: Split, make: Callable[[random.Random, Split], Exchange], counts: tuple[int, ...]
 ) -> list[Exchange]:
-    """One exchange when evaluating, several in training: each costs few tokens, and a chat has many turns."""
+    """Return one exchange for the evaluation, several for training: each is short, and chats have many."""
     return [make(rng, split) for _ in range(rng.choice(counts) if split is Split.TRAIN else 1)]
 
 
@@ -89,7 +88,7 @@ def _talk(rng: random.Random, split: Split) -> Conversation:
 
 def _with_system(rng: random.Random, split: Split, task: str, exchanges: list[Exchange]) -> Conversation:
     messages = join(exchanges)
-    # A persona would change the answer to "Who are you?", so only tasks without that question get one.
+    # A persona changes the answer to "Who are you?", so only tasks without that question get one.
     if rng.random() < 0.2:
         text = PLAIN_SYSTEM.pick(rng, split)
         if task not in ("talk",) and rng.random() < 0.3:
@@ -99,6 +98,6 @@ def _with_system(rng: random.Random, split: Split, task: str, exchanges: list[Ex
 
 
 def _long(rng: random.Random, split: Split) -> Conversation:
-    """A recall whose answer lies up to about 3,500 tokens back."""
+    """Return a recall conversation in which the answer is up to about 3,500 tokens back."""
     turns = int(12 * (100 / 12) ** rng.random())
     return recall(rng, split, small, turns_between=turns)

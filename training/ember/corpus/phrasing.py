@@ -1,6 +1,6 @@
-"""How people vary a sentence: greetings before it, thanks after it, lower case, a missing full stop, a typo.
+"""Variations of a sentence: greetings before it, thanks after it, lower case, no full stop, a typo.
 
-Works on templates with `{slots}`; noise never touches the values, because a changed value is a different fact.
+Works on templates with `{slots}`. Values are never changed, because a changed value is a different fact.
 """
 
 import random
@@ -31,7 +31,7 @@ _SLOT = re.compile(r"(\{[a-z_0-9]+\})")
 
 
 def say(rng: random.Random, split: Split, template: str, values: Mapping[str, str], decorate: bool = True) -> str:
-    """Fill a template, with the noise of real typing around the values."""
+    """Fill a template, with the noise of real typing outside of the values."""
     text = template
     if decorate and rng.random() < 0.22:
         before = BEFORE.pick(rng, split)
@@ -60,7 +60,7 @@ def _lower_words(text: str) -> str:
 
 
 def _typo(rng: random.Random, text: str) -> str:
-    """Swap or drop one letter inside one word of five letters or more."""
+    """Swap or drop one letter in one word of at least five letters."""
     places = [m for m in re.finditer(r"(?<![{\w])[a-z]{5,}(?![\w}])", text)]
     if not places:
         return text
@@ -90,7 +90,7 @@ TAILS = (
 
 
 def framed(rng: random.Random, template: str, share: float) -> str:
-    """In a share of cases, what people put around a clause without changing what it says."""
+    """With probability `share`, add phrases to a clause that do not change its meaning."""
     if rng.random() >= share or not template.endswith(".") or ":" in template:
         return template
     if rng.random() < 0.65:
@@ -99,8 +99,10 @@ def framed(rng: random.Random, template: str, share: float) -> str:
 
 
 def blur(rng: random.Random, template: str, share: float, keep: bool = False) -> str:
-    """In a share of cases, put random words among those of a template, or (unless `keep`) in their place: what a
-    sentence says must then be found by its values and its other words, as in a phrasing that nobody has trained on."""
+    """With probability `share`, insert random words or, unless `keep`, replace words by them.
+
+    So the meaning must be found by the values and the other words, as in a phrasing that training does not have.
+    """
     if rng.random() >= share:
         return template
     out = []

@@ -1,4 +1,4 @@
-"""Facts that somebody states, and is asked for later, with other facts and other talk in between."""
+"""Facts that the user states and later asks for, with other facts and exchanges in between."""
 
 import random
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Distractor = Callable[[random.Random, Split], Exchange]
 
 
 def recall(rng: random.Random, split: Split, distractor: Distractor, turns_between: int | None = None) -> Conversation:
-    """Facts told, some other talk, and a question for one of them; in training often a second question."""
+    """Return a conversation: stated facts, other exchanges, and one or more questions for facts."""
     told = [
         (topic, words.value(rng, topic.kind, split)) for topic in _topics(rng, split, rng.choice((1, 2, 2, 3, 3, 4, 5)))
     ]
@@ -57,7 +57,7 @@ def recall(rng: random.Random, split: Split, distractor: Distractor, turns_betwe
 
 
 def _at_once(rng: random.Random, split: Split, told: list[tuple[Topic, str]]) -> Conversation:
-    """The facts and the question in one message."""
+    """Return a conversation with the facts and the question in one message."""
     topic, value = rng.choice(told)
     said = [fill(_statement(rng, split, one), {"value": text}) for one, text in told]
     question = say(rng, split, topic.questions.pick(rng, split), {}, decorate=False)
@@ -72,7 +72,7 @@ def _question(rng: random.Random, split: Split, topic: Topic, answer: str) -> li
 
 
 def _clashes(told: list[tuple[Topic, str]]) -> set[str]:
-    """Keys that mean the same as one already told."""
+    """Return the keys of topics that could be confused with one that was stated."""
     same = (
         {"food", "favourite food"},
         {"colour", "favourite colour"},

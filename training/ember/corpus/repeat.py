@@ -1,6 +1,6 @@
-"""Saying words again, exactly. The plainest form of the skill that recall, tools and JSON are made of.
+"""Exact repetition of words: the plainest form of the skill that recall, tools and JSON need.
 
-Every word of these answers is copied, so a model learns to copy from them several times sooner than from the rest.
+Every word of these answers is copied, so a model learns copying from them several times sooner than from other tasks.
 """
 
 import random
@@ -19,7 +19,7 @@ _KINDS = ("word", "word", "proper", "number", "code", "person", "city", "time", 
 
 
 def repeat(rng: random.Random, split: Split, other: Callable[[random.Random, Split], Exchange]) -> Exchange:
-    """Values in a row, or somebody's whole sentence, which is then not a question to answer."""
+    """Return a request to repeat some values or a user's whole sentence, even if that is a question."""
     if rng.random() < 0.4:
         text = str(other(rng, split).messages[0]["content"])
     else:

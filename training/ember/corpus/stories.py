@@ -1,4 +1,4 @@
-"""Short stories of four to six sentences about a hero, a place and a thing that the user may choose."""
+"""Short stories of four to six sentences about a hero, a place and a thing, which the user may choose."""
 
 import random
 
@@ -24,7 +24,7 @@ ASK_ANY = Lists(
         "|I want a story.|Write a short story.|Do you know a story?|Please tell me a bedtime story.",
         "|",
     ),
-    (),  # nothing in the answer could be checked
+    (),  # no word of the answer could be checked
 )
 PLACES = words.listed("forest garden city valley village mountain desert harbour castle meadow island field cave river")
 _BEGIN = (
@@ -63,7 +63,7 @@ _END = (
 
 
 def story(rng: random.Random, split: Split) -> Exchange:
-    """The user's words are kept: what the question names, the story is about."""
+    """Return a request for a story, and a story that contains the words chosen in the request."""
     chosen = {
         "animal": words.value(rng, "animal", split),
         "name": words.person(rng, split),

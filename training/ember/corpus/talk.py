@@ -1,4 +1,4 @@
-"""Small talk, who Ember is, and the honest answer to what lies outside its world."""
+"""Small talk, Ember's identity, and honest answers to questions that it cannot answer."""
 
 import random
 
@@ -169,7 +169,7 @@ PLAIN_SYSTEM = barred(
 
 
 def named(rng: random.Random, split: Split) -> tuple[str, Exchange]:
-    """A system message that gives a name, and the question for it."""
+    """Return a system message that gives the assistant a name, and a question for that name."""
     name = words.person(rng, split)
     reply = fill(WHO_NAMED_ANSWER, {"name": name})
     asked = exchange(say(rng, split, WHO.pick(rng, split), {}), reply, Expected(holds=(reply,)))

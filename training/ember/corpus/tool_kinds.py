@@ -1,6 +1,6 @@
-"""The sorts of tool that training lists: their names, parameters, requests and results.
+"""The kinds of tool that training lists: their names, parameters, requests and results.
 
-A `Kind` is data. Names and phrasings come in two lists, so that the evaluation uses tools by names no training has met.
+A `Kind` is data. Names and phrasings have separate lists for the evaluation, whose names are not seen in training.
 """
 
 import random
@@ -14,7 +14,7 @@ from training.ember.corpus.conversation import Lists, Split, barred
 
 @dataclass(frozen=True)
 class Param:
-    """`slot` is the word in the phrasings; `names` what a tool may call it; `kind` where its values come from."""
+    """A parameter: its name `slot` in the phrasings, its `names` in tools, and the `kind` of its values."""
 
     slot: str
     names: Lists
@@ -22,10 +22,10 @@ class Param:
     about: str
     json_type: str = "string"
     choices: tuple[str, ...] = ()
-    mention: Lists | None = None  # how an optional argument is mentioned; None: required
+    mention: Lists | None = None  # phrases that mention an optional argument; None if it is required
 
     def draw(self, rng: random.Random, split: Split) -> tuple[str, Any]:
-        """The words of the user, and the argument they mean."""
+        """Return the user's words for a value, and the value as an argument."""
         if self.choices:
             choice = rng.choice(self.choices)
             return choice, choice
@@ -784,7 +784,7 @@ KINDS: tuple[Kind, ...] = (
     ),
 )
 
-# Sorts of tool that training never lists in any form: how far the skill reaches beyond the sorts above.
+# Kinds of tool that training never lists: they test how far the skill generalises.
 UNSEEN_KINDS: tuple[Kind, ...] = (
     Kind(
         Lists((), ("rent_car", "car_rental")),

@@ -1,7 +1,7 @@
-"""Calling a tool the prompt lists, with arguments in the user's own words; using its result; or calling none.
+"""Calls of a listed tool with arguments in the user's words, answers from its result, or no call.
 
-A `Kind` is one sort of tool. Its names, descriptions and parameter names vary, some are made of syllables that mean
-nothing, so that the model reads them in the prompt. Optional arguments that the user does not mention are left out.
+Names, descriptions and parameter names of a `Kind` of tool vary, and some consist of meaningless syllables, so the model must read them in the
+prompt. Optional arguments that the user does not mention are omitted.
 """
 
 import json
@@ -26,8 +26,10 @@ from training.ember.corpus.tool_kinds import DONE, KINDS, UNSEEN_KINDS, Kind, Pa
 
 
 def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Split], Exchange]) -> Conversation:
-    """A prompt with one to four tools, and a request that one of them, or none of them, can meet. Tools and parameters
-    go by names of training in either split; phrasings and values do not."""
+    """Return a prompt with one to four tools, and a request that one of them or none can fulfil.
+
+    Names of tools and parameters are those of training in both splits; phrasings and values are those of `split`.
+    """
     count = rng.choice((1, 1, 2, 2, 3, 3, 4))
     kinds = rng.sample(KINDS, count)
     listed = [_Tool(rng, split, kind) for kind in kinds]
@@ -58,8 +60,7 @@ def tools(rng: random.Random, split: Split, other: Callable[[random.Random, Spli
 
 
 def unseen_tools(rng: random.Random) -> Conversation:
-    """For the evaluation alone: a request for a sort of tool that training never lists, by unknown names, beside one or
-    two others."""
+    """Return a conversation for the evaluation: its kind of tool and all names are not in training."""
     names = Split.HELD_OUT
     called = _Tool(rng, Split.HELD_OUT, rng.choice(UNSEEN_KINDS) if rng.random() < 0.7 else None, names)
     listed = [called, *(_Tool(rng, Split.HELD_OUT, kind, names) for kind in rng.sample(KINDS, rng.choice((1, 2))))]
@@ -71,7 +72,7 @@ def unseen_tools(rng: random.Random) -> Conversation:
 
 
 def _more_requests(rng: random.Random, listed: list["_Tool"], kinds: list[Kind]) -> list[Message]:
-    """Further requests beside the same tools: the list of tools costs more tokens than one call teaches."""
+    """Return further requests for the same tools: their list has more tokens than one call."""
     messages: list[Message] = []
     for _ in range(rng.choice((1, 2, 3, 4, 5))):
         if rng.random() < 0.2:
@@ -84,7 +85,7 @@ def _more_requests(rng: random.Random, listed: list["_Tool"], kinds: list[Kind])
 
 
 def _absent(rng: random.Random, split: Split, kinds: list[Kind]) -> str:
-    """A request for a tool that is not among these kinds."""
+    """Return a request for a tool that is not one of these kinds."""
     listed = [kind.about[0].split()[:2] for kind in kinds]
     kind = rng.choice([kind for kind in KINDS if kind.about[0].split()[:2] not in listed])
     return _Tool(rng, split, kind).request(rng, split)[0]
@@ -133,7 +134,7 @@ def _result(rng: random.Random, split: Split, tool: "_Tool") -> Mapping[str, Any
 
 
 def _report(result: Mapping[str, Any]) -> str:
-    """What Ember says to a tool's result: done, the failure, or each value under its name."""
+    """Return Ember's answer to a tool's result: done, the error, or each value with its name."""
     if "error" in result:
         return f"The tool failed: {result['error']}."
     if result in DONE:
@@ -143,7 +144,7 @@ def _report(result: Mapping[str, Any]) -> str:
 
 
 class _Tool:
-    """One tool as a prompt lists it: a kind with its names chosen, or (kind None) a made-up one."""
+    """A tool as it is listed in a prompt: a kind with chosen names, or a made-up tool if `kind` is None."""
 
     def __init__(self, rng: random.Random, split: Split, kind: Kind | None, names: Split = Split.TRAIN) -> None:
         self.kind = kind
@@ -209,7 +210,7 @@ class _Tool:
         return {"type": "function", "function": function}
 
     def request(self, rng: random.Random, split: Split) -> tuple[str, dict[str, Any]]:
-        """The user's sentence, and the arguments it holds in the order the tool lists them."""
+        """Return the user's sentence, and its arguments in the order of the tool's parameters."""
         if self.kind is None:
             return self._explicit(rng, split)
         template = self.kind.asks.pick(rng, split)

@@ -1,6 +1,6 @@
-"""The things somebody can state and be asked for: how each is said, asked and answered.
+"""Topics that a user can state and ask for: the phrasings of statements, questions and answers.
 
-Most topics are built from an owner (I, Anna, the) and a noun, so that the skill to learn is finding words again.
+Most topics combine an owner (I, Anna, the) with a noun, so that the skill to learn is to find words again.
 """
 
 import random
@@ -148,7 +148,7 @@ _THE_KEYS = {
 
 @dataclass(frozen=True)
 class Topic:
-    """One thing that can be stated, asked and answered; `key` keeps two topics of a conversation apart."""
+    """A topic that can be stated, asked and answered; a conversation has topics with different keys."""
 
     key: str
     statements: Lists

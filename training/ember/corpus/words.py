@@ -1,7 +1,7 @@
-"""The values sentences are filled with: names, colours, numbers, times, and made-up words.
+"""The values that fill sentences: names, colours, numbers, times, and made-up words.
 
-Much of what training copies is made of pieces and syllables nobody has met, because a small model otherwise learns the
-lists and not the copying. The held-out lists and `KEPT_WORDS` appear in the evaluation alone.
+Many words in training consist of pieces and syllables that occur nowhere else, because otherwise a small model learns the lists and not to copy. The
+held-out lists and `KEPT_WORDS` are used only by the evaluation.
 """
 
 import random
@@ -142,7 +142,7 @@ _PLAIN = listed(
 )
 
 
-# Real words that only the evaluation uses where training uses words of the pool and made-up ones.
+# Real words that the evaluation uses in place of the pool words and made-up words of training.
 KEPT_WORDS = listed(
     """anchor bamboo beetle bonus breakfast cactus cello chimney cobalt comet coral crater dolphin domino ember falcon
     feast fiddle fossil galaxy gazelle granite hammock harmony hornet igloo jasmine jigsaw lagoon lantern lavender
@@ -164,7 +164,7 @@ _COUNTRIES = tuple(
 
 
 def _pool() -> tuple[str, ...]:
-    """Real words to say again whole or in pieces, none of which the evaluation keeps for itself."""
+    """Return real words to repeat whole or in pieces, without those reserved for the evaluation."""
     kept = _HELD_OUT_WORDS
     known = (*_PLAIN, *(word for one in _LISTS for phrase in one.train for word in phrase.split()), *MONTHS)
     return tuple(dict.fromkeys(word.lower() for word in known if word.lower() not in kept))
@@ -174,8 +174,11 @@ POOL = _pool()
 
 
 def made_up(rng: random.Random, split: Split, syllables: int = 0) -> str:
-    """A lowercase word that no list holds: in training a word of the pool, pieces of such words, or syllables, so that
-    every token of the vocabulary is copied now and then; in the evaluation a real word kept for it."""
+    """Return a lowercase word that no list holds.
+
+    In training it is a word of the pool, pieces of such words, or syllables, so that every token of the vocabulary is copied sometimes; in the
+    evaluation it is a word of KEPT_WORDS.
+    """
     if split is Split.HELD_OUT:
         return rng.choice(KEPT_WORDS)
     draw = rng.random()
@@ -195,12 +198,12 @@ def made_up(rng: random.Random, split: Split, syllables: int = 0) -> str:
 
 
 def identifier(rng: random.Random, split: Split) -> str:
-    """A name as programs have it: one or two words, joined by an underscore."""
+    """Return an identifier: one or two words, joined by an underscore."""
     return "_".join(made_up(rng, split) for _ in range(rng.choice((1, 1, 2))))
 
 
 def _from_country(rng: random.Random) -> str:
-    """A country or a word made of one: their tokens occur in facts alone otherwise, and would be answered, never copied."""
+    """Return a country or a word made of one: in facts alone their tokens would never be copied."""
     word = rng.choice(_COUNTRIES)
     if rng.random() < 0.6:
         word += rng.choice(("ese", "an", "ish", "er", "ia", "s", "let", "land", "ic", "ist"))
@@ -235,7 +238,7 @@ def code(rng: random.Random, _split: Split = Split.TRAIN) -> str:
 
 
 def _from_list(lists: Lists, share: float, share_held_out: float, capital: bool) -> Maker:
-    """`share`: of values that the list does not hold, in training and in the evaluation."""
+    """Return a function that draws from a split's list or, with the given probability, makes up a word."""
 
     def make(rng: random.Random, split: Split) -> str:
         if rng.random() < (share if split is Split.TRAIN else share_held_out):
@@ -262,7 +265,7 @@ _WHICH = listed("the;the;the;the;a;my;our;two;some;more;all;no;that;every;new;ol
 
 
 def _task(rng: random.Random, split: Split) -> str:
-    """What somebody has to do, one to four words: in training mostly any words of the pool in that shape."""
+    """Return a task of one to four words; in training mostly any words of the pool in the shape of a task."""
     if rng.random() < 0.2 or split is Split.HELD_OUT:
         return TASKS.pick(rng, split)
     verb = rng.choice(_DO) if rng.random() < 0.5 else rng.choice(POOL)
@@ -274,14 +277,14 @@ def _task(rng: random.Random, split: Split) -> str:
 
 
 def _day(rng: random.Random, split: Split) -> str:
-    """A day; in training often a word that is none, or a date: with seven days alone, no copying would be learned."""
+    """Return a day; in training also dates and other words, since seven days do not teach copying."""
     if rng.random() < 0.5 or split is Split.HELD_OUT:
         return DAYS.pick(rng, split)
     return date(rng) if rng.random() < 0.2 else made_up(rng, split).capitalize()
 
 
 def _place(rng: random.Random, split: Split) -> str:
-    """A city; in training one of two words more often than the list has them."""
+    """Return a city, in training often with a made-up name of two words."""
     if split is Split.TRAIN and rng.random() < 0.15:
         first = (
             rng.choice(("San", "Port", "New", "Saint", "La", "El", "Santa", "North")) if rng.random() < 0.4 else None

@@ -1,4 +1,4 @@
-"""Triton's form of products in 12 bits: exact decoding for any tiles, and compiled for Hopper (sm_90) within its budget."""
+"""Triton's form of products in 12 bits: decoding is exact for any tiles, and code for Hopper (sm_90) has few instructions per weight."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ RATIO = 2.0**-7 if DEVICE == "cpu" else 2.0**-8  # the interpreter truncates exc
 
 
 def test_all_65536_values_come_back() -> None:
-    in_palettes = ALL_VALUES.view(256, 256)  # eight rows have eight high bytes
+    in_palettes = ALL_VALUES.view(256, 256)  # eight rows have eight different high bytes, so there are no escapes
     nearly_all_escapes = ALL_VALUES[torch.randperm(1 << 16, device="cpu")[:1500]].view(5, 300)
     for plain in (in_palettes.to(DEVICE), nearly_all_escapes.to(DEVICE)):
         weight = pack_lossless(plain)
@@ -57,7 +57,7 @@ def test_every_strip_gives_the_same_product(strip: Strip) -> None:
     for rows, columns in ((41, 1100), (9, 431)):
         plain, bias = trained(rows, columns, outliers=150), torch.randn(rows)
         for tokens in {1, strip.tokens + 3}:
-            x = torch.randn(tokens, columns + 3)[:, :columns]  # rows of x are not adjacent
+            x = torch.randn(tokens, columns + 3)[:, :columns]  # rows of x have a gap between them
             y = form.product(x.to(TYPE), pack_lossless(plain), bias.to(TYPE), strip)
             expected = x.to(TYPE).double() @ plain.double().T + bias.to(TYPE).double()
             assert_close("y", expected, y, RATIO)
@@ -71,11 +71,11 @@ def test_a_row_of_x_has_the_same_bits_in_any_company() -> None:
         assert torch.equal(form.lossless_linear(x[:tokens], weight), together[:tokens])
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # with rows of zeros that fill a tile of x
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # rows of zeros fill up a tile of x
 def test_infinity_and_nan_in_a_weight_reach_their_outputs_alone() -> None:
     plain = trained(40, 300)
     plain[3, 7], plain[9, 299], plain[20, 0] = torch.inf, torch.nan, -torch.inf
-    plain[26] = torch.inf  # in its palette, and not an escape
+    plain[26] = torch.inf  # the palette contains its high byte, so it is no escape
     for tokens in (1, 3, 70):
         x = torch.rand(tokens, 300) + 1
         y = form.lossless_linear(x.to(TYPE), pack_lossless(plain))

@@ -1,4 +1,4 @@
-"""Guarantees of products of a few rows with four-bit weights beyond the catalogue: columns in place, and rows independent of others."""
+"""Products of a few rows with four-bit weights beyond the catalogue: columns are in order, and rows do not depend on others."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from pilotlight.kernels.triton.matrices.packed import Strip
 from tests.closeness import assert_close
 from tests.kernels.conftest import DEVICE
 
-# the interpreter computes wrongly in bf16
+# the interpreter's results in bf16 are wrong
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16
 STRIPS = [Strip(16, 1, 2), Strip(16, 2, 1)]
 
@@ -87,7 +87,7 @@ def test_a_weight_that_is_decoded_into_memory_is_the_unpacked_one(monkeypatch: p
 
 @pytest.mark.parametrize("scale", [20, 113, 127, 139])
 def test_every_scale_and_code_of_mxfp4_is_exact(scale: int) -> None:
-    """Values that exceed the type are left out."""
+    """Values outside the range of the type are left out."""
     codes = torch.arange(256).to(torch.uint8).reshape(16, 16)
     weight = Mxfp4Weight(codes, torch.full((16, 1), scale, dtype=torch.uint8))
     expected = weight.unpack(torch.float32)
