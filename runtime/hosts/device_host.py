@@ -337,7 +337,7 @@ class RestartHistory:
         self._failures += 1
 
     def note_exit(self, has_crashed: bool, has_computed: bool = False) -> None:
-        """Record a process's end; `has_computed`: it had completed a step, so another host that starts can work."""
+        """Record the end of a process. `has_computed`: it had completed a step, so its successor can work."""
         self._crashes = self._crashes + 1 if has_crashed else 0
         if has_computed and not has_crashed:
             self._failures = min(self._failures, 1)
