@@ -67,7 +67,7 @@ class GatedDeltaNet:
     def _projected(
         self, x: torch.Tensor, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project x to queries, keys and values, gates, steps and decays; the rule activates the last two.
+        """Project x to queries, keys and values, gates, steps and decays, the last two without activation.
 
         x [tokens, hidden] -> [tokens, channels], [tokens, value_heads, value_dim], [tokens, value_heads], [tokens, value_heads]
         """

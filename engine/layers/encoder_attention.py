@@ -17,7 +17,7 @@ _BLOCK = 512  # queries computed at once within a window: the mask grows with th
 class EncoderAttention(Attention):
     """A decoder's projections, norms and rotation with attention in both directions.
 
-    `shape.window` counts a token's own place and those on one side.
+    `shape.window` counts the token itself and its neighbours on one side.
     """
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -38,7 +38,7 @@ class EncoderAttention(Attention):
 def text_lengths(context: Context) -> list[int]:
     """Return the number of tokens of each text of the batch; texts are computed whole."""
     texts = context.batch.groups[0].prefill
-    assert texts is not None, "an encoder's step has texts alone"
+    assert texts is not None, "an encoder's step has only texts"
     return list(texts.host_q_lens)
 
 

@@ -16,7 +16,7 @@ class Linear:
     def __init__(
         self, weight: Weight, bias: torch.Tensor | None = None, first: int = 0, ends: tuple[int, ...] = ()
     ) -> None:
-        """`first`: the number of its first projection in the model; `ends`: the last row of each.
+        """`first`: the index of its first projection in the model; `ends`: the end of each one's rows.
 
         Both are needed for adapters.
         """
@@ -46,7 +46,7 @@ class Linear:
         # some quantizers write biases, mostly zeros, for families that have none
         has_bias = bias or (loader.is_quantized and loader.has_rows(biases))
         if has_bias and split == "columns" and loader.shard.rank:
-            loader.skip_tensors(biases)  # of products that will be summed, only the first has it
+            loader.skip_tensors(biases)  # the ranks' products are summed, so only the first rank adds the bias
             has_bias = False
         first, ends = loader.note_projections(names, rows, columns, split=split, unit=unit, repeats=repeats)
         added = loader.rows(biases, rows, split=split, unit=unit, repeats=repeats) if has_bias else None

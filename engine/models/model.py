@@ -25,4 +25,4 @@ class Family(NamedTuple):
     """The parser of one architecture's configuration, and its loader."""
 
     parse_config: Parse
-    load: Callable[[Any, WeightLoader, int], Model]  # of its config, a loader and a context length
+    load: Callable[[Any, WeightLoader, int], Model]  # called with the config, a loader and the context length

@@ -20,11 +20,11 @@ class SchedulerLimits(NamedTuple):
     max_waiting: int
     max_decode_delay_s: float = math.inf  # limit of the delay that a step's prompt tokens cause for its decodes
     windows: Windows = (None,)
-    stages: int = 1  # of a pipeline: so many steps are in flight, each with its share of the decodes
-    copies: int = 1  # of the attention: ranks with separate sequences and blocks
-    # each token changes a state in place: after a failed step it is computed again from the end of a block
+    stages: int = 1  # stages of a pipeline: as many steps are in flight, each with a part of the decodes
+    copies: int = 1  # copies of the attention: number of ranks with separate sequences and blocks
+    # some layers have a recurrent state, which changes in place: after a failed step, tokens are computed again from the end of a block
     has_states: bool = False
-    # every prompt in one step, nothing cached: an encoder's tokens all attend to each other
+    # each prompt is computed in one step, and nothing is cached: all tokens of an encoder attend to each other
     whole_prompts: bool = False
 
     @property
@@ -33,14 +33,14 @@ class SchedulerLimits(NamedTuple):
 
 
 class Chunk(Struct, frozen=True, gc=False):
-    """Tokens start to end of one sequence, computed in one step, and the drafts after them."""
+    """Tokens [start, end) of one sequence, computed in one step, and the drafts after them."""
 
     sequence: Sequence
     start: int
-    end: int  # of the sequence's own tokens, without the drafts
+    end: int  # drafts excluded
     samples: bool  # its last logits choose the next token
-    epoch: int = 0  # of the sequence: results of an earlier one are dropped
-    drafts: tuple[int, ...] = ()  # guesses of the next tokens; those that equal the chosen ones count
+    epoch: int = 0  # the sequence's epoch when planned; results of an earlier epoch are dropped
+    drafts: tuple[int, ...] = ()  # guesses of the next tokens; those that equal the chosen tokens are accepted
 
     @classmethod
     def next_of(cls, sequence: Sequence, length: int, drafts: tuple[int, ...] = ()) -> "Chunk":
@@ -83,7 +83,7 @@ class StepCount(NamedTuple):
 class Speculation(Protocol):
     """The source of a model's drafts: engine/drafting, or a fake in tests.
 
-    Drafts change no token: those count that would be chosen without them.
+    Drafts do not change the output: only tokens that would be chosen without them are accepted.
     """
 
     counts: DraftCounts
@@ -138,7 +138,7 @@ class StepPlan:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """Return the sequences of which only the newest token is computed, and the next one chosen."""
+        """Return the sequences that compute only their newest token, and choose the next one."""
         return [sequence for sequence in self._lengths if sequence.is_decoding and sequence.pooling is None]
 
     @property

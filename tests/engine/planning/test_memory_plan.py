@@ -178,7 +178,7 @@ def test_a_split_that_does_not_divide_names_those_that_would() -> None:
         make_plan(model, devices, workload, Parallelism(tp=8, pp=2))
     with pytest.raises(CheckpointError, match=r"the context is 99999999 tokens; the model takes from 2 to 10485760"):
         Workload.of(model, 99_999_999)
-    with pytest.raises(CheckpointError, match=r"'9xtpu' names no devices; say NUMBERxKIND such as 8xh100"):
+    with pytest.raises(CheckpointError, match=r"'9xtpu' names no devices; use NUMBERxKIND such as 8xh100"):
         parse_devices("9xtpu", never)
 
 
