@@ -171,7 +171,7 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
     """Return the config of Gemma 3, in which every sixth layer has full attention.
 
-    The largest model, with 62 layers, scales scores by hidden size / heads, not by the head size. Files do not contain this; llama.cpp infers it, too.
+    The largest model (62 layers) scales scores by hidden size / heads, not by the head size. Files do not contain this; llama.cpp infers it as well.
     """
     for key in ("{arch}.attn_logit_softcapping", "{arch}.final_logit_softcapping"):
         if key in metadata and metadata.number(key):
@@ -191,7 +191,7 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
 def _gemma2(metadata: Metadata) -> dict[str, Any]:
     """Return the config of Gemma 2, in which every second layer has full attention.
 
-    The largest model, with 46 layers, scales scores by hidden size / heads, not by the head size, as in llama.cpp.
+    The largest model (46 layers) scales scores by hidden size / heads, not by the head size, as in llama.cpp.
     """
     heads, head_dim = metadata.integer("{arch}.attention.head_count"), metadata.integer("{arch}.attention.key_length")
     is_largest = metadata.integer("{arch}.block_count") == 46
