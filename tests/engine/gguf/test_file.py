@@ -54,7 +54,7 @@ DAMAGED = {
     "no dimensions": (header(tensors=[tensor(dims=())]), "tensor x has 0 dimensions"),
     "an empty tensor": (header(tensors=[tensor(dims=(0,))]), r"has shape \[0\]"),
     "an endless tensor": (header(tensors=[tensor(dims=(ENDLESS,))]), "which F32 with blocks of 1 values cannot have"),
-    "half a block": (header(tensors=[tensor(dims=(33,), kind=8)]), r"has shape \[33\], which Q8_0, in blocks of 32"),
+    "half a block": (header(tensors=[tensor(dims=(33,), kind=8)]), r"has shape \[33\], which Q8_0 with blocks of 32"),
     "a type that is not read": (header(tensors=[tensor(kind=16)]), "has type IQ2_XXS; supported are F32, F16"),
     "an unknown type": (header(tensors=[tensor(kind=77)]), "has type 77; supported are"),
     "an offset between": (header(tensors=[tensor(offset=3)]) + bytes(99), "is not aligned to 32 bytes"),
