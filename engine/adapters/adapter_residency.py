@@ -131,7 +131,7 @@ class AdapterResidency:
         return False
 
     def take(self, awaited: "AwaitedAdapter") -> None:
-        """Give a sequence that has waited its slot. Raises AdapterError, or any error of the read."""
+        """End a sequence's wait: give it a slot. Raises AdapterError, or any error of the read."""
         self._waiting.remove(awaited)
         resident = self._resident.get(awaited.source.digest) or self._load(awaited.source, awaited.content)
         resident.is_leaving = False

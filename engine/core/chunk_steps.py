@@ -73,7 +73,7 @@ def step_of(
 
 
 def guessed_step(chunks: SequenceOf[Chunk], token_ids: SequenceOf[int], block_size: int) -> StepInput:
-    """Return a step of one token per chunk, at its start: `token_ids` instead of the sequences' tokens."""
+    """Return a step that computes `token_ids`, one token per chunk, at the chunks' starts."""
     num = len(chunks)
     groups = [_group(group, chunks, num, num, block_size) for group in range(len(chunks[0].sequence.tables))]
     return StepInput(

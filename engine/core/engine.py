@@ -60,7 +60,7 @@ class Engine:
         self.sequences = OpenSequences(self._take_back)
         self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
-        # limit while no other model reserves more of the arena than at the start
+        # the context length if no other model reserves more of the arena than at the start
         self._longest_context = info.context_length
         self.speculation = speculation
         self.stats = EngineStats()
@@ -200,7 +200,7 @@ class Engine:
     def load(self) -> ModelLoad:
         scheduler, stats, tiers, images = self.scheduler, self.stats, self.tiers.load(), self.requirements.images
         pool, lease, num_groups = scheduler.pool, scheduler.lease, len(scheduler.limits.windows)
-        # Each block has the tokens of one layer group.
+        # Pool and lease count a block for each group of layers.
         free, total = (pool.num_available, pool.num_blocks) if lease is None else lease.capacity()
         block_tokens = scheduler.limits.block_size / num_groups
         return ModelLoad(

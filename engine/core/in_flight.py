@@ -45,7 +45,7 @@ class Runner(Protocol):
         """
 
     def choose(self, forwarded: Any, rows: SequenceOf[ChoiceRow]) -> Launched:
-        """Start the choice of tokens from these rows of the step's logits, ascending, or from none."""
+        """Start the choice of tokens from rows of the step's logits. `rows`: ascending, may be empty."""
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
         """Zero these blocks."""

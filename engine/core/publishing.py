@@ -86,7 +86,7 @@ class Publisher:
             )
 
     def _append(self, chunk: Chunk, chosen: SequenceOf[SampledToken]) -> None:
-        """Publish accepted drafts and the token after them; none after one that ends the sequence."""
+        """Publish accepted drafts and the token after them, up to a token that ends the sequence."""
         sequence, first = chunk.sequence, not chunk.sequence.started
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         if first and sequence.wants_prompt_logprobs:

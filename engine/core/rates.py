@@ -17,7 +17,7 @@ class Rates:
         self._prefill = _Ratio()
         self._decode = _Ratio()
         self._decode_steps = _Ratio()
-        self._prompts = _Ratio()  # prefill, minus the time of the decodes beside it
+        self._prompts = _Ratio()  # prefill, without the time of decodes in the same steps
 
     @property
     def prefill_tokens_per_s(self) -> float:

@@ -74,7 +74,7 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     added_at: float = 0.0  # by the scheduler's clock
     queue_us: int = 0  # from `added_at` until its first admission
-    device_us: float = 0.0  # its shares of the time of steps; not yet reported by an output
+    device_us: float = 0.0  # its share of the device time of steps, not yet reported by an output
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -1,8 +1,8 @@
 """One step's input and results as values.
 
-The input is everything that a runner, on this rank or another, needs to compute it. Arrays of tokens have first those of decodes (one token after a
-cached prefix, and drafts after it), then those of prompt chunks. ChoiceRows, which need the tokens of the previous step, are sent later. Knows blocks
-and positions; does not know tensors, devices and sequences: chunk_steps.py makes it.
+The input is everything that a runner, on this rank or another, needs to compute it. Arrays with an entry per token begin with the tokens of decodes
+(one token after a cached prefix, and drafts after it); those of prompt chunks follow. ChoiceRows need the tokens of the previous step, so they are
+sent later. Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py makes it.
 """
 
 from array import array

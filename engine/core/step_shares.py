@@ -14,7 +14,7 @@ from pilotlight.engine.core.step import BlockTables, GroupInput, StepInput
 
 class StepShares:
     def __init__(self, step: StepInput, num_ranks: int, block_size: int, every_row: bool) -> None:
-        """`every_row`: the hidden states of all tokens are needed, not only of those whose logits are."""
+        """`every_row`: the hidden states of all tokens are needed, not only those for logits."""
         self.step = step
         self._num_ranks = num_ranks
         self._block_size = block_size

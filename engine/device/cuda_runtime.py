@@ -1,4 +1,4 @@
-"""Functions of CUDA's runtime that torch lacks or makes slow; the library is the one of torch.
+"""Functions of CUDA's runtime that torch lacks or makes slow, called in the library that torch uses.
 
 Knows addresses; does not know their contents.
 """

@@ -2,7 +2,7 @@
 
 The gain compares the tokens per second of steps with and without drafts. budget.py decides by prediction which drafts to verify; this module
 decides by measurement whether drafts pay off at all, in case predictions are wrong: drafts are overrated, or steps are slower than in the table. The
-time that drafts and the search for them may lose is a small share of the steps' time; once it is used up, no drafts are searched.
+time that drafts and the search for them may lose is a small share of the steps' time; once it is used up, the search stops.
 """
 
 from pilotlight.engine.drafting.costs import entry_of

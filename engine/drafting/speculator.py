@@ -29,7 +29,7 @@ MOST_DRAFTS = 15  # limit for one sequence in one step
 MOST_LOOKED_FOR = 256  # limit for a batch, divided equally among its sequences
 _MOST_ROUNDS = 4  # rounds in which drafters continue each other's drafts
 _LOOKING_SHARE = 0.005  # share of a step's time that the search for drafts may take while none are found
-# After a search without drafts, the next step with a search is so much later: one step per 8 sequences.
+# After a search that found no drafts, skip the search for one step per so many sequences of the batch.
 _LARGE_BATCH = 8
 _GRACE_S = 0.25  # added to a drafter's time limit per sequence, because the first search reads the whole prompt
 
@@ -119,7 +119,7 @@ class Speculator:
         return chosen
 
     def _look_for(self, decoding: list[Sequence], plan: StepPlan) -> dict[Sequence, list[_Guess]]:
-        """Return the drafts for the sequences whose turn for a search it is."""
+        """Return drafts for the sequences that are due for a search."""
         proposed: dict[Sequence, list[_Guess]] = {}
         num_rows, share = plan.num_rows, max(1, MOST_LOOKED_FOR // max(1, len(decoding)))
         enough = min(plan.budget, MOST_DRAFTS, share)

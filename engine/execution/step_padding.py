@@ -13,7 +13,7 @@ from pilotlight.engine.core.step import BlockTables, GroupInput, StepInput
 
 # Limit of prompt tokens, including padding: launching the layers of an 8B model one by one takes 18 ms, in which an H100 computes some 700 tokens.
 MOST_TOKENS = 640
-_LARGEST_STEP = 128  # largest difference of two sizes in tokens: many tokens take time in proportion
+_LARGEST_STEP = 128  # largest difference between two sizes: with many tokens, time is proportional to their number
 _MOST_PROMPTS = 4
 _FEW_BLOCKS = 32
 

@@ -169,7 +169,7 @@ class EngineHost:
             if engine.stats.num_steps > num_steps:
                 self._failed_steps = 0
             return has_computed
-        except Exception as error:  # it must not end sequences of other models, nor later ones of this model
+        except Exception as error:  # an error must not end sequences of other models, nor later ones of this model
             log.exception("a step of %s failed", name)
             message = f"a step of {name} failed with {type(error).__name__}: {error}"
             self._failed_steps += 1

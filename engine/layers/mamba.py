@@ -53,7 +53,7 @@ class Mamba:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]"""
+        """Return [tokens, hidden] for x [tokens, hidden]."""
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
         batch = context.states[cache.group]

@@ -71,7 +71,7 @@ class JointNorm:
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, numbers: Sequence[int]) -> None:
-        """`numbers`: the numbers per token of all queries, and of all keys, on this rank."""
+        """`numbers`: how many numbers all queries of a token have on this rank, and all keys."""
         self.weight = weight
         self.eps = eps
         self.numbers = numbers

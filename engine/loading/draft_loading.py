@@ -69,7 +69,7 @@ class LoadedDrafts(NamedTuple):
         return PartRunner(self.layers, layout, blocks, ranks)
 
     def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
-        """Return the drafter. `runner`: of this rank, or of all ranks."""
+        """Return the drafter. `runner`: its runner, on this rank or on all ranks."""
         return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
 
 

@@ -85,7 +85,7 @@ def _run(dry_run: DryRun) -> None:
 def distinct_layers(model: Decoder, dry_run: DryRun, cache: Sequence[LayerCache]) -> list[Layer]:
     """Return the first layer, which has no residual, and one layer for each set of launches.
 
-    All layers in all batches would hold the GIL for seconds, which the threads that read weights need.
+    Running all layers in all batches would hold the GIL for seconds, but the threads that read weights need it.
     """
     from pilotlight.kernels.triton.jit import tracing
 

@@ -1,4 +1,4 @@
-"""The interfaces of a model, whole or a pipeline stage, for its runner, and of its family."""
+"""The interfaces of a model (whole, or one pipeline stage) and of its family."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol

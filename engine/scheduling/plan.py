@@ -89,7 +89,7 @@ class Speculation(Protocol):
     counts: DraftCounts
 
     def drafts(self, plan: "StepPlan") -> Mapping[Sequence, tuple[int, ...]]:
-        """Guess what follows the newest tokens, which may be PENDING, of the plan's decoding sequences.
+        """Guess the next tokens of the plan's decoding sequences, whose newest token may be PENDING.
 
         Stay within the plan's budget, and within `most_drafts` per sequence.
         """
