@@ -121,7 +121,7 @@ def describe(directory: Path) -> AdapterDescription:
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Read where an adapter's tensors are stored. Raises AdapterError for an invalid file."""
+    """Return the places of an adapter's tensors in its file. Raises AdapterError if it is invalid."""
     try:
         return read_header(path, _MOST_HEADER_BYTES)
     except CheckpointError as error:

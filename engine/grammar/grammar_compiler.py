@@ -27,7 +27,7 @@ class ConstraintError(Exception):
 
 
 class TokenizerUnreadableError(ConstraintError):
-    """The model's tokenizer cannot be used for grammars. The next try may find other files."""
+    """The model's tokenizer cannot be used for grammars; a later attempt may find repaired files."""
 
 
 class GrammarCompiler:

@@ -17,7 +17,7 @@ _Work = tuple["Future[Any]", Callable[[], Any]]
 class TenantThreads:
     def __init__(self, size: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(size, name)
-        # by tenant: work that waits for the piece that the tenant has in a thread or in the pool's queue
+        # by tenant: work that waits until the tenant's current piece has ended
         self._waiting: dict[bytes, deque[_Work]] = {}
         self._lock = threading.Lock()
 

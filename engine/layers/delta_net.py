@@ -1,6 +1,7 @@
 """Gated DeltaNet, as in Qwen3-Next and Qwen3.5.
 
-Projections, a short convolution, the gated delta rule, a norm and a gate. Decays, step sizes and states are fp32, whatever the type of the weights.
+Its parts are projections, a short convolution, the gated delta rule, a norm and a gate. Decays, step sizes and states are fp32, whatever the type of
+the weights.
 """
 
 from typing import Self

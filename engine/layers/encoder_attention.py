@@ -47,8 +47,8 @@ def attend_texts(
 ) -> torch.Tensor:
     """Attend within each of several concatenated texts; return [tokens, heads, head_dim].
 
-    q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], shared by groups of query heads; `lengths` of the texts. `window`: a token sees
-    those less than so many places away; None for all of its text.
+    q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], shared by groups of query heads; `lengths` of the texts. `window`: a token
+    attends to tokens at a smaller distance; None for the whole text.
     """
     queries, keys, values = (torch.split(tensor.transpose(0, 1), lengths, dim=1) for tensor in (q, k, v))
     attended = [

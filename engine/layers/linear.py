@@ -37,7 +37,7 @@ class Linear:
         unit: int = 1,
         repeats: bool = False,
     ) -> "Linear":
-        """Load the projections `names`, stacked, which adapters may change.
+        """Load the projections `names` as one stacked matrix. Adapters may change them.
 
         `split`, `unit`, `repeats`: how ranks share them, as in the loader's `matrix`.
         """
@@ -63,5 +63,5 @@ class Linear:
         return self.weight.linear(x, self.bias)
 
     def gated(self, x: torch.Tensor, activation: GatedActivation, context: Context) -> torch.Tensor:
-        """Multiply x [tokens, columns] by gate and up, one matrix, and apply the activation."""
+        """Multiply x [tokens, columns] by gate and up, stacked in one matrix, and apply the activation."""
         return self.weight.gated(x, self.bias, activation) if context.adapters is None else activation(self(x, context))

@@ -1,6 +1,7 @@
 """Mamba-2 (arXiv 2405.21060), as in hybrid models.
 
-A projection, a short convolution, the state space, a gate and a norm. Step sizes, decays and states are fp32, whatever the type of the weights.
+Its parts are a projection, a short convolution, the state space, a gate and a norm. Step sizes, decays and states are fp32, whatever the type of the
+weights.
 """
 
 from typing import Self

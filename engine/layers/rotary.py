@@ -94,7 +94,7 @@ def _yarn(frequencies: torch.Tensor, rule: RotaryRule) -> torch.Tensor:
     values = rule.values
 
     def dimension(turns: float) -> float:
-        """Return the fractional index of the pair of dimensions that turns so often."""
+        """Return the fractional index of the pair of dimensions that turns `turns` times."""
         return (
             half * math.log(values["original_max_position_embeddings"] / (turns * 2 * math.pi)) / math.log(rule.theta)
         )

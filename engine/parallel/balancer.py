@@ -1,7 +1,7 @@
 """Moves experts between the ranks of a stage during serving, to relieve the slowest rank.
 
-All ranks look at the same counts before the same steps, so they decide alike: at the first one's if every rank sees all tokens, at the sum of all if
-each has its own tokens. Does not know how a placement is found.
+All ranks look at the same counts before the same steps, so they make the same decisions. The counts are those of the first rank if every rank sees
+all tokens, or the sum over the ranks if each has its own tokens. Does not know how a placement is found.
 """
 
 import logging

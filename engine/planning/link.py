@@ -45,7 +45,7 @@ class LinkPlan(NamedTuple):
 
 
 def plan_link(split: SplitPlan, link: Link) -> LinkPlan | None:
-    """Plan for the workload's prompts; None if the split does not fit or the model has no KV cache."""
+    """Return the plan for the workload's prompts; None if the split does not fit or has no KV cache."""
     tokens, layout = split.workload.prompt_tokens, split.ranks[0].layout
     if split.speed is None or layout is None:
         return None

@@ -98,7 +98,7 @@ def exchanged(
 
     If there are several copies of the attention, the counts are those of this rank's copy. Shared matrices need two sums in each layer; the first
     stage adds one after the embedding, and one join of the vocabulary. Copies need three exchanges in each layer of experts: the number of tokens for
-    each rank, the tokens with their experts' numbers and weights, and the results. The first stage adds one exchange of the rows whose logits are
+    each rank, the tokens with the ids and weights of their experts, and the results. The first stage adds one exchange of the rows whose logits are
     needed. `routed`: if None, the numbers that are expected if all experts are equally likely.
     """
     shared, between = _of_shared_matrices(model, place, tokens, rows), (0, 0)

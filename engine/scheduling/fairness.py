@@ -27,7 +27,7 @@ AGEING_ADMISSIONS = 16
 # Limit of admissions per turn. Places in the batch are scarce as well: a tenant whose prompts are all cached (one token each) would otherwise be
 # admitted 2,048 times in a turn.
 ADMISSIONS_PER_TURN = 8
-_KEPT_DEBTS = 64  # number of tenants with debts and nothing waiting, above which paid debts are removed
+_KEPT_DEBTS = 64  # number of idle tenants with debts above which paid debts are removed
 
 
 class FairQueue:

@@ -55,9 +55,9 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def is_decode(self) -> bool:
-        """True if it is one token after a cached prefix, a new token or the rest of a prompt.
+        """True if it is one token after a cached prefix: a new token, or the last one of a prompt.
 
-        The arithmetic is the same for both. Only such a chunk has drafts.
+        Both are computed in the same way. Only such a chunk has drafts.
         """
         return self.end - self.start == 1 and self.start > 0
 
@@ -154,7 +154,7 @@ class StepPlan:
         return self._lengths.get(sequence, 0)
 
     def limit(self, num_tokens: float) -> None:
-        """Limit the tokens left, rounded down to whole tiles of rows if that leaves at least one tile."""
+        """Limit the budget, rounded down so that the step has whole tiles of rows, if a tile is left."""
         self.budget = int(min(self.budget, num_tokens))
         in_whole_tiles = self.budget - (self.num_rows + self.budget) % ROW_TILE
         self.budget = in_whole_tiles if in_whole_tiles >= ROW_TILE else self.budget

@@ -255,7 +255,7 @@ class Scheduler:
                 plan.add_drafts(sequence, drafts)
 
     def _reserve(self, sequence: Sequence, end: int) -> bool:
-        """Give a sequence blocks for so many tokens, unless another would have to give them up."""
+        """Give a sequence blocks for `end` tokens if no other sequence must give up blocks for that."""
         available = self.pool.num_available_in(sequence.share)
         return self._blocks.num_lacking(sequence, end) <= available and self._blocks.grow(sequence, end)
 
