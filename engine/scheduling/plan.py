@@ -55,7 +55,7 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def is_decode(self) -> bool:
-        """True if it is one token after a cached prefix: a new token, or the last one of a prompt.
+        """True if it is one token after a cached prefix: a new token, or one of a prompt.
 
         Both are computed in the same way. Only such a chunk has drafts.
         """
