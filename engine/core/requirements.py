@@ -89,10 +89,7 @@ class Requirements:
         return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
 
     def encode_images(self, most_s: float) -> bool:
-        """Encode awaited images for at most `most_s`, and return whether any was encoded.
-
-        Sequences whose images fail end with an error.
-        """
+        """Encode awaited images for at most `most_s` seconds; return whether any was encoded."""
         return self.images is not None and self.images.encode(self._clock, most_s, self._sequences)
 
     def release(self, sequence: Sequence) -> None:

@@ -28,10 +28,7 @@ class SequenceImage(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Return the number of its tokens that advance no rotary position.
-
-        The image takes one position per row or per column, whichever are more.
-        """
+        """Return how many rotary positions it saves: it takes one per row or column, whichever are more."""
         length = self.end - self.start
         return length - max(self.columns, length // self.columns) if self.columns else 0
 

@@ -159,10 +159,7 @@ class RankPlace(NamedTuple):
 
 @cache
 def balanced_stages(costs: tuple[float, ...], first: float, num_stages: int) -> list[range]:
-    """Divide layers into consecutive stages so that the largest cost of a stage is minimal.
-
-    `first`: additional cost of the first stage.
-    """
+    """Divide layers into stages with the least maximal cost. `first`: added cost of the first stage."""
     ends = [0.0]
     for cost in costs:
         ends.append(ends[-1] + cost)
