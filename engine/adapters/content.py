@@ -133,7 +133,7 @@ def _halves(
     whole_a, whole_b = tensors[adapted.a].float(), tensors[adapted.b].float() * adapted.scale
     for name, tensor in ((adapted.a, whole_a), (adapted.b, whole_b)):
         if not bool(torch.isfinite(tensor.to(dtype)).all()):
-            raise AdapterError(f"tensor {name} holds NaN or infinity, or does in {str(dtype).removeprefix('torch.')}")
+            raise AdapterError(f"tensor {name} holds NaN or infinity, or would in {str(dtype).removeprefix('torch.')}")
     rank = padded_rank(adapted.rank)
     a = torch.zeros(rank, part.columns.size)
     a[: adapted.rank] = whole_a[:, part.columns.start : part.columns.end]

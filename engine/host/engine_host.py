@@ -309,7 +309,7 @@ def address_problem(address: str, has_keys: bool = False) -> str | None:
 
 
 def peer_address_problem(config: HostConfig) -> str | None:
-    """Return why a host must not serve its blocks at its configured addresses."""
+    """Return why a host must not serve its blocks at its configured addresses, or None."""
     for name in ("peer_address", "lend_address"):
         address = getattr(config, name)
         if address is not None and address_problem(address, config.peer_keys is not None):
