@@ -1,4 +1,4 @@
-"""Token ids in, token ids out.
+"""The inference engine: token ids in, token ids out.
 
-The client half (protocol, client, tokenizer, chat_template, formats) imports without
-torch."""
+The client's half, `api` and `text`, can be imported without torch.
+"""

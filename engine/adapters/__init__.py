@@ -1,1 +1,1 @@
-"""Low-rank adapters of a model: their content, their slots on the device, and the sequences that wait."""
+"""Low-rank adapters of a model: their content, their slots on the device, and waiting sequences."""

@@ -1,8 +1,9 @@
-"""The residency of a model's adapters: in slots or host memory, and the sequences that wait for one.
+"""The residency of a model's adapters, in slots or host memory, and the sequences that wait.
 
-A sequence holds its adapter's slot until it ends, so that all its tokens use the same weights. One whose adapter is in no slot waits
-(engine/scheduling/awaited.py) while a thread reads it, and then until a slot is free, in order of arrival; the least recently used free slot is taken
-first. If all are held, the one with the fewest sequences accepts no more of them until a waiting adapter has had it. Does not know tensors.
+A sequence holds its adapter's slot until it ends, so that all its tokens use the same weights. If its adapter is in no slot, the sequence waits
+(engine/scheduling/awaited.py) until a thread has read the adapter and a slot is free. Sequences are served in order of arrival; the least recently
+used of the free slots is taken. If all slots are held, the one with the fewest sequences accepts no more of them, so that a waiting adapter gets it.
+Does not know tensors.
 """
 
 import math
@@ -21,10 +22,10 @@ READ_S = 30.0  # a disk that takes longer for an adapter counts as stuck
 
 
 class AdapterStore(Protocol):
-    """The slots themselves."""
+    """Reads adapters and puts them into slots."""
 
     num_slots: int
-    host_bytes: int  # upper bound for adapters kept in host memory, besides those that are awaited
+    host_bytes: int  # limit for adapters kept in host memory, without those that are awaited
 
     def announce(self, source: AdapterSource) -> None:
         """Announce that an adapter will be placed soon, before it is read."""
@@ -60,7 +61,7 @@ class AdapterResidency:
         self.num_loads = 0  # number of loads into slots
 
     def awaited(self, sequence: Sequence, clock: Callable[[], float]) -> "AwaitedAdapter | None":
-        """Give the sequence its adapter's slot; if it is in none, return the wait for it.
+        """Give the sequence its adapter's slot; if the adapter is in none, return what the sequence waits for.
 
         `clock`: the scheduler's.
         """
@@ -81,7 +82,7 @@ class AdapterResidency:
         for sequence in lacking:
             if self._store is None:
                 sequences.fail(
-                    sequence, "invalid_request", f"{self._model} computes no adapters; ask for {self._model} itself"
+                    sequence, "invalid_request", f"{self._model} supports no adapters; request {self._model} itself"
                 )
             else:
                 sequences.fail(sequence, "model_load_failed", sequence.why_unadapted)
@@ -104,11 +105,11 @@ class AdapterResidency:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def reading(self, source: AdapterSource) -> "Future[Any]":
-        """Return the content that has been read, or is being read."""
+        """Return the future content of an adapter; start to read it, unless that was done."""
         assert self._store is not None
         self._store.announce(source)
         known = self._read.get(source.digest)
-        if known is None or _has_failed(known):  # it may be repaired by now
+        if known is None or _has_failed(known):  # try again: the files may be repaired by now
             known = self._read[source.digest] = self._threads.submit(self._store.read, source)
         self._read.move_to_end(source.digest)
         return known
@@ -130,7 +131,7 @@ class AdapterResidency:
         return False
 
     def take(self, awaited: "AwaitedAdapter") -> None:
-        """Give a sequence that has waited its slot. Raises AdapterError, or any error of the read."""
+        """End a sequence's wait: give it a slot. Raises AdapterError, or any error of the read."""
         self._waiting.remove(awaited)
         resident = self._resident.get(awaited.source.digest) or self._load(awaited.source, awaited.content)
         resident.is_leaving = False
@@ -216,9 +217,9 @@ class AwaitedAdapter:
 
     @property
     def deadline(self) -> float:
-        """The scheduler's time limit for the read.
+        """Return the time limit for the read, by the scheduler's clock; infinity after the read.
 
-        None after it, because a slot is freed when a sequence ends.
+        The wait for a slot needs no limit: a slot is freed when a sequence ends.
         """
         return math.inf if self.is_read else self._read_by
 

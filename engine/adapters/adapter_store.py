@@ -1,6 +1,6 @@
 """A model's adapters in one process: read from a disk, and put into the slots of its runner.
 
-A single or first rank decides; other ranks follow.
+The only or first rank chooses the slot of each adapter; other ranks follow.
 """
 
 from collections import OrderedDict
@@ -11,19 +11,19 @@ from pilotlight.engine.adapters.content import SlotContent
 from pilotlight.engine.api.protocol import AdapterSource
 from pilotlight.engine.execution.runner import ModelRunner
 
-_MOST_READ = 16  # adapters that a rank keeps before they are placed
+_MOST_READ = 16  # limit of adapters that a rank keeps in memory until they are placed
 
 
 class RunnerAdapters:
     def __init__(self, runner: ModelRunner, bank: AdapterBank, host_bytes: int) -> None:
-        """`bank`: the runner's."""
+        """`bank`: the adapter bank of `runner`."""
         self.num_slots = bank.num_slots
         self.host_bytes = host_bytes
         self._runner = runner
         self._bank = bank
 
     def announce(self, source: AdapterSource) -> None:
-        pass  # nothing: it is early enough to read it later
+        pass  # nothing to prepare: `read` follows
 
     def read(self, source: AdapterSource) -> SlotContent:
         return self._bank.read(source)
@@ -53,7 +53,7 @@ class FollowedAdapters:
         return found
 
     def place(self, slot: int, source: AdapterSource) -> None:
-        """Put an adapter into a slot, between the same steps as on the first rank."""
+        """Put an adapter into a slot. Call it between the same steps as on the first rank."""
         self._runner.place_adapter(slot, self.read(source).result())
         del self._read[source.digest]
 

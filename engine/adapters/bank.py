@@ -1,7 +1,7 @@
 """The slots of a model's adapters on its device, in one tensor at a fixed address.
 
-Recorded steps so remain valid when another adapter is loaded into a slot. Made for the rank of the first adapter; an adapter of a larger class causes
-a new layout. Knows tensors; does not know which adapter is in which slot.
+Because of the fixed address, recorded steps remain valid when another adapter is loaded into a slot. Slots have the size of the first adapter's rank
+class; an adapter of a larger class causes a new layout. Knows tensors; does not know which adapter is in which slot.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class AdapterBank:
         num_slots: int,
         stage: Stage | None = None,
     ) -> None:
-        """`stage`: the pipeline stage of the projections; None for all of the model's."""
+        """`stage`: the pipeline stage that has the projections; None if they are all of the model's."""
         self.num_slots = num_slots
         self._stage = stage
         self._projections = projections

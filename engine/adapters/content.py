@@ -1,7 +1,7 @@
-"""The content of a slot: A and B of every projection that an adapter changes, in the model's type.
+"""The content of a slot: A and B of every projection that an adapter changes, in the model's dtype.
 
-Ranks are padded to a class with zeros, which change no sum; the scale is multiplied into B. If ranks share a model, each has the rows of B and the
-columns of A that match its weights. Knows tensors; does not know slots.
+An adapter's rank is padded to a class with zeros, which change no sum; the scale is multiplied into B. If several processes share a model, each has
+the rows of B and the columns of A that match its weights. Knows tensors; does not know slots.
 """
 
 import re
@@ -26,7 +26,7 @@ from pilotlight.engine.weights.shard import MatrixPart, Stage
 from pilotlight.kernels.lora import blocked, num_values, padded_rank
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
-_ALIGNMENT = 64  # values, to which every A and B is aligned
+_ALIGNMENT = 64  # every A and B starts at a multiple of so many values
 
 
 class SlotContent(NamedTuple):
@@ -36,7 +36,7 @@ class SlotContent(NamedTuple):
 
 
 def slot_size(projections: Sequence[MatrixPart], rank: int) -> int:
-    """Return the size of an adapter of a padded rank that changes every projection."""
+    """Return the number of values of an adapter that has this padded rank and changes every projection."""
     sizes = (num_values(rank, part.rows.size, part.columns.size) for part in projections)
     return sum(_aligned(size) for pair in sizes for size in pair)
 
@@ -54,7 +54,7 @@ def read_content(
     directory = Path(source.path)
     description = describe(directory)
     if digest_of(directory) != source.digest:
-        raise AdapterError(f"the files of {directory} are not those that were registered: add it again")
+        raise AdapterError(f"the files of {directory} are not those that were registered: add the adapter again")
     try:
         tensors = load_file(directory / WEIGHTS)
     except (SafetensorError, OSError) as error:
@@ -82,7 +82,7 @@ def of_stage(
         elif stage.is_first:
             if (part := alike.get(_kind_of(key))) is None:
                 raise AdapterError(
-                    f"it changes {key}, which the first stage's layers have not: serve the model without stages"
+                    f"it changes {key}, which the layers of the first stage do not have: serve the model without stages"
                 )
             check_shape(key, adapted, _shape_of(part))
             _halves(adapted, tensors, part, dtype)
@@ -105,7 +105,7 @@ def _shape_of(part: MatrixPart) -> tuple[int, int]:
 def make_content(
     description: AdapterDescription, tensors: Mapping[str, torch.Tensor], projections: Sequence[MatrixPart], dtype: torch.dtype
 ) -> SlotContent:  # fmt: skip
-    """Lay an adapter out. Raises AdapterError."""
+    """Return an adapter as the content of a slot. Raises AdapterError."""
     numbers = {projection_key(part.name): number for number, part in enumerate(projections)}
     for key, adapted in description.projections.items():
         check_shape(key, adapted, _shape_of(projections[numbers[key]]) if key in numbers else None)
@@ -133,7 +133,7 @@ def _halves(
     whole_a, whole_b = tensors[adapted.a].float(), tensors[adapted.b].float() * adapted.scale
     for name, tensor in ((adapted.a, whole_a), (adapted.b, whole_b)):
         if not bool(torch.isfinite(tensor.to(dtype)).all()):
-            raise AdapterError(f"tensor {name} holds NaN or infinity, or does in {str(dtype).removeprefix('torch.')}")
+            raise AdapterError(f"tensor {name} holds NaN or infinity, or would in {str(dtype).removeprefix('torch.')}")
     rank = padded_rank(adapted.rank)
     a = torch.zeros(rank, part.columns.size)
     a[: adapted.rank] = whole_a[:, part.columns.start : part.columns.end]

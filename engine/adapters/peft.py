@@ -1,7 +1,8 @@
 """An adapter in PEFT's format: adapter_config.json and adapter_model.safetensors, read without torch.
 
-Describes which projections it changes, with which rank and scale, and refuses by name everything but plain low-rank adapters: the answers would
-differ from those it was trained for. Formulas: LoRA (Hu et al. 2021) scales B A by alpha / r, rsLoRA (Kalajdzievski 2023) by alpha / sqrt(r).
+Describes which projections an adapter changes, with which rank and scale. Only plain low-rank adapters are supported; an error names whatever else
+an adapter needs, because without it the answers would be wrong. Scale of B A: alpha / r for LoRA (Hu et al. 2021), alpha / sqrt(r) for rsLoRA
+(Kalajdzievski 2023).
 """
 
 import json
@@ -22,12 +23,12 @@ _DIGEST_BYTES = 16
 _FLOATS = ("F32", "F16", "BF16")
 _MOST_HEADER_BYTES = 16 << 20
 _MOST_PATTERNS = 4096
-# A pattern with one repetition, and of no group, takes at most the square of the name's length in steps; others may take years.
+# At most one repetition, and not of a group: matching takes at most quadratic time in the name's length; other patterns may take exponential time.
 _PATTERN = re.compile(r"(?:[\w.^$|()\[\]:-]|\\.)*(?:(?<!\))[*+?](?:[\w.^$|()\[\]:-]|\\.)*)?", re.ASCII)
-_MOST_CHARACTERS = 300  # of a tensor's name or a pattern
+_MOST_CHARACTERS = 300  # limit for a tensor's name or a pattern
 _BF16_EXPONENT = 0x7F80  # all ones for infinity and NaN
 _PIECE = 4 << 20
-# Fields that do not affect the computation, and fields with the only values that do not.
+# Fields that do not affect the computation; then fields that do not affect it with the given values.
 _HARMLESS = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
     "layers_to_transform", "loftq_config", "lora_alpha", "alpha_pattern", "lora_dropout", "megatron_config", "megatron_core", "model_type",
@@ -35,7 +36,7 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # the others change the base's own weights
+    "init_lora_weights": (True, False, "gaussian", "eva", "orthogonal"),  # other values change the base model's weights
 }
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<half>[AB])(?:\.default)?\.weight")
 
@@ -47,8 +48,8 @@ class AdapterError(Exception):
 class AdaptedProjection(NamedTuple):
     """The part of an adapter for one projection, which adds scale * B [rows, rank] A [rank, columns]."""
 
-    a: str  # the tensors' names
-    b: str
+    a: str  # tensor name
+    b: str  # tensor name
     rank: int
     rows: int
     columns: int
@@ -56,13 +57,13 @@ class AdaptedProjection(NamedTuple):
 
 
 class AdapterDescription(NamedTuple):
-    rank: int  # the largest
-    num_bytes: int  # of its tensors' file
-    projections: Mapping[str, AdaptedProjection]  # by the module's name, starting with `layers`
+    rank: int  # the largest of its projections
+    num_bytes: int  # size of the file of tensors
+    projections: Mapping[str, AdaptedProjection]  # by the module's name, from `layers` on
 
 
 def projection_key(module: str) -> str:
-    """Return a module's name from its layer on; the prefix depends on how the model is wrapped."""
+    """Return a module's name from `layers.` on: the part before depends on how the model is wrapped."""
     at = module.find("layers.")
     return module[at:] if at >= 0 else module
 
@@ -70,7 +71,7 @@ def projection_key(module: str) -> str:
 def check(
     directory: Path, most_rank: int = MOST_RANK, base: Mapping[str, tuple[int, int]] | None = None
 ) -> AdapterDescription:
-    """Read an adapter's description and check all of its numbers.
+    """Read an adapter's description, and check that all values of its tensors are finite.
 
     `base`: rows and columns of the projections that adapters may change in a model; None for any model. Raises AdapterError, also for one that would
     change nothing.
@@ -90,7 +91,7 @@ def check(
 def check_shape(key: str, adapted: AdaptedProjection, base: tuple[int, int] | None) -> None:
     """Raise AdapterError if a projection does not match the model's.
 
-    `base`: rows and columns of that one; None if adapters may not change any of that name.
+    `base`: rows and columns of the model's projection; None if adapters may not change a projection of this name.
     """
     if base is None:
         raise AdapterError(
@@ -102,7 +103,7 @@ def check_shape(key: str, adapted: AdaptedProjection, base: tuple[int, int] | No
 
 
 def describe(directory: Path) -> AdapterDescription:
-    """Read an adapter's description, without its numbers. Raises AdapterError."""
+    """Read an adapter's description, without the values of its tensors. Raises AdapterError."""
     config, path = read_config(directory), directory / WEIGHTS
     if not path.is_file():
         pickled = (directory / "adapter_model.bin").exists()
@@ -120,7 +121,7 @@ def describe(directory: Path) -> AdapterDescription:
 
 
 def read_tensors(path: Path) -> dict[str, StoredTensor]:
-    """Read where an adapter's tensors are stored. Raises AdapterError for an invalid file."""
+    """Return the places of an adapter's tensors in its file. Raises AdapterError if it is invalid."""
     try:
         return read_header(path, _MOST_HEADER_BYTES)
     except CheckpointError as error:
@@ -192,7 +193,7 @@ def _projections(config: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[
             )
         if dtype not in _FLOATS or len(shape) != 2 or not all(shape):
             raise AdapterError(
-                f"tensor {name} has type {dtype} and shape {list(shape)}; wanted is a matrix of {', '.join(_FLOATS)}"
+                f"tensor {name} has type {dtype} and shape {list(shape)}; it must be a matrix of {', '.join(_FLOATS)}"
             )
         halves.setdefault(found["module"], {})[found["half"]] = name
     for module, names in halves.items():
@@ -212,7 +213,7 @@ def _projections(config: dict[str, Any], tensors: Mapping[str, tuple[str, tuple[
 
 
 def _patterns(config: dict[str, Any], field: str) -> list[tuple[re.Pattern[str], Any]]:
-    """Return a field's patterns with their values, for module names by their endings, as in PEFT."""
+    """Return a field's patterns with their values. They match the end of a module's name, as in PEFT."""
     patterns = config.get(field) or {}
     if not isinstance(patterns, dict) or len(patterns) > _MOST_PATTERNS:
         raise AdapterError(f"{CONFIG}: {field} must be an object of at most {_MOST_PATTERNS} patterns")

@@ -1,4 +1,4 @@
-"""A step's adapters, for the layers of a model."""
+"""The adapters of a step's tokens."""
 
 from typing import NamedTuple
 
@@ -8,13 +8,13 @@ from pilotlight.kernels.lora import add_lora
 
 
 class AdapterRows(NamedTuple):
-    values: torch.Tensor  # of all slots
+    values: torch.Tensor  # values of all slots
     places: torch.Tensor  # [slots, projections, 3] int64
     slots: torch.Tensor  # [tokens] int64, -1 for none
 
     def add(self, y: torch.Tensor, x: torch.Tensor, first: int, ends: tuple[int, ...]) -> torch.Tensor:
-        """Add each token's adapter to y, the product of x with some adjacent projections.
+        """Add each token's adapter to y, the product of x and some adjacent projections.
 
-        `first`: the number of the first one; `ends`: their last columns.
+        `first`: index of the first of these projections; `ends`: the end of each one's columns in y.
         """
         return add_lora(y, x, self.values, self.places[:, first : first + len(ends)], self.slots, ends)

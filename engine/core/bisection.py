@@ -1,8 +1,8 @@
-"""The search for the sequence that makes steps fail, by halves of the failed step.
+"""Bisection of a failed step, which finds the sequence that makes steps fail.
 
-A half whose tokens are then computed is cleared, one that fails again is halved, and a sequence that fails alone is to blame. A sequence under which
-a host has died is tried alone from its first step. Every other step belongs to the other sequences, which continue meanwhile. Knows sequences and
-lengths; does not know why a step fails.
+Each half of the failed step's sequences is computed in separate steps. A half that succeeds is cleared, one that fails is halved again, and a
+sequence that fails alone is to blame. A sequence that was being computed when its host died runs alone from its first step. Steps of suspects
+alternate with steps of all other sequences. Knows sequences and lengths; does not know why a step fails.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from pilotlight.engine.core.sequence import Sequence
 
-# A group of suspects, and how many tokens each must have computed before it is cleared.
+# Suspects that run together, and how many computed tokens each must reach to be cleared.
 Group = dict[Sequence, int]
 
 
@@ -26,7 +26,7 @@ class Turn:
         return sequence not in self._suspects if self.group is None else sequence in self.group
 
     def may_admit(self, sequence: Sequence) -> bool:
-        """True if a sequence may get blocks: a suspect only in the turn of its group."""
+        """True if a waiting sequence may get blocks: in the turn of a group, only its members."""
         return self.group is None or sequence in self.group
 
 
@@ -42,9 +42,9 @@ class Suspects:
         return any(sequence in group for group in self._groups)
 
     def turns(self) -> Iterator[Turn]:
-        """Yield whose turn the next step is, then whose it is if those have nothing to compute.
+        """Yield turns until the caller takes one that has something to compute.
 
-        The turn that is taken last becomes the step's.
+        The turn that was yielded last counts as the next step's turn.
         """
         groups = [Turn(self, group) for group in self._groups]
         others = Turn(self)
@@ -53,13 +53,13 @@ class Suspects:
             yield turn
 
     def suspect(self, sequence: Sequence) -> None:
-        """Try a sequence alone until it has recomputed its present tokens."""
+        """Run a sequence alone until its present tokens are computed."""
         self._groups.append({sequence: len(sequence.token_ids)})
 
     def note_failure(self, ends: Group) -> Sequence | None:
         """Suspect the sequences of a failed step; return the one to blame once it is known.
 
-        `ends`: how many tokens each would have computed.
+        `ends`: how many computed tokens each would have had after the step.
         """
         was_alone = self._turn.group is not None and len(ends) == 1
         for sequence in ends:
@@ -67,7 +67,7 @@ class Suspects:
         members = list(ends)
         if was_alone:
             return members[0]
-        # The halves are tried after the other groups: if a device fails at everything, no sequence is blamed for long.
+        # The halves go to the end of the queue: if a device fails at every step, it takes long until a sequence is blamed.
         middle = (len(members) + 1) // 2
         self._groups += [{one: ends[one] for one in half} for half in (members[:middle], members[middle:]) if half]
         return None

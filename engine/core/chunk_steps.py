@@ -1,4 +1,4 @@
-"""Steps that compute chunks of sequences, in the form that runners take (step.py)."""
+"""Converts chunks of sequences to the input of a step (step.py)."""
 
 from array import array
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from pilotlight.engine.images.prompt import rotary_positions
 from pilotlight.engine.kv.pool.block_table import BlockTable
 from pilotlight.engine.scheduling.plan import Chunk
 
-# of a decode's table: a separate width for fewer blocks would cost one more recording and save nothing
+# minimum width of a decode's block table: a smaller one would need one more recorded step and save nothing
 _FEW_BLOCKS = 32
 
 
@@ -34,7 +34,7 @@ def step_of(
 ) -> StepInput:
     """Return the step that computes `chunks`.
 
-    `row_of`: the rows in which the step before it chooses each sequence's token.
+    `row_of`: for each sequence, the row of the previous step that chooses its newest token.
     """
     num_decodes = len(chunks)
     while num_decodes and not chunks[num_decodes - 1].is_decode:
@@ -73,7 +73,7 @@ def step_of(
 
 
 def guessed_step(chunks: SequenceOf[Chunk], token_ids: SequenceOf[int], block_size: int) -> StepInput:
-    """Return a step of one token per chunk, at its start: `token_ids` replace the sequences' tokens."""
+    """Return a step that computes `token_ids`, one token per chunk, at the chunks' starts."""
     num = len(chunks)
     groups = [_group(group, chunks, num, num, block_size) for group in range(len(chunks[0].sequence.tables))]
     return StepInput(
@@ -96,9 +96,9 @@ def scratch_step(
     pooling: Pooling | None = None,
     copies: int = 1,
 ) -> tuple[StepInput, list[ChoiceRow]]:
-    """Return a step that computes the tokens from `start` on in the cache's first blocks, and its choice.
+    """Return a step that computes the tokens from `start` on, and the rows of its choice.
 
-    The blocks may belong to anyone. `copies`: ranks, each of which computes the tokens in its own blocks.
+    It overwrites the cache's first blocks. `copies`: number of ranks that compute the tokens, each in its own blocks.
     """
     num_blocks = -(-len(token_ids) // block_size)
     chunks = []
@@ -134,7 +134,7 @@ def _group(group: int, chunks: SequenceOf[Chunk], num_decodes: int, num_single: 
     )
     for chunk, table in zip(chunks[num_single:], tables[num_single:], strict=True):
         at, end = chunk.start, chunk.start + chunk.num_tokens
-        while at < end:  # block by block: a fifth of the time of token by token
+        while at < end:  # per block: takes a fifth of the time of a loop per token
             first = table[at // block_size] * block_size + at % block_size
             length = min(end - at, block_size - at % block_size)
             slots.extend(range(first, first + length))

@@ -1,11 +1,11 @@
 """One model's engine: sequences in, one step at a time, tokens out.
 
-A step is two launches: the forward pass, and the choice of tokens. If the runner computes beside the host (a GPU), steps overlap: the forward pass of
-the next one is queued after the choice of the one before; then the host reads and publishes the tokens of that choice, and prepares the next one's
-penalties during the forward pass. A sequence that turns out to have ended has been computed once too often: no token is chosen for it.
+A step is two launches: the forward pass, and the choice of tokens. On a GPU, steps overlap: the forward pass of the next step is queued after the
+choice of the previous one. During that forward pass the host publishes the previous step's tokens and prepares the next choice's penalties. A
+sequence that ended in the previous step is then computed once too often, but no token is chosen for it.
 
-Knows the order of a step, and who continues after one fails; does not know sockets, processes and (through its runner) tensors. publishing.py handles
-a step's results, requirements.py what a sequence needs before it is computed.
+Knows the order of a step, and which sequences continue after one fails; does not know sockets, processes and tensors. publishing.py handles a step's
+results, requirements.py what a sequence needs before it is computed.
 """
 
 import time
@@ -60,7 +60,7 @@ class Engine:
         self.sequences = OpenSequences(self._take_back)
         self.requirements = Requirements(info, self.sequences, clock, grammars, adapters, images)
         self._identity = identity or CacheIdentity(info.name, info.dtype, info.block_size)
-        # when no other model has reserved more of the arena than at the start
+        # the context length if no other model reserves more of the arena than at the start
         self._longest_context = info.context_length
         self.speculation = speculation
         self.stats = EngineStats()
@@ -75,7 +75,7 @@ class Engine:
         return self.scheduler.has_work or bool(self._steps)
 
     def submit(self, submit: Submit) -> None:
-        """Accept the sequence, or send an error output."""
+        """Queue a sequence, or send an error output if it is refused."""
         assert submit.sequence_id not in self.sequences, "an output for this id would end the open sequence"
         self._refresh_limits()
         refused = refusal(submit, self.info)
@@ -113,8 +113,8 @@ class Engine:
     def step(self, note_held: Callable[[HeldSequences], None] = lambda held: None) -> bool:
         """Compute the next tokens of as many sequences as the limits allow.
 
-        Returns False if all of them wait for blocks, from another model or from a tier. `note_held` receives the sequences that the step holds,
-        before it is launched.
+        Returns False if nothing was done because all sequences wait for blocks, from another model or from a tier. `note_held` receives the
+        sequences that the step holds, before it is launched.
         """
         started = self._clock()
         self._chunks = None
@@ -160,7 +160,7 @@ class Engine:
 
         That sequence ends with an error; others continue in separate steps. `message`: why the step failed.
         """
-        if self._chunks is None:  # it was not planned to its end: the scheduler's state is unknown
+        if self._chunks is None:  # planning the step failed: the scheduler's state is unknown
             self.fail_all("engine_error", message)
             return
         running = set(self.scheduler.running)
@@ -175,7 +175,9 @@ class Engine:
             sequence.rewind(limits.block_size if limits.has_states else 1)
         culprit = self._suspects.note_failure(ends)
         if culprit is not None:
-            self.sequences.fail(culprit, "request_failed", f"{message}; it fails with this request alone: change it")
+            self.sequences.fail(
+                culprit, "request_failed", f"{message}; it fails with this request alone: change the request"
+            )
 
     def fail_all(self, code: ErrorCode, message: str) -> None:
         """End every sequence with an error and drop the cache, whose content is unreliable."""
@@ -198,7 +200,7 @@ class Engine:
     def load(self) -> ModelLoad:
         scheduler, stats, tiers, images = self.scheduler, self.stats, self.tiers.load(), self.requirements.images
         pool, lease, num_groups = scheduler.pool, scheduler.lease, len(scheduler.limits.windows)
-        # Blocks of one layer group.
+        # Pool and lease count a block for each group of layers.
         free, total = (pool.num_available, pool.num_blocks) if lease is None else lease.capacity()
         block_tokens = scheduler.limits.block_size / num_groups
         return ModelLoad(
@@ -227,7 +229,7 @@ class Engine:
         )
 
     def _begin_anew(self, limits: SchedulerLimits, lease: Lease | None) -> None:
-        """Replace scheduler and publisher, with an empty cache. Borrowed blocks are zeroed and returned."""
+        """Start with a new scheduler, publisher and empty cache. Borrowed blocks are zeroed and returned."""
         drop = self.tiers.drop
         num_blocks = self.info.total_blocks * len(limits.windows)
         pool = (
@@ -250,7 +252,7 @@ class Engine:
     def _queue(self, sequence: Sequence, leader: Sequence | None = None) -> None:
         """Queue a sequence for its requirements and then for its turn.
 
-        `leader`: an open one whose prompt may be equal.
+        `leader`: an open sequence that may have the same prompt.
         """
         adapter = "" if sequence.adapter is None else sequence.adapter.digest
         sequence.chain_root = chain_root(sequence.tenant, self._identity, adapter)
@@ -279,7 +281,7 @@ class Engine:
             return
         for sequence in self.sequences:
             sequence.length_limit = min(sequence.length_limit, context_length)
-            # no token follows a pooled text
+            # a pooled text needs no room for a next token
             if len(sequence.token_ids) < context_length + (sequence.pooling is not None):
                 continue
             message = (

@@ -21,7 +21,7 @@ class Launched(Protocol):
     """A launched step."""
 
     def collect(self) -> RunResult:
-        """Wait until it has ended, and return its results."""
+        """Wait until the step has ended, and return its results."""
 
 
 class Runner(Protocol):
@@ -39,16 +39,13 @@ class Runner(Protocol):
         """Return the number of failed attempts to record a step."""
 
     def forward(self, step: StepInput) -> Any:
-        """Start the forward pass of the next step, after the choice of the last, whose tokens it may use.
+        """Start the forward pass of a step; it runs after the previous choice, whose tokens it may use.
 
-        Returns the argument for `choose`.
+        Returns the first argument of `choose`.
         """
 
     def choose(self, forwarded: Any, rows: SequenceOf[ChoiceRow]) -> Launched:
-        """Start the choice of the step's tokens from these rows of its logits, in ascending order.
-
-        May be none.
-        """
+        """Start the choice of tokens from rows of the step's logits. `rows`: ascending, may be empty."""
 
     def scrub(self, blocks: SequenceOf[int]) -> None:
         """Zero these blocks."""
@@ -68,7 +65,7 @@ class ForwardedStep(NamedTuple):
 class CollectedStep(NamedTuple):
     chunks: SequenceOf[Chunk]
     num_decodes: int
-    # per chunk, the token after its own tokens, and after each of its drafts; none in the middle of a prompt
+    # per chunk, the tokens chosen after its own tokens and after each of its drafts; empty in the middle of a prompt
     tokens: list[list[SampledToken]]
     result: RunResult
     busy_s: float  # seconds in which the device worked on this step alone
@@ -106,12 +103,12 @@ class InFlightSteps:
 
     @property
     def is_full(self) -> bool:
-        """True if the oldest step must be collected before another one chooses."""
+        """True if the oldest step must be collected before another step chooses its tokens."""
         return len(self._steps) + 1 >= self._runner.depth
 
     @property
     def feeds_next(self) -> bool:
-        """True if the tokens that a step chooses can be the next one's input before the host knows them."""
+        """True if the tokens that a step chooses can be input of the next step before the host knows them."""
         return self._runner.depth == 2
 
     def forward(self, chunks: SequenceOf[Chunk], started_texts: frozenset[int]) -> ForwardedStep:
@@ -123,9 +120,9 @@ class InFlightSteps:
     def choose(
         self, step: ForwardedStep, masks: Mapping[Sequence, SequenceOf["array[int]"]] = MappingProxyType({})
     ) -> None:
-        """Start the choice for each chunk that is current; tokens of other chunks are no longer needed.
+        """Start the choice of tokens for each chunk that is current; other chunks need none any more.
 
-        All tokens before the chosen ones are known by now. `masks`: of sequences restricted to some tokens, one for each row.
+        The host knows all earlier tokens by now. `masks`: for each sequence that is restricted to some tokens, one bit mask per row.
         """
         rows: list[ChoiceRow] = []
         num_rows: list[int] = []
@@ -148,7 +145,7 @@ class InFlightSteps:
         step = self._steps.popleft()
         result = step.launched.collect()
         now = self._clock()
-        # If steps overlap, count only the time after the step before, so that the sum never exceeds the clock.
+        # If steps overlap, count only the time since the previous one ended, so that the sum never exceeds the elapsed time.
         busy_s = min(result.device_s, now - self._device_free_at)
         self._device_free_at = now
         ends = accumulate(step.num_rows)
@@ -167,7 +164,7 @@ class InFlightSteps:
 
 class _Step(NamedTuple):
     forwarded: ForwardedStep
-    num_rows: list[int]  # per chunk, the rows that choose
+    num_rows: list[int]  # per chunk, number of rows that choose a token
     launched: Launched
 
     def row_of(self) -> dict[Sequence, int]:

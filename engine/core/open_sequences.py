@@ -1,6 +1,6 @@
 """The sequences that a model has accepted and that have not ended, and their unsent outputs.
 
-Every one ends with exactly one output that carries a finish reason, even if its step fails. Does not know steps or who receives the outputs.
+Each sequence ends with exactly one output that has a finish reason, even if its step fails. Does not know steps or who receives the outputs.
 """
 
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class OpenSequences:
     def tell(self, output: TokenOutput) -> None:
         """Keep an output for the next `take_outputs`.
 
-        One with a finish reason ends its sequence, if that is open.
+        An output with a finish reason ends its sequence.
         """
         self._outputs.append(output)
         if output.finish_reason and (sequence := self._open.get(output.sequence_id)) is not None:
@@ -60,7 +60,7 @@ class OpenSequences:
         self.fail(sequence, "invalid_request", f"the grammar allows no continuation of the answer: {error}")
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence whose outputs another engine sends from now on."""
+        """Remove a sequence without an output: it has ended, or another engine sends its outputs from now on."""
         del self._open[sequence.sequence_id]
         self._on_end(sequence)
 
@@ -69,7 +69,7 @@ class OpenSequences:
             self.fail(sequence, code, message)
 
     def abandon(self, code: ErrorCode, message: str) -> None:
-        """End all with an error, and release nothing that they hold."""
+        """End all sequences with an error, without releasing what they hold."""
         self._outputs += [error_output(sequence_id, code, message) for sequence_id in self._open]
         self._open.clear()
 

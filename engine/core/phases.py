@@ -16,7 +16,7 @@ class Phases:
 
     @property
     def spent(self) -> tuple[tuple[str, float], ...]:
-        """Return (name, seconds) in order; their sum is the time from the start to the last `end`."""
+        """Return (name, seconds) of each phase; their sum is the time from the start to the last `end`."""
         return tuple(self._spent.items())
 
     @property

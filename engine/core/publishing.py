@@ -1,4 +1,4 @@
-"""Publication of a collected step's results: tokens up to the first wrong draft, ends, embeddings.
+"""Publication of a collected step's results: tokens up to the first wrong draft, embeddings.
 
 A sequence whose logits are not finite fails alone. Knows sequences and their ends; does not know when steps are collected.
 """
@@ -64,7 +64,7 @@ class Publisher:
 
     def _publish(self, chunk: Chunk, chosen: SequenceOf[SampledToken], embedding: tuple[float, ...] | None) -> None:
         sequence = chunk.sequence
-        # including refused drafts: the keys and values that they computed are in the sequence's blocks
+        # refused drafts are checked as well: their keys and values are in the sequence's blocks
         for token in chosen:
             if not token.is_finite:
                 self._fail(sequence, "the model's logits were not finite; its weights or its cache are damaged")
@@ -86,7 +86,7 @@ class Publisher:
             )
 
     def _append(self, chunk: Chunk, chosen: SequenceOf[SampledToken]) -> None:
-        """Publish accepted drafts and the token after them; none after one that ends the sequence."""
+        """Publish accepted drafts and the token after them, up to a token that ends the sequence."""
         sequence, first = chunk.sequence, not chunk.sequence.started
         prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
         if first and sequence.wants_prompt_logprobs:
@@ -134,7 +134,7 @@ class Publisher:
             matcher = sequence.matcher
             if matcher is not None and reason != "stop":
                 matcher.accept(token.token_id)
-                reason = "stop" if matcher.is_complete else reason  # no token can follow
+                reason = "stop" if matcher.is_complete else reason  # the grammar allows no further token
             if reason or i == len(drafts) or token.token_id != drafts[i]:
                 break
         return chosen if i + 1 == len(chosen) else chosen[: i + 1], reason
@@ -152,9 +152,9 @@ class Publisher:
         return "length" if position + 1 >= sequence.length_limit else None
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        """End one sequence that computed NaN or infinity, and keep its values from others.
+        """End one sequence that computed NaN or infinity, and zero its blocks.
 
-        They must not spread through the prefix cache or a reused block.
+        These values must not spread through the prefix cache or a reused block.
         """
         self._runner.scrub(self._scheduler.discard(sequence))
         self._sequences.fail(sequence, "engine_error", message)

@@ -7,9 +7,9 @@ ten thousand.
 import math
 
 _DECAY = 0.95  # a step's weight halves after 13 further steps of its kind
-# For a transfer of any size: a thread wakes up, and its end is noticed at the next step or a millisecond later.
+# Added to transfers of any size: a thread has to wake up, and the end is noticed at the next step or after a millisecond.
 _TRANSFER_OVERHEAD_S = 0.002
-_TRY_EVERY = 16  # after so many refusals one is let through: a tier that was slow once may have become fast
+_TRY_EVERY = 16  # of so many slow transfers one is tried anyway: the tier may have become fast
 
 
 class Rates:
@@ -17,7 +17,7 @@ class Rates:
         self._prefill = _Ratio()
         self._decode = _Ratio()
         self._decode_steps = _Ratio()
-        self._prompts = _Ratio()  # prefill, minus the time of the decodes beside it
+        self._prompts = _Ratio()  # prefill, without the time of decodes in the same steps
 
     @property
     def prefill_tokens_per_s(self) -> float:
@@ -33,12 +33,12 @@ class Rates:
         return seconds * self._prompts.value if self._prompts.value else math.inf
 
     def count(self, prompt_tokens: int, num_decodes: int, output_tokens: int, step_s: float) -> None:
-        """Count a step. `output_tokens`: of all its decodes, each of which may yield several."""
+        """Count a step. `output_tokens`: total of its decodes, each of which may yield several."""
         if prompt_tokens:
-            # decodes in the same step slow it down, as they will the next time
+            # not corrected for decodes in the same step: they will slow down the next prefill, too
             self._prefill.add(prompt_tokens, step_s)
             decodes_s = 1 / self._decode_steps.value if num_decodes and self._decode_steps.value else 0.0
-            # An average over other steps: at most three quarters of this step's time are attributed to decodes.
+            # `decodes_s` is an average of other steps: it may take at most three quarters of this step's time.
             self._prompts.add(prompt_tokens, max(step_s - decodes_s, step_s / 4))
         elif output_tokens:
             self._decode_steps.add(1, step_s)
@@ -62,7 +62,7 @@ class TransferRate:
     def predict_s(self, num_bytes: int) -> float:
         """Predict how long a transfer takes.
 
-        An unmeasured one is assumed to be fast, so that it gets measured.
+        Without a measurement the rate counts as infinite, so that a transfer is tried and measured.
         """
         return _TRANSFER_OVERHEAD_S + num_bytes / (self._ratio.value or math.inf) if num_bytes else 0.0
 

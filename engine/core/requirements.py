@@ -1,4 +1,4 @@
-"""The requirements of a sequence besides its turn: valid blocks, a grammar, an adapter's slot, images.
+"""The requirements of a sequence before each chunk: valid blocks, grammar, adapter's slot, images.
 
 Knows when each is requested, and ends a sequence that cannot get what it needs; does not know steps and tokens.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# blocks that Python compares in the time of one call of torch, whose code a step has evicted from the caches
+# Python compares so many blocks in the time of one call of torch, whose code a step has evicted from the CPU's caches
 _FEW = 1024
 
 
@@ -57,7 +57,7 @@ class Requirements:
         return self.images.of(submit)
 
     def awaited(self, sequence: Sequence) -> Awaited | None:
-        """Return what a sequence has to wait for before it can be admitted."""
+        """Return what a sequence has to wait for before it can be admitted, or None."""
         grammar = self.token_masks.awaited(sequence, self._clock)
         adapter = self.adapters.awaited(sequence, self._clock)
         if grammar is not None and adapter is not None:
@@ -89,7 +89,7 @@ class Requirements:
         return [chunk for i, chunk in enumerate(chunks) if i not in places] if places else chunks
 
     def encode_images(self, most_s: float) -> bool:
-        """Encode images that sequences wait for, for at most `most_s`; end sequences whose images fail."""
+        """Encode awaited images for at most `most_s` seconds; return whether any was encoded."""
         return self.images is not None and self.images.encode(self._clock, most_s, self._sequences)
 
     def release(self, sequence: Sequence) -> None:
@@ -114,8 +114,8 @@ class Requirements:
 def stale(generations: "array[int]", sequences: SequenceOf[Sequence]) -> list[int]:
     """Return the indices of sequences that hold a block which now belongs to another: an internal error.
 
-    `generations`: one per block, which grows when its block is handed out again or leaves the model; a table remembers those of its blocks. All are
-    compared before a step reads any: if there are many, in a few operations, without Python per block.
+    `generations`: one number per block, which grows when the block is handed out again or leaves the model. A table has the numbers of its blocks
+    from when it received them; any difference is an error. Many blocks are compared by torch, without a Python loop.
     """
     blocks, remembered = array("q"), array("q")
     for sequence in sequences:
@@ -135,7 +135,7 @@ def stale(generations: "array[int]", sequences: SequenceOf[Sequence]) -> list[in
 
 
 def _tensor(numbers: "array[int]") -> "torch.Tensor":
-    import torch  # here, because a host is reachable before torch is imported
+    import torch  # imported here because a host must be reachable before torch is imported
 
     return torch.frombuffer(numbers, dtype=torch.int64)
 

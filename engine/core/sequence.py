@@ -5,9 +5,9 @@ Knows its own lengths; does not know its scheduler. `num_computed_tokens` counts
 0 <= num_completed_tokens <= num_computed_tokens <= len(token_ids) = prompt + output; the last token is computed
 by the step that samples the next one
 
-If steps overlap, a step is launched while the one before it still runs: its tokens count as computed, and the token it samples is in the list as
-PENDING, until its results arrive and it counts as completed. Drafts are in no list: accepted ones are appended, and count as computed, when the
-results arrive.
+If steps overlap, a step is launched while the previous one still runs. Tokens of a launched step count as computed, and the token that it samples is
+PENDING in `token_ids`. When its results arrive, its tokens count as completed. Drafts are not in `token_ids`: accepted ones are appended, and count
+as computed, when the results arrive.
 """
 
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from pilotlight.engine.grammar.constraints import Matcher
 from pilotlight.engine.images.prompt import SequenceImage
 from pilotlight.engine.kv.pool.block_table import BlockTable
 
-PENDING = -1  # placeholder of a token that the device has chosen, or will, and that the host does not know yet
+PENDING = -1  # placeholder for a token that a launched step chooses and that the host does not know yet
 
 
 @dataclass(eq=False, slots=True)
@@ -35,30 +35,30 @@ class Sequence:
     token_ids: list[int]
     sampling: SamplingParams
     chain_root: bytes = b""
-    num_delivered_tokens: int = 0  # at the end of the prompt: output of the sequence that this one continues
+    num_delivered_tokens: int = 0  # prompt tokens at the end that are output of the sequence that this one continues
     tenant: bytes = b""
     priority: int = 0
     pooling: Pooling | None = None
     constraint: Constraint | None = None
-    matcher: Matcher | None = None  # its state in its grammar; None if it has none, or while it is being compiled
+    matcher: Matcher | None = None  # state in its grammar; None without a grammar, or while it is being compiled
     why_unconstrained: tuple[ErrorCode, str] | None = None  # why its grammar cannot be enforced
     adapter: AdapterSource | None = None
-    adapter_slot: int = -1  # the slot it holds; -1 if its adapter is in none yet, or it has no adapter
+    adapter_slot: int = -1  # slot that it holds; -1 without an adapter, or while the adapter is in no slot
     why_unadapted: str = ""  # why its adapter is not available
-    images: tuple[SequenceImage, ...] = ()  # of its prompt, in order
-    second_from: int = 0  # where the second text of a pair starts; 0 if it is one text
+    images: tuple[SequenceImage, ...] = ()  # images in its prompt, in order
+    second_from: int = 0  # index of the first token of a pair's second text; 0 without one
     num_prompt_tokens: int = field(init=False)
     counts: TokenCounts | None = field(init=False)  # None if penalties and biases are off
-    may_be_masked: bool = field(init=False)  # there may be tokens that it must not choose
-    length_limit: int = 0  # limit of all tokens, at which it ends
+    may_be_masked: bool = field(init=False)  # some tokens may be forbidden
+    length_limit: int = 0  # it ends at this number of tokens, including the prompt
     arrival: int = 0  # order of submission: the youngest is preempted first
     num_computed_tokens: int = 0
     num_completed_tokens: int = 0
-    # how often it has lost its blocks (also at its end) or was rewound: results of chunks launched in an earlier epoch are dropped
+    # number of times that it lost its blocks (also at its end) or was rewound; results of chunks of an earlier epoch are dropped
     epoch: int = 0
-    # the number of tokens being chosen, or the row that could feed them, is not known yet
+    # its next chunk needs results that have not arrived: the number of accepted drafts, or a token that cannot be fed on the device
     awaits_tokens: bool = False
-    share: int = 0  # the share of the pool that has its blocks: a rank's, if ranks have separate sequences
+    share: int = 0  # the share of the block pool that has its blocks: that of a rank, if ranks have separate sequences
     tables: list[BlockTable] = field(default_factory=list)  # one per group of layers; empty before it has blocks
     block_hashes: list[bytes] = field(default_factory=list)
     num_registered_blocks: int = 0  # in each table
@@ -73,8 +73,8 @@ class Sequence:
     started: bool = False  # an output has been published
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     added_at: float = 0.0  # by the scheduler's clock
-    queue_us: int = 0  # from then until its first admission
-    device_us: float = 0.0  # its shares of steps that no output has reported yet
+    queue_us: int = 0  # from `added_at` until its first admission
+    device_us: float = 0.0  # its share of the device time of steps, not yet reported by an output
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
@@ -92,7 +92,7 @@ class Sequence:
 
     @property
     def owner(self) -> tuple[int, bytes]:
-        """The group that shares one part of the step's prompt tokens."""
+        """Return the key of the sequences that together get one share of a step's prompt tokens."""
         return self.priority, self.tenant
 
     @property
@@ -106,7 +106,7 @@ class Sequence:
 
     @property
     def num_blocks(self) -> int:
-        """Return the number of blocks that it holds, in all groups."""
+        """Return the number of blocks that it holds, in all groups of layers."""
         return sum([table.num_held for table in self.tables])
 
     @property
@@ -152,7 +152,7 @@ class Sequence:
         return self.sampling.prompt_logprobs_from - 1 if self.wants_prompt_logprobs else None
 
     def shares_prompt_with(self, other: "Sequence") -> bool:
-        """True if its prompt's blocks, once computed by the other, are valid for this one, too."""
+        """True if the prompts are equal, so that blocks computed by the other sequence are valid for this one."""
         return (
             other is not self
             and other.chain_root == self.chain_root
@@ -162,15 +162,15 @@ class Sequence:
         )
 
     def take_device_us(self) -> int:
-        """Return the device's time to report with the next output, in whole microseconds; keep the remainder."""
+        """Return the device time to report with the next output, in whole microseconds; keep the remainder."""
         told = int(self.device_us)
         self.device_us -= told
         return told
 
     def rewind(self, unit: int = 1) -> None:
-        """Go back to the tokens of collected steps, and to a multiple of `unit` of these; the blocks stay.
+        """Reset the computed tokens to those of collected steps, rounded down to a multiple of `unit`.
 
-        Later values in them are overwritten before they are read.
+        The blocks stay; values of later tokens in them are overwritten before they are read.
         """
         self._drop_pending()
         kept = self.num_completed_tokens // unit * unit
@@ -182,7 +182,7 @@ class Sequence:
         self.epoch += 1
 
     def forget_computed(self) -> None:
-        """Reset what is computed, after preemption. Tokens stay, except a pending one, which is chosen again."""
+        """Reset the computed tokens after preemption. A pending token is removed and later chosen again."""
         self._drop_pending()
         self.tables = []
         self.share = 0

@@ -1,4 +1,4 @@
-"""An engine's counts since its start, across its schedulers, its speed, and its newest step's times."""
+"""Statistics of an engine: counts since its start, speeds, and times of its newest step."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,7 +29,7 @@ class EngineStats:
         self.output_tokens = 0
         self.rates = Rates()
         self.last_step = StepTimes()
-        self.counts = SchedulerCounts()  # counts of all its schedulers, added up
+        self.counts = SchedulerCounts()  # sums over all its schedulers
 
     def count_step(self, published: PublishedStep | None, schedule_s: float, step_s: float) -> None:
         """Count a step. `published`: the step whose results were published, if any."""
@@ -45,7 +45,7 @@ class EngineStats:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """The counts of schedulers, under their names in ModelLoad."""
+    """Counts of schedulers, with the names of ModelLoad."""
 
     prefix_queries: int = 0  # prompt tokens that were looked up
     prefix_hits: int = 0  # prompt tokens that were found, on the device or in a tier

@@ -1,8 +1,8 @@
 """One step's input and results as values.
 
-The input is everything that a runner, on this rank or another, needs to compute it. Arrays and plain values, token after token: first decodes (one
-token after a cached prefix, and drafts after it), then prompt chunks. The rows of the choice, which need the tokens of the step before, come later.
-Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py makes it.
+The input is everything that a runner, on this rank or another, needs to compute it. Arrays with an entry per token begin with the tokens of decodes
+(one token after a cached prefix, and drafts after it); those of prompt chunks follow. ChoiceRows need the tokens of the previous step, so they are
+sent later. Knows blocks and positions; does not know tensors, devices and sequences: chunk_steps.py makes it.
 """
 
 from array import array
@@ -18,7 +18,7 @@ class BlockTables(NamedTuple):
     """Block tables of some chunks, one row each."""
 
     blocks: "array[int]"
-    width: int  # of a row
+    width: int  # blocks per row
 
     @property
     def rows(self) -> "list[array[int]]":
@@ -30,7 +30,7 @@ class GroupInput(NamedTuple):
 
     slots: "array[int]"  # one per token
     decodes: BlockTables  # width is a power of two
-    prompts: BlockTables  # as wide as the longest
+    prompts: BlockTables  # width is that of the longest table
 
     @property
     def tables(self) -> "list[array[int]]":
@@ -42,7 +42,7 @@ class PromptLogprobsInput(NamedTuple):
     """Prompt tokens whose log probabilities are reported, each from the logits of the token before it."""
 
     chunk: int
-    row: int  # of the token before the first of them
+    row: int  # row of the token before the first of `token_ids`
     token_ids: "array[int]"
     num_top: int
 
@@ -55,28 +55,28 @@ class PoolingInput(NamedTuple):
     text: int  # the same number for all chunks of a text
     is_first: bool
     is_last: bool
-    num_tokens: int  # of the whole text
+    num_tokens: int  # number of tokens of the whole text
 
 
 class ImageInput(NamedTuple):
     """Tokens of a step that represent an image."""
 
     name: bytes
-    first: int  # number of its first embedding
-    rows: "array[int]"  # the step's tokens for this and the following embeddings
-    columns: int = 0  # embeddings in a row, if they are rotated by row and column
+    first: int  # index of the first embedding among those of the image
+    rows: "array[int]"  # the step's tokens that are replaced by this and the following embeddings
+    columns: int = 0  # embeddings per row of the image if they are rotated by row and column, else 0
 
 
 class StepInput(NamedTuple):
-    num_decodes: int  # number of chunks before the prompts
+    num_decodes: int  # number of decode chunks, which come first
     checks_drafts: bool  # some decodes have several tokens
     lengths: tuple[int, ...]  # number of tokens of each chunk, including drafts
     context_lens: tuple[int, ...]  # per chunk: its cached tokens plus its own
     token_ids: "array[int]"
-    positions: "array[int]"  # by which tokens are rotated: the places in their sequences, unless they follow an image
+    positions: "array[int]"  # for rotary embedding: indices in the sequences, except in and after images
     groups: tuple[GroupInput, ...]
     logit_rows: "array[int] | None"  # tokens whose logits are needed; None for all
-    # (token, row of the step before): the token that the row chose, which only the device knows
+    # (token of this step, row of the previous step that chose its id): only the device knows the id yet
     feeds: tuple[tuple[int, int], ...] = ()
     prompt_logprobs: tuple[PromptLogprobsInput, ...] = ()
     pooling: tuple[PoolingInput, ...] = ()
@@ -125,10 +125,10 @@ class ChoiceRow(Struct, frozen=True, gc=False):
     """A row of a step's logits that chooses a token."""
 
     row: int
-    position: int  # of the token to be chosen
+    position: int  # position of the chosen token
     sampling: SamplingParams
     counts: CountEntries | None = None  # the counts for its penalties and biases
-    # one bit per token, set if its grammar allows it, in words of 32; None without grammar
+    # bit mask over the vocabulary as 32-bit words: a bit is set if the token is allowed; None if all are
     mask: "array[int] | None" = None
 
 
@@ -147,7 +147,7 @@ class SampledToken(Struct, frozen=True, gc=False):
 
 
 class RunResult(NamedTuple):
-    tokens: list[SampledToken]  # tokens of the rows that choose one
+    tokens: list[SampledToken]  # one per ChoiceRow
     prompt_logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # by the chunk's index in the step
     embeddings: Mapping[int, tuple[float, ...]]  # by the chunk's index in the step
-    device_s: float  # from launch to tokens on the host, without the preparation before it
+    device_s: float  # from the launch until the tokens are on the host

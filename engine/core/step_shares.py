@@ -14,16 +14,18 @@ from pilotlight.engine.core.step import BlockTables, GroupInput, StepInput
 
 class StepShares:
     def __init__(self, step: StepInput, num_ranks: int, block_size: int, every_row: bool) -> None:
-        """`every_row`: the hidden states of all tokens are needed, not only of those whose logits are."""
+        """`every_row`: the hidden states of all tokens are needed, not only those for logits."""
         self.step = step
         self._num_ranks = num_ranks
         self._block_size = block_size
-        self._ranks = [table[0] % num_ranks for table in step.groups[0].tables]  # of each chunk
+        self._ranks = [table[0] % num_ranks for table in step.groups[0].tables]  # rank of each chunk
         starts = accumulate(step.lengths, initial=0)
         self._spans = [range(start, start + length) for start, length in zip(starts, step.lengths, strict=False)]
         rank_of = list(chain.from_iterable([[r] * n for r, n in zip(self._ranks, step.lengths, strict=True)]))
         wanted = range(len(step.token_ids)) if every_row or step.logit_rows is None else step.logit_rows
-        self._wanted: list[list[int]] = [[] for _ in range(num_ranks)]  # per rank, tokens of the step
+        self._wanted: list[list[int]] = [
+            [] for _ in range(num_ranks)
+        ]  # per rank, the step's tokens whose rows are needed
         places: list[list[int]] = [[] for _ in range(num_ranks)]
         for place, token in enumerate(wanted):
             self._wanted[rank_of[token]].append(token)
@@ -37,18 +39,18 @@ class StepShares:
 
     @property
     def order(self) -> list[int]:
-        """Return the index of each needed row, in the step's order, in the concatenation of the ranks' rows."""
+        """Return, for each needed row in the step's order, its index in the concatenated rows of the ranks."""
         return sorted(range(len(self._places)), key=self._places.__getitem__)
 
     def wanted_of(self, rank: int) -> list[int]:
-        """Return which of a rank's own tokens are needed."""
+        """Return the indices of the needed rows among a rank's own tokens."""
         place = self._own_places(rank)
         return [place[token] for token in self._wanted[rank]]
 
     def of(self, rank: int) -> StepInput | None:
         """Return a rank's share of the step, with its own block numbers; None if it has none.
 
-        The share omits how the hidden states are used: they are sent to the first rank.
+        The share omits what is computed from hidden states (log probabilities, pooling): the first rank does that.
         """
         step, own = self.step, [i for i, of in enumerate(self._ranks) if of == rank]
         if not own:
@@ -77,7 +79,7 @@ class StepShares:
         )
 
     def _own_places(self, rank: int) -> dict[int, int]:
-        """Return the index of each of a rank's tokens of the step among its own."""
+        """Map each of the step's tokens that a rank computes to its index among that rank's tokens."""
         own = [span for span, of in zip(self._spans, self._ranks, strict=True) if of == rank]
         return {token: place for place, token in enumerate(chain.from_iterable(own))}
 

@@ -1,6 +1,6 @@
-"""A stream of a CUDA device, whose copy engines move bytes during computation: cache blocks, weights.
+"""A CUDA stream for copies of cache blocks and weights, which run beside computation.
 
-Copies are started inside `copying`, after a mark. Knows addresses and their order; does not know their contents.
+Copies are started inside `copying`, and run after a mark. Knows addresses and their order; does not know their contents.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from pilotlight.engine.device.cuda_runtime import CudaRuntime
 class CudaCopyStream:
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._device: torch.device = self._stream.device  # with its number, which `device` may lack
+        self._device: torch.device = self._stream.device  # with an index, which `device` may lack
         self._runtime = CudaRuntime(self._device)
 
     def mark(self) -> object:
@@ -24,12 +24,12 @@ class CudaCopyStream:
     def wait_for(self, mark: object) -> None:
         """Let later copies wait for a mark."""
         assert isinstance(mark, torch.cuda.Event)
-        # for this thread, whose copies would otherwise create a context on the first device
+        # sets this thread's device: otherwise its copies would create a context on the first device
         torch.cuda.set_device(self._device)
         self._stream.wait_event(mark)
 
     def begin_copy(self, into: int, source: int, num_bytes: int) -> None:
-        """Copy between the device and memory that it can access; copies run in sequence."""
+        """Start a copy between the device and memory that it can access; copies run in order."""
         self._runtime.begin_copy(into, source, num_bytes, self._stream.cuda_stream)
 
     def started(self) -> torch.cuda.Event:
@@ -48,9 +48,9 @@ class CudaCopyStream:
 
 @contextmanager
 def copying(stream: CudaCopyStream, mark: object) -> Iterator[None]:
-    """Let copies that are started inside wait for the mark, and wait for them at the end.
+    """Let copies that are started in this context wait for the mark; wait for the copies at its end.
 
-    That is so after an error, too, because their memory may then be reused.
+    The wait also follows an error, because the memory may be reused afterwards.
     """
     stream.wait_for(mark)
     try:

@@ -1,4 +1,4 @@
-"""Functions of CUDA's runtime that torch lacks or makes slow, from the library that torch has loaded.
+"""Functions of CUDA's runtime that torch lacks or makes slow, called in the library that torch uses.
 
 Knows addresses; does not know their contents.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_EITHER_WAY = 4  # cudaMemcpyDefault: addresses determine the direction
+_EITHER_WAY = 4  # cudaMemcpyDefault: the addresses determine the direction of a copy
 
 
 class CudaRuntime:
@@ -16,8 +16,10 @@ class CudaRuntime:
         """Load the library. Raises OSError if it is missing."""
         self._device = device
         name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
-        self._library: Any = ctypes.CDLL(name)  # releases Python's lock, for slow calls
-        copies: Any = ctypes.PyDLL(name)  # keeps it: releasing it 1,000 times may mean 1,000 waits
+        self._library: Any = ctypes.CDLL(name)  # CDLL releases the GIL, for slow calls
+        copies: Any = ctypes.PyDLL(
+            name
+        )  # PyDLL keeps the GIL: 1,000 copies that release it may wait for it 1,000 times
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._library.cudaHostRegister.argtypes = [pointer, size, ctypes.c_uint]
         self._library.cudaHostUnregister.argtypes = [pointer]
@@ -36,7 +38,7 @@ class CudaRuntime:
             return self._problem(self._library.cudaHostUnregister(address))
 
     def begin_copy(self, into: int, source: int, num_bytes: int, stream: int) -> None:
-        """Let a stream copy between device memory and pinned memory. Raises RuntimeError."""
+        """Start a copy between device memory and pinned memory on a stream. Raises RuntimeError."""
         problem = self._problem(self._begin_copy(into, source, num_bytes, _EITHER_WAY, stream))
         if problem is not None:
             raise RuntimeError(f"a copy of {num_bytes} bytes between host and device failed: {problem}")
@@ -44,5 +46,5 @@ class CudaRuntime:
     def _problem(self, code: int) -> str | None:
         if code == 0:
             return None
-        self._library.cudaGetLastError()  # otherwise this thread's next launch by torch would raise it
+        self._library.cudaGetLastError()  # clears the error: otherwise torch would raise it at this thread's next launch
         return bytes(self._library.cudaGetErrorString(code)).decode()

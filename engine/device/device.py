@@ -1,6 +1,6 @@
-"""The device of one rank, by its name, and the KV memory on it.
+"""The choice of a rank's device by name, and the allocation of its KV memory.
 
-A new process waits for that memory while a dead one's is freed.
+A new process waits until the memory of a process that has died is freed.
 """
 
 import logging
@@ -19,9 +19,9 @@ from pilotlight.kernels.cpu import pages
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 5.0  # a process with 100 GiB is gone after half a second to two
+PATIENCE_S = 5.0  # the memory of a killed process with 100 GiB is freed after 0.5 to 2 s
 _LOOK_S = 0.05
-_SETTLED_S = 0.3  # without an increase: everything has been freed
+_SETTLED_S = 0.3  # if free memory has not grown for so long, everything has been freed
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ def allocate_patiently(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> T:
-    """Call `allocate` until there is enough memory; after a wait, also wait until all of it is freed.
+    """Call `allocate` until it succeeds; if it failed first, wait until free memory grows no more.
 
-    Raises torch.OutOfMemoryError if that does not happen in time.
+    Raises torch.OutOfMemoryError if there is not enough memory after PATIENCE_S.
     """
     end, had_to_wait = clock() + PATIENCE_S, False
     while True:
@@ -74,7 +74,7 @@ def make_arena(config: HostConfig, device_name: str) -> Arena:
         cpu_kernels.start()
     try:
         arena = allocate_patiently(lambda: Arena(config.kv_bytes, device), lambda: torch.cuda.mem_get_info(device)[0])
-    except (OSError, RuntimeError):  # a refusal of the system, or of torch for a device
+    except (OSError, RuntimeError):  # from the system for host memory, or from torch for a device
         there = memory_of(device) / 2**30
         message = (
             f"a KV cache of {config.kv_bytes / 2**30:g} GiB does not fit into the memory of {device}, {there:.1f} GiB"
@@ -91,7 +91,7 @@ def memory_of(device: torch.device) -> int:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of that name; "auto" is the first working CUDA device, else the CPU.
+    """Return the device with this name; "auto" is the first working CUDA device, else the CPU.
 
     Raises CheckpointError for a device that does not exist.
     """

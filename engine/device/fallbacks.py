@@ -1,4 +1,4 @@
-"""The fallbacks of an engine host, logged at its start: an unused GPU, missing kernels.
+"""Detects fallbacks of an engine host, which are logged at its start: an unused GPU, missing kernels.
 
 Knows the requested settings and the available hardware; does not know why a driver fails.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fallbacks(config: HostConfig, device: "torch.device", *, has_triton: bool, root: Path = Path("/")) -> Sequence[str]:
-    """Return a sentence for each fallback that was not requested.
+    """Return a log message for each fallback that was not requested.
 
     `has_triton`: a CUDA device uses Triton's kernels.
     """
@@ -27,7 +27,7 @@ def fallbacks(config: HostConfig, device: "torch.device", *, has_triton: bool, r
         hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         found.append(
             f"device is auto, this machine has {len(gpus)} NVIDIA GPU{'s' * (len(gpus) > 1)}, and torch can use none{hidden}: models run on the CPU. "
-            "Install a torch that is built for CUDA, or a driver that is new enough for it; say device = 'cpu' if it is meant so"
+            "Install a torch that is built for CUDA, or a driver that is new enough for it; set device = 'cpu' if this is intended"
         )
     if device.type == "cuda" and not has_triton:
         found.append(

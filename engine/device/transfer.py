@@ -1,21 +1,21 @@
 """Asynchronous copies between host and device, in the order of this thread's launches.
 
-copy_stream.py has those beside them. On a CPU nothing is copied. On a GPU an ordinary copy makes the host wait (of pageable memory, there is no
-other), so sources are pinned first, and results may only be read after a `Mark`.
+Copies that run beside computation are in copy_stream.py. On a CPU nothing is copied. On a GPU the host would wait for a copy of pageable memory, so
+sources are pinned first, and results may only be read after a `Mark`.
 """
 
 import torch
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor of the host to a device."""
+    """Return a copy on the device of a host tensor."""
     if device.type == "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def copy_to_device(tensor: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy a host tensor to the place of a device tensor."""
+    """Copy a host tensor into a device tensor."""
     if into.device.type == "cpu":
         into.copy_(tensor)
     else:
@@ -23,7 +23,7 @@ def copy_to_device(tensor: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host, which has the values after a later `Mark` has been reached."""
+    """Return a host copy of a tensor, whose values are valid once a later `Mark` is reached."""
     if tensor.device.type == "cpu":
         return tensor
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

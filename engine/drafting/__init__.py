@@ -1,1 +1,1 @@
-"""Drafts of the next tokens for steps to verify: drafters, the number that pays off, acceptance rates."""
+"""Speculative decoding: drafters, the number of drafts that pays off, and acceptance rates."""

@@ -1,6 +1,7 @@
-"""The number of drafts that are worth their rows: the one that gives the most tokens per second.
+"""Chooses the number of drafts in a step that gives the most tokens per second.
 
-Drafts are taken in order of their likelihood to count, across sequences. The cost of prompts in the same step is independent of them, and ignored.
+Drafts of all sequences are taken in order of the probability that they are accepted. Prompts in the same step are ignored: drafts do not change their
+cost.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -9,9 +10,9 @@ from operator import mul
 
 from pilotlight.engine.drafting.costs import StepCosts
 
-# Numbers of drafts in one step: few, so that steps have few shapes, which are recorded (decode_graphs.py).
+# Allowed numbers of drafts in one step: few, because each needs a recorded step (decode_graphs.py).
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 24, 32, 48, 64, 96, 128)
-_LEAST_GAIN = 1.06  # smaller gains are within the error of predictions
+_LEAST_GAIN = 1.06  # predictions are not precise enough for smaller gains
 _MOST_GUESSED = 6  # limit of drafts for one sequence from a drafter that computes them one after another
 
 
@@ -23,13 +24,13 @@ def allot(
     bias: float = 1.0,
     turn_lost: float = 0.0,
 ) -> list[int]:
-    """Return how many of each sequence's drafts to verify.
+    """Return for each sequence how many of its drafts to verify.
 
-    `proposed`: for each draft its probability, given that those before are right; `num_decodes`: the step's sequences that get a token; `num_rows`:
-    of the step without drafts; `bias`: ratio of right drafts to expected ones; `turn_lost`: tokens that a sequence with drafts misses, if it must
-    wait for them while others are computed.
+    `proposed`: for each draft, the probability that it is right if the earlier ones are; `num_decodes`: number of sequences that get a token;
+    `num_rows`: rows of the step without drafts; `bias`: ratio of right drafts to expected ones; `turn_lost`: tokens that a sequence with drafts loses
+    because it misses the next of two overlapping steps.
     """
-    # The probability that a draft counts: all up to it are right.
+    # The probability that a draft is accepted: it and all earlier ones are right.
     counting = [list(accumulate(chances, mul)) for chances in proposed]
     worth = [(i, chances) for i, chances in enumerate(counting) if bias * sum(chances) > turn_lost]
     likely = sorted([(-chance, i) for i, chances in worth for chance in chances])
@@ -60,10 +61,10 @@ def num_worth_guessing(
     bias: float = 1.0,
     turn_lost: float = 0.0,
 ) -> int:
-    """Return how many tokens of each sequence to guess; 0 if none pay off.
+    """Return how many tokens to guess for each sequence; 0 if none pay off.
 
-    Each is right with its sequence's chance, given that those before are. `guess_s`: time of one guess for all sequences; other arguments as in
-    `allot`.
+    `chances`: for each sequence, the probability that a guess is right if the earlier ones are; `guess_s`: time of one guess for all sequences; other
+    arguments as in `allot`.
     """
     decodes_s, step_s = costs.predict_s(num_decodes), costs.predict_s(num_rows)
     best, num_best = _LEAST_GAIN * num_decodes / decodes_s, 0

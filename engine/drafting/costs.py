@@ -1,17 +1,17 @@
 """The measured duration of a step by its number of rows, with predictions between and beyond entries.
 
-Every step corrects the table. Does not know what the rows are: decodes, drafts and prompts are multiplied by the same weights.
+Every step updates the table. Does not know what the rows are: decodes, drafts and prompts are multiplied by the same weights.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
-_TRIALS = 6  # steps of a size before its entry is used: the first ones are compiled, or recorded (decode_graphs.py)
-# Durations vary upwards only, with other load: an entry follows shorter steps at once, and longer ones slowly.
+_TRIALS = 6  # an entry is used after so many steps: the first ones include compilation or recording (decode_graphs.py)
+# Other load only makes steps longer: an entry follows shorter durations quickly, and longer ones slowly.
 _DOWN, _UP = 0.5, 0.05
-_MOST_TIMES = 2.0  # factor of its entry to which a step's duration is clamped
-_MOVED = 0.02  # share of an entry: smaller changes need no new line
-_FULL_ROWS = 8  # rows that take about twice as long as one row, if nothing beyond was measured
+_MOST_TIMES = 2.0  # a step's duration is clamped to so many times its entry
+_MOVED = 0.02  # the line is not updated for a smaller relative change of an entry
+_FULL_ROWS = 8  # beyond the last entry, each further row is assumed to add 1 / (rows + 8) of the entry's duration
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class _CostEntry:
     rows: float
     seconds: float
     num_steps: int = 1
-    drawn_s: float = 0.0  # when the line was last updated
+    drawn_s: float = 0.0  # `seconds` at the last update of the line
 
     def count(self, rows: int, seconds: float) -> None:
         self.num_steps += 1
@@ -33,9 +33,9 @@ class _CostEntry:
 
 
 class StepCosts:
-    """The costs of steps, in separate tables with and without drafts.
+    """The costs of steps, in one table with drafts and one without.
 
-    Fewer steps with drafts are recorded, and their rows do different work.
+    The costs differ: fewer step sizes with drafts are recorded, and their rows do other work.
     """
 
     def __init__(self) -> None:
@@ -47,16 +47,16 @@ class StepCosts:
         return bool(self._plain.line)
 
     def is_trial(self, rows: int, num_drafts: int) -> bool:
-        """True if a step is among the first of its size, which are compiled or recorded and so not typical."""
+        """True if a step is among the first of its size, which compilation or recording makes slower."""
         return (self._checking if num_drafts else self._plain).num_steps(rows) < _TRIALS
 
     def count(self, rows: int, seconds: float, num_drafts: int = 0) -> None:
         (self._checking if num_drafts else self._plain).count(rows, seconds)
 
     def predict_s(self, rows: float, num_drafts: int = 0) -> float:
-        """Predict a step by interpolation.
+        """Predict the duration of a step by interpolation.
 
-        Beyond the last entry, return the best case for its rows: such steps are then tried, and measured.
+        Beyond the last entry, return an optimistic value, so that such steps are tried and measured.
         """
         without_s = self._plain.predict_s(rows - num_drafts)
         line = self._checking.line
@@ -65,7 +65,7 @@ class StepCosts:
         if not line:
             return self._plain.predict_s(rows)
         first, first_s = line[0]
-        if rows < first:  # on the line from the same step without drafts
+        if rows < first:  # interpolate between the step without drafts and the first entry
             return without_s + max(0.0, first_s - without_s) * num_drafts / (num_drafts + first - rows)
         return max(without_s, self._checking.predict_s(rows))
 
@@ -104,7 +104,7 @@ class _CostTable:
 
     @property
     def line(self) -> list[tuple[float, float]]:
-        """The entries as an ascending line: no step takes longer than one with more rows."""
+        """Return (rows, seconds) of the entries, made monotonic: no step takes longer than one with more rows."""
         if self._has_moved:
             self._draw_line()
         return self._line
@@ -122,6 +122,6 @@ class _CostTable:
 
 
 def entry_of(rows: int) -> int:
-    """Return the table entry for a number of rows: separate ones up to 16, then eight per doubling."""
+    """Return the index of the entry for a number of rows: one entry each up to 16, then 8 per doubling."""
     shift = max(0, rows.bit_length() - 4)
     return (rows >> shift) + 8 * shift

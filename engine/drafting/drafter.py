@@ -1,7 +1,7 @@
 """The interface of a drafter: one method that guesses how a sequence continues.
 
-A guess changes no token, since those count that would be chosen without it. So a drafter may be wrong, late or broken; its caller handles that
-(speculator.py).
+A guess does not change the output: it is accepted only if the model would choose the same token. So a drafter may be wrong, late or broken; its
+caller handles that (speculator.py).
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -11,22 +11,22 @@ from pilotlight.engine.core.sequence import Sequence
 
 
 class DrafterError(Exception):
-    """A violation of a drafter's rules; the message names it."""
+    """A drafter broke a rule, which the message names."""
 
 
 class Draft(NamedTuple):
-    """Tokens that may follow."""
+    """Guessed next tokens."""
 
     token_ids: SequenceOf[int]
     kind: str  # drafts of one kind have similar acceptance rates
-    prior: float  # acceptance rate before any was verified: of a token, given that those before it were right
+    prior: float  # acceptance rate per token, given that earlier ones are right; used until some were verified
 
 
 class Drafter(Protocol):
     name: str
 
     def propose(self, sequence: Sequence, ahead: SequenceOf[int], most: int) -> Draft | None:
-        """Guess up to `most` tokens after the sequence's known ones and `ahead`, which are guesses, too."""
+        """Guess up to `most` tokens that follow the sequence's known tokens and the guesses `ahead`."""
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the data of a sequence that has ended or moved to another engine."""

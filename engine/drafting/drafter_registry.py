@@ -1,4 +1,4 @@
-"""Drafters by their names in a site's file and `pilotlight serve --speculate`."""
+"""Drafters by their names in a site's file and in `pilotlight serve --speculate`."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -13,14 +13,14 @@ from pilotlight.engine.drafting.speculator import Speculator
 from pilotlight.engine.drafting.suffix import SuffixDrafter
 
 _PRIOR = 0.9
-_LIKELY, _PRIOR_LIKELY = "grammar but for white space", 0.8  # of a token in whose place white space is possible
+_LIKELY, _PRIOR_LIKELY = "grammar but for white space", 0.8  # kind and prior of a token that white space may precede
 
 
 class GrammarDrafter:
-    """Drafts text that a sequence's grammar forces: names of properties, brackets, rests of choices.
+    """Drafts text that a sequence's grammar forces: names of properties, brackets, ends of choices.
 
-    It also drafts tokens that are forced except for white space before them. They are drafts, not forced output: if a text can be spelt with several
-    tokens the model still chooses among them, as it would without drafts.
+    It also drafts tokens that are forced except for white space before them. Forced text is only drafted, not output: the model still chooses among
+    the tokens that can spell it.
     """
 
     name = "grammar"
@@ -34,7 +34,7 @@ class GrammarDrafter:
         return Draft(found, self.name, _PRIOR) if is_forced else Draft(found, _LIKELY, _PRIOR_LIKELY)
 
     def forget(self, sequence: Sequence) -> None:
-        """Do nothing: a sequence's state is in its grammar."""
+        """Do nothing: a sequence's state is in its matcher."""
 
 
 _DRAFTERS: dict[str, Callable[[], Drafter]] = {"grammar": GrammarDrafter, "suffix": SuffixDrafter}
@@ -45,14 +45,14 @@ _WORDS = f"auto, off, or some of {', '.join(AUTO)}, and one of draft:DIRECTORY, 
 class DraftWords(NamedTuple):
     """The requested drafters."""
 
-    names: tuple[str, ...] = ()  # of those that look something up, in order of preference
-    # "draft", "eagle3" or "mtp": the one with weights, which is used if the others have no draft
+    names: tuple[str, ...] = ()  # drafters without weights, in order of preference
+    # "draft", "eagle3" or "mtp": a drafter with weights, used if the others have no draft
     model: str | None = None
-    directory: Path | None = None  # of its weights; None if they are in the model's checkpoint
+    directory: Path | None = None  # directory of its weights; None if they are in the model's checkpoint
 
     @classmethod
     def read(cls, words: str) -> "DraftWords":
-        """Read the names. Raises CheckpointError."""
+        """Parse the value of a site's `speculate` setting. Raises CheckpointError."""
         if words == "off":
             return cls()
         names: list[str] = []
@@ -64,15 +64,17 @@ class DraftWords(NamedTuple):
             elif model is None and (word == "mtp" or (kind in ("draft", "eagle3") and place)):
                 model, directory = kind, Path(place) if colon else None
             else:
-                raise CheckpointError(f"speculate: {word!r} is not a drafter, or one too many; use {_WORDS}")
+                raise CheckpointError(
+                    f"speculate: {word!r} is not a drafter, or may not be added to the others; use {_WORDS}"
+                )
         return cls(tuple(names), model, directory)
 
     def speculator(
         self, vocab_size: int, is_overlapped: bool = False, model: ModelDrafter | None = None
     ) -> Speculator | None:
-        """Return the speculation with these drafters, or None without any.
+        """Return a speculator with these drafters, or None without any.
 
-        `is_overlapped`: steps overlap. `model`: the drafter with weights.
+        `is_overlapped`: a step is launched before the previous one ends. `model`: the drafter with weights.
         """
         if not self.names and model is None:
             return None

@@ -1,40 +1,40 @@
 """The measured acceptance of drafts, and their gain by batch size.
 
-The gain compares the output of steps with and without drafts. Predictions (budget.py) decide which drafts to verify; this decides whether that pays
-off at all, here and now: with overrated drafts, missing recordings, or rows that cost more than the table has. The losses by drafts, and the search
-for them, are limited to a small share of the steps' time; when that is spent, no drafts are searched.
+The gain compares the tokens per second of steps with and without drafts. budget.py decides by prediction which drafts to verify; this module
+decides by measurement whether drafts pay off at all, in case predictions are wrong: drafts are overrated, or steps are slower than in the table. The
+time that drafts and the search for them may lose is a small share of the steps' time; once it is used up, the search stops.
 """
 
 from pilotlight.engine.drafting.costs import entry_of
 from pilotlight.engine.scheduling.plan import StepCount
 
-_TRIAL = 8  # steps without drafts before others are compared with them
-_KEPT = 0.97  # factor of the sums at each further step
-# factor of the mean to which a step's duration is clamped: the machine was busy, or recorded the step
+_TRIAL = 8  # steps without drafts that are measured first
+_KEPT = 0.97  # decay of the sums per step
+# a step's duration is clamped to so many times the mean: the machine was busy, or recorded the step
 _MOST_TIMES = 3.0
-_BASELINE = 64  # steps with drafts, after which one runs without, for comparison
-_SHARE = 0.003  # share of the time of steps without drafts that drafts may lose
-_MOST_STEPS = 8.0  # steps' worth of time that they may lose at once
+_BASELINE = 64  # after so many steps with drafts, one runs without them for comparison
+_SHARE = 0.003  # drafts may lose this share of the time of steps without drafts
+_MOST_STEPS = 8.0  # the most that they may lose at once, in durations of a step
 
 
 class AcceptanceRates:
-    """Acceptance rates of drafts by kind, for one sequence or a model, with a prior.
+    """Acceptance rates of drafts by kind, with a prior; for one sequence or all of a model's.
 
-    Counts fade, with each addition and while a kind is not tried, so that a kind that failed once is tried again after some hundred steps.
+    Counts decay with each draft of a kind, verified or not, so that a kind that failed is tried again after some hundred steps.
     """
 
     def __init__(self, weight: float, kept: float, kept_untried: float) -> None:
-        """`weight` is the prior's, in drafts. `kept`: factor of the counts at each further draft.
+        """`weight`: the prior counts as so many drafts. `kept`: decay of the counts per verified draft.
 
-        `kept_untried`: factor at each draft that is not verified.
+        `kept_untried`: decay per draft that is not verified.
         """
         self._weight = weight
         self._kept = kept
         self._kept_untried = kept_untried
-        self._counts: dict[str, tuple[float, float]] = {}  # accepted and verified
+        self._counts: dict[str, tuple[float, float]] = {}  # by kind: accepted and verified drafts
 
     def rate(self, kind: str, expected: float) -> float:
-        """Return the share of drafts that are right, given that those before were."""
+        """Return the acceptance rate of a draft if earlier ones are right. `expected`: the prior."""
         accepted, checked = self._counts.get(kind, (0.0, 0.0))
         return (accepted + self._weight * expected) / (checked + self._weight)
 
@@ -55,10 +55,10 @@ class _BatchGain:
     __slots__ = ("_seconds", "_tokens", "_weight", "balance", "num_plain", "num_since")
 
     def __init__(self) -> None:
-        self._tokens = self._seconds = self._weight = 0.0  # of steps without drafts
+        self._tokens = self._seconds = self._weight = 0.0  # decayed sums over steps without drafts
         self.num_plain = 0
         self.num_since = 0  # steps with drafts since the last one without
-        self.balance = _MOST_STEPS  # the time that drafts may lose, in steps
+        self.balance = _MOST_STEPS  # time that drafts may still lose, in durations of a step
 
     def count_plain(self, num_tokens: int, seconds: float, looking_s: float) -> None:
         seconds -= looking_s
@@ -88,12 +88,12 @@ class MeasuredGain:
         self._batches: dict[int, _BatchGain] = {}  # by entry_of
 
     def may_draft(self, num_decodes: int) -> bool:
-        """True if drafts should be searched for the next step."""
+        """True if the next step should search for drafts."""
         batch = self._batches.get(entry_of(num_decodes))
         return batch is not None and batch.num_plain >= _TRIAL and batch.balance > 0 and batch.num_since < _BASELINE
 
     def count(self, step: StepCount, looking_s: float) -> None:
-        """Record a step of decodes only. `looking_s`: its time for the search of drafts."""
+        """Record a step of decodes only. `looking_s`: time that it spent searching for drafts."""
         batch = self._batches.setdefault(entry_of(step.num_decodes), _BatchGain())
         if step.num_drafts:
             batch.count_drafting(step.num_tokens, step.step_s)

@@ -1,6 +1,6 @@
-"""Drafts by a model: one token after another, for all sequences, with each one's seed and penalties.
+"""Drafts of a model: one token at a time for all sequences, with their seeds and penalties.
 
-Its state is in the sequences' blocks (engine/models/draft_layers.py), so none is kept here.
+The drafter's keys and values are in the sequences' blocks (engine/models/draft_layers.py), so no state is kept here.
 """
 
 import time
@@ -17,24 +17,24 @@ from pilotlight.engine.scheduling.plan import Chunk
 
 class ModelDrafter:
     def __init__(self, name: str, prior: float, runner: Runner, block_size: int) -> None:
-        """`prior`: acceptance rate before any draft was verified.
+        """`prior`: acceptance rate until drafts were verified.
 
-        `runner` runs the drafter over the model's blocks.
+        `runner` runs the drafter with the model's blocks.
         """
         self.name = name
         self.prior = prior
         self._runner = runner
         self._block_size = block_size
-        self._costs = StepCosts()  # per token of each sequence
+        self._costs = StepCosts()  # by number of sequences, the time to guess one token for each
 
     def predict_s(self, num_sequences: int) -> float:
-        """Predict the time for one token of each of `num_sequences` sequences; 0 before any measurement."""
+        """Predict the time to guess one token for each sequence; 0 before any measurement."""
         return self._costs.predict_s(num_sequences) if self._costs.is_known else 0.0
 
     def propose(self, sequences: SequenceOf[Sequence], length: int) -> list[list[int]]:
-        """Guess `length` tokens after each sequence's known ones, which has blocks for all but the last.
+        """Guess `length` tokens after each sequence's known tokens.
 
-        Raises DrafterError, or any error of the runner.
+        Each sequence needs blocks for all guesses but the last. Raises DrafterError, or any error of the runner.
         """
         began = time.perf_counter()
         starts = [known_tokens(sequence) - 1 for sequence in sequences]

@@ -1,7 +1,7 @@
-"""An index of a growing text of tokens, for earlier occurrences of the same few tokens.
+"""An index of a growing list of tokens that finds earlier occurrences of its last tokens.
 
-A hash table of pairs of adjacent tokens, each entry the newest place of its pair, and for each place the previous one with the same hash. All in flat
-arrays: 4 bytes a token, 4 for its place in the chain, and 4 to 8 of table. Knows token ids; does not know their sequence.
+A hash table maps each pair of adjacent tokens to its newest place, and a chain leads from each place to the previous one with the same hash. Flat
+arrays take 12 to 16 bytes per token: 4 for the token, 4 for the chain, and 4 to 8 for the table. Knows token ids; does not know their sequence.
 """
 
 from array import array
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
-SEPARATOR = -1  # between texts that are not contiguous
-MOST_MATCHED = 16  # tokens: a longer match is not better
-_MOST_LOOKED_AT = 12  # places, the newest first
+SEPARATOR = -1  # stands between texts that are not contiguous
+MOST_MATCHED = 16  # limit of compared tokens: a longer match is not better
+_MOST_LOOKED_AT = 12  # limit of compared places, the newest first
 _LEAST_ENTRIES = 1 << 8
 
 
@@ -23,8 +23,8 @@ class Match(NamedTuple):
 class NgramIndex:
     def __init__(self) -> None:
         self.tokens = array("i")
-        self._before = array("i")  # for each token, the end of the previous pair with the same hash
-        self._newest = array("i", [-1]) * _LEAST_ENTRIES  # by the hash of a pair, the place of its second token
+        self._before = array("i")  # for each place, the previous place with the same hash
+        self._newest = array("i", [-1]) * _LEAST_ENTRIES  # by hash of a pair, the newest place of its second token
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,9 +49,9 @@ class NgramIndex:
             last = token
 
     def find(self, tail: SequenceOf[int]) -> Match | None:
-        """Return where the longest suffix of `tail`, of at least two tokens, occurred before.
+        """Return the longest earlier match of a suffix of `tail` with at least two tokens.
 
-        Of equal lengths the newest; a token follows it there.
+        If several are equally long, return the newest. At least one token follows the match.
         """
         if len(tail) < 2:
             return None

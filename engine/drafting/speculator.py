@@ -1,7 +1,7 @@
-"""A model's speculation: drafters for each sequence, drafts that pay off, learning from results.
+"""A model's speculation: collects drafts, chooses those that pay off, learns from verified ones.
 
-A drafter may continue another one's draft: forced tokens of a grammar, then a copied name, then forced ones again. A drafter that raises, proposes
-invalid or too many tokens, or takes longer than the steps it should save is not used again for that sequence.
+Drafters may continue each other's drafts: first forced tokens of a grammar, then a copied name, then forced tokens again. A drafter that raises,
+proposes invalid or too many tokens, or takes longer than the steps that it should save, is not used again for that sequence.
 """
 
 import logging
@@ -25,13 +25,13 @@ from pilotlight.engine.scheduling.plan import Chunk, StepCount, StepPlan, most_d
 
 log = logging.getLogger(__name__)
 
-MOST_DRAFTS = 15  # of one sequence in one step
-MOST_LOOKED_FOR = 256  # of a batch, in equal parts
+MOST_DRAFTS = 15  # limit for one sequence in one step
+MOST_LOOKED_FOR = 256  # limit for a batch, divided equally among its sequences
 _MOST_ROUNDS = 4  # rounds in which drafters continue each other's drafts
-_LOOKING_SHARE = 0.005  # share of a step that the search for drafts may take if none are found
-# Sequences: for each further such number, a batch without drafts is skipped for one more step.
+_LOOKING_SHARE = 0.005  # share of a step's time that the search for drafts may take while none are found
+# After a search that found no drafts, skip the search for one step per so many sequences of the batch.
 _LARGE_BATCH = 8
-_GRACE_S = 0.25  # in addition to a drafter's time limit per sequence: a long prompt is read once
+_GRACE_S = 0.25  # added to a drafter's time limit per sequence, because the first search reads the whole prompt
 
 
 @dataclass(slots=True)
@@ -39,11 +39,13 @@ class _State:
     """The statistics of one sequence's drafts."""
 
     rates: AcceptanceRates = field(default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.9, kept_untried=0.99))
-    failed: set[str] = field(default_factory=set)  # drafters that are not used any more
-    spent_s: dict[str, float] = field(default_factory=dict)  # by drafter, minus the time that steps took meanwhile
-    kinds: tuple[str, ...] = ()  # of the drafts being verified
-    expected: float = 0.0  # expected number of right ones
-    # duration of a search for drafts; a moving average without the first, which reads the prompt
+    failed: set[str] = field(default_factory=set)  # names of drafters that are not used any more
+    spent_s: dict[str, float] = field(
+        default_factory=dict
+    )  # by drafter: time of its searches that exceeds the time of the steps
+    kinds: tuple[str, ...] = ()  # kinds of the drafts that are being verified
+    expected: float = 0.0  # expected number of right ones among them
+    # duration of a search for drafts: a moving average without the first search, which reads the prompt
     looking_s: float | None = None
     # right drafts per search
     looks: AcceptanceRates = field(default_factory=lambda: AcceptanceRates(weight=3.0, kept=0.95, kept_untried=1.0))
@@ -51,7 +53,7 @@ class _State:
     rest: int = 0  # steps before the next search
 
 
-# a token, the kind of its draft, and its probability, given that those before it are right
+# a token, the kind of its draft, and the probability that it is right if the earlier ones are
 _Guess = tuple[int, str, float]
 
 
@@ -66,8 +68,8 @@ class Speculator:
     ) -> None:
         """Prepare to speculate.
 
-        `drafters`: in order of preference; the first with a draft is used. `is_overlapped`: a step is launched while the one before runs, and a
-        sequence whose drafts are being verified misses one. `model`: used for all sequences at once, if the others have nothing.
+        `drafters`: in order of preference; the first with a draft is used. `is_overlapped`: a step is launched while the previous one runs, so that a
+        sequence whose drafts are being verified misses it. `model`: guesses for all sequences for which `drafters` have no draft.
         """
         self._drafters = drafters
         self._vocab_size = vocab_size
@@ -75,11 +77,13 @@ class Speculator:
         self._is_overlapped = is_overlapped
         self._model = model
         self._states: dict[Sequence, _State] = {}
-        self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # of all sequences
+        self._rates = AcceptanceRates(weight=8.0, kept=0.99, kept_untried=0.9995)  # acceptance rates of all sequences
         self._bias = AcceptanceRates(weight=8.0, kept=0.98, kept_untried=0.99)  # right drafts against expected ones
-        self._looks = AcceptanceRates(weight=1.0, kept=0.95, kept_untried=1.0)  # right drafts per search, as expected
-        self._looking_s = 0.0  # of the newest step
-        self._rest_steps = 0  # before any sequence is searched again
+        self._looks = AcceptanceRates(
+            weight=1.0, kept=0.95, kept_untried=1.0
+        )  # expected number of right drafts per search
+        self._looking_s = 0.0  # time that the newest step spent searching
+        self._rest_steps = 0  # steps before the next search for any sequence
         self.costs = StepCosts()
         self.gain = MeasuredGain()
         self.counts = DraftCounts()
@@ -115,7 +119,7 @@ class Speculator:
         return chosen
 
     def _look_for(self, decoding: list[Sequence], plan: StepPlan) -> dict[Sequence, list[_Guess]]:
-        """Return the drafts for the sequences whose turn it is."""
+        """Return drafts for the sequences that are due for a search."""
         proposed: dict[Sequence, list[_Guess]] = {}
         num_rows, share = plan.num_rows, max(1, MOST_LOOKED_FOR // max(1, len(decoding)))
         enough = min(plan.budget, MOST_DRAFTS, share)
@@ -128,7 +132,7 @@ class Speculator:
         return proposed
 
     def _guess(self, sequences: list[Sequence], plan: StepPlan, model: ModelDrafter) -> dict[Sequence, list[_Guess]]:
-        """Return the model's guesses for these sequences, as many tokens of each as pay off."""
+        """Return the model's guesses for these sequences, as many tokens as pay off."""
         able = [s for s in sequences if most_drafts(s) > 0 and model.name not in self._state_of(s).failed]
         if not able:
             return {}
@@ -165,7 +169,7 @@ class Speculator:
         return found
 
     def _guessed(self, sequences: list[Sequence], num_tokens: int, model: ModelDrafter) -> dict[Sequence, list[int]]:
-        """Return the tokens that the model guesses; none on an error, after which these sequences do without."""
+        """Return the tokens that the model guesses. After an error these sequences continue without it."""
         if not sequences:
             return {}
         try:
@@ -173,8 +177,8 @@ class Speculator:
             for tokens in guessed:
                 self._check(Draft(tokens, model.name, model.prior), num_tokens)
         except RankLostError:
-            raise  # the other ranks have continued without this one
-        except Exception as error:  # after any other error the sequences continue without drafts
+            raise  # the model cannot continue without that rank
+        except Exception as error:  # any other error only ends drafts of these sequences
             log.warning("%d sequences continue without %s drafts: %s", len(sequences), model.name, error)
             for sequence in sequences:
                 self._states[sequence].failed.add(model.name)
@@ -185,7 +189,7 @@ class Speculator:
     def _choose(
         self, found: dict[Sequence, list[_Guess]], num_decodes: int, plan: StepPlan
     ) -> dict[Sequence, tuple[int, ...]]:
-        """Return as many guesses of each sequence as pay off."""
+        """Return the first guesses of each sequence, as many as pay off."""
         chosen: dict[Sequence, tuple[int, ...]] = {}
         if not found:
             return chosen
@@ -226,7 +230,7 @@ class Speculator:
     def count_step(self, step: StepCount) -> None:
         counted, is_small = step, step.num_rows <= MOST_DRAFTS + 1
         if step.num_drafts and is_small and self.costs.is_trial(step.num_rows, step.num_drafts):
-            # Until it is recorded, a small step takes several times as long as later.
+            # A small step takes several times as long until it is recorded.
             counted = step._replace(step_s=min(step.step_s, self.costs.predict_s(step.num_rows, step.num_drafts)))
         self.costs.count(step.num_rows, step.step_s, step.num_drafts)
         if step.num_rows == step.num_decodes + step.num_drafts:
@@ -239,7 +243,7 @@ class Speculator:
         return state
 
     def _look(self, sequence: Sequence, state: _State, most: int, num_rows: int) -> list[_Guess]:
-        """Return guesses of what follows the newest token, or the guess of it if it is not known yet."""
+        """Return guesses of the tokens that follow the newest one, which itself may have to be guessed first."""
         began = self._clock()
         num_unknown = int(sequence.is_pending)
         ahead: list[int] = []
@@ -273,7 +277,7 @@ class Speculator:
                 state.spent_s[drafter.name] = max(0.0, spent_s - self.costs.predict_s(num_rows))
                 if spent_s > _GRACE_S:
                     raise DrafterError(f"it takes longer than the steps: {spent_s:.3f} s so far")
-            except Exception as error:  # on any error the sequence does without this drafter
+            except Exception as error:  # after any error the sequence continues without this drafter
                 log.warning("sequence %s continues without %s drafts: %s", sequence.sequence_id, drafter.name, error)
                 state.failed.add(drafter.name)
                 self.counts = self.counts.with_failure()
@@ -290,9 +294,9 @@ class Speculator:
                 raise DrafterError(f"{token_id} is not one of {self._vocab_size} tokens")
 
     def _leave_alone(self, sequence: Sequence, guesses: list[_Guess], num_decodes: int, num_rows: int) -> None:
-        """Search for a sequence less often while no draft is found, down to a small share of the steps' time.
+        """Search less often for a sequence without drafts, down to a small share of the steps' time.
 
-        If drafts have saved more than the search takes, as between a document's forced parts, it continues.
+        The search continues in every step if its drafts save more time than it takes, as in a document with some forced parts.
         """
         state, step_s = self._states[sequence], self.costs.predict_s(num_rows)
         looking_s = (state.looking_s or 0.0) * num_decodes

@@ -1,8 +1,7 @@
-"""Drafts of the tokens that followed an earlier occurrence of the sequence's last tokens.
+"""A drafter that proposes the tokens after an earlier occurrence of the sequence's last tokens.
 
-It searches the sequence itself, with its prompt, and its tenant's recent outputs. After prompt lookup decoding (Saxena 2023) and SuffixDecoding
-(Oliaro et al., arXiv:2411.04975): the longer the match, the likelier its continuation. A tenant's outputs are kept under its salt, and never used for
-others.
+It searches the sequence itself, with its prompt, and its tenant's recent outputs, which are never used for other tenants. After prompt lookup
+decoding (Saxena 2023) and SuffixDecoding (Oliaro et al., arXiv:2411.04975): the longer the match, the likelier its continuation.
 """
 
 from collections import OrderedDict
@@ -12,10 +11,10 @@ from pilotlight.engine.core.sequence import Sequence
 from pilotlight.engine.drafting.drafter import Draft, known_tokens
 from pilotlight.engine.drafting.ngram_index import MOST_MATCHED, SEPARATOR, NgramIndex
 
-MOST_TENANT_TOKENS = 1 << 16  # of one tenant's outputs, at most 1 MiB
-MOST_TOKENS = 1 << 19  # of all tenants': at most 8 MiB
-_BEFORE_OUTPUT = 4  # number of a prompt's last tokens, which locate the output's first
-# Prior acceptance rates after a match of at least so many tokens, used before any measurement.
+MOST_TENANT_TOKENS = 1 << 16  # limit for the outputs of one tenant: at most 1 MiB
+MOST_TOKENS = 1 << 19  # limit for the outputs of all tenants: at most 8 MiB
+_BEFORE_OUTPUT = 4  # an output is kept with the last tokens of its prompt, so that its first tokens can be found
+# (length of the match at least, prior acceptance rate), used before any measurement
 _PRIORS = ((16, 0.9), (8, 0.85), (4, 0.7), (3, 0.55), (2, 0.35))
 
 
@@ -43,13 +42,13 @@ class SuffixDrafter:
         if match is None:
             return None
         found = found_in.following(match, most)
-        while found_in is own and len(found) < most:  # the text repeats itself
+        while found_in is own and len(found) < most:  # the match reaches the end: the text repeats itself
             found += found[: most - len(found)]
         least, prior = next((least, prior) for least, prior in _PRIORS if match.length >= least)
         return Draft(found, f"suffix {least}", prior) if found else None
 
     def forget(self, sequence: Sequence) -> None:
-        """Keep an ended sequence's output for its tenant's next ones."""
+        """Keep the output of an ended sequence for its tenant's later sequences."""
         if self._own.pop(sequence, None) is None:
             return
         num_prompt = sequence.num_prompt_tokens - sequence.num_delivered_tokens

@@ -1,1 +1,1 @@
-"""The path of a step's input through the model to tokens."""
+"""The computation of a step: from its input through the model to tokens."""

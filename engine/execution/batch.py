@@ -1,4 +1,4 @@
-"""One step's input as tensors: decodes first, then prompt chunks, all tokens in one varlen dimension.
+"""One step's input as tensors, whose token dimension has first decodes, then prompt chunks.
 
 A step's numbers are packed consecutively and copied to the device in one transfer; a model reads views of them. Knows tensors, does not know models.
 """
@@ -24,12 +24,12 @@ class DecodeBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """The places where one group of a model's layers keeps the step's tokens and all earlier ones."""
+    """The places of a step's tokens, and of all earlier ones, in the cache of one group of layers."""
 
     slot_mapping: torch.Tensor  # [tokens] int64
     decode: DecodeBatch | None = None
-    verify: VarlenBatch | None = None  # instead of `decode`, if some decodes check drafts
-    prefill: VarlenBatch | None = None  # after the decodes
+    verify: VarlenBatch | None = None  # replaces `decode` if some decodes check drafts
+    prefill: VarlenBatch | None = None  # prompt chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +37,26 @@ class Batch:
     token_ids: torch.Tensor  # [tokens] int64
     positions: torch.Tensor  # [tokens] int64
     groups: tuple[GroupBatch, ...]  # one for each group of layers; most models have one
-    num_decoded: int  # number of first tokens that belong to decodes and their drafts
+    num_decoded: int  # number of tokens of decodes and their drafts, which come first
     logit_rows: torch.Tensor | None = None  # [rows] int64, tokens whose logits are needed; None for all
     adapter_slots: torch.Tensor | None = None  # [tokens] int64, -1 for none; None if no token has an adapter
     token_types: torch.Tensor | None = None  # [tokens] int64, 1 in a pair's second text; None if no text is a pair
 
 
 class PackedStep(NamedTuple):
-    """A step's numbers in one array, with the slices of each part.
+    """A step's numbers in one array, with the slice of each part.
 
-    Two steps with equally many decodes, tokens and blocks per table, without prompts, differ in length only by their feeds and rows of logits, which
-    come last.
+    Feeds and rows of logits come last: their number differs among the steps for one recording.
     """
 
     step: StepInput
-    # token ids, positions, the slots of each group, adapters' slots and types if there are any; then the parts below
+    # token ids, positions, slots of each group, adapter slots and token types if there are any; then the parts below
     numbers: "array[int]"
     decode_lens: slice
-    tables: list[tuple[slice, slice]]  # per group: decodes', and prompts'
-    # starts and context lengths as int32: of decodes, if they check drafts, and of prompts
+    tables: list[tuple[slice, slice]]  # per group: the block tables of decodes, then those of prompts
+    # starts and context lengths as int32: those of decodes, if they check drafts, then those of prompts
     varlens: tuple[slice, slice, slice, slice]
-    feeds: slice  # tokens, then rows of the step before that chose them
+    feeds: slice  # indices of tokens, then the rows of the previous step that chose them
     logit_rows: slice
 
     @classmethod
@@ -82,7 +81,7 @@ class PackedStep(NamedTuple):
         return cls(step, numbers, decode_lens, tables, varlens, feeds, logit_rows)
 
     def feed(self, there: torch.Tensor, chosen: torch.Tensor | None) -> None:
-        """Write the tokens that the last step has `chosen` on the device to their places in `there`."""
+        """Copy tokens that the previous step has `chosen` to their places in `there`, on the device."""
         if self.step.feeds:
             assert chosen is not None, "a token is pending and no step has chosen it"
             places, rows = there[self.feeds].view(2, -1).unbind()
@@ -92,9 +91,9 @@ class PackedStep(NamedTuple):
         return None if self.step.logit_rows is None else there[self.logit_rows]
 
     def batch(self, there: torch.Tensor, longest: int | None = None) -> Batch:
-        """Return the batch as views of the numbers.
+        """Return the batch as views of `there`, the numbers on the device.
 
-        `longest`: the longest context that decodes of a recorded step may have; None for that of these decodes.
+        `longest`: limit of the contexts of decodes in a recorded step; None to use the longest one in this step.
         """
         step = self.step
         has_adapters, has_types = step.adapter_slots is not None, step.token_types is not None
@@ -131,7 +130,7 @@ class PackedStep(NamedTuple):
 def build_batch(step: StepInput, device: torch.device, chosen: torch.Tensor | None = None) -> Batch:
     """Copy a step to a device in one transfer, without waiting.
 
-    `chosen`: the tokens of the step before, on the device.
+    `chosen`: the tokens that the previous step chose, on the device.
     """
     packed = PackedStep.of(step)
     there = to_device(torch.frombuffer(packed.numbers, dtype=torch.int64), device)
@@ -152,9 +151,9 @@ def _append(numbers: "array[int]", more: "array[int]") -> slice:
 
 
 def _append_varlen(numbers: "array[int]", step: StepInput, chunks: slice) -> tuple[slice, slice]:
-    """Append where each chunk's tokens start, relative to the first, and the end.
+    """Append the starts of chunks and their context lengths; return the slices.
 
-    And each chunk's context.
+    Starts are token indices relative to the first of these chunks, followed by the end of the last one.
     """
     lengths = step.lengths[chunks]
     if not lengths:

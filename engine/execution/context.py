@@ -1,6 +1,6 @@
 """The context of one forward pass: a value passed to every part of a model, instead of globals.
 
-Knows the batch and where the layers keep it; does not know which parts a model has.
+Knows the batch and its places in the layers' caches; does not know which parts a model has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class ImageRows(NamedTuple):
     """The tokens of a step that represent images."""
 
-    rows: torch.Tensor  # [tokens] int64, among the step's
-    # [tokens, hidden], or several times as wide: further columns are added after the first layers; None on a later stage
+    rows: torch.Tensor  # [tokens] int64, indices among the step's tokens
+    # [tokens, hidden], or several times as wide: further columns are added after the first layers; None on a later pipeline stage
     embeddings: torch.Tensor | None
-    # [2, tokens] int64, each one's row and column in its image, if it is rotated by them
+    # [2, tokens] int64, the row and column of each token in its image, if it is rotated by them
     places: torch.Tensor | None = None
 
 
@@ -35,11 +35,11 @@ class Context:
     # cos and sin of the positions, for each of the model's rotary rules
     turns: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
     temperatures: torch.Tensor | None = None  # [tokens, 1, 1], factor of the queries
-    states: Mapping[int, StateBatch] = field(default_factory=dict)  # of the groups of layers that keep states
+    states: Mapping[int, StateBatch] = field(default_factory=dict)  # by group of layers, for those that keep states
     images: ImageRows | None = None  # None if the step has no images
     ranks: "Communicator | None" = None  # ranks that hold other parts of the model's weights
     adapters: AdapterRows | None = None  # None if no token of the step has an adapter
-    # [tokens, hidden], the output of the stage before; None at the first stage
+    # [tokens, hidden], the output of the previous pipeline stage; None at the first stage
     incoming: torch.Tensor | None = None
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,7 @@ One launch replaces hundreds. Sequences take one token each, or a few to be veri
 tokens than the device to compute them, short prompts may be included (step_padding.py). A graph has fixed shapes, so batches are padded to the next
 of a few sizes. A size is recorded after it was needed a few times, so serving has already started and the most common sizes come first; the least
 recently used one is evicted. If a size cannot be recorded, because memory is short or torch computes part of it, its steps run without a graph, and
-it is tried again when it has been needed eight times as often. Knows batches and how to pad them; does not know models, and (through its recorder)
-devices.
+it is tried again when it has been needed eight times as often. Knows batches and how to pad them; does not know models and devices.
 """
 
 import logging
@@ -24,14 +23,14 @@ from pilotlight.engine.execution.step_padding import PromptShape, one_by_one, pa
 
 log = logging.getLogger(__name__)
 
-WANTED_TIMES = 4  # recording costs about as much as ten steps
-AGAIN = 8  # factor of uses before the next attempt: failed attempts so take only a small share of the time
-# Context tokens that may be read again if drafts differ in number: for an 8B model 16 GiB, some 5 ms of an H100, where a step without recording takes
-# 12 ms more (estimated from the records of both; not measured).
+WANTED_TIMES = 4  # uses of a size until it is recorded: recording costs about as much as ten steps
+AGAIN = 8  # after a failure, the next attempt is made at so many times the uses, so that attempts take little time
+# Limit of context tokens that a step may read twice because drafts differ in number: for an 8B model 16 GiB, about 5 ms of an H100. Without a
+# recording a step takes 12 ms more (estimated, not measured).
 _MOST_READ_AGAIN = 128 * 1024
-_MAX_PADDING = 8  # rows: above it, sizes are multiples of 8 instead of powers of two
+_MAX_PADDING = 8  # sizes are powers of two up to twice this number of rows, then its multiples
 
-# Each has a row per token: hidden states, and logits if the recording includes them.
+# Hidden states, and logits if the recording includes them; one row per token.
 Outputs = tuple[torch.Tensor, ...]
 Forward = Callable[[Batch], Outputs]
 
@@ -55,8 +54,8 @@ class StepRecording(Protocol):
 class GraphShape(NamedTuple):
     sequences: int
     rows: int  # tokens
-    longest: int  # the most tokens of one sequence
-    blocks: int  # per decode's table
+    longest: int  # tokens of the sequence with most of them
+    blocks: int  # blocks per table of a decode
     prompts: PromptShape | None = None
     has_adapters: bool = False
 
@@ -64,7 +63,7 @@ class GraphShape(NamedTuple):
     def of(cls, step: StepInput, pads: bool) -> "GraphShape | None":
         """Return the shape in which a step is computed, or None if it is not recorded.
 
-        That is so for many prompt tokens, and if sequences with different numbers of tokens would read too much context again.
+        Steps with many prompt tokens are not recorded, nor those whose drafts differ in number if padding would read too much context twice.
         """
         sequences, rows, has_adapters = len(step.lengths), len(step.token_ids), step.adapter_slots is not None
         if step.num_decodes < sequences:
@@ -114,9 +113,9 @@ class DecodeGraphs:
         pads: bool = True,
         most: int = 48,
     ) -> None:
-        """`pads`: rows are padded, because a few more cost the device no time.
+        """`pads`: steps are padded to few sizes, because some more rows cost the device no time.
 
-        `most`: number of graphs, limited by their memory.
+        `most`: limit of graphs, because of their memory.
         """
         self._forward = forward
         self._block_size = block_size
@@ -126,7 +125,7 @@ class DecodeGraphs:
         self._most = most
         self._graphs: dict[GraphShape, _Graph] = {}
         self._wanted: Counter[GraphShape] = Counter()  # uses of shapes without a graph
-        self._record_at: dict[GraphShape, int] = {}  # uses at which to record a shape, if not WANTED_TIMES
+        self._record_at: dict[GraphShape, int] = {}  # number of uses at which to record a shape; at first WANTED_TIMES
         self.num_failures = 0
 
     @property
@@ -134,9 +133,9 @@ class DecodeGraphs:
         return len(self._graphs)
 
     def ready(self, step: StepInput, chosen: torch.Tensor | None = None) -> ReadyStep | None:
-        """Prepare to compute a step as `forward` would; return None if there is no recording.
+        """Copy a step's input to its recording; return None if it has no recording.
 
-        `chosen`: the tokens of the step before.
+        `chosen`: the tokens that the previous step chose.
         """
         shape = GraphShape.of(step, self._pads)
         if shape is None or not self._recorder.takes(shape.rows):
@@ -184,12 +183,12 @@ class _Graph(NamedTuple):
         tokens, size = len(example.step.token_ids), example.feeds.start
         inputs = torch.zeros(size + 2 * (tokens + 1) + tokens, dtype=torch.int64, device=device)
         copy_to_device(torch.frombuffer(example.numbers[:size], dtype=torch.int64), inputs[:size])
-        inputs[:tokens].clamp_(min=0)  # tokens that are not known yet
+        inputs[:tokens].clamp_(min=0)  # PENDING tokens
         batch = replace(example.batch(inputs, longest), logit_rows=None)
         return cls(inputs, recorder.record(lambda: forward(batch)))
 
     def ready(self, packed: PackedStep, chosen: torch.Tensor | None, tokens: int) -> ReadyStep:
-        """Copy a step's input to the graph. `tokens`: of the step before padding."""
+        """Copy a step's input to the graph. `tokens`: number of output rows without padding."""
         there = self.inputs[: len(packed.numbers)]
         copy_to_device(torch.frombuffer(packed.numbers, dtype=torch.int64), there)
         packed.feed(there, chosen)
@@ -206,7 +205,7 @@ def _padded_rows(rows: int) -> int:
 
 
 class CudaRecorder:
-    """A recorder of CUDA graphs, which share memory and one stream with its workspaces: they run in turns."""
+    """A recorder of CUDA graphs; they share memory, a stream and workspaces, because one runs at a time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -216,15 +215,15 @@ class CudaRecorder:
         return True
 
     def record(self, forward: Callable[[], Outputs]) -> "_CudaRecording":
-        """Record without torch.cuda.graph, which waits for the device and frees all cached memory.
+        """Record without torch.cuda.graph, which waits for the device and frees cached and pinned memory.
 
-        It would free pinned memory, too. Other threads load models and move blocks meanwhile: their calls must neither fail nor end the recording.
+        Other threads load models and copy blocks meanwhile: their calls must neither fail nor end the recording.
         """
         serving, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         self._stream.wait_stream(serving)
         try:
             with torch.cuda.stream(self._stream):
-                # a normal run: libraries allocate and load at their first call, which is forbidden in a recording
+                # a run without recording: libraries allocate and load at their first call, which is forbidden in a recording
                 forward()
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:

@@ -1,7 +1,7 @@
 """Pooling of texts' hidden states, chunk by chunk: mean of all tokens, the first (cls) or the last.
 
-The contributions of earlier chunks are kept here, in fp32, while steps list the text as needed. Does not know models: a given function finishes a
-pooled vector.
+Vectors of earlier chunks are kept here, in fp32, as long as steps have the text in `started_texts`. Does not know models: a given function converts
+pooled vectors to results.
 """
 
 from collections.abc import Callable
@@ -21,12 +21,12 @@ class TextPooling:
     def __init__(self, finish: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """`finish`: converts pooled vectors [texts, hidden] fp32 to results [texts, numbers] fp32."""
         self._finish = finish
-        self._started: dict[int, torch.Tensor] = {}  # sums of each text's chunks so far
+        self._started: dict[int, torch.Tensor] = {}  # by text: the pooled vector of its chunks so far
 
     def add(self, step: StepInput, hidden: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return the vector [numbers] fp32 of each chunk that ends a text.
+        """Return the vector [numbers] fp32 of each text that ends in this step, by the index of its chunk.
 
-        hidden [tokens, hidden], after the final norm, chunk after chunk.
+        `hidden` [tokens, hidden]: the output of the final norm for the step's tokens.
         """
         self._started = {text: piece for text, piece in self._started.items() if text in step.started_texts}
         starts = to_device(torch.tensor([0, *accumulate(step.lengths)], dtype=torch.int32), hidden.device)

@@ -33,14 +33,16 @@ from pilotlight.kernels.matrices.blocks import BlockWeight
 if TYPE_CHECKING:
     from pilotlight.engine.models.draft_layers import DraftLayers
 
-_MOST_PROGRAMS = 256  # for a model on a CPU, some 60 KB each
-_MOST_RECORDED_LOGITS = 32  # rows: every CUDA graph keeps its own, 16 MiB with a vocabulary of 128k
+_MOST_PROGRAMS = 256  # limit of recordings of a model on a CPU, about 60 KB each
+_MOST_RECORDED_LOGITS = (
+    32  # limit of rows for logits in a recording: each CUDA graph keeps its own, 16 MiB with a vocabulary of 128k
+)
 
 
 class Forwarded(NamedTuple):
     """A step's forward pass, which may still run."""
 
-    logits: torch.Tensor | None  # of the requested rows
+    logits: torch.Tensor | None  # [rows, vocab], for the requested rows
     prompt_logprobs: dict[int, PromptLogprobs]  # by the chunk's index in the step
     embeddings: dict[int, torch.Tensor]  # by the chunk's index in the step, being copied to the host
     computed_s: float
@@ -58,8 +60,8 @@ class ModelRunner:
     ) -> None:
         """Prepare to run a model.
 
-        `kv_cache`: blocks of that layout, [num_blocks, block_bytes] uint8; `head`: for a model of texts; `adapters`: their slots, None if it has
-        none; `drafts`: layers that draft for the model.
+        `kv_cache`: [num_blocks, block_bytes] uint8, blocks of `layout`; `head`: for a model that embeds or classifies texts; `adapters`: slots of
+        adapters, None if the model has none; `drafts`: layers that draft for the model.
         """
         self.model = model
         self._drafts = drafts
@@ -71,7 +73,7 @@ class ModelRunner:
         self._layers = layout.views(kv_cache)
         self.adapters = adapters
         self.graphs: DecodeGraphs | None = self._new_graphs()
-        self._earlier_failures = 0  # of graphs that were replaced
+        self._earlier_failures = 0  # failures to record graphs that were replaced since
         self._texts = TextPooling(self._vectors)
         self.images = ImageMemory()
         self._chosen: torch.Tensor | None = None  # token ids of the last step that chose any
@@ -89,7 +91,7 @@ class ModelRunner:
         choices: Choices | None = None
         if rows:
             logits = forwarded.logits
-            assert logits is not None, "a row is to choose, and the step has no logits"
+            assert logits is not None, "a row chooses a token, but the step has no logits"
             if len(rows) < logits.shape[0]:
                 logits = logits.index_select(0, to_device(torch.tensor([row.row for row in rows]), device))
             choices = choose_tokens(logits, rows)
@@ -106,7 +108,7 @@ class ModelRunner:
         return ReadyStep(lambda: (hidden_states(self.model, self._drafts, context),), context.batch.logit_rows)
 
     def _context(self, step: StepInput, chosen: torch.Tensor | None) -> Context:
-        """Return the context of a step for the layers. `chosen`: the tokens of the step before."""
+        """Return the context of a step for the layers. `chosen`: the tokens that the previous step chose."""
         device = self.kv_cache.device
         batch = build_batch(step, device, chosen)
         images = self.images.rows(step.images, device)
@@ -123,7 +125,7 @@ class ModelRunner:
     ) -> Forwarded:
         """Compute the results that a step requests from the last layer's hidden states.
 
-        `wanted`: tokens whose logits are needed, None for all. `logits`: of every token, if they are computed already.
+        `wanted`: tokens whose logits are needed, None for all. `logits`: logits of all tokens, if a recording has computed them.
         """
         prompts = {
             asked.chunk: prompt_logprobs(
@@ -147,14 +149,14 @@ class ModelRunner:
         return self._logits_of(rows) if logits is None else rows
 
     def _vectors(self, pooled: torch.Tensor) -> torch.Tensor:
-        assert self._head is not None, "a text is pooled, and the model generates"
+        assert self._head is not None, "a model that generates pools no texts"
         return self._head(pooled, self._logits_of, self.layout.dtype)
 
     def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.model.logits(hidden)
 
     def _since(self, began: float) -> float:
-        """Return for how long the device has computed, if it is the host itself."""
+        """Return the seconds since `began` if the CPU computes, else 0."""
         return time.perf_counter() - began if self.depth == 1 else 0.0
 
     @property
@@ -172,7 +174,7 @@ class ModelRunner:
     def _new_graphs(self) -> DecodeGraphs | None:
         """Return new graphs for the model at its present memory addresses; None for a model with states.
 
-        Steps are padded with their first sequence once more, whose state would change twice.
+        Padding computes a step's first sequence twice, which would update its state twice.
         """
         if self.layout.has_states:
             return None
@@ -187,9 +189,7 @@ class ModelRunner:
         if self.kv_cache.is_cuda:
             return DecodeGraphs(forward, self.layout.block_size, CudaRecorder(), device)
         head = model.head if isinstance(model, Decoder) else None
-        in_blocks = head is not None and isinstance(
-            head.weight, BlockWeight
-        )  # the matrices before the head are of the same kind
+        in_blocks = head is not None and isinstance(head.weight, BlockWeight)  # the other matrices have the same format
         recorder = ProgramRecorder(self.layout.dtype, in_blocks)
         return DecodeGraphs(forward, self.layout.block_size, recorder, device, pads=False, most=_MOST_PROGRAMS)
 
@@ -205,7 +205,7 @@ class ModelRunner:
         assert self.adapters is not None
         if not self.adapters.fits(content):
             self.adapters.grow(content.rank)
-            self._renew_graphs()  # recordings read the slots at their old addresses
+            self._renew_graphs()  # recordings use the old addresses of the slots
         self.adapters.place(slot, content)
 
     def replace_model(self, model: Model) -> None:
@@ -225,8 +225,8 @@ class ModelRunner:
     def warm_up(self, prompt: SequenceOf[int], *, with_decode: bool = True) -> None:
         """Compute a short prompt and one more token, in blocks that no sequence holds yet.
 
-        The first request so does not pay for lazy initialisation, and a model whose results are not finite does not become ready. One pass, without
-        the token, suffices if only memory can be cold.
+        So the first request does not wait for lazy initialisation, and a model whose results are not finite does not become ready. `with_decode`:
+        False skips the further token, which suffices if only memory can be cold.
         """
         tokens = list(prompt)
         for start in (0, len(tokens)) if with_decode and self.pooling is None else (0,):
@@ -238,7 +238,7 @@ class ModelRunner:
                 )
             if not all([token.is_finite for token in result.tokens]):
                 raise StepError("its logits are not finite; the weights do not fit config.json or the chosen dtype")
-            # A rank that chooses nothing continues with any token, which tests as much.
+            # A rank that chooses no tokens continues with any token: the test is as good.
             tokens.append(result.tokens[0].token_id if result.tokens else tokens[-1])
 
     def _scratch_step(self, tokens: list[int], start: int) -> tuple[StepInput, list[ChoiceRow]]:
@@ -252,7 +252,7 @@ def hidden_states(model: Model, drafts: "DraftLayers | None", context: Context) 
 def adapter_rows(bank: AdapterBank | None, batch: Batch) -> AdapterRows | None:
     if batch.adapter_slots is None:
         return None
-    assert bank is not None, "a sequence has an adapter, and the model no slots"
+    assert bank is not None, "a sequence has an adapter, but the model has no slots"
     return bank.rows(batch.adapter_slots)
 
 

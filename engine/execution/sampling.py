@@ -26,29 +26,29 @@ from pilotlight.kernels.sampling.sample import argmax, sample
 from pilotlight.kernels.sampling.sampling_batch import SamplingBatch, SamplingRow
 
 _MASK64 = (1 << 64) - 1
-_PROMPT_LOGPROB_ROWS = 128  # logits held at once: 64 MiB with a vocabulary of 128k
+_PROMPT_LOGPROB_ROWS = 128  # rows of logits in memory at once: 64 MiB with a vocabulary of 128k
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
     """The next token of each row, on the device until `read`."""
 
-    token_ids: torch.Tensor  # the same and each row's highest logit, on the host when the device is done
-    # the same and each row's highest logit, on the host once the device is done
+    token_ids: torch.Tensor  # [rows] int64
+    # host copies of the token ids and of each row's highest logit, valid once the device is done
     _read: tuple[torch.Tensor, torch.Tensor]
     _logprobs: "_Logprobs | None"
 
     def read(self) -> list[SampledToken]:
-        """Read the choices after the device has ended the step."""
+        """Return the chosen tokens. Call it after the device has ended the step."""
         ids, tops = (part.tolist() for part in self._read)
         logprobs = self._logprobs.by_row(len(ids)) if self._logprobs is not None else [None] * len(ids)
         return [SampledToken(*row) for row in zip(ids, map(math.isfinite, tops), logprobs, strict=True)]
 
 
 def choose_tokens(logits: torch.Tensor, rows: SequenceOf[ChoiceRow]) -> Choices:
-    """Choose a token per row of logits [rows, vocab] fp32, which change meanwhile.
+    """Choose a token for each row of logits [rows, vocab] fp32, which are changed temporarily.
 
-    Does not wait for a device.
+    Does not wait for the device.
     """
     adjusted = [(i, row.sampling, row.counts) for i, row in enumerate(rows) if row.counts is not None]
     if adjusted:
@@ -64,7 +64,7 @@ def choose_tokens(logits: torch.Tensor, rows: SequenceOf[ChoiceRow]) -> Choices:
         token_ids, tops = sample(logits, batch)
     else:
         token_ids, tops = argmax(logits)
-    if masked and unmasked is not None:  # log-probabilities are those of the unmasked model
+    if masked and unmasked is not None:  # reported log probabilities are those without masks
         logits.index_copy_(0, at, unmasked)
     if adjusted:
         restore_(logits, entries, before)
@@ -88,11 +88,11 @@ def _row(row: ChoiceRow) -> SamplingRow:
 class PromptLogprobs:
     """The reported log probabilities of prompt tokens, being copied to the host until `read`."""
 
-    _parts: list[tuple[torch.Tensor, ...]]  # as returned by token_logprobs, and the ranks
+    _parts: list[tuple[torch.Tensor, ...]]  # per piece of rows: the results of token_logprobs, and the ranks
     _num_top: int
 
     def read(self) -> tuple[TokenLogprobs, ...]:
-        """Read them after the device has ended the step."""
+        """Return the log probabilities. Call it after the device has ended the step."""
         return tuple(
             replace(message, rank=rank)
             for chosen, ids, top, ranks in self._parts
@@ -105,9 +105,9 @@ class PromptLogprobs:
 def prompt_logprobs(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, token_ids: "array[int]", num_top: int
 ) -> PromptLogprobs:
-    """Return the logprob and rank of each of `token_ids`, given the hidden states before each.
+    """Return the logprob and rank of each of `token_ids`. Does not wait for the device.
 
-    Does not wait for a device.
+    `hidden` [tokens, hidden]: for each of them, the hidden state of the token before it.
     """
     targets = to_device(torch.frombuffer(token_ids, dtype=torch.int64), hidden.device)
     parts, size = [], _PROMPT_LOGPROB_ROWS
@@ -119,7 +119,7 @@ def prompt_logprobs(
 
 
 def _entries(adjusted: SequenceOf[tuple[int, SamplingParams, CountEntries]], device: torch.device) -> LogitEntries:
-    """Return the logit changes of the adjusted rows, one row's part after the other."""
+    """Return the changes of logits for all adjusted rows, concatenated."""
     params, counted = [p for _, p, _ in adjusted], [counts for _, _, counts in adjusted]
     by_row = torch.tensor(
         [
@@ -152,7 +152,7 @@ def _joined(parts: "Iterable[array[int]] | Iterable[array[float]]", code: str, d
 
 @dataclass(frozen=True, slots=True)
 class _Logprobs:
-    rows: list[int]  # rows that request any
+    rows: list[int]  # rows whose log probabilities are requested
     num_top: list[int]
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # as returned by token_logprobs, being copied to the host
 

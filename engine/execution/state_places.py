@@ -1,7 +1,8 @@
-"""The blocks from which a step reads the recurrent states of its sequences, and to which it writes.
+"""The blocks from which a step reads the recurrent states of its sequences, and which it writes.
 
-The state after a token is in the token's own block (engine/kv/pool/layout.py). So a step reads the block of the token before a sequence's first one,
-and writes each block that has tokens of the step: a run of tokens ends with its block. Knows block tables and lengths, but not what a state contains.
+The state after a token is in the token's own block (engine/kv/pool/layout.py). So for each sequence a step reads the block of the token before its
+first one, and writes each block that has tokens of the step. A run is the tokens of a sequence in one block. Knows block tables and lengths; does not
+know what a state contains.
 """
 
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 
 
 def state_places(batch: Batch, caches: Iterable[LayerCache]) -> dict[int, StateBatch]:
-    """Return the places of each group of layers that keeps states, by the number of the group."""
+    """Return the blocks of states for each group of layers that keeps states, by group number."""
     groups = {cache.group: cache.block_size for cache in caches if cache.is_state and cache.segments}
     return {group: _state_batch(batch.groups[group], size) for group, size in groups.items()}
 
@@ -44,7 +45,7 @@ def _state_batch(group: GroupBatch, block_size: int) -> StateBatch:
 
 
 def _ends(varlen: VarlenBatch, block_size: int, first: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ends of each prompt's runs, as token numbers of the step.
+    """Yield for each prompt the ends of its runs, as token indices in the step.
 
     The first prompt starts at token `first`.
     """

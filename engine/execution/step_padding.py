@@ -1,6 +1,6 @@
-"""Padding of steps to common shapes with tokens computed twice, so that few recordings serve all.
+"""Padding of steps to common shapes by computing some tokens twice, so that few recordings suffice.
 
-A decode is repeated whole; drafts that differ in number become decodes of one token each. For prompts, the last tokens of the longest chunk are
+Whole decodes are repeated; drafts that differ in number become decodes of one token each. For prompts, the last tokens of the longest chunk are
 computed once more, as separate sequences: each attends to the same tokens as its original, and writes the same values to the same place. Knows steps;
 does not know what is recorded, or where.
 """
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from pilotlight.engine.core.step import BlockTables, GroupInput, StepInput
 
-# Prompt tokens, including padding. A host launches the layers of an 8B model one by one in 18 ms, in which an H100 computes some 700 tokens.
+# Limit of prompt tokens, including padding: launching the layers of an 8B model one by one takes 18 ms, in which an H100 computes some 700 tokens.
 MOST_TOKENS = 640
-_LARGEST_STEP = 128  # between sizes: twice as many tokens take a busy device twice as long
+_LARGEST_STEP = 128  # largest difference between two sizes: with many tokens, time is proportional to their number
 _MOST_PROMPTS = 4
 _FEW_BLOCKS = 32
 
@@ -23,7 +23,7 @@ class PromptShape(NamedTuple):
 
     chunks: int
     tokens: int
-    width: int  # of a block table
+    width: int  # blocks per table
 
     @classmethod
     def of(cls, step: StepInput) -> "PromptShape | None":
@@ -34,7 +34,7 @@ class PromptShape(NamedTuple):
             return None
         is_whole = _padded_tokens(num_tokens) == num_tokens and power_of_two(len(lengths)) == len(lengths)
         chunks = len(lengths) if is_whole else power_of_two(2 * len(lengths) + 1)
-        again = chunks - len(lengths)  # chunks of at least one token
+        again = chunks - len(lengths)  # added chunks, of at least one token each
         tokens = _padded_tokens(num_tokens + again)
         if tokens > MOST_TOKENS or tokens - num_tokens > again * max(lengths):
             return None
@@ -43,7 +43,7 @@ class PromptShape(NamedTuple):
 
 
 def padded(step: StepInput, num_decodes: int, shape: PromptShape) -> StepInput:
-    """Return the step padded to so many decodes and to a shape of prompts."""
+    """Return the step padded to `num_decodes` decodes and to a shape of prompts."""
     decodes, more = step.num_decodes, num_decodes - step.num_decodes
     lengths, contexts = step.lengths[decodes:], step.context_lens[decodes:]
     longest = max(range(len(lengths)), key=lengths.__getitem__)

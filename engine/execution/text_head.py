@@ -15,7 +15,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class DenseLayer(NamedTuple):
-    """A Dense module of sentence-transformers, computed in fp32: its inputs are few pooled vectors."""
+    """A Dense module of sentence-transformers, computed in fp32, which is cheap for few pooled vectors."""
 
     weight: torch.Tensor  # [outputs, inputs]
     bias: torch.Tensor | None
@@ -24,7 +24,7 @@ class DenseLayer(NamedTuple):
     @classmethod
     def load(cls, module: DenseModule, device: torch.device) -> "DenseLayer":
         """Load the layer's weights. Raises CheckpointError."""
-        from safetensors import SafetensorError  # only for a model that has such a layer
+        from safetensors import SafetensorError  # imported here: few models have such a layer
         from safetensors.torch import load_file
 
         file = module.directory / "model.safetensors"
@@ -37,7 +37,7 @@ class DenseLayer(NamedTuple):
             wanted["linear.bias"] = (module.outputs,)
         found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         if found != wanted:
-            raise CheckpointError(f"{file} holds {found}, and the config.json beside it asks for {wanted}")
+            raise CheckpointError(f"{file} holds {found}, but the config.json beside it requires {wanted}")
         weight, bias = tensors["linear.weight"], tensors.get("linear.bias")
         return cls(
             weight.float().to(device), None if bias is None else bias.float().to(device), _FUNCTIONS[module.activation]
@@ -49,7 +49,7 @@ class DenseLayer(NamedTuple):
 
 
 class TextHead:
-    """The steps of a recipe after the pooling."""
+    """The computation after pooling: dense layers and normalisation, or logits of classes."""
 
     def __init__(self, recipe: PoolingRecipe, hidden_size: int, device: torch.device) -> None:
         """Load the recipe's layers. Raises CheckpointError if their sizes do not match each other."""
@@ -80,9 +80,9 @@ class TextHead:
 
 
 def compared(logits: torch.Tensor, tokens: tuple[int, ...]) -> torch.Tensor:
-    """Return how much likelier the first token is than the second, in nats, [texts, 1].
+    """Return the logit of the first token minus that of the second, [texts, 1].
 
-    Of one alone its logit. logits [texts, vocab].
+    With one token, return its logit. `logits` [texts, vocab].
     """
     chosen = logits[:, list(tokens)]
     return chosen if len(tokens) == 1 else chosen[:, :1] - chosen[:, 1:]

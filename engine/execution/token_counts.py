@@ -1,8 +1,8 @@
 """The counts of one sequence's prompt and output tokens, and its biases: the input of its penalties.
 
 Updated as the sequence grows, one entry per distinct token, in flat arrays that become tensors without a loop over tokens. Knows counts; does not
-know tensors and arithmetic. A continuation counts as if it had never been interrupted: tokens already delivered are outputs, though they arrive in
-its prompt.
+know tensors and arithmetic. In a continuation, delivered tokens count as output although they arrive in the prompt, as if it had not been
+interrupted.
 """
 
 from array import array
@@ -24,7 +24,7 @@ class CountEntries(NamedTuple):
 
 class TokenCounts:
     def __init__(self, sampling: SamplingParams, num_prompt_tokens: int) -> None:
-        """`num_prompt_tokens`: those that are not output, delivered or not."""
+        """`num_prompt_tokens`: number of prompt tokens, without delivered output."""
         self.entries = CountEntries(array("q"), array("f"), array("f"), array("f"))
         self._place_of: dict[int, int] = {}
         self._counts_prompt = sampling.repetition_penalty != 1.0
@@ -35,7 +35,7 @@ class TokenCounts:
             self.entries.bias[self._place(token_id)] = bias
 
     def catch_up(self, token_ids: SequenceOf[int], num_known: int) -> None:
-        """Count tokens added since the last call, up to the first `num_known`; when decoding, one token."""
+        """Count the tokens from the end of the last call to index `num_known`."""
         if self._num_counted == 0 and self._counts_prompt:
             for token_id in dict.fromkeys(token_ids[: self._num_prompt_tokens]):
                 self.entries.seen[self._place(token_id)] = 1.0

@@ -1,1 +1,1 @@
-"""GGUF files of llama.cpp as checkpoints: metadata as a Hugging Face directory, and tensors."""
+"""Reads GGUF files of llama.cpp as if they were Hugging Face checkpoints."""

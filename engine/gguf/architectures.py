@@ -1,7 +1,7 @@
-"""The conversion of a GGUF file's metadata to a config.json, and of its tensors' names.
+"""Converts a GGUF file's metadata to a config.json, and the names of its tensors.
 
-Names and keys are from llama.cpp's gguf-py/gguf/constants.py and tensor_mapping.py, its converter's changes of values from conversion/llama.py and
-gemma.py (https://github.com/ggml-org/llama.cpp). Refuses by name unsupported families, and every unknown tensor and rotary key.
+Names and keys are from llama.cpp's gguf-py/gguf/constants.py and tensor_mapping.py; how its converter changes values is from conversion/llama.py and
+gemma.py (https://github.com/ggml-org/llama.cpp). Refuses unsupported families, unknown tensors and unknown rotary keys.
 """
 
 import math
@@ -41,16 +41,16 @@ _ROPE_KEYS = (
     "scaling.original_context_length",
     "scaling.finetuned",
 )
-# Meta's own for Llama 3: files contain the resulting factor for each pair of dimensions.
+# Meta's parameters for Llama 3. GGUF files only contain the resulting factor for each pair of dimensions.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 class NamedTensor(NamedTuple):
-    """A file's tensor under a checkpoint's name, of which it may be a part for one of several experts."""
+    """A tensor, or one expert's part of a tensor, of a file, with its name in a checkpoint."""
 
     name: str
     tensor: GgufTensor
-    # its rows are queries' or keys', with paired rows adjacent; a checkpoint has them half a head apart
+    # rows of queries or keys in the order of llama.cpp: rotated pairs are adjacent; in a checkpoint they are half a head apart
     is_turned: bool = False
 
 
@@ -67,12 +67,12 @@ class _Family(NamedTuple):
 
 
 def describe(file: GgufFile) -> Described:
-    """Return the file's description for the engine. Raises CheckpointError."""
+    """Return the file's config and named tensors. Raises CheckpointError."""
     metadata = Metadata(file.metadata, file.path.name)
     family = READ.get(metadata.architecture)
     if family is None:
         raise CheckpointError(
-            f"{file.path.name} is of the architecture {metadata.architecture!r}; of GGUF files read are {', '.join(READ)}"
+            f"{file.path.name} is of the architecture {metadata.architecture!r}; for GGUF files, supported are {', '.join(READ)}"
         )
     if metadata.integer("split.count", 1) > 1:
         raise CheckpointError(f"{file.path.name} is a part of several; join them first: llama-gguf-split --merge")
@@ -123,22 +123,20 @@ def _rope(metadata: Metadata, file: GgufFile, head_dim: int, theta: float) -> di
             rule["original_max_position_embeddings"] = metadata.integer("{arch}.rope.scaling.original_context_length")
         return rule
     if kind != "none":
-        raise CheckpointError(
-            f"{metadata.origin} asks for the rotary scaling {kind!r}; linear and yarn are supported, and none"
-        )
+        raise CheckpointError(f"{metadata.origin} has the rotary scaling {kind!r}; supported are linear, yarn and none")
     factors = file.tensors.get(f"{_ROPE_FACTORS}.weight")
     return None if factors is None else _llama3_rule(file.floats(factors), file.path.name, head_dim, theta)
 
 
 def _llama3_rule(factors: Sequence[float], origin: str, head_dim: int, theta: float) -> dict[str, Any]:
-    """Return the rule that gives these factors. Raises CheckpointError if it is not Llama 3's."""
+    """Return Llama 3's rule with these factors. Raises CheckpointError if it does not give them."""
     rule = {"rope_type": "llama3", "factor": max(factors), **_LLAMA3}
     low, high, length = (
         _LLAMA3[key] for key in ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     )
     expected = []
     for i in range(0, head_dim, 2):
-        turns = length * theta ** (-i / head_dim) / (2 * math.pi)  # over the trained length
+        turns = length * theta ** (-i / head_dim) / (2 * math.pi)  # full turns of the pair within the trained length
         share = min(1.0, max(0.0, (turns - low) / (high - low)))
         expected.append(1 / ((1 - share) / rule["factor"] + share))
     if len(factors) != len(expected) or not all(
@@ -153,7 +151,7 @@ def _llama3_rule(factors: Sequence[float], origin: str, head_dim: int, theta: fl
 def _dense(metadata: Metadata) -> dict[str, Any]:
     if metadata.integer("{arch}.expert_count", 0):
         raise CheckpointError(
-            f"{metadata.origin} is a mixture of experts called {metadata.architecture}, which is not read"
+            f"{metadata.origin} is a mixture of experts called {metadata.architecture}, which is not supported"
         )
     return {"intermediate_size": metadata.integer("{arch}.feed_forward_length")}
 
@@ -166,14 +164,14 @@ def _qwen3_moe(metadata: Metadata) -> dict[str, Any]:
         "moe_intermediate_size": metadata.integer("{arch}.expert_feed_forward_length"),
         "num_experts": metadata.integer("{arch}.expert_count"),
         "num_experts_per_tok": metadata.integer("{arch}.expert_used_count"),
-        "norm_topk_prob": True,  # always so in llama.cpp
+        "norm_topk_prob": True,  # as always in llama.cpp
     }
 
 
 def _gemma3(metadata: Metadata) -> dict[str, Any]:
-    """Read Gemma 3: every sixth layer has full attention; the largest model scales scores differently.
+    """Return the config of Gemma 3, in which every sixth layer has full attention.
 
-    That one has 62 layers, and the scale is not by its heads' size: llama.cpp does the same, its files do not state it.
+    The largest model (62 layers) scales scores by hidden size / heads, not by the head size. Files do not contain this; llama.cpp infers it as well.
     """
     for key in ("{arch}.attn_logit_softcapping", "{arch}.final_logit_softcapping"):
         if key in metadata and metadata.number(key):
@@ -191,9 +189,9 @@ def _gemma3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _gemma2(metadata: Metadata) -> dict[str, Any]:
-    """Read Gemma 2: every second layer has full attention; the largest model scales scores differently.
+    """Return the config of Gemma 2, in which every second layer has full attention.
 
-    That one has 46 layers, and the scale is not by its heads' size, as in llama.cpp.
+    The largest model (46 layers) scales scores by hidden size / heads, not by the head size, as in llama.cpp.
     """
     heads, head_dim = metadata.integer("{arch}.attention.head_count"), metadata.integer("{arch}.attention.key_length")
     is_largest = metadata.integer("{arch}.block_count") == 46
@@ -223,7 +221,7 @@ def _phi3(metadata: Metadata) -> dict[str, Any]:
 
 
 def _smollm3(metadata: Metadata) -> dict[str, Any]:
-    return {**_dense(metadata), "no_rope_layer_interval": 4}  # llama.cpp's own, which files do not contain
+    return {**_dense(metadata), "no_rope_layer_interval": 4}  # a constant of llama.cpp, which files do not contain
 
 
 READ = {

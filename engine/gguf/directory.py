@@ -1,7 +1,7 @@
-"""The directory that represents a GGUF file as a Hugging Face checkpoint: small files and a link.
+"""Makes a directory that presents a GGUF file as a Hugging Face checkpoint: small files and a link.
 
-Code that serves, plans or converts models reads directories, so it works for GGUF files, too. A directory is made once for each state of a file, and
-atomically.
+All other code reads such directories, so it works for GGUF files as well. A directory is made atomically, once for each size and modification time of
+a file.
 """
 
 import json
@@ -22,14 +22,14 @@ from pilotlight.engine.gguf.vocabulary import Vocabulary, read_vocabulary
 from pilotlight.engine.weights.checkpoint import GGUF_FILE, GGUF_INDEX
 
 SUFFIX = ".gguf"
-_FORM = 2  # version of the written files: an increment makes directories again
+_FORM = 2  # version of the written files; increment it to make directories again
 _SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
 
 
 def directory_of(file: Path, root: Path) -> Path:
-    """Return the file's directory, under `root`. Raises CheckpointError if the file is not supported.
+    """Return the file's directory under `root`; make it if it does not exist.
 
-    OSError.
+    Raises CheckpointError if the file is not supported, or OSError.
     """
     file = file.resolve()
     state = file.stat()
@@ -49,7 +49,7 @@ def directory_of(file: Path, root: Path) -> Path:
         os.rename(partial, place)
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)
-        if not place.is_dir():  # another process was faster
+        if not place.is_dir():  # otherwise another process has made it
             raise
     return place
 
@@ -96,7 +96,7 @@ def _templates(metadata: Metadata) -> Iterator[dict[str, str]]:
 
 
 def _format(described: Described) -> dict[str, Any] | None:
-    """Return the quantization_config for engine/weights/formats/gguf.py; None if all tensors are plain."""
+    """Return the quantization_config for engine/weights/formats/gguf.py; None if it is not needed."""
     coded = [named.tensor for named in described.tensors if named.tensor.kind.plain is None]
     turned = described.config["head_dim"] if any(named.is_turned for named in described.tensors) else None
     if not coded and turned is None:
@@ -104,14 +104,14 @@ def _format(described: Described) -> dict[str, Any] | None:
     num_bytes, num_values = sum(each.end - each.start for each in coded), sum(prod(each.shape) for each in coded)
     return {
         "quant_method": "gguf",
-        "bits": 8 * num_bytes / num_values if coded else None,  # per value, on average
+        "bits": 8 * num_bytes / num_values if coded else None,  # mean bits per value
         "kinds": sorted({each.kind.name.lower() for each in coded}),
         "turned_head_dim": turned,
     }
 
 
 def _stored_name(named: NamedTensor) -> str:
-    """Return the name by which the format finds a tensor that is not in a checkpoint's form."""
+    """Return a tensor's name in the index; it shows the format if the tensor must be decoded or reordered."""
     stem, _, part = named.name.rpartition(".")
     kind = named.tensor.kind
     if kind.plain is None:
@@ -122,7 +122,7 @@ def _stored_name(named: NamedTensor) -> str:
 
 
 def _entry(named: NamedTensor) -> dict[str, Any]:
-    """Return a tensor's entry in the index, like safetensors'. Codes are rows of bytes."""
+    """Return a tensor's entry in the index, as in a safetensors header. Codes count as rows of bytes."""
     kind, shape, (start, end) = named.tensor.kind, named.tensor.shape, named.tensor[-2:]
     if kind.plain is None:
         shape = (*shape[:-1], shape[-1] // kind.block * kind.block_bytes)

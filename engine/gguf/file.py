@@ -1,7 +1,7 @@
-"""The header of a GGUF file: metadata by key, and every tensor's type, shape and bytes.
+"""Reads the header of a GGUF file: metadata by key, and every tensor's type, shape and place.
 
-By the specification in ggml's docs/gguf.md (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), versions 2 and 3. No count in a file is
-trusted: each is compared with the remaining bytes before anything is read or allocated. Does not know what a key or a tensor is for.
+Follows the specification in ggml's docs/gguf.md (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), versions 2 and 3. No count in a file is
+trusted: each is compared with the remaining bytes before anything is read or allocated. Does not know the purpose of keys and tensors.
 """
 
 import mmap
@@ -18,12 +18,24 @@ from pilotlight.engine.gguf.kinds import KINDS, UNREAD, TensorKind
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}  # by type
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "B",
+    10: "Q",
+    11: "q",
+    12: "d",
+}  # struct codes by GGUF type
 _MAX_DIMS = 4
 _MOST_KEYS = 1 << 16
 _MOST_TENSORS = 1 << 20
-_MOST_ITEMS = 1 << 22  # of a list; vocabularies have some 300,000 tokens, and about as many merges
-_MOST_NAME_BYTES = 1 << 16  # of a key or a tensor's name; texts may be longer
+_MOST_ITEMS = 1 << 22  # limit for a list; vocabularies have some 300,000 tokens, and about as many merges
+_MOST_NAME_BYTES = 1 << 16  # limit for a key or a tensor's name; texts may be longer
 _LONGEST_AXIS = 1 << 40
 
 
@@ -31,12 +43,12 @@ class GgufTensor(NamedTuple):
     name: str
     kind: TensorKind
     shape: tuple[int, ...]  # in torch's order: rows before columns
-    start: int  # bytes of the file
+    start: int  # its bytes are file[start:end]
     end: int
 
 
 class GgufFile(NamedTuple):
-    """A file's header; its tensors are not read."""
+    """The content of a file's header, without the values of tensors."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -44,7 +56,7 @@ class GgufFile(NamedTuple):
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
-        """Open a file. Raises CheckpointError if it is not a GGUF file, damaged or truncated; OSError."""
+        """Read a file's header. Raises CheckpointError if it is no GGUF file or damaged, or OSError."""
         with open_file(path) as opened:
             if opened.read(4) != MAGIC:
                 raise CheckpointError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
@@ -96,7 +108,7 @@ class GgufFile(NamedTuple):
 
 
 class _Reader:
-    """A reader of consecutive values of the header."""
+    """Reads consecutive values of the header, at `at`."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self.at = len(MAGIC)
@@ -112,7 +124,7 @@ class _Reader:
                 f"{self._path.name} is a GGUF file for big-endian machines; convert it again for this one"
             )
         raise CheckpointError(
-            f"{self._path.name} is a GGUF file of version {version}; read are {' and '.join(map(str, _VERSIONS))}"
+            f"{self._path.name} is a GGUF file of version {version}; supported are {' and '.join(map(str, _VERSIONS))}"
         )
 
     def require_count(self, count: int, most: int, what: str) -> None:
@@ -154,7 +166,7 @@ class _Reader:
             )
         if not 0 < min(shape) <= max(shape) <= _LONGEST_AXIS or shape[-1] % kind.block:
             raise CheckpointError(
-                f"tensor {name} in {self._path.name} has shape {list(shape)}, which {kind.name}, in blocks of {kind.block}, cannot have"
+                f"tensor {name} in {self._path.name} has shape {list(shape)}, which {kind.name} with blocks of {kind.block} values cannot have"
             )
         return name, kind, shape, offset
 
@@ -188,5 +200,5 @@ class _Reader:
         left = len(self._content) - self.at
         if num_bytes > left:
             raise CheckpointError(
-                f"{self._path.name} is truncated or damaged: {what} claims {num_bytes} bytes, and {left} are left; fetch it again"
+                f"{self._path.name} is truncated or damaged: {what} claims {num_bytes} bytes, but {left} are left; fetch it again"
             )

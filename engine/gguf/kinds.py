@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 class TensorKind(NamedTuple):
     name: str
-    block: int  # values
+    block: int  # values per block
     block_bytes: int
-    plain: str | None = None  # safetensors' name of the type, if values are not codes
+    plain: str | None = None  # name of the type in safetensors if it is not quantized
 
 
 KINDS = {
@@ -27,7 +27,7 @@ KINDS = {
     14: TensorKind("Q6_K", 256, 210),
     20: TensorKind("IQ4_NL", 32, 18),
     30: TensorKind("BF16", 1, 2, "BF16"),
-}  # by ggml's number
+}  # by number of the type in ggml
 UNREAD = {
     9: "Q8_1", 10: "Q2_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S",
     22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",

@@ -1,4 +1,4 @@
-"""Values of a GGUF file's metadata, read once with their types; errors name key and value."""
+"""Typed access to a GGUF file's metadata; errors name key and value."""
 
 import math
 import struct
@@ -9,7 +9,7 @@ from pilotlight.engine.api.errors import CheckpointError
 
 
 class Metadata:
-    """The metadata of one file; keys may begin with "{arch}", a placeholder for its architecture."""
+    """The metadata of one file. "{arch}" in a key is a placeholder for the architecture."""
 
     def __init__(self, values: Mapping[str, Any], origin: str) -> None:
         self.origin = origin
@@ -29,7 +29,7 @@ class Metadata:
     def integer(self, key: str, default: int | None = None) -> int:
         found = self._values.get(self._key(key), default)
         if isinstance(found, list) and found and found.count(found[0]) == len(found):
-            found = found[0]  # one per layer, all equal
+            found = found[0]  # a value per layer, all equal
         if isinstance(found, list):
             raise self._refusal(key, f"{found[:3]}...", "one number for all layers")
         if not isinstance(found, int) or isinstance(found, bool) or found < 0:
@@ -77,7 +77,7 @@ class Metadata:
 
 
 def shortest(value: float) -> float:
-    """Return the shortest number that is equal in fp32, as in files: 1e-05, not 9.999999747378752e-06."""
+    """Return the shortest decimal number that is equal in fp32: 1e-05 for 9.999999747378752e-06."""
     if abs(value) > 1e38:  # rounding might exceed fp32's range
         return value
     as_stored = struct.pack("<f", value)

@@ -1,8 +1,8 @@
-"""The tokenizer in a GGUF file's metadata, as the tokenizer.json of the library.
+"""Converts the tokenizer in a GGUF file's metadata to the tokenizer.json of Hugging Face's library.
 
-Two kinds are read: "gpt2", byte-level BPE with its merges, which splits a text by the patterns that `tokenizer.ggml.pre` names, and "llama",
-SentencePiece's BPE, whose merges follow from the tokens' scores. Patterns are those of the tokenizer.json files of the models with these names; names
-that share one are from llama.cpp's src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
+Two kinds are supported: "gpt2", byte-level BPE with merges, where `tokenizer.ggml.pre` names the patterns that split a text; and "llama", the BPE of
+SentencePiece, whose merges follow from the scores of tokens. Patterns are from the tokenizer.json files of the models with these names; which names
+share a pattern is from llama.cpp's src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp).
 """
 
 import json
@@ -31,12 +31,12 @@ _TEKKEN = (
 
 
 class _Cut(NamedTuple):
-    """The rules by which a text is split before pairs are joined."""
+    """The rules by which a text is split before BPE merges pairs."""
 
     patterns: tuple[str, ...]
-    ignores_merges: bool = False  # a piece of text that is a token is not split
+    ignores_merges: bool = False  # a piece of text that is a token is used whole, without merges
     normalizer: str | None = None
-    adds_bos: bool = False  # if the file does not specify it
+    adds_bos: bool = False  # whether a text begins with the BOS token, unless the file specifies it
 
 
 _LLAMA3_CUT, _QWEN2_CUT = _Cut((_LLAMA3,), ignores_merges=True, adds_bos=True), _Cut((_QWEN2,), normalizer="NFC")
@@ -52,7 +52,7 @@ _CUTS = {
 
 
 class Vocabulary(NamedTuple):
-    """A model's tokenizer, and the tokens that have names or end a turn."""
+    """A model's tokenizer, its special tokens, and the tokens that end a turn."""
 
     tokenizer_json: str
     special_tokens: dict[str, str]  # by their names in tokenizer_config.json: bos_token, ...
@@ -68,7 +68,7 @@ def read_vocabulary(metadata: Metadata) -> Vocabulary | None:
     if model == "no_vocab":
         return None
     if model not in ("gpt2", "llama"):
-        raise CheckpointError(f"{metadata.origin} has a tokenizer of the kind {model!r}; read are gpt2 and llama")
+        raise CheckpointError(f"{metadata.origin} has a tokenizer of the kind {model!r}; supported are gpt2 and llama")
     tokens = metadata.texts("tokenizer.ggml.tokens")
     types = metadata.integers("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
@@ -102,7 +102,7 @@ def _byte_level(metadata: Metadata, tokens: list[str], types: list[int], special
     cut = _CUTS.get(pre)
     if cut is None:
         raise CheckpointError(
-            f"{metadata.origin} cuts texts as {pre or 'nothing'!r} does (tokenizer.ggml.pre); read are {', '.join(_CUTS)}"
+            f"{metadata.origin} has tokenizer.ggml.pre = {pre or 'nothing'!r}; supported are {', '.join(_CUTS)}"
         )
     splits = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
@@ -159,9 +159,9 @@ def _sentencepiece(metadata: Metadata, tokens: list[str], types: list[int], spec
 
 
 def _merges(rank_of: dict[str, tuple[float, int]]) -> Iterator[list[str]]:
-    """Yield every split of a token into two, those of better tokens first.
+    """Yield every split of a token into two tokens, ordered by the rank of the whole token.
 
-    SentencePiece joins the two neighbours that make the best token.
+    SentencePiece has no list of merges: it joins the neighbours that make the best token.
     """
     for token in sorted(rank_of, key=rank_of.__getitem__):
         cuts = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in rank_of and token[i:] in rank_of]

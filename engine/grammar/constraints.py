@@ -1,7 +1,7 @@
-"""Grammars that answers must follow, and the place of each sequence in its grammar.
+"""Grammars that answers must follow, and the state of each sequence in its grammar.
 
-A grammar is compiled once for all sequences that request it, in a thread. A matcher then returns the mask of tokens that may come next and takes each
-chosen token. Knows token ids and their bytes; does not know logits, or which sequence waits for a grammar (engine/scheduling/awaited.py).
+A grammar is compiled once for all sequences that request it, in a thread. A matcher then returns the mask of tokens that may come next, and advances
+by each chosen token. Knows token ids and their bytes; does not know logits, or which sequence waits for a grammar (engine/scheduling/awaited.py).
 """
 
 from array import array
@@ -19,20 +19,20 @@ from pilotlight.engine.grammar.tenant_threads import TenantThreads
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MOST_GRAMMARS = 64  # kept compiled, for each model
-_MOST_SPELLINGS = 32  # of a text that is forced: with more of them some text is not
-COMPILE_S = 20.0  # wait of a sequence: a child process compiled its grammar in a few seconds, so beyond this the machine is overloaded
+MOST_GRAMMARS = 64  # limit of compiled grammars per model
+_MOST_SPELLINGS = 32  # if more tokens are allowed, they are not just spellings of one forced text
+COMPILE_S = 20.0  # limit of a sequence's wait: a child process has compiled the grammar in a few seconds, so a longer wait means overload
 
 
 def everything(vocab_size: int, count: int) -> "list[array[int]]":
-    """Return masks that allow every token."""
+    """Return `count` masks that allow every token."""
     return [array("i", [-1]) * -(-vocab_size // 32) for _ in range(count)]
 
 
 def forbid(mask: "array[int]", token_ids: SequenceOf[int]) -> None:
-    """Take tokens out of a mask, in place, unless nothing else would be left.
+    """Forbid tokens in a mask, in place, unless no token would be left.
 
-    A grammar at its end must be able to end.
+    So an answer can end where its grammar allows nothing else.
     """
     words = array("i", mask)
     for token_id in token_ids:
@@ -63,20 +63,20 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """True if the text is whole and nothing can follow it."""
+        """True if the text is complete and no token can follow it."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def mask(self) -> "array[int]":
-        """Return one bit for each token that may come next, in words of 32. Raises ConstraintError.
+        """Return a bit mask over the vocabulary as 32-bit words: a bit is set if its token may come next.
 
-        The lowest bit is the first token.
+        The lowest bit is the first token. Raises ConstraintError.
         """
         bits = array("i", bytes(4 * self._num_words))
         address, _ = bits.buffer_info()
         self._matcher.unsafe_compute_mask_ptr(address, 4 * self._num_words)
         self._check()
         if not any(bits):
-            raise ConstraintError("no token may follow what has been put out")
+            raise ConstraintError("no token may follow the output so far")
         return bits
 
     def masks(self, drafts: SequenceOf[int]) -> "list[array[int]]":
@@ -108,9 +108,9 @@ class Matcher:
     def foreseen(self, ahead: SequenceOf[int], most: int) -> tuple[list[int], bool]:
         """Return tokens that must follow `ahead`, and whether they are certain.
 
-        Returns up to `most` tokens and True while the text has no alternative; if it can be spelled in several ways, the longest token is taken, as
-        tokenizers do. Otherwise returns the token that must follow unless white space does, if there is one, and False. Returns nothing if `ahead`
-        does not follow the grammar.
+        If the grammar forces a text, returns up to `most` of its tokens, and True; of several spellings the longest token is taken, as tokenizers do.
+        Otherwise returns False, and the token that must follow unless white space does, if there is one. Returns no token if `ahead` does not follow
+        the grammar.
         """
         at = self._behind(ahead) if ahead else self
         if at is None or self._is_left or most < 1 or at.is_complete:
@@ -137,7 +137,7 @@ class Matcher:
     def _masks(self, drafts: SequenceOf[int]) -> "list[array[int]]":
         found = [self.mask()]
         copy = self._copy() if drafts else self
-        with suppress(ConstraintError):  # behind drafts, which may never be chosen
+        with suppress(ConstraintError):  # an error after drafts, which may never be chosen
             for draft in drafts:
                 if copy.is_complete or not copy._matcher.validate_tokens([draft]):
                     break
@@ -161,7 +161,7 @@ class Matcher:
         return Matcher(self._matcher.deep_copy(), self._num_words, self._tokenizer)
 
     def _forced(self) -> list[int]:
-        """Return the tokens that are forced next, if any text is."""
+        """Return the tokens that are forced next; none if no text is forced."""
         return self._matcher.compute_ff_tokens() or (self._longest_token() if self._matcher.compute_ff_bytes() else [])
 
     def _longest_token(self) -> list[int]:
@@ -200,12 +200,12 @@ class Grammars:
     def compile(
         self, constraint: Constraint, delivered: SequenceOf[int] = (), tenant: bytes = b""
     ) -> "Future[Matcher]":
-        """Return a future of a matcher that stands after the delivered tokens, or of a ConstraintError.
+        """Return the future of a matcher after the delivered tokens, or of a ConstraintError.
 
-        Does not block. `tenant`: the tenant whose turn a new grammar waits for.
+        Does not block. `tenant`: the tenant that requests the grammar; tenants take turns at compilation.
         """
         known = self._compiled.pop(constraint, None)
-        if known is None or _has_failed(known):  # it may be mended by now
+        if known is None or _has_failed(known):  # try again after a failure
             known = self._compiling.submit(tenant, lambda: self._compile(constraint))
         self._compiled[constraint] = known
         if len(self._compiled) > MOST_GRAMMARS:
@@ -216,7 +216,7 @@ class Grammars:
             with suppress(RuntimeError):  # the model is being closed
                 self._starting.submit(self._begin, grammar, delivered, started, is_optional=constraint.is_optional)
 
-        known.add_done_callback(begin_soon)  # no thread waits for another
+        known.add_done_callback(begin_soon)  # a callback, so that no thread waits for another
         return started
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Checks in a child process that a client's grammar can be compiled and followed.
 
-A grammar library reads untrusted input: some of it overflows the library's stack, takes gigabytes, or fails in the middle of an answer. An engine
-host compiles only what a child process survived: compiling it and drawing a few answers (engine/api/guarded_pool.py). Knows the limits that an honest
-grammar keeps; does not know who asks.
+Grammars are untrusted input: some overflow the library's stack, take gigabytes, or fail in the middle of an answer. So a child process first compiles
+a grammar and draws a few answers (engine/api/guarded_pool.py); an engine host compiles the grammar only if the child survives. Knows the limits of a
+reasonable grammar; does not know who sent it.
 """
 
 import random
@@ -23,13 +23,13 @@ from pilotlight.engine.grammar.grammar_compiler import (
 
 CPU_S = 3.0  # a schema of 3,000 optional keys takes 0.7 s, one of ten 1 ms
 MEMORY_BYTES = 256 << 20  # the schema above takes 20 MiB
-_WALKS, _WALK_TOKENS = 3, 10  # 0.4 ms, or 3 with a vocabulary of 128,000 tokens
+_WALKS, _WALK_TOKENS = 3, 10  # takes 0.4 ms, or 3 ms with a vocabulary of 128,000 tokens
 
 
 class GrammarVocabulary(NamedTuple):
-    """The tokens over which grammars of one model are compiled."""
+    """The tokens of one model, for which grammars are compiled."""
 
-    directory: Path  # of the tokenizer
+    directory: Path  # directory of the tokenizer
     size: int
     eos_token_ids: tuple[int, ...]
 
@@ -45,13 +45,13 @@ def check_job(vocabulary: GrammarVocabulary, constraint: Constraint) -> GuardedJ
 
 
 def read_tokenizer(directory: str, size: int, eos_token_ids: list[int]) -> None:
-    """Keep a tokenizer for the checks after this; one that cannot be read is for the check to name."""
+    """Load a tokenizer for later checks. If it cannot be read, those report the error."""
     with suppress(TokenizerUnreadableError):
         _compiler(directory, size, tuple(eos_token_ids)).tokenizer()
 
 
 def check(directory: str, size: int, eos_token_ids: list[int], kind: str, text: str) -> None:
-    """Raises ConstraintError."""
+    """Check a grammar. Raises ConstraintError if it cannot be compiled or followed."""
     compiler = _compiler(directory, size, tuple(eos_token_ids))
     constraint = Constraint(kind, text)  # type: ignore[arg-type]
     grammar = satisfiable(compiler, constraint)
@@ -75,6 +75,6 @@ def _walk(matcher: Matcher, draw: random.Random) -> None:
         matcher.accept(skipped + (following & -following).bit_length() - 1)
 
 
-@lru_cache(4)  # of a site's models, in each child
+@lru_cache(4)  # models of a site, in each child process
 def _compiler(directory: str, size: int, eos_token_ids: tuple[int, ...]) -> GrammarCompiler:
     return GrammarCompiler(Path(directory), size, eos_token_ids)

@@ -1,4 +1,4 @@
-"""Compiles grammars with llguidance for one model's tokens; refuses by name what cannot be enforced.
+"""Compiles grammars with llguidance for one model's tokens; refuses those that cannot be enforced.
 
 Knows the library, the model's tokenizer and the limits of both; does not know threads, sequences, or who asked for a grammar. A client's grammar is
 compiled only after a child process has survived it (engine/grammar/grammar_check.py).
@@ -27,27 +27,27 @@ class ConstraintError(Exception):
 
 
 class TokenizerUnreadableError(ConstraintError):
-    """The model's tokenizer cannot be used for grammars. The next try may find other files."""
+    """The model's tokenizer cannot be used for grammars; a later attempt may find repaired files."""
 
 
 class GrammarCompiler:
-    """Compiles grammars over one model's vocabulary. Its tokenizer is read with the first."""
+    """Compiles grammars over one model's vocabulary. The tokenizer is read with the first grammar."""
 
     def __init__(self, directory: Path, vocab_size: int, eos_token_ids: SequenceOf[int]) -> None:
         self._directory = directory
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
-        self._tags: list[str] = []  # tokens that no text may spell
+        self._tags: list[str] = []  # added tokens such as <think>, which texts of a grammar must not contain
         self._lock = threading.Lock()
 
     @property
     def num_words(self) -> int:
-        """The length of a mask, in words of 32 tokens."""
+        """Return the length of a mask in 32-bit words."""
         return -(-self._vocab_size // 32)
 
     def compile(self, constraint: Constraint) -> "LLMatcher":
-        """Return the grammar at its start. Raises ConstraintError."""
+        """Return a matcher at the start of the grammar. Raises ConstraintError."""
         from llguidance import LLMatcher
 
         text = grammar_of(constraint)
@@ -57,7 +57,9 @@ class GrammarCompiler:
             raise ConstraintError(refusal(constraint, messages[0]))
         tokenizer = self.tokenizer()
         spelt = next((tag for tag in self._tags if tag in constraint.text), None)
-        if spelt is not None and constraint.kind != "lark":  # it would be read as the token, so it cannot be text
+        if (
+            spelt is not None and constraint.kind != "lark"
+        ):  # the tokenizer never produces it as text, only as the token
             raise ConstraintError(refusal(constraint, f"it spells the token {spelt!r}"))
         if spelt is not None:
             text = LLMatcher.grammar_from_lark(with_tokens(constraint.text, self._tags))
@@ -67,7 +69,7 @@ class GrammarCompiler:
         return matcher
 
     def tokenizer(self) -> "LLTokenizer":
-        """Raises TokenizerUnreadableError."""
+        """Return the tokenizer, read at the first call. Raises TokenizerUnreadableError."""
         from llguidance import LLTokenizer
 
         with self._lock:
@@ -84,10 +86,10 @@ class GrammarCompiler:
 
 
 def limits() -> "LLParserLimits":
-    """Return the library's limits.
+    """Return the limits for compiled grammars.
 
-    A state of an automaton takes 1 to 2 KB, so the states of one answer may take 100 MB, instead of 500 by default. The other limits are the
-    library's own: 20 ms for an automaton at first, 14 ms and 50,000 items for a mask.
+    A state of an automaton takes 1 to 2 KB, so the states of one answer may take 100 MB, instead of 500 by default. Other limits are the defaults:
+    20 ms to build an automaton, 14 ms and 50,000 items for a mask.
     """
     from llguidance import LLParserLimits
 
@@ -95,7 +97,7 @@ def limits() -> "LLParserLimits":
 
 
 def grammar_of(constraint: Constraint) -> str:
-    """Return a constraint as llguidance takes it. Raises ConstraintError."""
+    """Return a constraint in the format of llguidance. Raises ConstraintError."""
     from llguidance import LLMatcher
 
     from pilotlight.engine.text.formats.grammars import (  # as llguidance, not on a bare GPU machine
@@ -130,9 +132,9 @@ def grammar_of(constraint: Constraint) -> str:
 
 
 def with_tokens(lark: str, tags: SequenceOf[str]) -> str:
-    """Return a grammar that uses tokens where its quoted texts spell tags.
+    """Return a Lark grammar in which quoted tags such as "<think>" are replaced by tokens.
 
-    A tokenizer that has a token for a text never writes the text with other tokens.
+    A tokenizer that has a token for a text never spells the text with other tokens.
     """
     tag = re.compile("(" + "|".join(re.escape(tag) for tag in tags if re.fullmatch(r"<[^<>\s]+>", tag)) + ")")
 
@@ -147,7 +149,7 @@ def with_tokens(lark: str, tags: SequenceOf[str]) -> str:
 
 
 def refusal(constraint: Constraint, reason: str) -> str:
-    """Return a sentence about a grammar that is refused."""
+    """Return the error message for a grammar that cannot be enforced."""
     what = {"json_schema": "JSON schema", "regex": "pattern", "choice": "choice", "lark": "grammar"}[constraint.kind]
     said = _LISTING.split(reason, maxsplit=1)[0]
     return f"the {what} cannot be enforced: {' '.join(said.split())[:500]}"

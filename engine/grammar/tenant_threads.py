@@ -1,6 +1,6 @@
 """A few threads that tenants share. A tenant uses one thread at most.
 
-A piece of work waits for its tenant's earlier work and for one piece of each other tenant's. Knows whose turn it is; does not know what the work is.
+A piece of work waits for its tenant's earlier work and for one piece of each other tenant. Knows whose turn it is; does not know what the work is.
 """
 
 import threading
@@ -17,7 +17,7 @@ _Work = tuple["Future[Any]", Callable[[], Any]]
 class TenantThreads:
     def __init__(self, size: int, name: str) -> None:
         self._threads = ThreadPoolExecutor(size, name)
-        # by tenant: work queued after what the tenant has in a thread, or in line for one
+        # by tenant: work that waits until the tenant's current piece has ended
         self._waiting: dict[bytes, deque[_Work]] = {}
         self._lock = threading.Lock()
 

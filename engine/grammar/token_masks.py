@@ -18,7 +18,7 @@ from pilotlight.engine.scheduling.plan import Chunk
 
 class TokenMasks:
     def __init__(self, info: ModelInfo, grammars: Grammars | None, sequences: OpenSequences) -> None:
-        """`grammars`: the model's. If None, sequences that request a grammar are refused."""
+        """`grammars`: the model's grammars. If None, sequences that request a grammar are refused."""
         self._sequences = sequences
         self._vocab_size = info.vocab_size
         self._eos_token_ids = info.eos_token_ids
@@ -34,7 +34,7 @@ class TokenMasks:
         )
 
     def enforceable(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the chunks but those of sequences whose grammar cannot be enforced, which end."""
+        """Return the chunks, except those of sequences whose grammar cannot be enforced, which end."""
         refused = [chunk.sequence for chunk in chunks if chunk.sequence.lacks_grammar]
         for sequence in refused:
             code, why = sequence.why_unconstrained or ("invalid_request", "this engine compiles no grammars")
@@ -44,7 +44,7 @@ class TokenMasks:
     def of(self, chunks: list[Chunk]) -> "dict[Sequence, list[array[int]]]":
         """Return the masks of sequences that may not choose every token.
 
-        A sequence has one mask after its newest token and one after each draft. A sequence that has nothing to choose ends, alone.
+        A sequence has one mask after its newest token and one after each draft. A sequence that may choose no token ends.
         """
         masks = {}
         for chunk in [chunk for chunk in chunks if chunk.sequence.may_be_masked]:
@@ -97,15 +97,15 @@ class AwaitedGrammar:
     def take(self) -> None:
         """Give the sequence its matcher, or the reason why there is none.
 
-        A sequence whose grammar is optional continues without one that cannot be enforced, but not without one that is late: the same request would
-        be constrained on another day.
+        A sequence with an optional grammar continues without it if it cannot be enforced, but not if it is late: whether an answer is constrained
+        must not depend on load.
         """
         try:
             self.sequence.matcher = self._matcher.result(timeout=0)
         except (TimeoutError, CancelledError):
-            why = f"the answer's grammar was not ready after {COMPILE_S:g} s, which others' took; try again in a moment"
+            why = f"the answer's grammar was not ready after {COMPILE_S:g} s, because others are compiled first; try again in a moment"
             self.sequence.why_unconstrained = "overloaded", why
-        except Exception as error:  # whatever a library raises of one grammar ends its sequence alone
+        except Exception as error:  # any error of the library for one grammar ends only its sequence
             self.sequence.why_unconstrained = "invalid_request", str(error) or type(error).__name__
             if not self.sequence.lacks_grammar:
                 self.sequence.constraint = None

@@ -1,7 +1,7 @@
 """The engine host: one process (or thread), several models, one stream of frames.
 
-Knows the order of things between steps: commands, finished loads, one step per model, one frame. Does not know tensors and HTTP. Imports no torch:
-the loader's thread does, while the host is already reachable.
+Knows the order of work in its loop: commands, finished loads, one step per model, one frame. Does not know tensors and HTTP. Does not import torch:
+the loader's thread does that while the host is already reachable.
 
 python -m pilotlight.engine.host.engine_host --address ipc:///run/pilotlight/ams1.sock --config '{"device": "cpu"}'
 """
@@ -76,7 +76,7 @@ class EngineHost:
         self._owes_ready = False
         self._waits_for_blocks = False
         self._is_stopping = False
-        self._num_heard = 0  # messages from other hosts
+        self._num_heard = 0  # number of messages from other hosts
         self._failed_steps = (
             0  # since results were last collected: if steps overlap, a successful launch proves nothing
         )
@@ -88,7 +88,7 @@ class EngineHost:
         self._is_stopping = True
 
     def run(self) -> None:
-        """Serve until `stop` is called; then send a farewell at once, so that open sequences move elsewhere."""
+        """Serve until `stop` is called; then announce the end at once, so that open sequences move elsewhere."""
         self._loader.start()
         while not self._is_stopping and not self._is_orphaned():
             for command in self._transport.receive(self._receive_timeout_s()):
@@ -106,7 +106,7 @@ class EngineHost:
             self._waits_for_blocks = bool(working) and not stepped
             if self._waits_for_blocks:
                 self._note_peers(working)
-        self._send_frame([])  # do not lose computed tokens
+        self._send_frame([])  # tokens of the last steps
         reason = self._broken or self._loader.why_ending or "the engine host was shut down"
         self._transport.send(HostEnding(reason, self._failed_under))
         if self._broken is None:
@@ -146,7 +146,7 @@ class EngineHost:
 
     def _submit(self, submit: Submit) -> None:
         if any(submit.sequence_id in model.engine.sequences for model in self._models.served.values()):
-            # Its front end has refused the second. An error sent from here for that id would end the first.
+            # The front end has refused the second sequence itself. An error output with this id would end the first one.
             log.error("sequence %s is open already; the second of this id is dropped", submit.sequence_id)
             return
         model = self._models.served.get(submit.model)
@@ -161,7 +161,7 @@ class EngineHost:
             self._transport.send(self._loader.ready)
 
     def _step(self, model: "LoadedModel") -> bool:
-        """Return False if nothing was computed: liveness requires progress, and an error is not progress."""
+        """Run a step; return False if it computed nothing or failed, which does not count as progress."""
         engine, name = model.engine, model.spec.name
         num_steps = engine.stats.num_steps
         try:
@@ -169,7 +169,7 @@ class EngineHost:
             if engine.stats.num_steps > num_steps:
                 self._failed_steps = 0
             return has_computed
-        except Exception as error:  # one model's failure must not end other models' sequences, nor its own next ones
+        except Exception as error:  # an error must not end sequences of other models, nor later ones of this model
             log.exception("a step of %s failed", name)
             message = f"a step of {name} failed with {type(error).__name__}: {error}"
             self._failed_steps += 1
@@ -254,7 +254,7 @@ def main(words: Sequence[str]) -> None:
     except BuildError as error:
         sys.exit(f"pilotlight.engine.host.engine_host: {error}")
     if arguments.afresh:
-        with suppress(BuildError, OSError):  # without a library torch computes
+        with suppress(BuildError, OSError):  # without a library, torch computes instead
             discard_libraries()
     keys = _keys(arguments.keys)
     if problem := address_problem(arguments.address, has_keys=keys is not None):
@@ -262,7 +262,7 @@ def main(words: Sequence[str]) -> None:
     if problem := peer_address_problem(config):
         sys.exit(f"pilotlight.engine.host.engine_host: {problem}")
     if config.threads is not None:
-        # Read when torch is imported, by every thread that computes.
+        # torch reads it when it is imported
         os.environ["OMP_NUM_THREADS"] = str(config.threads)
     # With keys, the front end is on another machine, and its lease shows whether it is alive.
     parent = arguments.parent if arguments.parent is not None or keys is not None else os.getppid()
@@ -289,7 +289,10 @@ def main(words: Sequence[str]) -> None:
 def _keys(path: Path | None) -> "Keys | None":
     if path is None:
         return None
-    from pilotlight.engine.api.keys import KeysError, read_keys  # a host on the front end's machine has none
+    from pilotlight.engine.api.keys import (
+        KeysError,
+        read_keys,
+    )  # imported here: a host on the front end's machine has no keys
 
     try:
         return read_keys(path)
@@ -306,7 +309,7 @@ def address_problem(address: str, has_keys: bool = False) -> str | None:
 
 
 def peer_address_problem(config: HostConfig) -> str | None:
-    """Return why a host must not serve its blocks at its configured addresses."""
+    """Return why a host must not serve its blocks at its configured addresses, or None."""
     for name in ("peer_address", "lend_address"):
         address = getattr(config, name)
         if address is not None and address_problem(address, config.peer_keys is not None):
@@ -317,8 +320,8 @@ def peer_address_problem(config: HostConfig) -> str | None:
 def _die_with_parent(parent: int, stop: Callable[[], None]) -> None:
     """Ask Linux for a signal when the parent dies.
 
-    It is also sent when only the thread that started this process ends, hence the check. On other systems, and as a second line of defence, the
-    heartbeat checks the parent's id.
+    It is also sent when only the thread that started this process ends, so the handler checks the parent's id. On other systems, and in case the
+    signal is lost, the host's loop checks it as well.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,6 +1,6 @@
-"""The models of an engine host: loading, and loaded.
+"""The models of an engine host, both loaded and loading.
 
-Knows which results of the loader are still needed; does not know sequences, steps and when to look.
+Knows which results of the loader are still needed; does not know sequences and steps.
 """
 
 from typing import TYPE_CHECKING
@@ -49,7 +49,7 @@ class HostedModels:
         self._transport.send(ModelUnloaded(name))
 
     def collect(self) -> None:
-        """Take the loader's results for this host."""
+        """Handle results of the loader, and serve loaded models whose cache is free."""
         for spec, result in self._loader.take_results():
             is_wanted = self.loading.get(spec.name) is spec  # otherwise it was unloaded while it loaded
             match result:

@@ -1,7 +1,7 @@
 """The thread that loads models while a host keeps serving its loaded ones.
 
-Loads one model at a time, in order, because the disk is the bottleneck. Imports torch in its thread: the host is reachable, and its heart beats,
-before that.
+Loads one model at a time, in order, because the disk is the bottleneck. Imports torch in its thread, so that the host is reachable and sends
+heartbeats meanwhile.
 """
 
 import logging
@@ -38,16 +38,16 @@ class ModelLoader:
     def __init__(self, config: HostConfig, is_standby: bool = False, digests: Path | None = None) -> None:
         """Prepare the thread.
 
-        `is_standby`: no request waits for this host; it prepares more thoroughly, at a lower priority. `digests`: the folder that keeps digests of
-        each checkpoint's first load, by which later loads are checked.
+        `is_standby`: no request waits for this host; it prepares more thoroughly, at a lower priority. `digests`: the folder of the digests that
+        each checkpoint had at its first load; later loads are checked against them.
         """
         if problem := host_problem(config):
             raise ValueError(problem)
         self._config = config
         self._is_standby = is_standby
         self._digests = digests
-        self.ready: HostReady | None = None  # until a model could be loaded
-        self.why_ending: str | None = None  # the reason for which it has the host end
+        self.ready: HostReady | None = None  # None until models can be loaded
+        self.why_ending: str | None = None  # why the loader ends the host, if it does
         self._specs: queue.SimpleQueue[ModelSpec | None] = queue.SimpleQueue()
         self._expected: queue.SimpleQueue[ModelSpec] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[ModelSpec, LoadResult]] = queue.SimpleQueue()
@@ -99,9 +99,9 @@ class ModelLoader:
             self._results.put((spec, self._try_to_load(spec)))
 
     def _next(self) -> ModelSpec | None:
-        """Wait for a model to load; meanwhile prepare expected ones, and unmap removed files.
+        """Wait for a model to load; meanwhile prewarm expected ones and unmap removed files.
 
-        Those are files of sleeping models that their site has removed.
+        These files are weights of sleeping models that the site has removed.
         """
         while True:
             try:
@@ -120,7 +120,7 @@ class ModelLoader:
         self._has_prewarmed = True
         try:
             at_low_priority(lambda: prewarm(spec, self._config))
-        except Exception as error:  # of any kind: its load will take longer, or report the error
+        except Exception as error:  # any error only makes the load slower, or recurs there
             log.info("%s is not prewarmed: %s: %s", spec.name, type(error).__name__, error)
 
     def _try_to_load(self, spec: ModelSpec) -> "LoadedModel | ModelFailed":
@@ -139,7 +139,7 @@ class ModelLoader:
         from pilotlight.engine.loading.loading import load_model
 
         if self._memory is None:
-            # Open sequences move to the next host, as after any other death.
+            # When a rank is lost, _end_host ends this host, and open sequences move to the next one.
             self._memory = make_kv_memory(
                 self._config,
                 self._end_host,
@@ -161,6 +161,6 @@ class ModelLoader:
             check_sound(directory, self._digests)
         loaded = load_model(spec, self._config, self._memory, report, self._tiers)
         if self._digests is not None:
-            # The host ends as on a request to stop: open sequences move to a host with intact weights, and this one refuses the damaged ones by name.
+            # If the weights are damaged, the host stops as on request: open sequences move to another host, and check_sound refuses later loads.
             verify_in_background(directory, self._digests, lambda: os.kill(os.getpid(), signal.SIGTERM))
         return loaded

@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 def import_libraries() -> None:
     """Import the modules that every host needs, with any configuration.
 
-    The garbage collector is off meanwhile: modules are never garbage, the search takes an eighth of the time, and a later scan of them would pause
-    two steps for 50 ms.
+    The garbage collector is off meanwhile: modules are never garbage, and its scans take an eighth of the time. Then the modules are frozen, because
+    a later scan of them would pause two steps for 50 ms.
     """
     gc.disable()
     try:
@@ -56,7 +56,7 @@ def _prepare(config: HostConfig, is_standby: bool) -> HostReady:
         torch.zeros(1, device=device)
         from pilotlight.engine.planning.memory_plan import weights_limit
 
-        # The total memory: a host that replaces another one is prepared while that still holds its memory.
+        # The total memory, not the free one: the host that this one replaces may still hold its memory.
         _, total = torch.cuda.mem_get_info(device)
         weights_bytes = weights_limit(config, total)
     else:
@@ -78,7 +78,7 @@ def _warm_up(device: "torch.device") -> None:
 
     with torch.inference_mode():
         ids = torch.arange(8, device=device)
-        torch.outer(ids.float(), ids.float()).sin().cos().max(-1)  # like rotation of positions, and a look at logits
+        torch.outer(ids.float(), ids.float()).sin().cos().max(-1)  # like a rotary table and the choice from logits
         for dtype in (torch.float32, torch.bfloat16):
             rows = torch.nn.functional.embedding(ids, torch.ones(8, 64, dtype=dtype, device=device))
             product = torch.nn.functional.linear(rows, torch.ones(64, 64, dtype=dtype, device=device)).float()

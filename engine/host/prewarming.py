@@ -1,7 +1,7 @@
 """Preparation of a GPU standby for the models of the host that it may replace.
 
-Measured on an H100, 8B: the first load of a process takes seconds longer than the second one, most of it for kernels and for copies of memory that
-the device cannot access directly.
+On an H100, the first load of an 8B model in a process takes seconds longer than the second one, mostly for kernels and for copies of memory that the
+device cannot access directly.
 """
 
 from pilotlight.engine.api.protocol import HostConfig, ModelSpec

@@ -1,4 +1,4 @@
-"""Settings of a process that is only an engine host: libraries' variables, and low-priority threads.
+"""Settings of an engine host's process: environment variables of libraries, and low-priority threads.
 
 Imports nothing of the engine.
 """
@@ -13,30 +13,30 @@ T = TypeVar("T")
 
 # torch's idle threads would spin for milliseconds, on the cores that the CPU library's threads use.
 SPIN_COUNT = "1000"
-# Increments of Linux's "nice": a thread of priority one higher gets three times the share of a contended core. With more increments, a standby on a
-# machine that is never idle would not be ready within a minute.
+# Increase of Linux's "nice": a thread without it gets three times the share of a contended core. With a larger increase, a standby on a machine that
+# is never idle would not be ready within a minute.
 _STEPS_BACK = 5
 
 
 def configure_process() -> None:
-    """Set environment variables that libraries read when they are imported, before anything else.
+    """Set environment variables that libraries read when they are imported. Call it first.
 
-    Only for a process that is nothing but an engine host. Numpy gets no threads: nothing computes with it.
+    Only for a process that is nothing but an engine host. Numpy gets one thread, because nothing computes with it.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def at_low_priority(work: Callable[[], T]) -> T:
-    """Call `work` in a short-lived thread of lower priority; threads that serve later keep the process's.
+    """Call `work` in a short-lived thread of lower priority, and return its result. Raises its errors.
 
-    Raises its errors.
+    Threads that serve later keep the priority of the process.
     """
     results: list[T] = []
     errors: list[Exception] = []
 
     def run() -> None:
-        # there a thread has a separate priority, which only a privileged one may raise again
+        # on Linux each thread has its own priority, which only a privileged one may raise again
         if sys.platform == "linux":
             me = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + _STEPS_BACK))

@@ -1,7 +1,7 @@
 """A host's end of the ZeroMQ socket: commands in, events out, one frame each.
 
-Knows frames, keys and peers; does not know what a command does. A host serves one front end at a time: the one that greeted it last, or, if that has
-a lease, its holder.
+Knows frames, keys and peers; does not know what a command does. A host serves one front end at a time: the one that greeted it last, or the holder of
+a lease until that expires.
 """
 
 import logging
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DOMAIN = "engine"
-# The most seconds counted per look against a lease: a host that was suspended, or computed, has not listened.
+# Largest share of a lease that one check counts as silence: the host did not listen while it computed or was suspended.
 _MOST_COUNTED = 0.25
 
 
@@ -123,7 +123,7 @@ def guard_socket(
 ) -> "ThreadAuthenticator":
     """Accept only the front end with matching keys in the handshake."""
     from zmq.auth.thread import (
-        ThreadAuthenticator,  # brings asyncio, which a host that starts for a request does without
+        ThreadAuthenticator,  # imports asyncio, which hosts without keys do not need
     )
 
     guard = ThreadAuthenticator(context)
@@ -131,7 +131,7 @@ def guard_socket(
     guard.configure_curve_callback(_DOMAIN, _OnlyPeer(keys.peer))
     socket.curve_server = True
     socket.curve_secretkey = keys.secret
-    socket.zap_domain = _DOMAIN.encode()  # named, so that no peer passes if no guard answers
+    socket.zap_domain = _DOMAIN.encode()  # with a domain, no peer is accepted unless the authenticator answers
     return guard
 
 

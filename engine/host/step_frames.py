@@ -19,7 +19,7 @@ HEARTBEAT_S = 0.5
 class StepFrames:
     def __init__(self, transport: HostTransport) -> None:
         self._transport = transport
-        # outputs of no engine: for sequences that never reached one, or whose engine is gone
+        # outputs for sequences that never reached an engine, or whose engine is gone
         self._outputs: list[TokenOutput] = []
         self._num_steps = 0
         self._last_frame_at = time.monotonic()

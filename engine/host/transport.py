@@ -1,6 +1,6 @@
 """The transport of commands and events between front end and host.
 
-socket_transport.py has the form between processes. Does not know what a command does, and needs only the standard library.
+socket_transport.py implements it between processes. Does not know what a command does, and needs only the standard library.
 """
 
 from typing import NamedTuple, Protocol
@@ -9,7 +9,7 @@ from pilotlight.engine.api.protocol import Command, Event
 
 
 class FrontEndGone(NamedTuple):
-    """An event: the open sequences have no reader.
+    """An event: the front end of the open sequences is gone.
 
     Another front end has taken over, or the lease of the last one has expired.
     """

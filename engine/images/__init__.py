@@ -1,1 +1,1 @@
-"""The images of sequences: their files, which are encoded, which sequences wait. Knows no tensors."""
+"""The images of sequences: files, encoded images, and waiting sequences. Does not know tensors."""

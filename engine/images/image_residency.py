@@ -1,10 +1,10 @@
 """Keeps track of encoded images, and of the sequences that wait for one.
 
-A sequence is scheduled like any other. When its next chunk holds an image that is not encoded, it waits without blocks
-(engine/scheduling/awaited.py). Meanwhile a thread reads and prepares its images, and steps encode them piece by piece beside their other work. Then
-the sequence returns to its old place, and the tokens it had computed are found cached.
-The images that a sequence waited for stay until its prompt is computed past them; other images stay while there is room, the most recently used for
-longest. Waiting sequences are served in order of arrival, so that no two wait for each other's room. Does not know tensors.
+A sequence with images is scheduled like any other. When its next chunk contains an image that is not encoded, the sequence gives back its blocks and
+waits (engine/scheduling/awaited.py). Meanwhile a thread decodes its images, and each step encodes a few pieces. Then the sequence returns to its old
+place, and its computed tokens are found in the prefix cache.
+The images that a sequence waited for stay until its prompt is computed past them; other images are evicted, least recently used first, when memory is
+needed. Waiting sequences are served in order of arrival, so that no two wait for each other's memory. Does not know tensors.
 """
 
 import math
@@ -22,22 +22,22 @@ from pilotlight.engine.description.vision_config import ENCODED_BYTES
 from pilotlight.engine.images.prompt import SequenceImage, tenants_name
 from pilotlight.engine.scheduling.plan import Chunk
 
-# Pieces encoded between two steps: limited by time on a CPU, by number on a GPU, whose launches are asynchronous.
+# Limits of encoding between two steps: time for a CPU, pieces for a GPU, where encoding is asynchronous.
 _MOST_ENCODING_S = 0.2
 _MOST_PIECES = 4
-_PREPARED_AHEAD = 3  # images that are read while those before them are encoded: one may be 38 MB then
+_PREPARED_AHEAD = 3  # limit of decoded images that are not encoded yet: one may take 38 MB
 _MOST_FILE_BYTES = 128 << 20
 
 
 class ImageFiles:
-    """The files of images that were sent lately, so that a sequence may name one without sending it again."""
+    """A cache of recently received image files: a request may name one without sending it again."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by name, the one named last at the end
+        self._files: OrderedDict[bytes, bytes] = OrderedDict()  # by name, least recently used first
         self._num_bytes = 0
 
     def found(self, name: bytes, data: bytes) -> bytes | None:
-        """Return an image's file, sent now or kept from before; None if it is not here."""
+        """Return the file of an image, from `data` or the cache; None if `data` is empty and it is not cached."""
         if not data:
             if name in self._files:
                 self._files.move_to_end(name)
@@ -66,26 +66,26 @@ class ImageEncoder(Protocol):
     """A model's encoder, and the memory of its encoded images."""
 
     placeholder: int  # the token that is replaced by an embedding
-    token_bytes: int  # of one
+    token_bytes: int  # size of one embedding
 
     def prepare(self, data: bytes) -> Prepared:
-        """Read a file, from any thread. Raises ImageError."""
+        """Decode a file and split the image into pieces, from any thread. Raises ImageError."""
 
     def encode(self, name: bytes, piece: Any) -> None:
-        """Encode the next piece of an image, and keep it."""
+        """Encode the next piece of an image, and keep its embeddings."""
 
     def drop(self, name: bytes) -> None:
-        """Forget an image."""
+        """Free an image's embeddings."""
 
 
 class _Encoded:
-    """An image of which some pieces are encoded, or all."""
+    """An image of which some or all pieces are encoded."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens
         self.num_pieces = 0
         self.is_whole = False
-        self.users = 0  # sequences that will compute its tokens
+        self.users = 0  # number of sequences that will compute its tokens
 
 
 class ImageResidency:
@@ -95,14 +95,14 @@ class ImageResidency:
         self._files = ImageFiles()
         self._encoder = encoder
         self._most_bytes = ENCODED_BYTES
-        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, the one used last at the end
+        self._encoded: OrderedDict[bytes, _Encoded] = OrderedDict()  # by name, least recently used first
         self._held: dict[Sequence, list[SequenceImage]] = {}
         self._waiting: list[AwaitedImages] = []
         self._prepared: dict[bytes, Future[Prepared]] = {}
         self._threads = ThreadPoolExecutor(1, "images")
 
     def of(self, submit: Submit) -> tuple[SequenceImage, ...] | None:
-        """Return a sequence's images, or None if one was not sent and is not here."""
+        """Return a request's images, or None if a file was not sent and is not cached."""
         found: list[SequenceImage] = []
         for image in submit.images:
             name = tenants_name(submit.salt, image.digest)
@@ -113,15 +113,15 @@ class ImageResidency:
         return tuple(found)
 
     def computable(self, chunks: list[Chunk], defer: "Callable[[AwaitedImages], None]") -> list[Chunk]:
-        """Return the chunks whose images are encoded, and let the other sequences wait."""
+        """Return the chunks whose images are encoded; let the sequences of other chunks wait."""
         for sequence in [one for one in self._held if one.num_completed_tokens >= one.images[-1].end]:
             self.release(sequence)
         return [chunk for chunk in chunks if not chunk.sequence.images or self._can_compute(chunk, defer)]
 
     def encode(self, clock: Callable[[], float], most_s: float, sequences: OpenSequences) -> bool:
-        """Encode the missing images of the first waiting sequences. Return whether anything was encoded.
+        """Encode missing images of the first waiting sequences. Return whether anything was encoded.
 
-        Encodes one piece, and more of them while `most_s` lasts. Ends sequences that cannot continue.
+        Encodes at least one piece, and more until `most_s` have passed. Ends sequences whose images fail.
         """
         until, num_pieces = clock() + min(most_s, _MOST_ENCODING_S), 0
         while self._waiting and num_pieces < _MOST_PIECES and (not num_pieces or clock() < until):
@@ -136,17 +136,17 @@ class ImageResidency:
                     break
             except RankLostError:
                 raise
-            except Exception as error:  # whatever a decoder or a device raises of one image ends its sequence alone
+            except Exception as error:  # any error of a decoder or a device for one image ends only its sequence
                 self._fail(awaited, error, sequences)
         return num_pieces > 0
 
     def release(self, sequence: Sequence) -> None:
-        """Let images that the sequence no longer waits for be evicted."""
+        """Allow eviction of a sequence's images."""
         for image in self._held.pop(sequence, ()):
             self._encoded[image.name].users -= 1
 
     def release_all(self) -> None:
-        """Forget who holds an image: all sequences have ended."""
+        """Allow eviction of all images: all sequences have ended."""
         for sequence in list(self._held):
             self.release(sequence)
 
@@ -175,7 +175,7 @@ class ImageResidency:
         return False
 
     def _let_go_on(self, awaited: "AwaitedImages") -> None:
-        """Hold the images of a sequence, all of which are encoded."""
+        """End the wait of a sequence whose images are all encoded, and hold them for it."""
         self._waiting.remove(awaited)
         for image in awaited.images:
             self._require_fit(image, self._encoded[image.name].num_tokens)
@@ -183,10 +183,10 @@ class ImageResidency:
         self._forget_unwanted()
 
     def _encode_piece(self, lacking: SequenceImage, awaited: "AwaitedImages") -> bool:
-        """Encode the next piece of an image that the first sequence lacks. False: nothing can be done now."""
+        """Encode an image's next piece; return False if it is not read yet or there is no memory now."""
         name = lacking.name
         prepared = self._prepared.get(name)
-        if prepared is None:  # it was encoded, and has made room since
+        if prepared is None:  # the image was encoded and has been evicted since
             prepared = self._prepared[name] = self._threads.submit(self._encoder.prepare, lacking.data)
         if not prepared.done():
             return False
@@ -220,9 +220,9 @@ class ImageResidency:
             sequences.fail(awaited.sequence, "engine_error", message)
 
     def _make_room(self, num_tokens: int, awaited: "AwaitedImages") -> bool:
-        """Drop images without users until there is room for one more.
+        """Evict images without users until one more fits; return whether it does.
 
-        If no image has users, one sequence may take more than there is room for.
+        If no image has users, one sequence may exceed the limit.
         """
         kept = {image.name for image in awaited.images}
         for name in [name for name, one in self._encoded.items() if not one.users and name not in kept]:
@@ -242,7 +242,7 @@ class ImageResidency:
                 self._prepared[image.name] = self._threads.submit(self._encoder.prepare, image.data)
 
     def _forget_unwanted(self) -> None:
-        """Forget images that were started for sequences that no longer wait."""
+        """Drop unfinished images for which no sequence waits any more."""
         wanted = {image.name for awaited in self._waiting for image in awaited.images}
         for name in [name for name in self._prepared if name not in wanted]:
             self._prepared.pop(name).cancel()
@@ -272,14 +272,14 @@ class ImageResidency:
     def _require_fit(image: SequenceImage, num_tokens: int) -> None:
         num_places = len(image.places)
         if num_places > num_tokens or (num_places < num_tokens and not image.is_cut):
-            raise ImageError(f"the prompt has {num_places} placeholders for it, and it has {num_tokens} embeddings")
+            raise ImageError(f"the prompt has {num_places} placeholders for its {num_tokens} embeddings")
 
 
 class AwaitedImages:
     """Images that a sequence waits for while others run."""
 
     is_admitted = False
-    deadline = math.inf  # the wait is for this host's own work, which ends or fails
+    deadline = math.inf  # no limit: the host's own encoding either ends or fails
 
     def __init__(self, sequence: Sequence, residency: ImageResidency, images: list[SequenceImage]) -> None:
         self.sequence = sequence

@@ -1,4 +1,4 @@
-"""A sequence's images, as its prompt has them."""
+"""The images in a sequence's prompt, and the rotary positions of its tokens."""
 
 from array import array
 from bisect import bisect_left
@@ -12,11 +12,11 @@ from pilotlight.engine.api.protocol import PromptImage
 class SequenceImage(NamedTuple):
     name: bytes  # digest of its content, with the tenant's salt
     data: bytes  # the file
-    start: int  # of its run in the prompt
+    start: int  # its tokens are prompt[start:end]
     end: int
-    places: "array[int]"  # positions of its placeholders, the first embedding's first
-    is_cut: bool  # the prompt ends within it: another host computes the rest
-    columns: int = 0  # embeddings in a row, if they are rotated by row and column
+    places: "array[int]"  # indices in the prompt of its placeholders, one per embedding
+    is_cut: bool  # the prompt ends within the image: another host computes the rest
+    columns: int = 0  # embeddings per row of the image if they are rotated by row and column, else 0
 
     @classmethod
     def of(
@@ -28,12 +28,12 @@ class SequenceImage(NamedTuple):
 
     @property
     def num_saved(self) -> int:
-        """Tokens without a rotary position: the image takes one per row or column, whichever are more."""
+        """Return how many rotary positions it saves: it takes one per row or column, whichever are more."""
         length = self.end - self.start
         return length - max(self.columns, length // self.columns) if self.columns else 0
 
     def between(self, start: int, end: int) -> tuple[int, "array[int]"]:
-        """Return its first embedding among these tokens of the sequence, and the positions of all there."""
+        """Return the index of its first embedding in sequence[start:end], and its placeholders there."""
         first = bisect_left(self.places, start)
         return first, self.places[first : bisect_left(self.places, end)]
 
@@ -41,8 +41,8 @@ class SequenceImage(NamedTuple):
 def rotary_positions(images: SequenceOf[SequenceImage], start: int, end: int) -> "array[int]":
     """Return the rotary positions of these tokens of a sequence.
 
-    They are the places in the sequence, but for images that are rotated by row and column (M-RoPE, Wang et al., arXiv 2409.12191): all tokens of one
-    have the position of its first, and the text after it continues after its last row or column.
+    A position is the token's index in the sequence, except with images that are rotated by row and column (M-RoPE, Wang et al., arXiv 2409.12191):
+    all tokens of such an image have the position of its first token, and the text after it continues after its last row or column.
     """
     found, at, saved = array("q"), start, 0
     for image in images:
@@ -60,15 +60,15 @@ def rotary_positions(images: SequenceOf[SequenceImage], start: int, end: int) ->
 
 
 def tenants_name(salt: bytes, digest: bytes) -> bytes:
-    """Return the name of an image's content for one tenant.
+    """Return the name of an image in one tenant's cache.
 
-    It differs between tenants, so that a tenant cannot learn about others' images from the ones it may leave out, or from how soon it is answered.
+    It differs between tenants, so that no tenant can find out, by omitting a file or by measuring latency, whether another one has sent the image.
     """
     return blake2b(len(salt).to_bytes(8, "little") + salt + digest, digest_size=32).digest()
 
 
 def images_name(images: SequenceOf[SequenceImage], start: int, end: int) -> bytes:
-    """Return what distinguishes a block of these tokens from one with other images there.
+    """Return bytes that identify the images among these tokens, for the hash of their block.
 
     Returns b"" if the block has no image.
     """

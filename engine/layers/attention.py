@@ -35,9 +35,9 @@ class Attention:
         joint_norm: JointNorm | None = None,
         v_proj: Linear | None = None,
     ) -> None:
-        """`joint_norm`: of all queries of a token at once, and of all its keys, before rotation.
+        """`joint_norm`: norm of all queries of a token together, and of all its keys, before rotation.
 
-        `v_proj`: of values, if `qkv_proj` makes only queries and keys.
+        `v_proj`: projection to values, if `qkv_proj` has only queries and keys.
         """
         self.qkv_proj = qkv_proj
         self.o_proj = o_proj
@@ -46,7 +46,7 @@ class Attention:
         self.joint_norm = joint_norm
         self.v_proj = v_proj
         self.rule = AttentionRule(shape.scale, shape.window, sinks, shape.soft_cap, is_chunked=shape.is_chunked)
-        # Whether one kernel can do it: heads are normalised, if at all, and then rotated as a whole.
+        # True if one kernel can prepare queries and keys: heads may be normalised, and then all of their numbers are rotated.
         varied = (
             shape.rotary is None
             or shape.is_interleaved
@@ -73,7 +73,7 @@ class Attention:
     ) -> Self:
         """Load a layer's attention.
 
-        `input_size`: of its input, if it differs from that of its output. `sinks`: their name in the checkpoint, if the shape has any.
+        `input_size`: size of its input, if it differs from that of its output. `sinks`: name of their tensor, if the shape has sinks.
         """
         q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         heads, kv_heads = loader.shard.heads(shape[:2], name)

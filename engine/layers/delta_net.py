@@ -1,6 +1,7 @@
 """Gated DeltaNet, as in Qwen3-Next and Qwen3.5.
 
-Projections, a short convolution, the gated delta rule, a norm and a gate. Decays, step sizes and states are fp32, whatever the type of the weights.
+Its parts are projections, a short convolution, the gated delta rule, a norm and a gate. Decays, step sizes and states are fp32, whatever the type of
+the weights.
 """
 
 from typing import Self
@@ -53,7 +54,7 @@ class GatedDeltaNet:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]"""
+        """Return [tokens, hidden] for x [tokens, hidden]."""
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
         batch = context.states[cache.group]
@@ -67,7 +68,7 @@ class GatedDeltaNet:
     def _projected(
         self, x: torch.Tensor, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Project x to queries, keys and values, gates, steps and decays; the rule activates the last two.
+        """Project x to queries, keys and values, gates, steps and decays, the last two without activation.
 
         x [tokens, hidden] -> [tokens, channels], [tokens, value_heads, value_dim], [tokens, value_heads], [tokens, value_heads]
         """

@@ -1,4 +1,4 @@
-"""Token embedding, and the heads from hidden states to logits: of tokens, tied or not, or of classes."""
+"""Token embedding, and the heads that compute logits of tokens or of classes from hidden states."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

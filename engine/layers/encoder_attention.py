@@ -17,7 +17,7 @@ _BLOCK = 512  # queries computed at once within a window: the mask grows with th
 class EncoderAttention(Attention):
     """A decoder's projections, norms and rotation with attention in both directions.
 
-    `shape.window` counts a token's own place and those on one side.
+    `shape.window` counts the token itself and its neighbours on one side.
     """
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
@@ -38,7 +38,7 @@ class EncoderAttention(Attention):
 def text_lengths(context: Context) -> list[int]:
     """Return the number of tokens of each text of the batch; texts are computed whole."""
     texts = context.batch.groups[0].prefill
-    assert texts is not None, "an encoder's step has texts alone"
+    assert texts is not None, "an encoder's step has only texts"
     return list(texts.host_q_lens)
 
 
@@ -47,8 +47,8 @@ def attend_texts(
 ) -> torch.Tensor:
     """Attend within each of several concatenated texts; return [tokens, heads, head_dim].
 
-    q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], shared by groups of query heads; `lengths` of the texts. `window`: a token sees
-    those less than so many places away; None for all of its text.
+    q [tokens, heads, head_dim]; k, v [tokens, kv_heads, head_dim], shared by groups of query heads; `lengths` of the texts. `window`: a token
+    attends to tokens at a smaller distance; None for the whole text.
     """
     queries, keys, values = (torch.split(tensor.transpose(0, 1), lengths, dim=1) for tensor in (q, k, v))
     attended = [

@@ -1,7 +1,7 @@
-"""Latent attention of prompts with keys and values of all heads expanded for one layer.
+"""Latent attention of prompts with keys and values, which are made from latent vectors for one layer.
 
-A pair of a query and a key then costs twice a head's width, instead of twice the latent vector's; making keys and values costs a product for every
-visible vector. Knows which way takes fewer products; does not know where queries come from.
+Each pair of a query and a key costs less than in absorbed form: products as wide as a head, not as a latent vector. In return every visible latent
+vector is multiplied to make keys and values. Knows which form takes fewer products; does not know where queries come from.
 """
 
 import torch

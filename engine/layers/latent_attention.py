@@ -45,7 +45,7 @@ class LatentAttention:
         heads, latent = shape.num_heads, shape.latent
         own, _ = loader.shard.heads((heads, heads), name)
         both = shape.key + shape.value
-        # Plain: no kernel multiplies packed heads separately, and it is 0.2 % of DeepSeek-V3's weights.
+        # Unpacked: no kernel multiplies packed weights per head, and this matrix is 0.2 % of DeepSeek-V3's weights.
         up_proj = loader.unpacked().matrix([f"{name}.kv_b_proj"], [heads * both], latent, split="rows", unit=both)
         latent_name = f"{name}.kv_a_proj_with_mqa"
         return cls(
@@ -100,7 +100,7 @@ class LatentAttention:
 
 
 class LatentQueries:
-    """Queries [tokens, heads, key + rotary], projected directly or through `query_rank` numbers."""
+    """The projection to queries [tokens, heads, key + rotary], direct or through `query_rank` numbers."""
 
     def __init__(self, down_proj: Linear | None, norm: RMSNorm | None, proj: Linear, query: int) -> None:
         self.down_proj = down_proj

@@ -16,7 +16,7 @@ class Linear:
     def __init__(
         self, weight: Weight, bias: torch.Tensor | None = None, first: int = 0, ends: tuple[int, ...] = ()
     ) -> None:
-        """`first`: the number of its first projection in the model; `ends`: the last row of each.
+        """`first`: the index of its first projection in the model; `ends`: the end of each one's rows.
 
         Both are needed for adapters.
         """
@@ -37,7 +37,7 @@ class Linear:
         unit: int = 1,
         repeats: bool = False,
     ) -> "Linear":
-        """Load the projections `names`, stacked, which adapters may change.
+        """Load the projections `names` as one stacked matrix. Adapters may change them.
 
         `split`, `unit`, `repeats`: how ranks share them, as in the loader's `matrix`.
         """
@@ -46,7 +46,7 @@ class Linear:
         # some quantizers write biases, mostly zeros, for families that have none
         has_bias = bias or (loader.is_quantized and loader.has_rows(biases))
         if has_bias and split == "columns" and loader.shard.rank:
-            loader.skip_tensors(biases)  # of products that will be summed, only the first has it
+            loader.skip_tensors(biases)  # the ranks' products are summed, so only the first rank adds the bias
             has_bias = False
         first, ends = loader.note_projections(names, rows, columns, split=split, unit=unit, repeats=repeats)
         added = loader.rows(biases, rows, split=split, unit=unit, repeats=repeats) if has_bias else None
@@ -63,5 +63,5 @@ class Linear:
         return self.weight.linear(x, self.bias)
 
     def gated(self, x: torch.Tensor, activation: GatedActivation, context: Context) -> torch.Tensor:
-        """Multiply x [tokens, columns] by gate and up, one matrix, and apply the activation."""
+        """Multiply x [tokens, columns] by gate and up, stacked in one matrix, and apply the activation."""
         return self.weight.gated(x, self.bias, activation) if context.adapters is None else activation(self(x, context))

@@ -1,6 +1,7 @@
 """Mamba-2 (arXiv 2405.21060), as in hybrid models.
 
-A projection, a short convolution, the state space, a gate and a norm. Step sizes, decays and states are fp32, whatever the type of the weights.
+Its parts are a projection, a short convolution, the state space, a gate and a norm. Step sizes, decays and states are fp32, whatever the type of the
+weights.
 """
 
 from typing import Self
@@ -53,7 +54,7 @@ class Mamba:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]"""
+        """Return [tokens, hidden] for x [tokens, hidden]."""
         shape, cache = self.shape, context.caches[self.shape.layer]
         states, conv_state = cache.segments
         batch = context.states[cache.group]

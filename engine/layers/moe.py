@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class ExpertRoutes(NamedTuple):
-    """A placement as tensors."""
+    """A placement of experts on ranks, as tensors."""
 
-    copies: torch.Tensor  # [experts]
+    copies: torch.Tensor  # [experts], number of copies
     ranks: torch.Tensor  # [experts, ranks], the rank of each copy, padded with -1
-    slots: torch.Tensor  # [experts + 1], on this rank; -1 if the expert is elsewhere, and for expert -1
+    slots: torch.Tensor  # [experts + 1], slot on this rank; -1 if the expert is on another one, and for expert -1
 
     @classmethod
     def of(cls, placement: ExpertPlacement, rank: int, device: torch.device) -> "ExpertRoutes":
@@ -67,10 +67,10 @@ class Experts:
         placement: ExpertPlacement | None = None,
         rank: int = 0,
     ) -> None:
-        """`placement`: the experts of each rank of its stage; None if it has all, or a part of each."""
+        """`placement`: the experts of each rank; None if every rank has all experts, or a part of each."""
         self.placement = placement
         self.rank = rank
-        self.seen: torch.Tensor | None = None  # [experts] int64, pairs of a token and an expert since the last look
+        self.seen: torch.Tensor | None = None  # [experts] int64, tokens that each expert got since the last reset
         self._routes: ExpertRoutes | None = None
         self.gate_up = gate_up
         self.down = down
@@ -103,7 +103,7 @@ class Experts:
             loader.matrix(gate_ups, [intermediate] * len(gate_ups), hidden, experts=len(experts), split="rows"),
             loader.matrix(downs, [hidden] * len(experts), intermediate, experts=len(experts), split="columns"),
         )
-        if len(experts) == 1:  # to the loader, matrices like any other
+        if len(experts) == 1:  # the loader returned plain matrices
             matrices = (matrices[0].by_expert(1), matrices[1].by_expert(1))
         return cls(*matrices, placement=placement, rank=0 if of is None else of.rank)
 
@@ -129,7 +129,7 @@ class Experts:
         return self.seen
 
     def place(self, placement: ExpertPlacement) -> None:
-        """Use another placement from now on, whose weights are in the slots already."""
+        """Use another placement from now on. The weights must be in their slots already."""
         self.placement, self._routes = placement, None
 
     def __call__(
@@ -144,7 +144,7 @@ class Experts:
         return self._full_sum(x, weights, expert_ids)
 
     def _full_sum(self, x: torch.Tensor, weights: torch.Tensor, expert_ids: torch.Tensor) -> torch.Tensor:
-        """Return the weighted sum over all experts, each of which is here, whole or in part."""
+        """Return the weighted sum over all experts. This rank has each expert, whole or in part."""
         return moe_experts(
             x, weights, expert_ids, self.gate_up, self.down, self.activation, self.gate_up_bias, self.down_bias
         )

@@ -71,7 +71,7 @@ class JointNorm:
     """
 
     def __init__(self, weight: torch.Tensor, eps: float, numbers: Sequence[int]) -> None:
-        """Normalize queries and keys; `numbers` is their count per token on this rank."""
+        """`numbers`: how many numbers all queries of a token have on this rank, and all keys."""
         self.weight = weight
         self.eps = eps
         self.numbers = numbers
@@ -93,7 +93,7 @@ class JointNorm:
         tokens, head_dim = qk.shape[0], qk.shape[2]
         wide = qk.float()
         parts = torch.split(wide, [numbers // head_dim for numbers in self.numbers], dim=1)
-        # Keys that several ranks have are counted equally often in the sum and in its divisor.
+        # Keys that several ranks have count as often in the sum as in its divisor.
         squares = torch.stack([part.square().sum((1, 2)) for part in parts], dim=1)
         ranks = 1 if context.ranks is None else context.ranks.shard.size
         sums = context.summed(squares).view(tokens, 1, 2)

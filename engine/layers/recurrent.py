@@ -1,4 +1,4 @@
-"""The loading of layers that mix tokens by a recurrent state."""
+"""Loads layers that mix tokens by a recurrent state."""
 
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.recurrent_shapes import DeltaShape, MambaShape, RecurrentShape
@@ -11,7 +11,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 def load_recurrent(
     loader: WeightLoader, layer_name: str, hidden_size: int, shape: RecurrentShape
 ) -> ShortConv | GatedDeltaNet | Mamba:
-    """Load the part of a layer that mixes tokens, of the class that its shape needs.
+    """Load the token mixer of a layer; its shape determines the class.
 
     `layer_name`: prefix of the names of its tensors. Raises CheckpointError if several ranks share the layer.
     """

@@ -25,7 +25,7 @@ class RotaryTable:
     def compute(self) -> None:
         frequencies = rotary_frequencies(self._rule, self._turning)
         angles = torch.outer(torch.arange(self.cos.shape[0], dtype=torch.float32), frequencies)
-        # of yarn and longrope: sharpens attention, half of it in q and half in k
+        # yarn and longrope sharpen attention: the factor is applied to both queries and keys
         factor = self._rule.values.get("attention_factor", 1.0)
         self.cos.copy_(angles.cos() * factor)
         self.sin.copy_(angles.sin() * factor)
@@ -37,8 +37,8 @@ class RotaryTable:
     def at_places(self, positions: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos, sin [tokens, pairs] of an image's tokens.
 
-        `positions` [tokens] are those of its first token, `places` [2, tokens] each one's row and column. Each pair is turned by one of the three:
-        the position, the position plus the row, or the position plus the column.
+        `positions` [tokens]: for each token, the position of its image's first token; `places` [2, tokens]: its row and column. Each pair is rotated
+        by the position, the position plus the row, or the position plus the column.
         """
         if self._axes is None:
             self._axes = torch.tensor(_axes(self._rule, self._turning // 2), device=self.cos.device)
@@ -48,7 +48,7 @@ class RotaryTable:
 
 
 def _axes(rule: RotaryRule, pairs: int) -> list[int]:
-    """Return by what each pair of a head turns: 0 for the position, 1 for the row, 2 for the column."""
+    """Return by which axis each pair of a head is rotated: 0 is the position, 1 the row, 2 the column."""
     assert rule.sections is not None, "its tokens are rotated by their positions alone"
     if not rule.is_interleaved:
         return [axis for axis, size in enumerate(rule.sections) for _ in range(size)]
@@ -56,7 +56,7 @@ def _axes(rule: RotaryRule, pairs: int) -> list[int]:
 
 
 def rotary_frequencies(rule: RotaryRule, turning: int) -> torch.Tensor:
-    """Return the radians per position of each pair of a head's `turning` rotated numbers, [turning / 2]."""
+    """Return the radians per position for each pair of a head's `turning` rotated numbers, [turning / 2]."""
     exponents = torch.arange(0, turning, 2, dtype=torch.int64).float() / turning
     frequencies: torch.Tensor = 1.0 / (rule.theta**exponents)
     if rule.rope_type == "linear":
@@ -94,7 +94,7 @@ def _yarn(frequencies: torch.Tensor, rule: RotaryRule) -> torch.Tensor:
     values = rule.values
 
     def dimension(turns: float) -> float:
-        """Return the fractional index of the pair of dimensions that turns so often."""
+        """Return the fractional index of the pair of dimensions that turns `turns` times."""
         return (
             half * math.log(values["original_max_position_embeddings"] / (turns * 2 * math.pi)) / math.log(rule.theta)
         )

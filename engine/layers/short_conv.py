@@ -67,7 +67,7 @@ class ShortConv:
         )
 
     def __call__(self, x: torch.Tensor, context: Context) -> torch.Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]"""
+        """Return [tokens, hidden] for x [tokens, hidden]."""
         before, behind, inner = self.in_proj(x, context).chunk(3, dim=1)
         cache = context.caches[self.shape.layer]
         mixed = self.conv(before * inner, cache.segments[0], context.states[cache.group])

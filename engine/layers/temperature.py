@@ -9,9 +9,9 @@ import torch
 
 
 class Temperature(NamedTuple):
-    floor: float  # tokens; the factor of the first so many is 1
+    floor: float  # number of positions; the factor is 1 below it
     scale: float
-    shift: float  # tokens added to a position first
+    shift: float  # added to a position before the division
 
     def at(self, positions: torch.Tensor) -> torch.Tensor:
         """Return [tokens, 1, 1] fp32: 1 + scale * ln(1 + floor((position + shift) / floor))."""

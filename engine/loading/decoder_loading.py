@@ -1,6 +1,6 @@
-"""The load of a model that generates: a place for its cache, weights on every rank, warm-up, engine.
+"""Loads a model that generates: a place for its cache, weights on every rank, warm-up, engine.
 
-If it fails, the place and the other ranks' parts are released.
+If the load fails, the place and the other ranks' parts are released.
 """
 
 from pathlib import Path
@@ -52,7 +52,7 @@ def load_decoder(loading: ModelLoading, memory: KvMemory, tiers: SharedTiers | N
 
 
 class _PlacedDecoder(NamedTuple):
-    """A load whose cache has a place."""
+    """A load whose cache has a place in the arena."""
 
     loading: ModelLoading
     group: "RankGroup | OneRank"
@@ -88,7 +88,7 @@ class _PlacedDecoder(NamedTuple):
 
     @property
     def _num_blocks(self) -> int:
-        """Return the most blocks that sequences of one rank can have."""
+        """Return the largest number of blocks that sequences of one rank can have."""
         if isinstance(self.place, Lease):
             return self.place.max_blocks // self.group.copies
         return num_reserved_blocks(self.loading.spec, self.layout)
@@ -108,7 +108,7 @@ class _PlacedDecoder(NamedTuple):
         context_length = groups.longest_context(self._num_blocks, loading.longest_context())
         if context_length < 2:
             raise CheckpointError(
-                f"{loading.spec.name} has room for only {context_length} token: {layout.description}, and it has {self._num_blocks} blocks; "
+                f"{loading.spec.name} has room for only {context_length} token, with {self._num_blocks} blocks ({layout.description}); "
                 "raise kv_tokens or kv_gib"
             )
         return context_length
@@ -129,7 +129,7 @@ class _PlacedDecoder(NamedTuple):
         loading = self.loading
         if not loading.needs_warm_up(weights):
             return
-        # If nothing is compiled and the pages are in memory, one token tests as much as a longer prompt, in two thirds of the time.
+        # If no kernel is compiled and the weights are in memory, one token tests as much as a longer prompt, in two thirds of the time.
         is_short = loading.arena.device.type == "cpu" and (weights.is_mapped or weights.pending is not None)
         prompt = loading.warm_up_prompt(1 if is_short else context_length - 1)
         self.group.warm_up(loading.spec.name, prompt, not is_short)
@@ -153,10 +153,7 @@ class _PlacedDecoder(NamedTuple):
         return drafts.drafter(self.group.drafting(guessing, name), self.layout.block_size)
 
     def _identity(self, info: ModelInfo, tiers: SharedTiers | None) -> CacheIdentity:
-        """Return the identity of cached blocks.
-
-        If they never leave this device, its weights need no fingerprint.
-        """
+        """Return the identity of cached blocks, without fingerprints if they never leave this device."""
         loading = self.loading
         weights, drafts = (loading.source.fingerprint, identity_of(loading.drafts)) if tiers else (b"", "")
         arranged = f"{loading.arrangement(self.layout)}:{loading.arena.device.type}{drafts}"

@@ -1,8 +1,8 @@
-"""The load of a model's drafter that has weights: configuration first, weights after the model's.
+"""Loads a drafter with weights: its configuration before the model's weights, its weights after them.
 
-The configuration comes first because its caches are in the model's blocks. A draft model is any decoder of the same vocabulary; an EAGLE-3 head
-belongs to the model it was trained for; an MTP layer is in the model's own checkpoint. One that does not fit is refused with the reason. Ranks that
-share the model's matrices share its drafter's.
+The configuration is needed first because the drafter's caches are in the model's blocks. A draft model is any decoder with the same vocabulary; an
+EAGLE-3 head belongs to the model it was trained for; an MTP layer is in the model's own checkpoint. A drafter that does not fit is refused with the
+reason. Ranks that share the model's matrices share its drafter's as well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,15 +42,15 @@ from pilotlight.engine.weights.source import WeightSource
 if TYPE_CHECKING:
     from pilotlight.engine.parallel.communicator import Communicator
 
-# Acceptance rate before any draft was verified: as papers report for chat.
+# Acceptance rates used until drafts were verified, as papers report them for chat.
 _PRIORS = {"draft": 0.6, "eagle3": 0.6, "mtp": 0.7}
 
 
 class DraftTarget(NamedTuple):
-    """The model that a drafter drafts for, and how it is loaded."""
+    """The model that a drafter drafts for, and the options of its load."""
 
     model: Model
-    num_caches: int  # of the model's layers
+    num_caches: int  # number of caches of the model's layers
     context_length: int
     dtype: torch.dtype
     device: torch.device
@@ -63,13 +63,13 @@ class LoadedDrafts(NamedTuple):
     num_bytes: int
 
     def runner(self, layout: CacheLayout, blocks: torch.Tensor, ranks: "Communicator | None") -> ModelRunner:
-        """Return a separate runner over the model's blocks. `ranks`: those with the other parts."""
+        """Return a separate runner over the model's blocks. `ranks`: ranks with the drafter's other parts."""
         if ranks is None:
             return ModelRunner(self.layers, layout, blocks)
         return PartRunner(self.layers, layout, blocks, ranks)
 
     def drafter(self, runner: Runner, block_size: int) -> ModelDrafter:
-        """Return the drafter on this rank's runner, or on that of all ranks."""
+        """Return the drafter. `runner`: its runner, on this rank or on all ranks."""
         return ModelDrafter(self.name, _PRIORS[self.name], runner, block_size)
 
 
@@ -80,35 +80,35 @@ class PlannedDrafts(Protocol):
     def name(self) -> str: ...
     @property
     def directory(self) -> Path | None:
-        """The directory of its checkpoint; None if it is in the model's."""
+        """Return the directory of its checkpoint; None if it is in the model's."""
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """Return the caches of its layers, after the model's own."""
+        """Return the caches of its layers, which follow those of the model."""
 
     def load(self, target: DraftTarget) -> LoadedDrafts:
         """Load the drafter. Raises CheckpointError."""
 
 
 def read_words(words: str, layers: Sequence[CachedLayer]) -> DraftWords:
-    """Return the drafters that `words` name, for a model with the caches `layers`.
+    """Return the drafters that the setting `speculate` names, for a model with the caches `layers`.
 
-    Every token changes a recurrent state, which cannot go back to the last accepted token. So a model with states has no drafter with "auto", and
-    raises CheckpointError if `words` name one.
+    A recurrent state cannot go back to the last accepted token. So for a model with states, "auto" means no drafter, and a name raises
+    CheckpointError.
     """
     if not any(layer.is_state for layer in layers):
         return DraftWords.read(words)
     if words in ("auto", "off"):
         return DraftWords()
     raise CheckpointError(
-        f"speculate: {words} drafts for models that keep keys and values alone, and this one keeps a state; say off"
+        f"speculate: {words} drafts only for models without recurrent states, and this one has states; set it to off"
     )
 
 
 def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> PlannedDrafts | None:
     """Read the configuration of the drafter in `words`; return None if it has no weights.
 
-    `config`: the model's; `degrees`: how ranks share it. Raises CheckpointError.
+    `config`: that of the model; `degrees`: how ranks share the model. Raises CheckpointError.
     """
     if words.model is None:
         return None
@@ -136,7 +136,7 @@ def plan_drafts(words: DraftWords, config: Any, degrees: Parallelism) -> Planned
 
 
 def identity_of(planned: PlannedDrafts | None) -> str:
-    """Return a text that identifies a drafter's caches."""
+    """Return a text that identifies the drafter whose caches are in a block."""
     if planned is None:
         return ""
     return f":{planned.name}" + (f":{fingerprint(planned.directory).hex()}" if planned.directory is not None else "")
@@ -144,7 +144,7 @@ def identity_of(planned: PlannedDrafts | None) -> str:
 
 @contextmanager
 def named(directory: Path) -> Iterator[None]:
-    """Add the drafter's directory to errors."""
+    """Add the drafter's directory to CheckpointErrors of the context."""
     try:
         yield
     except CheckpointError as error:
@@ -163,14 +163,12 @@ class PlannedDraftModel(NamedTuple):
         config = find_family(raw).parse_config(raw)
         if config.vocab_size != model.vocab_size:
             raise CheckpointError(
-                f"it has a vocabulary of {config.vocab_size} tokens, and the model one of {model.vocab_size}"
+                f"it has a vocabulary of {config.vocab_size} tokens, but the model has {model.vocab_size}"
             )
         if not config.cached_layers:
             raise CheckpointError(f"{architecture(raw)} generates nothing")
         if any(layer.is_state for layer in config.cached_layers):
-            raise CheckpointError(
-                f"{architecture(raw)} keeps a state, which cannot go back from tokens that it guessed"
-            )
+            raise CheckpointError(f"{architecture(raw)} has a recurrent state, which cannot take back guessed tokens")
         return cls(directory, raw, config)
 
     @property

@@ -1,7 +1,7 @@
-"""The kernel launches of a model before its weights are loaded, found by a dry run on `meta`.
+"""Finds the kernel launches of a model by a dry run on `meta`, before its weights are loaded.
 
-The run covers steps of the shapes that decide which variants of kernels are needed. Knows batches; does not know kernels. A variant that the dry run
-does not launch is compiled at its first use.
+The run covers steps of all shapes that determine which variants of kernels are needed. A variant that the dry run does not launch is compiled at its
+first use. Knows batches; does not know kernels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,18 +33,18 @@ from pilotlight.kernels.warm_up import fake_tensor, trace_launches
 if TYPE_CHECKING:
     from pilotlight.kernels.triton.jit import Launch
 
-# Each number of rows and of tokens with a separate tile in some product; few programs and many, a split context and a whole one. Lengths are not
-# compiled in.
+# All numbers of rows and tokens for which some product uses another tile; few programs and many; a context that is split and one that is not. The
+# lengths themselves are not compiled in.
 DECODES = ((1, 10), (1, 4096), (2, 100), (4, 100), (16, 300), (32, 300), (64, 4096), (256, 300))
 PROMPTS = ((1, 8), (40,), (3, 500), (2048,), (4096, 4096))
-BEHIND_PREFIX = (1, 2, 4, 8)  # tokens of a prompt's last chunks
+BEHIND_PREFIX = (1, 2, 4, 8)  # sizes in tokens of chunks that follow a cached prefix
 _PREFIX = 4000
-_DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # for other rows torch takes the highest
-_NUM_BLOCKS = 64  # of a cache that takes no memory
+_DRAW = SamplingRow(1.0, 20, 0.9, 0.0, 0, 0)  # a sampled row; greedy rows use torch
+_NUM_BLOCKS = 64  # size of the cache, which takes no memory on `meta`
 
 
 class DryRun(NamedTuple):
-    """A model to be loaded, and how."""
+    """A model to be loaded, and the options of its load."""
 
     family: Family
     config: ArchitectureConfig
@@ -55,8 +55,8 @@ class DryRun(NamedTuple):
     pooling: Pooling | None = None
     format: WeightFormat | None = None
     stays_packed: bool = False  # whether its weights stay packed on the device
-    shard: Shard = WHOLE  # transfers between ranks use no kernels of ours
-    scores_classes: bool = False  # by a head, after the pooling
+    shard: Shard = WHOLE  # transfers between ranks use no compiled kernels
+    scores_classes: bool = False  # the model's head scores classes after pooling
 
 
 def dry_run_launches(dry_run: DryRun) -> "list[Launch]":
@@ -83,9 +83,9 @@ def _run(dry_run: DryRun) -> None:
 
 
 def distinct_layers(model: Decoder, dry_run: DryRun, cache: Sequence[LayerCache]) -> list[Layer]:
-    """Return one layer of each kind, by its launches, after the first one, which has no residual.
+    """Return the first layer, which has no residual, and one layer for each set of launches.
 
-    All layers in all batches would take seconds of the interpreter, which the threads that read weights need.
+    Running all layers in all batches would hold the GIL for seconds, but the threads that read weights need it.
     """
     from pilotlight.kernels.triton.jit import tracing
 
@@ -105,7 +105,7 @@ def distinct_layers(model: Decoder, dry_run: DryRun, cache: Sequence[LayerCache]
 
 
 def lay_out(dry_run: DryRun) -> Model:
-    """Lay the model out on `meta`."""
+    """Return the model on `meta`."""
     storage = dry_run.storage
     device = torch.device("meta")
     loader = WeightLoader(storage, dry_run.dtype, device, dry_run.format, dry_run.stays_packed, dry_run.shard)
@@ -117,7 +117,11 @@ def batches(dry_run: DryRun) -> Iterator[Batch]:
     if dry_run.layout.layers:
         for rows, context in DECODES:
             yield decode_batch(rows, min(context, dry_run.context_length), block_size, num_groups)
-    for lens in (*PROMPTS, (block_size,), (64,)):  # short ones of whole blocks: for them keys and values are expanded
+    for lens in (
+        *PROMPTS,
+        (block_size,),
+        (64,),
+    ):  # the last two are short and of whole blocks: for these keys and values are expanded
         yield prompt_batch(tuple(min(length, dry_run.context_length) for length in lens), block_size, num_groups)
     for length in BEHIND_PREFIX if dry_run.layout.layers else ():
         yield prompt_batch((length,), block_size, num_groups, min(_PREFIX, dry_run.context_length - length))

@@ -1,4 +1,4 @@
-"""A host's KV memory: one allocation on its device, from which models borrow, and its group's ranks."""
+"""A host's KV memory, from which models borrow, and the other ranks of its group."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class KvMemory(NamedTuple):
-    """One allocation, its division among models and, on the first of several ranks, the other ranks."""
+    """The arena, its division into slabs, and (on the first of several ranks) the other ranks."""
 
     arena: Arena
     slabs: SlabAllocator
@@ -39,10 +39,10 @@ def make_kv_memory(
     first: ModelSpec | None = None,
     on_wait: Callable[[str], None] = lambda why: None,
 ) -> KvMemory:
-    """Return the memory of a host, and the ranks of its group, each of which has equally much.
+    """Allocate the KV memory of a host, and start the other ranks of its group with equal memory.
 
-    `on_lost`: called from a thread when one of them has ended. `first`: the model to load first, if the KV cache is the memory of a GPU that models
-    leave. `on_wait`: called with what the ranks wait for. Raises CheckpointError.
+    `on_lost`: called from a thread with the reason when a rank has ended. `first`: the model to load first; on a GPU the KV cache may get the memory
+    that models leave. `on_wait`: called with a description of what the ranks wait for. Raises CheckpointError.
     """
     config = _sized(config, first)
     arena = make_arena(config, config.device)
@@ -60,7 +60,7 @@ def make_kv_memory(
 
 
 def _sized(config: HostConfig, first: ModelSpec | None) -> HostConfig:
-    """Return the configuration with the size of the KV cache, which all ranks of a group share."""
+    """Return the configuration with the size of the KV cache, which is the same on all ranks of a group."""
     device = choose_device(config.device)
     if not config.model_bytes or first is None or device.type != "cuda":
         return config

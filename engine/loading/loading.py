@@ -1,7 +1,7 @@
 """The path from a ModelSpec to an engine that is ready to step.
 
-Its steps are configuration, arithmetic, a place in the arena, weights, one warm-up. The first module on the way that imports torch; a host imports it
-in its loading thread, when the socket is already bound.
+Its steps are configuration, sizes, a place in the arena, weights, and a warm-up. It imports torch, so a host imports this module in its loading
+thread, when the socket is already bound.
 """
 
 import torch
@@ -39,10 +39,10 @@ def load_model(
 
 
 def _load_encoder(loading: ModelLoading) -> LoadedModel:
-    """Load a model that caches nothing: for the scheduler, each block is one running text."""
+    """Load a model without a KV cache. For the scheduler, each block is one running text."""
     if loading.spec.kv_dtype != "auto":
         raise CheckpointError(f"{loading.spec.name} is an encoder and keeps no KV cache: leave kv_dtype at auto")
-    loading = loading._replace(links=None)  # the first of several ranks computes it alone
+    loading = loading._replace(links=None)  # only the first of several ranks computes an encoder
     context_length, num_texts = loading.longest_context(), loading.host.max_num_seqs
     layout = CacheLayout((), context_length, loading.dtype())
     loading.phases.end("fingerprint")

@@ -1,4 +1,4 @@
-"""A load after its configuration has been read: this rank's share of model and cache, and its weights."""
+"""A load on one rank after its configuration was read: its share of model and cache, and its weights."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,23 +76,25 @@ def opened_source(
         )
     raw_config = read_config(directory)
     recipe = read_recipe(directory, raw_config)
-    if recipe is not None and not recipe.keeps_head:  # its logits are never used: the head would only take memory
+    if (
+        recipe is not None and not recipe.keeps_head
+    ):  # tied, because its logits are never used and a head would only take memory
         raw_config["tie_word_embeddings"] = True
     family = find_family(raw_config)
     config = family.parse_config(raw_config)
     words = read_words(spec.speculate, config.cached_layers)
     drafts = None if recipe is not None else plan_drafts(words, config, Parallelism.of_host(host))
     if isinstance(drafts, PlannedMtp):
-        config = drafts.config  # its drafter's layer is loaded, too
+        config = drafts.config  # also loads the layer that drafts
     phases.end("config")
-    # Each of several ranks has its part in its own memory.
+    # Several ranks do not map the file: each has only its part of the weights, in its own memory.
     weights_file = None if spec.weights_file is None or links is not None else Path(spec.weights_file)
     fused = config.fused if isinstance(config, DecoderConfig) else ()
     source = WeightSource(directory, architecture(raw_config), weights_file, read_format(raw_config), fused)
     try:
         if links is not None and source.packed is not None and config.cached_layers:
             raise CheckpointError(
-                f"{directory} is packed, each tensor whole: ranks cannot share it; load the checkpoint that it was packed from"
+                f"{directory} is packed, so ranks cannot share its tensors; load the checkpoint that it was packed from"
             )
         yield ModelLoading(
             spec, host, arena, raw_config, family, config, recipe, source, phases, on_progress, links, drafts
@@ -122,7 +124,7 @@ class ModelLoading(NamedTuple):
 
     @property
     def shard(self) -> Shard:
-        """This rank's part of every layer of its stage."""
+        """Return this rank's part of every layer of its stage."""
         if self.links is None:
             return WHOLE
         stages, number = self.stages, self.links.stage
@@ -133,7 +135,7 @@ class ModelLoading(NamedTuple):
 
     @property
     def stages(self) -> list[range]:
-        """The layers of each stage, divided evenly by the time of a decode step."""
+        """Return the layers of each stage, which take equal shares of a decode step's time."""
         num_stages = 1 if self.links is None else self.links.num_stages
         return plan_model(self.raw_config).stages(num_stages) if num_stages > 1 else [range(self.config.num_layers)]
 
@@ -159,7 +161,9 @@ class ModelLoading(NamedTuple):
         cached = tuple(self.config.cached_layers)
         if self.spec.kv_dtype == "fp8":
             cached = in_fp8(cached, torch.float8_e4m3fn, read_kv_scales(Path(self.spec.path)))
-        drafted = () if self.drafts is None else self.drafts.cached_layers  # few, and as the model computes
+        drafted = (
+            () if self.drafts is None else self.drafts.cached_layers
+        )  # a drafter's caches are small, so they keep the model's dtype
         layers = [layer.part_of(shard) for layer in cached + drafted]
         sizes = (self.host.block_size, self.dtype(), self.longest_context())
         num_stages = 1 if self.links is None else self.links.num_stages
@@ -167,7 +171,10 @@ class ModelLoading(NamedTuple):
         return [CacheLayout(layers, *sizes, stages, stage) for stage in range(num_stages)]
 
     def arrangement(self, layout: CacheLayout) -> str:
-        """Return an identifier of the byte layout of a block in the tiers, where it is whole if possible."""
+        """Return an identifier of the byte layout of a block in the tiers.
+
+        Blocks there have the layout of a single rank if the ranks' parts can be combined to it.
+        """
         parts = self.block_parts()
         return self._layouts(WHOLE)[0].identity if parts.is_whole else f"{layout.identity}:{len(parts.pieces)}"
 
@@ -198,7 +205,7 @@ class ModelLoading(NamedTuple):
         self.runner(model, layout, own, self.links and self.links.loading).warm_up(prompt, with_decode=with_decode)
 
     def prewarm(self) -> None:
-        """Do the parts of a load that need neither memory of the device nor a place for the cache."""
+        """Do those parts of a load that need no device memory: register shared weights, compile kernels."""
         encoders = CacheLayout((), self.longest_context(), self.dtype())
         layout = self.layout() if self.config.cached_layers else encoders
         if (shared := self.source.shared_file) is not None:
@@ -220,7 +227,7 @@ class ModelLoading(NamedTuple):
         return loaded
 
     def _ready_kernels(self, context_length: int, layout: CacheLayout) -> BackgroundWarmUp:
-        """Start to compile the model's kernels, unless this process has done so."""
+        """Start to compile the model's kernels, unless this process has compiled them before."""
         source, device, recipe = self.source, self.arena.device, self.recipe
 
         def dry_run() -> DryRun:
@@ -242,7 +249,7 @@ class ModelLoading(NamedTuple):
         return BackgroundWarmUp(self.spec.name, dry_run, device, self._computation(layout))
 
     def _bank(self, model: Model) -> AdapterBank | None:
-        """Return slots for adapters, which take no memory before the first adapter is loaded."""
+        """Return slots for adapters, which take no memory until the first adapter is loaded."""
         if self.recipe is not None or not isinstance(model, Decoder) or not model.projections:
             return None
         return AdapterBank(
@@ -250,7 +257,7 @@ class ModelLoading(NamedTuple):
         )
 
     def image_sizes(self, model: Model) -> ImageSizes | None:
-        """Return the size rule of a model's images, or None if it takes none."""
+        """Return the rule for sizes of the model's images, or None if it takes no images."""
         return None if tower_of(model) is None else read_image_sizes(Path(self.spec.path))
 
     def runner(
@@ -284,16 +291,16 @@ class ModelLoading(NamedTuple):
     def needs_warm_up(self, loaded: FilledModel[Model]) -> bool:
         """True if a warm-up is needed.
 
-        On a CPU a first request after it is no faster (0.6b: 80 ms with it and without, 3b: 330): its purpose is to check that results are finite,
-        which a woken model has shown before, and which a waiting prompt shows as well, a tenth of a second sooner at 3b. On a GPU libraries load
-        their code at first use, some 70 ms on an H100, and a waiting prompt should not wait for that twice.
+        On a CPU it does not make the first request faster (0.6b: 80 ms either way, 3b: 330): it only checks that results are finite. A woken model
+        was checked before, and a waiting prompt checks it as well, a tenth of a second sooner for 3b. On a GPU, libraries load their code at first
+        use, about 70 ms on an H100; only a checked model with a waiting prompt needs no warm-up.
         """
         if self.arena.device.type != "cpu":
             return not (loaded.is_proved and self.spec.is_awaited)
         return not (loaded.is_proved or self.spec.is_awaited)
 
     def _computation(self, layout: CacheLayout) -> Hashable | None:
-        """Return an identifier of this load's kernels, equal for a later load of the same weights."""
+        """Return an identifier of this load's kernels: later loads of the same weights have the same one."""
         if self.source.shared_path is None:
             return None
         spec = replace(self.spec, name="", is_awaited=False, kv_tokens=None)

@@ -16,7 +16,7 @@ from pilotlight.kernels.warm_up import compile_launches
 log = logging.getLogger(__name__)
 
 
-_ready: set[Hashable] = set()  # computations whose kernels this process has loaded onto its device
+_ready: set[Hashable] = set()  # identifiers of computations whose kernels this process has loaded onto its device
 
 
 class BackgroundWarmUp:

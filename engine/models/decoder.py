@@ -1,7 +1,6 @@
-"""The decoder that all families share: embedding, layers around a residual, norm, head.
+"""The decoder that all families share, or a pipeline stage of it: embedding, layers, norm, head.
 
-Whole or in parts. Knows the order of the parts; does not know which family they belong to. A family provides its layers as a table and inherits the
-loop.
+Knows the order of the parts; does not know which family they belong to. A family provides its layers as a table and inherits the loop.
 """
 
 import re
@@ -40,16 +39,16 @@ class Layer(Protocol):
     def __call__(
         self, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the layer for x, residual [tokens, hidden], whose sum is the hidden state.
+        """Return x and residual [tokens, hidden] after the layer; their sum is the hidden state.
 
-        Return both again. Without a residual x is the hidden state.
+        If `residual` is None, x is the hidden state.
         """
 
 
 class VisionEncoder(Protocol):
     """A vision tower with its projections."""
 
-    num_deep: int  # first layers of the decoder after which further embeddings of an image are added
+    num_deep: int  # number of the decoder's first layers after which further embeddings of an image are added
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
         """Encode patches [rows, columns, numbers] of an image to the decoder's embeddings.
@@ -64,9 +63,9 @@ class DraftHead(Protocol):
     taps: Sequence[int]  # the model's layers whose hidden states it reads
 
     def features(self, hidden: torch.Tensor, tapped: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the features to keep of the model's hidden states [tokens, hidden].
+        """Return the features [tokens, hidden] that are kept from the model's hidden states.
 
-        `hidden` is after its last layer, `tapped` after the tapped layers.
+        `hidden`: after its last layer; `tapped`: after the layers `taps`.
         """
 
     def embed(self, context: Context) -> torch.Tensor: ...
@@ -77,7 +76,7 @@ class DraftHead(Protocol):
     def __call__(self, embedded: torch.Tensor, before: torch.Tensor, context: Context) -> torch.Tensor:
         """Return hidden states [tokens, hidden] from which the next token is guessed.
 
-        They also replace the model's while those are not known. `before`: the features of the token before.
+        For guessed tokens they also replace the features, which are not known yet. `before`: the features of the previous token.
         """
 
     def logits(self, hidden: torch.Tensor, ranks: "Communicator | None" = None) -> torch.Tensor:
@@ -88,7 +87,7 @@ class DraftHead(Protocol):
 class DecoderLayer:
     """A layer with norms before attention and feed-forward, after them, or both.
 
-    `residual_scale`: factor of what the two add to the hidden states.
+    `residual_scale`: factor of the outputs of both.
     """
 
     attention_norm: RMSNorm | None
@@ -150,9 +149,9 @@ class Decoder:
         projections: Sequence[MatrixPart] = (),
         logit_rule: LogitRule = PLAIN_LOGITS,
     ) -> None:
-        """`projections`: those that adapters may change, by number.
+        """`projections`: projections that adapters may change, by index.
 
-        Of several stages only the first has embedding and head, and only the last the norm.
+        Of several stages, only the first has embedding and head, and only the last has the norm.
         """
         self.embedding = embedding
         self.layers = layers
@@ -162,7 +161,7 @@ class Decoder:
         self.temperature = temperature
         self.projections = projections
         self.logit_rule = logit_rule
-        self.vision: VisionEncoder | None = None  # makes embeddings of images; None if it takes none
+        self.vision: VisionEncoder | None = None  # encodes images; None if the model takes none
         self.mtp: DraftHead | None = None  # a further layer of the checkpoint, which drafts
 
     def take_images(self, vision: VisionEncoder) -> None:
@@ -174,7 +173,7 @@ class Decoder:
         self.mtp = mtp
 
     def score_by(self, head: ScoreHead) -> None:
-        """Score classes instead of tokens; the rule of tokens' logits does not apply to them."""
+        """Score classes instead of tokens. The rule for logits of tokens does not apply to classes."""
         self.head = head
         self.logit_rule = PLAIN_LOGITS
 
@@ -236,7 +235,7 @@ class Decoder:
     def run(
         self, layers: range, x: torch.Tensor, residual: torch.Tensor | None, context: Context
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run some layers in a prepared context, as Layer does."""
+        """Compute consecutive layers in a prepared context; arguments and results as for one Layer."""
         num_deep = 0 if self.vision is None or context.images is None else self.vision.num_deep
         for i in layers:
             x, residual = self.layers[i](x, residual, context)
@@ -299,7 +298,7 @@ def load_decoder(
         loader.skip(rf"({re.escape(root)}(embed_tokens|norm)|{re.escape(outer)}lm_head)\..*")
     # old checkpoints store values that follow from config.json
     loader.skip(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-    # scales of a KV cache in fewer bits than ours; shapes of packed matrices, which follow from config.json
+    # scales of a quantized KV cache, which this one is not; shapes of packed matrices, which follow from config.json
     loader.skip(r".*\.([kv]_scale|weight_shape)")
     rotary = [
         RotaryTable(rule, dim, context_length, loader.device)

@@ -23,7 +23,7 @@ from pilotlight.engine.weights.loader import WeightLoader
 from pilotlight.kernels.elementwise.activation import gelu_tanh_and_mul, silu_and_mul
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-# Towers of Gemma 3 and 4, whose images are not supported, and others of a later stage.
+# Tensors of vision towers that are not loaded: on later stages, and those of Gemma 3 and 4, whose images are not supported.
 _TOWERS = r"(model\.)?(vision_tower|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\..*"
 
 LoadAttention = Callable[[int, str], Part]
@@ -37,7 +37,7 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
         mixer = config.mixer(i) if i < config.num_layers else None
         if mixer is not None:
             return load_recurrent(loader, name, config.hidden_size, mixer)
-        # A drafting layer comes after the last one, and has the same form.
+        # The drafting layer follows the model's last layer, and has the same shape.
         shape = config.attention(min(i, config.num_layers - 1))._replace(layer=i)
         return attention_kind.load(
             loader,
@@ -56,22 +56,23 @@ def load(config: DenseConfig, loader: WeightLoader, context_length: int) -> Deco
     if tower is not None:
         if len(decoder.layers) < tower.num_deep:
             raise CheckpointError(
-                f"the first stage has {len(decoder.layers)} layers, and embeddings of images are added after the first "
+                f"the first stage has {len(decoder.layers)} layers, but embeddings of images are added after the first "
                 f"{tower.num_deep}: use fewer stages"
             )
         decoder.take_images(tower)
     loader.skip(_TOWERS)
     if config.recurrent:
-        loader.skip(r"mtp\..*")  # layers that predict further tokens, which nothing drafts by
+        loader.skip(r"mtp\..*")  # layers that predict further tokens, which are not used
     return decoder
 
 
 def load_layers(
     config: DenseConfig, loader: WeightLoader, context_length: int, load_attention: LoadAttention
 ) -> Decoder:
-    """Load a decoder, and the one that drafts of the layers after its last, which predict further tokens.
+    """Load a decoder and, if the config requests it, the layer that drafts.
 
-    Other such layers are not read. `load_attention(i, name)` makes the token mixer of the layer whose tensor names start with `name`.
+    The drafting layer is the first of those after the model's last, which predict further tokens; others are skipped. `load_attention(i, name)` makes
+    the token mixer of the layer whose tensor names start with `name`.
     """
 
     def norm(name: str, part: str | None) -> RMSNorm | None:
@@ -104,7 +105,7 @@ def load_layers(
 
 
 def _load_feed_forward(config: DenseConfig, loader: WeightLoader, layer: int, name: str) -> Part:
-    is_behind = layer >= config.num_layers  # the layer comes after the model's, and drafts
+    is_behind = layer >= config.num_layers  # the drafting layer
     if isinstance(config, SparseConfig) and (is_behind or layer in config.sparse_layers):
         return SparseMLP.load(loader, f"{name}.{config.sparse.names.mlp}", config.hidden_size, config.sparse)
     return GatedMLP.load(

@@ -1,8 +1,8 @@
 """Drafters whose state is in the model's blocks: a smaller model, or one layer (EAGLE-3, MTP).
 
-The layer reads the model's features of the token before. In a step both are computed for the same tokens (`follow`), so a sequence's blocks always
-include its drafter's state: after a prefix hit, from a tier, on another host. Between steps the drafter runs alone on guessed tokens (`forward`),
-after the sequence's own; the step that verifies them overwrites its values there. Does not know sequences, or which guesses were right.
+The layer reads the model's features of the previous token. In a step both are computed for the same tokens (`follow`), so blocks always include the
+drafter's state, even if they come from the prefix cache, a tier or another host. Between steps the drafter runs alone on guessed tokens (`forward`),
+after the sequence's own; the step that verifies them overwrites these values. Does not know sequences, or which guesses were right.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ class DraftModel:
     """A model of the same vocabulary, whose layers' caches come after the model's."""
 
     def __init__(self, model: Model, first: int) -> None:
-        """`first`: the number of its first layer's cache."""
+        """`first`: the index of its first layer's cache."""
         self._model = model
         self._first = first
 
@@ -51,12 +51,12 @@ class DraftModel:
 class FeatureDrafts:
     """A drafting head over the model's features of earlier tokens.
 
-    Heads are trained on pairs of a token and the features of the one before. A sequence's first token has none: here those are zeros, so that every
-    position has a row, and a block's content depends only on its own and earlier tokens.
+    Heads are trained on pairs of a token and the features of the previous one. A sequence's first token has no previous one, so its features are
+    zeros: every position has a row, and a block's content depends only on its own and earlier tokens.
     """
 
     def __init__(self, head: DraftHead, cache: int) -> None:
-        """`cache`: the number of the cache that keeps features."""
+        """`cache`: the index of the cache that keeps features."""
         self._head = head
         self._cache = cache
 
@@ -79,7 +79,7 @@ class FeatureDrafts:
         cache = context.caches[self._cache]
         (kept,) = cache.segments
         slots, block_size = slots_before(context.batch, cache), kept.shape[1]
-        # A sequence's first token has its own slot, and nothing before it.
+        # For a sequence's first token `slots` has its own slot, because there is no previous one.
         has_before = slots != context.batch.groups[cache.group].slot_mapping
         before = kept[slots // block_size, slots % block_size, 0] * has_before.unsqueeze(1)
         context = self._head.prepared(replace(context, adapters=None))
@@ -92,7 +92,7 @@ class FeatureDrafts:
 
 
 def slots_before(batch: Batch, cache: LayerCache) -> torch.Tensor:
-    """Return the slot of the token before each one [tokens]; for a sequence's first token its own."""
+    """Return the slot of each token's previous one [tokens]; for a sequence's first token its own slot."""
     group, (kept,) = batch.groups[cache.group], cache.segments
     block_size, decoded = kept.shape[1], batch.num_decoded
     slots = []

@@ -1,6 +1,6 @@
-"""An EAGLE-3 head (arXiv:2503.01840): one layer over a token and the features of the one before.
+"""An EAGLE-3 head (arXiv:2503.01840): one layer over a token and the features of the previous one.
 
-Names of tensors: the checkpoints of SafeAILab/EAGLE; its layer is called `midlayer` there, and `layers.0` by others.
+Names of tensors: those of SafeAILab/EAGLE's checkpoints; the layer is called `midlayer` there, and `layers.0` by others.
 """
 
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ class Eagle3Head:
     def load(
         cls, config: Eagle3Config, loader: WeightLoader, model: Decoder, cache: int, context_length: int
     ) -> "Eagle3Head":
-        """Load a head. `cache`: the number of its layer's cache. Raises CheckpointError."""
+        """Load a head. `cache`: the index of its layer's cache. Raises CheckpointError."""
         hidden = config.hidden_size
         name = "midlayer" if "midlayer.hidden_norm.weight" in loader else "layers.0"
         if "embed_tokens.weight" in loader:
@@ -120,7 +120,7 @@ class Eagle3Head:
 
 
 def _token_ids(config: Eagle3Config, loader: WeightLoader) -> torch.Tensor | None:
-    """Read the vocabulary's table: the difference between the model's id and each draft id."""
+    """Return the model's id of each draft id, or None if they are equal. `d2t` has the differences."""
     size = config.draft_vocab_size
     if "d2t" not in loader:
         if size == config.vocab_size:

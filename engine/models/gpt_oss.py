@@ -67,6 +67,8 @@ def _load_biases(config: GptOssConfig, loader: WeightLoader, name: str) -> tuple
         lambda part, stored: part.copy_(torch.unflatten(stored, 1, part.shape[1:])),
     )
     if loader.shard.rank:
-        loader.skip_tensors([f"{name}.down_proj_bias"])  # of products that will be summed, only the first has it
+        loader.skip_tensors(
+            [f"{name}.down_proj_bias"]
+        )  # the ranks' products are summed, so only the first rank adds the bias
         return gate_up, None
     return gate_up, loader.tensor(f"{name}.down_proj_bias", experts, hidden)

@@ -1,4 +1,4 @@
-"""The interfaces of a model, whole or a pipeline stage, for its runner, and of its family."""
+"""The interfaces of a model (whole, or one pipeline stage) and of its family."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,4 +25,4 @@ class Family(NamedTuple):
     """The parser of one architecture's configuration, and its loader."""
 
     parse_config: Parse
-    load: Callable[[Any, WeightLoader, int], Model]  # of its config, a loader and a context length
+    load: Callable[[Any, WeightLoader, int], Model]  # called with the config, a loader and the context length

@@ -1,6 +1,6 @@
 """DeepSeek-V3's layer after the last, which predicts a further token (arXiv:2412.19437, section 2.2).
 
-It is a layer of the model's kind over a projection of the token and of the model's features of the one before. Names of tensors:
+It is a layer of the model's kind over a projection of the token and of the model's features of the previous one. Names of tensors:
 deepseek-ai/DeepSeek-V3's model.safetensors.index.json. Its embedding and head are the model's, which the checkpoint contains twice.
 """
 
@@ -28,7 +28,7 @@ class MtpHead:
     def __init__(
         self, model: Decoder, layer: DecoderLayer, norms: tuple[RMSNorm, RMSNorm, RMSNorm], projection: Linear
     ) -> None:
-        """Make the drafter; `norms` are the token's, the features', and the one before the head."""
+        """`norms`: norms of the token and of the features, and the norm before the head."""
         self._model = model
         self._layer = layer
         self._token_norm, self._feature_norm, self._norm = norms
@@ -38,7 +38,7 @@ class MtpHead:
     def load(
         cls, config: SparseConfig, loader: WeightLoader, name: str, layer: DecoderLayer, model: Decoder
     ) -> "MtpHead":
-        """Load the parts around the layer, whose tensor names start with `name`."""
+        """Load the parts around `layer`, whose tensor names start with `name`."""
         hidden = config.hidden_size
         token, features, last = (
             RMSNorm.load(loader, f"{name}.{part}", hidden, config.norm)

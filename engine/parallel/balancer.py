@@ -1,7 +1,7 @@
-"""Moves experts between the ranks of a stage while they serve, to relieve the slowest rank.
+"""Moves experts between the ranks of a stage during serving, to relieve the slowest rank.
 
-All ranks look at the same counts before the same steps, so they decide alike: at the first one's if every rank sees all tokens, at the sum of all if
-each has its own tokens. Does not know how a placement is found.
+All ranks look at the same counts before the same steps, so they make the same decisions. The counts are those of the first rank if every rank sees
+all tokens, or the sum over the ranks if each has its own tokens. Does not know how a placement is found.
 """
 
 import logging
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_AFTER = 1024  # tokens
-_GAIN = 0.95  # share of the slowest rank's load: above it, a move is not worth its time
+_LOOK_AFTER = 1024  # tokens between two checks of the loads
+_GAIN = 0.95  # experts only move if the slowest rank's load falls below this share of the present one
 
 
 class ExpertBalancer:
@@ -28,11 +28,11 @@ class ExpertBalancer:
         self._ranks = ranks
         self._num_tokens = 0
         self._planned: deque[tuple[int, ExpertPlacement]] = deque()
-        self.may_write = True  # to this rank's weights, which are then no file's pages
-        self.moved = 0  # counter: layers
+        self.may_write = True  # False while this rank's weights are mapped from a file
+        self.moved = 0  # counter of layers whose experts were moved
 
     def before_step(self, model: Decoder, num_tokens: int) -> None:
-        """Move one planned layer, or look at the loads; called before each step.
+        """Move the experts of one planned layer, or check the loads after enough tokens.
 
         Every rank of the stage calls this before the same steps.
         """
@@ -48,7 +48,7 @@ class ExpertBalancer:
     def _look(self, layers: list[Experts]) -> None:
         if not layers:
             return
-        # A model that has just replaced another has counted nothing on this rank: it takes part anyway.
+        # If this rank's model was just replaced, its counts are zero: it takes part anyway.
         seen = torch.stack([layer.counted() for layer in layers])
         seen = self._ranks.total(seen) if self._ranks.copies > 1 else self._ranks.from_rank(0, seen)
         ready = self._ranks.total(torch.full((1,), self.may_write, dtype=torch.int64, device=seen.device))
@@ -63,9 +63,9 @@ class ExpertBalancer:
             log.info("experts of %d layers move between %d ranks", len(self._planned), self._ranks.size)
 
     def _move(self, layer: Experts, placement: ExpertPlacement) -> None:
-        """Move experts to their new slots, each from the first rank that has it to all.
+        """Move experts to their new slots; the first rank that has an expert sends it to all.
 
-        Nothing is overwritten before all have arrived.
+        Nothing is overwritten before all experts have arrived.
         """
         old, rank = layer.placement, self._ranks.rank
         assert old is not None
@@ -90,11 +90,11 @@ class ExpertBalancer:
 
 
 def experts_of(model: Decoder) -> list[Experts]:
-    """Return the experts of each layer in which ranks have some of them each."""
+    """Return the experts of each layer whose experts are divided among ranks."""
     return [part.experts for part in sparse_parts_of(model)]
 
 
 def sparse_parts_of(model: Decoder) -> list[SparseMLP]:
-    """Return the feed-forward of each layer with experts."""
+    """Return the feed-forward of each layer whose experts are divided among ranks."""
     found = [layer.feed_forward for layer in model.layers if isinstance(layer, DecoderLayer)]
     return [part for part in found if isinstance(part, SparseMLP) and part.experts.placement is not None]

@@ -1,7 +1,6 @@
 """An ordered channel between two processes: a pair of sockets, closed as soon as the other end dies.
 
-Messages are Python objects, exchanged with a process that this one has started: no other can write to the channel. network.py ensures that between
-machines.
+Messages are pickled Python objects, so only a process that this one has started may write to the channel. Between machines, network.py ensures that.
 """
 
 import os
@@ -12,16 +11,16 @@ import struct
 import threading
 from typing import Any, NamedTuple
 
-NUM_CHANNELS = 3  # per rank: orders; replies to orders; copies of blocks, for a separate thread
+NUM_CHANNELS = 3  # per rank: for orders, for replies to orders, and for copies of blocks (by a separate thread)
 _LENGTH = struct.Struct("<Q")
 
 
 class Meeting(NamedTuple):
     """The addresses by which ranks find each other."""
 
-    address: str  # of the first rank
-    port: int  # of its store
-    own: str  # this rank's address
+    address: str  # address of the first rank
+    port: int  # port of the first rank's store
+    own: str  # address of this rank
 
 
 class RankChannel:
@@ -31,7 +30,7 @@ class RankChannel:
 
     @classmethod
     def pair(cls) -> "tuple[RankChannel, socket.socket]":
-        """Return one end, and the other as a socket for a child process to inherit."""
+        """Return one end as a channel, and the other as a socket that a child process inherits."""
         mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return cls(mine), other
 
@@ -41,7 +40,7 @@ class RankChannel:
         return cls(socket.socket(fileno=fd))
 
     def send(self, message: object) -> None:
-        """Send a message whole, after all earlier ones; from any thread.
+        """Send a message after all earlier ones, from any thread.
 
         Raises OSError if the other end is gone.
         """
@@ -58,7 +57,7 @@ class RankChannel:
         return pickle.loads(self._read(length))
 
     def has_message(self) -> bool:
-        """True if `receive` would return, or raise, soon. Only for a pair of sockets."""
+        """True if `receive` would not wait for long. Only for a pair of sockets."""
         return bool(select.select([self._end], [], [], 0)[0])
 
     def send_bytes(self, data: memoryview) -> None:
@@ -87,6 +86,6 @@ class RankChannel:
 
 
 def packed(message: object) -> bytes:
-    """Return a message in the encoded form, for any number of ranks."""
+    """Return an encoded message, which can be sent to several ranks."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data

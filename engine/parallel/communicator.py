@@ -1,8 +1,8 @@
 """The collective operations of ranks within a forward pass, and transfers between stages.
 
-They are sums of hidden states, joined logits, and tokens that the first rank has chosen; if each rank has its own tokens, rows are exchanged between
-all ranks and sent to the first one. Knows tensors and one process group of torch.distributed (Gloo on CPUs, NCCL on GPUs); does not know models and
-steps. Sums are computed in one order, so that every rank has the same bits.
+The operations sum hidden states, join logits, and distribute tokens that the first rank has chosen; if each rank has its own tokens, they also
+exchange rows between all ranks and send rows to the first one. Sums are computed in one order, so that every rank has the same bits. Knows tensors
+and process groups of torch.distributed (Gloo on CPUs, NCCL on GPUs); does not know models and steps.
 """
 
 import socket
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import (  # torch.distributed has them only if it was built with them
+from torch._C._distributed_c10d import (  # torch.distributed exports them only in builds that have them
     PrefixStore,
     Store,
     TCPStore,
@@ -24,9 +24,9 @@ from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.weights.shard import WHOLE, Shard
 
 LOCALHOST = "127.0.0.1"
-# Longer than any step: a hanging rank is detected by its site's step deadline, a dead one by its closed socket.
+# Longer than any step: the site's step deadline detects a hanging rank, and its closed socket a dead one.
 _TIMEOUT = timedelta(minutes=10)
-_MOST_STEPS = 1 << 20  # step numbers then start again
+_MOST_STEPS = 1 << 20  # step numbers start again at 0 after so many steps
 
 
 class Exchanged(NamedTuple):
@@ -35,9 +35,9 @@ class Exchanged(NamedTuple):
     sums: int = 0
     summed_bytes: int = 0
     joins: int = 0
-    joined_bytes: int = 0  # of all ranks' parts
+    joined_bytes: int = 0  # bytes of all ranks' parts
     exchanges: int = 0
-    exchanged_bytes: int = 0  # sent to other ranks
+    exchanged_bytes: int = 0  # bytes sent to other ranks
 
 
 class Communicator:
@@ -52,8 +52,8 @@ class Communicator:
     ) -> None:
         """Set up a rank's groups.
 
-        `group`: a process group of torch.distributed, of `size` ranks; None for a single rank. `shard`: of the matrices; `sharing` is the group of
-        the ranks that share them, if these are not all. `pipe`: to other stages.
+        `group`: a process group of torch.distributed with `size` ranks; None for a single rank. `shard`: this rank's part of matrices; `sharing`: the
+        group of the ranks that share matrices, if these are not all of `group`. `pipe`: links to other stages.
         """
         self._group = group
         self._sharing = group if sharing is None else sharing
@@ -69,12 +69,12 @@ class Communicator:
 
     @property
     def copies(self) -> int:
-        """The number of copies of the attention: parts of the group that have all matrices, and sequences."""
+        """Return the number of copies of the attention, each on ranks that together have all matrices."""
         return self.size // self.shard.size
 
     @property
     def copy(self) -> int:
-        """The number of this rank's copy: ranks with the same shard are consecutive."""
+        """Return the index of this rank's copy: ranks with the same shard are consecutive."""
         return self.rank % self.copies
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ class Communicator:
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
     def from_rank(self, rank: int, x: torch.Tensor) -> torch.Tensor:
-        """Return that rank's tensor; on other ranks x has its shape, and is overwritten."""
+        """Return the tensor x of one rank, on all ranks. Elsewhere x has the same shape and is overwritten."""
         if self._group is None:
             return x
         options = dist.BroadcastOptions()
@@ -118,9 +118,9 @@ class Communicator:
         return x
 
     def exchange(self, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
-        """Send rows, the first `sent[0]` to the first rank and so on; return the received ones.
+        """Send rows to all ranks, and return the received rows, in the order of the ranks.
 
-        The first `received[0]` of those are from the first rank, and so on.
+        `sent`: number of rows for each rank; `received`: number of rows from each rank.
         """
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
         if self._group is None:
@@ -134,15 +134,15 @@ class Communicator:
         return arrived
 
     def exchange_counts(self, sent: torch.Tensor) -> tuple[list[int], list[int]]:
-        """Send every rank the number of rows that it will get, [ranks] int64; return both numbers per rank."""
+        """Exchange the numbers of rows that ranks will send, [ranks] int64; return `sent` and `received`."""
         one = [1] * self.size
         going, coming = torch.stack([sent, self.exchange(sent, one, one)]).tolist()
         return going, coming
 
     def to_first(self, rows: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Return all copies' rows in order, on the ranks of the first copy; none on the others.
+        """Return the rows of all copies, in order, on the ranks of the first copy; none on other ranks.
 
-        `counts`: of each copy. Each rank has its copy's rows, and they come from the ranks with the same shard.
+        `counts`: number of rows of each copy. A rank gets them from the ranks with the same shard.
         """
         sent, received, first = [0] * self.size, [0] * self.size, self.rank - self.copy
         sent[first] = counts[self.copy]
@@ -156,8 +156,7 @@ class StagePipe:
 
     The last stage's hidden states go back to the first, which has the head. Every rank numbers the steps alike. A sent tensor is kept until it has
     been transferred, so that no stage waits for the next one to be ready. The way back is a separate group, because NCCL has one queue for two ranks:
-    in a single group the first of two stages would send the next step before it receives this one, while the second waits to send this one before it
-    receives the next.
+    in a single group, two stages would wait for each other, the first one to send the next step, the second one to send this step back.
     """
 
     def __init__(self, forth: Any, back: Any, rank: int, per_stage: int, num_stages: int) -> None:
@@ -172,7 +171,7 @@ class StagePipe:
         self._incoming = back if self.is_first else forth
         self._going: deque[tuple[Any, torch.Tensor]] = deque()
         self._steps = count()
-        self.sent = 0  # counter: bytes
+        self.sent = 0  # counter of bytes
 
     @property
     def is_first(self) -> bool:
@@ -195,7 +194,7 @@ class StagePipe:
         self.sent += x.nbytes
 
     def receive(self, into: torch.Tensor, step: int) -> torch.Tensor:
-        """Return the hidden states of the stage before, in the given tensor."""
+        """Return the hidden states of the previous stage, in `into`."""
         self._incoming.recv([into], self._before, step).wait()
         return into
 
@@ -206,7 +205,7 @@ class RankLinks(NamedTuple):
     A model that is being loaded has separate links, to warm up while others serve.
     """
 
-    shard: Shard = WHOLE  # of its stage's matrices
+    shard: Shard = WHOLE  # its part of its stage's matrices
     num_stages: int = 1
     serving: Communicator | None = None  # None for a single rank
     loading: Communicator | None = None
@@ -217,13 +216,13 @@ class RankLinks(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """This rank's number among all ranks of its stage."""
+        """Return this rank's index among all ranks of its stage."""
         return 0 if self.serving is None else self.serving.rank
 
 
 def new_store(address: str = LOCALHOST) -> TCPStore:
-    """Return the first rank's store, through which ranks find each other, on a free port of one address."""
-    listener = socket.create_server((address, 0))  # a store's own would listen on every address of the machine
+    """Return the first rank's store, through which ranks find each other, on a free port of `address`."""
+    listener = socket.create_server((address, 0))  # by itself, a store would listen on every address of the machine
     port = listener.getsockname()[1]
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
@@ -231,7 +230,7 @@ def new_store(address: str = LOCALHOST) -> TCPStore:
 def link(rank: int, degrees: Parallelism, store: Store, device: torch.device, address: str = LOCALHOST) -> RankLinks:
     """Connect one rank with the others; returns when all of them have called it.
 
-    `rank` counts all stages; `address` is this rank's.
+    `rank`: index among the ranks of all stages; `address`: address of this rank.
     """
     size, per_stage, num_stages = degrees.size, degrees.per_stage, degrees.pp
     stage, within = divmod(rank, per_stage)

@@ -1,8 +1,8 @@
-"""The way of tokens to the ranks that have their experts, and back.
+"""Sends tokens to the ranks that have their experts, and returns the results.
 
-Used if every rank has its own tokens, and some of a layer's experts. A token goes once to each rank that has one of its experts, with their numbers
-and weights; that rank sums its experts' results, and the sums come back and are added in the order of the ranks. There is no capacity limit, so no
-token is dropped. There are three exchanges: counts, tokens, sums. Knows tensors and ranks; does not know how experts compute.
+Used if every rank has its own tokens, and some of a layer's experts. A token goes once to each rank that has one of its experts, with the ids and
+weights of these experts. That rank sums its experts' results; the sums return and are added in the order of the ranks. There is no capacity limit, so
+no token is dropped. There are three exchanges: counts, tokens, sums. Knows tensors and ranks; does not know how experts compute.
 """
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -18,7 +18,7 @@ class RoutedTokens(NamedTuple):
 
     x: torch.Tensor  # [tokens, hidden]
     weights: torch.Tensor  # [tokens, top_k] fp32
-    expert_ids: torch.Tensor  # [tokens, top_k] int64; -1 for another rank's
+    expert_ids: torch.Tensor  # [tokens, top_k] int64; -1 for an expert of another rank
 
     @classmethod
     def unpacked(cls, rows: torch.Tensor, hidden: int, dtype: torch.dtype) -> "RoutedTokens":
@@ -52,10 +52,10 @@ class RankExperts(Protocol):
 def dispatch(
     experts: RankExperts, tokens: RoutedTokens, positions: torch.Tensor, ranks: "Communicator"
 ) -> torch.Tensor:
-    """Return the weighted sum of the experts of this rank's tokens, [tokens, hidden].
+    """Return the weighted sum of its experts for each of this rank's tokens, [tokens, hidden].
 
     Also computes this rank's experts for other ranks' tokens. All ranks of the stage call it at the same time, even without tokens. Ranks that share
-    matrices have the same tokens: each sends its part of them, and returns zeros for the others, so that the following sum over ranks is complete.
+    matrices have the same tokens: each rank handles a part of them and returns zeros for the others; the caller sums the results over these ranks.
     """
     (num_all, hidden), first, every = tokens.x.shape, ranks.shard.rank, ranks.shard.size
     x, weights, expert_ids = (part[first::every] for part in tokens)
@@ -71,6 +71,6 @@ def dispatch(
     sums = ranks.exchange(experts.own_sum(*arrived), received, sent)
     total = torch.zeros(num_all, hidden, dtype=torch.float32, device=x.device)
     for places, of_rank in zip(torch.split(token_of, sent), torch.split(sums, sent), strict=True):
-        # Each rank returns a token at most once: its summands are added in the order of the ranks.
+        # Each rank returns at most one sum for a token, so a token's sums are added in the order of the ranks.
         total.index_add_(0, first + every * places, of_rank.float())
     return total.to(x.dtype)

@@ -1,7 +1,7 @@
 """A rank that is not the first: a process that executes the first one's orders, and ends with it.
 
-Steps and changes of memory arrive on one channel; a separate thread loads models, and another copies blocks, as on the first rank. A step that fails
-ends the process: the others wait for its part, and notice its closed connections.
+Orders for steps and changes of memory arrive on one channel; a separate thread loads models, and another copies blocks, as on the first rank. If a
+step fails the process ends, because the others wait for its part: its closed connections end their wait.
 
 python -m pilotlight.engine.parallel.follower '{"rank": 1, ...}'     started only by engine/parallel/ranks.py
 """
@@ -129,7 +129,7 @@ class Follower:
 
 
 def _or_end(work: Any) -> None:
-    """Run work without which the process is useless; end the process if it fails."""
+    """Run a thread's work; end the process if it fails, because a rank needs all of its threads."""
     try:
         work()
     except BaseException:
@@ -149,7 +149,7 @@ def main(words: list[str]) -> None:
 def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankChannel], meeting: Meeting) -> NoReturn:
     """Run as a rank until this process ends.
 
-    `described`: a HostConfig as JSON. `threads`: the number if that has none.
+    `described`: a HostConfig as JSON. `threads`: number of threads if the config has none.
     """
     configure_process()
     os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -170,7 +170,7 @@ def run_rank(rank: int, described: str, threads: int, channels: Sequence[RankCha
     except BaseException:
         log.exception("this rank ends")
         os._exit(1)
-    os._exit(0)  # threads may be inside torch, for which an orderly end of the interpreter would wait
+    os._exit(0)  # an orderly end of the interpreter would wait for threads inside torch
 
 
 def _prepare(described: str, rank: int, threads: int) -> "tuple[HostConfig, Arena]":
@@ -186,7 +186,7 @@ def _prepare(described: str, rank: int, threads: int) -> "tuple[HostConfig, Aren
 def die_with(parent: int) -> None:
     """Let the kernel kill this process when the first rank dies, even while stopped or in a collective.
 
-    On other systems than Linux its closed sockets end this rank.
+    On systems other than Linux, this rank ends when its sockets to the first rank are closed.
     """
     if sys.platform.startswith("linux"):
         pr_set_pdeathsig = 1

@@ -1,4 +1,4 @@
-"""The group of a host with a single rank: it sends no orders, and wraps nothing (see ranks.py)."""
+"""The group of a host with a single rank: same methods as RankGroup (ranks.py), but no orders."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -17,7 +17,9 @@ class LoadPart(NamedTuple):
     context_length: int
     first_slab: int
     num_blocks: int
-    checkpoint: bytes = b""  # the content fingerprint of the first rank's; empty if all ranks read the same files
+    checkpoint: bytes = (
+        b""  # content fingerprint of the first rank's checkpoint; empty if all ranks read the same files
+    )
 
 
 class WarmUpPart(NamedTuple):
@@ -39,10 +41,10 @@ class GuessTokens(NamedTuple):
 
 
 class FinishStep(NamedTuple):
-    """Compute the logits of a step that other stages have computed; for the ranks of the first stage."""
+    """Compute the logits of a step that has passed all stages. Only ranks of the first stage do this."""
 
     model: str
-    number: int  # of the step
+    number: int  # number of the step
 
 
 class ScrubBlocks(NamedTuple):
@@ -74,7 +76,7 @@ class PlaceAdapter(NamedTuple):
 
 
 class EncodeImage(NamedTuple):
-    """Encode the next piece of an image, on every rank: the ranks exchange sums meanwhile."""
+    """Encode the next piece of an image on every rank; the ranks sum partial results."""
 
     model: str
     name: bytes
@@ -91,21 +93,21 @@ class DropModel(NamedTuple):
 
 
 class StoreBlocks(NamedTuple):
-    """Send these blocks' bytes in order, to be stored beside the other ranks'."""
+    """Send the bytes of these blocks in order; the first rank stores them with those of other ranks."""
 
     model: str
     blocks: Sequence[int]
 
 
 class FetchBlocks(NamedTuple):
-    """Fill these blocks with the bytes that follow."""
+    """Fill these blocks with the bytes that follow on the channel."""
 
     model: str
     blocks: Sequence[int]
 
 
 class RankReply(NamedTuple):
-    """The reply to an order; without a problem, the order is done."""
+    """The reply to an order, which was executed if there is no problem."""
 
     model: str
     problem: str | None = None

@@ -1,4 +1,4 @@
-"""A further rank's part of memory and models: an equal arena, and runners over the same blocks."""
+"""A further rank's part of memory and models: an arena as on the first rank, and its parts of models."""
 
 from collections import deque
 from pathlib import Path
@@ -54,8 +54,8 @@ class FollowedModel(NamedTuple):
     adapters: FollowedAdapters
     copier: BlockCopier
     under_weights: HugePages | Relocation[Model] | None
-    started: deque[ForwardedPart]  # steps of other stages; on ranks of the first one
-    drafting: ModelRunner | None  # of the drafter with weights
+    started: deque[ForwardedPart]  # steps that are passing through other stages; only on ranks of the first stage
+    drafting: ModelRunner | None  # runner of the drafter with weights
 
     def compute(self, step: StepInput) -> None:
         started = self.runner.begin(step)
@@ -69,7 +69,7 @@ class FollowedModel(NamedTuple):
         self.drafting.forward(step)
 
     def finish(self, number: int) -> None:
-        """Finish a step and drop earlier ones; a later stage has nothing to do."""
+        """Finish a step and drop earlier ones; on later stages, do nothing."""
         while self.started:
             started = self.started.popleft()
             if started.number == number:
@@ -115,13 +115,15 @@ def load_part(order: LoadPart, config: HostConfig, memory: PartMemory) -> Follow
 
 
 def check_checkpoint(order: LoadPart) -> None:
-    """Refuse a checkpoint that differs from the first rank's, on a machine with separate files."""
+    """Raise CheckpointError if this machine's checkpoint differs from that of the first rank."""
     path = Path(order.spec.path)
     try:
         found = content_fingerprint(path) if order.checkpoint else b""
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read there: {error.strerror}; each machine reads its own") from None
+        raise CheckpointError(
+            f"{path} cannot be read there: {error.strerror}; each machine needs its own copy"
+        ) from None
     if found != order.checkpoint:
         raise CheckpointError(
-            f"{path} holds another checkpoint there than on the first rank's machine: copy the same to both"
+            f"{path} holds another checkpoint there than on the first rank's machine: copy the same one to both"
         )

@@ -1,7 +1,8 @@
 """Runs a rank's part of a model, together with the other ranks, which compute the same steps.
 
-A stage sends the hidden states after its layers to the next one, the last to the first, which chooses tokens; if ranks have separate sequences, each
-computes its share of a step, and the first gets the needed rows of all. Does not know which orders start a step here (follower.py, ranks.py).
+A stage sends the hidden states after its layers to the next stage; the last one sends them to the first, which chooses tokens. If ranks have separate
+sequences, each computes its share of a step, and the first rank gets the needed rows of all. Does not know which orders start a step here
+(follower.py, ranks.py).
 """
 
 import time
@@ -30,14 +31,14 @@ if TYPE_CHECKING:
 
 
 class ForwardedPart(NamedTuple):
-    """A step of which this rank's layers have been computed."""
+    """A step for which this rank has computed its layers."""
 
     step: StepInput
-    number: int  # among the steps of a pipeline
+    number: int  # number of the step in the pipeline
     hidden: torch.Tensor | None  # after the last layer; None if other stages continue
     logit_rows: torch.Tensor | None  # tokens whose logits are needed; None for all
     computed_s: float
-    # of ranks with separate sequences: `hidden` has only this rank's needed rows
+    # if ranks have separate sequences; `hidden` then has only this rank's needed rows
     shares: StepShares | None = None
 
 
@@ -55,7 +56,8 @@ class PartRunner(ModelRunner):
     ) -> None:
         """Prepare to run a part.
 
-        `ranks`: all that have a part of the model; `hidden_size`: width of the tensors between stages. Other arguments as for a ModelRunner.
+        `ranks`: links to the ranks with other parts of the model; `hidden_size`: width of the tensors between stages. Other arguments as for a
+        ModelRunner.
         """
         super().__init__(model, layout, kv_cache, head, adapters, drafts)
         self.balancer = ExpertBalancer(ranks)
@@ -97,7 +99,7 @@ class PartRunner(ModelRunner):
     def _begin_share(self, step: StepInput) -> ForwardedPart:
         """Compute this rank's share of a step beside other ranks with separate sequences.
 
-        Keep the needed hidden states. Without a share, it only computes the experts that are here.
+        Keep the needed hidden states. If this rank has no share, it only computes its experts for other ranks' tokens.
         """
         ranks, pipe, device = self._ranks, self._pipe, self.kv_cache.device
         every_row = self._wants_every_row(step)
@@ -120,7 +122,7 @@ class PartRunner(ModelRunner):
 
     @torch.inference_mode()
     def finish(self, started: ForwardedPart) -> Forwarded:
-        """Compute the results that are needed from the last layer's hidden states, if they are here."""
+        """Compute a step's results from the last layer's hidden states, if this rank has or gets them."""
         step, hidden, wanted = started.step, started.hidden, started.logit_rows
         if started.shares is not None:
             hidden = self._joined(started, started.shares)
@@ -144,7 +146,7 @@ class PartRunner(ModelRunner):
         super().scrub([b // copies for b in blocks if b % copies == self._ranks.copy])
 
     def _new_graphs(self) -> None:
-        """Use no graphs: if one rank failed to record, the others would wait forever."""
+        """Return None, for no graphs: if one rank failed to record, the others would wait forever."""
 
     def _scratch_step(self, tokens: list[int], start: int) -> tuple[StepInput, list[ChoiceRow]]:
         ranks, groups = self._ranks, len(self.layout.groups)
@@ -153,7 +155,7 @@ class PartRunner(ModelRunner):
         return step, rows if is_first_stage and ranks.copy == 0 else []
 
     def _context(self, step: StepInput, chosen: torch.Tensor | None, incoming: torch.Tensor | None = None) -> Context:
-        """`incoming`: the stage before's output for the step, including its images."""
+        """`incoming`: the previous stage's output for the step, which includes images."""
         return replace(super()._context(step, chosen), ranks=self._ranks, incoming=incoming)
 
     def _logits_of(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -164,7 +166,7 @@ class PartRunner(ModelRunner):
         return bool(step.prompt_logprobs) or self.pooling is not None
 
     def _serve(self) -> torch.Tensor:
-        """Compute this rank's experts for other ranks' tokens, when it has none; return [0, hidden]."""
+        """Compute this rank's experts for other ranks' tokens while it has no tokens; return [0, hidden]."""
         assert isinstance(self.model, Decoder)
         none = torch.empty(0, self._hidden_size, dtype=self.layout.dtype, device=self.kv_cache.device)
         for part in sparse_parts_of(self.model):
@@ -174,7 +176,7 @@ class PartRunner(ModelRunner):
     def _joined(self, started: ForwardedPart, shares: StepShares) -> torch.Tensor | None:
         """Return the needed hidden states of all ranks in the step's order, on the ranks of the first copy.
 
-        These share the head. None if there are none, or they are on another rank.
+        Only these ranks compute logits. Returns None on other ranks, on later stages, or if no row is needed.
         """
         counts, own = shares.num_wanted, started.hidden
         if own is None:
@@ -187,7 +189,7 @@ class PartRunner(ModelRunner):
         return rows.index_select(0, _rows_on(shares.order, rows.device)) if self._ranks.copy == 0 else None
 
     def _chosen_for(self, step: StepInput) -> torch.Tensor | None:
-        """Return the last step's tokens, as far as this one uses them: only the first rank has drawn them."""
+        """Return the previous step's tokens that this step uses; the first rank, which chose them, sends them."""
         if not step.feeds:
             return None
         num_rows = 1 + max(row for _, row in step.feeds)

@@ -1,6 +1,6 @@
-"""The assignment of a layer's experts to ranks, balanced by their loads, with copies of busy ones.
+"""Assigns a layer's experts to ranks so that loads are balanced, with copies of busy experts.
 
-Loads are divided among copies and packed, largest first, as in DeepSeek's description of their expert-parallel load balancer (DeepSeek-V3 technical
+An expert's load is divided among its copies, which are placed largest first, as in DeepSeek's expert-parallel load balancer (DeepSeek-V3 technical
 report, section 3.4). Knows counts; does not know weights.
 """
 
@@ -16,9 +16,9 @@ class ExpertPlacement(NamedTuple):
 
     @classmethod
     def first(cls, num_experts: int, num_ranks: int, spare: int) -> "ExpertPlacement":
-        """Return consecutive experts per rank, with copies of the next ones in spare slots.
+        """Return a placement of consecutive experts on each rank, with copies of the next ones in spare slots.
 
-        Used before any loads are known.
+        It is used until loads are known.
         """
         size = num_experts // num_ranks
         starts = [rank * size for rank in range(num_ranks)]
@@ -37,18 +37,18 @@ class ExpertPlacement(NamedTuple):
         return max(sum(loads[expert] / copies[expert] for expert in set(slots)) for slots in self.slots)
 
     def balanced(self, loads: Sequence[int]) -> "ExpertPlacement":
-        """Return the placement for such loads; an expert that stays on a rank keeps its slot."""
+        """Return a balanced placement for these loads; an expert that stays on a rank keeps its slot."""
         num_ranks, num_slots = len(self.slots), len(self.slots[0])
         copies = _copies(loads, num_ranks, num_ranks * num_slots)
         each = sorted(range(len(loads)), key=lambda expert: (-loads[expert] / copies[expert], expert))
         taken: list[list[int]] = [[] for _ in self.slots]
         of_rank = [0.0] * num_ranks
-        # Those with most copies first: an expert has at most one on each rank.
+        # Experts with several copies first: they need a slot on as many ranks.
         for expert in sorted(each, key=lambda expert: copies[expert] == 1):
             for _ in range(copies[expert]):
                 open_ranks = [r for r in range(num_ranks) if len(taken[r]) < num_slots and expert not in taken[r]]
                 if not open_ranks:
-                    continue  # the remaining slots are on ranks that have it already: they stay unchanged
+                    continue  # only ranks that already have the expert have free slots: those stay unchanged
                 rank = min(open_ranks, key=lambda r: (of_rank[r], r))
                 taken[rank].append(expert)
                 of_rank[rank] += loads[expert] / copies[expert]
@@ -63,7 +63,7 @@ def _copies(loads: Sequence[int], num_ranks: int, num_slots: int) -> list[int]:
     for _ in range(num_slots - len(loads)):
         _, expert = heap[0]
         copies[expert] += 1
-        done = copies[expert] == num_ranks  # on every rank
+        done = copies[expert] == num_ranks  # every rank has a copy
         heapreplace(heap, (1.0 if done else -loads[expert] / copies[expert], expert))
         if all(load > 0 for load, _ in heap):
             break

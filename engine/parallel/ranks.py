@@ -1,7 +1,7 @@
 """The first rank's side of a group: starts the other ranks, sends orders, detects losses, ends them.
 
-The others are its children or on other machines. A group that has lost a rank is lost: its host ends, its site starts another, and open sequences
-continue there. Does not know what an order does.
+The other ranks are child processes or on other machines. If a rank is lost the host ends; its site starts another host, where open sequences
+continue. Does not know what an order does.
 """
 
 import json
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 _END_GRACE_S = 2.0
 _LOSS_KNOWN_S = 1.0
 _LOOK_S = 1.0
-SUSPENDED_S = 5.0  # how long a debugger may hold a rank
+SUSPENDED_S = 5.0  # a rank that is stopped for longer, such as by a debugger, is killed
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -77,21 +77,21 @@ class RankGroup:
     ) -> None:
         """Start the other ranks, and return when all of them are connected.
 
-        `device`: this rank's. `on_lost`: called from a thread when one has ended unexpectedly. `on_wait`: called every second with the reason for a
-        wait for other machines. Raises CheckpointError if one cannot be prepared.
+        `device`: device of this rank. `on_lost`: called from a thread with the reason when a rank has ended unexpectedly. `on_wait`: called every
+        second with the reason while the start waits for other machines. Raises CheckpointError if a rank cannot be prepared.
         """
         degrees = Parallelism.of_host(config)
         self.size, self.num_stages, self.copies = degrees.size, degrees.pp, degrees.copies
         self._on_lost = on_lost
         self._is_closing = False
-        self.lost: str | None = None  # the lost rank, if any
-        self._was_killed = False  # from outside
+        self.lost: str | None = None  # description of the loss of a rank, if any
+        self._was_killed = False  # the lost rank was killed by a signal
         self._has_lost = threading.Event()
         self._has_closed = threading.Event()
         self._loading = threading.Lock()
-        # A reply on a channel belongs to the last order on it, but each model's thread copies blocks, and the engine's, too: one at a time.
+        # One copy at a time: several threads copy blocks, and a reply belongs to the last order on its channel.
         self._copying = threading.Lock()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # of the ranks on this machine
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}  # by rank: processes of the ranks on this machine
         self._channels: list[tuple[RankChannel, ...]] = []
         self._far = FarRanks(config, on_wait) if config.far_ranks else None
         try:
@@ -100,7 +100,7 @@ class RankGroup:
             channels = {rank: self._start(rank, config, address, store.port) for rank in config.near_ranks[1:]}
             if self._far is not None:
                 channels |= self._far.start(store.port)
-            # For every other rank: orders; replies to orders; copies of blocks, for another thread.
+            # For every other rank: channels for orders, for replies to orders, and for copies of blocks (by another thread).
             self._channels = [channels[rank] for rank in range(1, self.size)]
             self._replies("", "be made ready")
             self._watch_all()
@@ -123,9 +123,9 @@ class RankGroup:
                 raise self.loss(f"rank {rank} is gone") from None
 
     def loss(self, why: str) -> RankLostError:
-        """Return the error of a group that cannot continue; it names the rank that has ended, if one has.
+        """Return the error for a group that cannot continue, with the rank that has ended.
 
-        `why`: the reason if none is known to have ended.
+        `why`: the message if no rank is known to have ended.
         """
         self._has_lost.wait(_LOSS_KNOWN_S)  # a rank's socket closes before its process has ended
         return RankLostError(self.lost or why, self._was_killed)
@@ -149,15 +149,15 @@ class RankGroup:
         self.drop(model)
 
     def warm_up(self, model: str, prompt: Sequence[int], with_decode: bool) -> None:
-        """Let all ranks compute a short prompt with this one, which starts now."""
+        """Let the other ranks compute a short prompt. This rank must then do the same."""
         self.send(WarmUpPart(model, tuple(prompt), with_decode))
 
     def runner(self, own: ModelRunner, model: str) -> "RankedRunner":
-        """Return the model's runner for all ranks."""
+        """Return a runner of the model that also sends its steps to the other ranks."""
         return RankedRunner(own, model, self)
 
     def drafting(self, own: ModelRunner, model: str) -> "RankedRunner":
-        """Return the runner of the model's drafter for all ranks."""
+        """Return a runner of the model's drafter that also sends its steps to the other ranks."""
         return RankedRunner(own, model, self, GuessTokens)
 
     def adapters(self, own: RunnerAdapters, model: str) -> "RankedAdapters":
@@ -181,16 +181,16 @@ class RankGroup:
             self.send(ClearSlab(slab))
 
     def store(self, model: str, into: "Sequence[RankBlocks]") -> None:
-        """Copy the other ranks' blocks to host memory, each rank's to its buffer of `into`.
+        """Copy blocks of the other ranks to host memory. `into`: the blocks and buffers of each rank.
 
         Raises RankLostError."""
         orders = [StoreBlocks(model, tuple(one.blocks)) for one in into]
         self._copy(orders, into, lambda copies, place: copies.receive_into(place))
 
     def fetch(self, model: str, source: "Sequence[RankBlocks]") -> None:
-        """Copy blocks of the other ranks from host memory; returns when the copies are complete.
+        """Copy blocks of the other ranks from host memory, and wait until the copies are complete.
 
-        Raises RankLostError.
+        `source`: the blocks and buffers of each rank. Raises RankLostError.
         """
         orders = [FetchBlocks(model, tuple(one.blocks)) for one in source]
         self._copy(orders, source, lambda copies, place: copies.send_bytes(place))
@@ -261,11 +261,11 @@ class RankGroup:
         return f"rank {rank} (pid {process.pid}) ended with status {code}"
 
     def _end_suspended(self) -> None:
-        """Kill a rank that was stopped from outside.
+        """Kill a rank that stays suspended by a signal.
 
-        Other ranks, and the thread that sends orders, would wait for it until their site's deadline.
+        Other ranks, and the thread that sends orders, would otherwise wait for it until their site's deadline.
         """
-        stopped: Counter[int] = Counter()  # consecutive looks
+        stopped: Counter[int] = Counter()  # consecutive checks at which a rank was stopped
         while not self._has_closed.wait(_LOOK_S):
             for rank, process in self._processes.items():
                 stopped[rank] = stopped[rank] + 1 if is_suspended(process.pid) else 0
@@ -314,24 +314,18 @@ class RankGroup:
 
 
 class RankedRunner:
-    """A model's runner on the first rank.
-
-    It sends orders to other ranks before it computes or changes memory.
-    """
+    """A model's runner on the first rank, which sends orders to the other ranks first."""
 
     num_graphs = graph_failures = 0  # ranks record none
 
     def __init__(
         self, own: ModelRunner, model: str, group: RankGroup, order: Callable[[str, StepInput], object] = ComputeStep
     ) -> None:
-        """Run a model on several ranks.
-
-        `order` makes the order for the other ranks from a step.
-        """
+        """`order`: makes the order for the other ranks from a model's name and a step."""
         assert isinstance(own, PartRunner), "a group has several ranks"
         self.own = own
         self._order = order
-        # Not 2, with which the token that a step chooses is used by the next one before the host knows it: another stage computes it.
+        # Not 2: with that depth the next step would use a token that is not chosen yet, because other stages still compute the previous one.
         self.depth = max(3, group.num_stages) if own.is_pipelined else own.depth
         self._model = model
         self._group = group
@@ -339,7 +333,7 @@ class RankedRunner:
     def forward(self, step: StepInput) -> "Forwarded | ForwardedPart":
         """Compute a step with all ranks.
 
-        Raises RankLostError for any error, because the other ranks have continued without this one.
+        Raises RankLostError for any error: the other ranks have continued, so the group is out of step.
         """
         self._group.send(self._order(self._model, step))
         try:
@@ -379,7 +373,7 @@ class RankedRunner:
 
 
 class RankedAdapters:
-    """The adapters of a model that ranks share: each reads its part, and places it between the same steps."""
+    """The adapters of a model that ranks share: each rank places its part between the same steps."""
 
     def __init__(self, own: RunnerAdapters, model: str, group: RankGroup) -> None:
         self.num_slots = own.num_slots
@@ -403,7 +397,7 @@ class RankedAdapters:
 
 
 class RankedImages:
-    """The image encoder of a model that ranks share: each encodes every image, between the same steps."""
+    """The image encoder of a model that ranks share: each rank encodes all images, between the same steps."""
 
     def __init__(self, own: RunnerImages, model: str, group: RankGroup) -> None:
         self.placeholder = own.placeholder
@@ -427,7 +421,7 @@ class RankedImages:
 class PipelinedStep(NamedTuple):
     """A step that is passing through the stages.
 
-    The inputs of its choice are known: sequences wait for their tokens before they continue.
+    Its `rows` can be fixed before the logits exist, because sequences wait for the step's tokens before they continue.
     """
 
     runner: RankedRunner
@@ -439,7 +433,7 @@ class PipelinedStep(NamedTuple):
 
 
 class RankBlocks(NamedTuple):
-    """Blocks by one rank's numbers, memory for its parts of them, and the whole blocks in host memory."""
+    """Blocks of one rank (by its own numbers), buffers for its parts, and the whole blocks in host memory."""
 
     blocks: Sequence[int]
     places: Sequence[memoryview]
@@ -447,7 +441,7 @@ class RankBlocks(NamedTuple):
 
 
 class RankedCopier:
-    """A copier of blocks of all ranks, whose parts make up a whole block in host memory."""
+    """A copier of the blocks of all ranks; in host memory their parts are joined to whole blocks."""
 
     def __init__(self, own: BlockCopier, model: str, group: RankGroup, parts: BlockParts) -> None:
         self._own = own
@@ -462,7 +456,7 @@ class RankedCopier:
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
         """Copy all ranks' parts of blocks to host memory.
 
-        Once a step's results have arrived, all ranks have computed it.
+        Only this rank needs a mark: when a step's results have arrived, all ranks have computed it.
         """
         own, *others = ranks = self._of_ranks(blocks, into)
         self._own.store(own.blocks, own.places, mark)
@@ -483,7 +477,7 @@ class RankedCopier:
         return self._own.map(function, items)
 
     def _of_ranks(self, blocks: Sequence[int], wholes: Sequence[memoryview]) -> list[RankBlocks]:
-        """Return each rank's blocks, with memory for its parts of them."""
+        """Return each rank's blocks, with buffers for its parts of them."""
         copies, found = self._group.copies, []
         for rank in range(self._group.size):
             here = [
@@ -495,7 +489,7 @@ class RankedCopier:
 
 
 def threads_of(config: HostConfig) -> int:
-    """Return the threads of one rank: its share of the cores if it computes on a CPU."""
+    """Return the number of threads of one rank: as configured, or its share of this machine's cores."""
     if config.threads is not None:
         return config.threads
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

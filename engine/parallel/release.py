@@ -1,6 +1,6 @@
 """The identity of this release, which all ranks of a group must share.
 
-They exchange Python objects, and must compute alike. Imports no torch: it is checked before anything is started.
+Ranks exchange Python objects, and must compute alike. Imports no torch, because releases are compared before anything is started.
 """
 
 from functools import cache
@@ -24,7 +24,7 @@ def difference(others: dict[str, str]) -> str | None:
     if not odd:
         return None
     mine, theirs = (", ".join(f"{name} {of.get(name)}" for name in odd) for of in (own, others))
-    return f"it runs {mine}, and the first rank {theirs}: install the same on both"
+    return f"it runs {mine}, but the first rank runs {theirs}: install the same release on both"
 
 
 def _version(name: str) -> str:
@@ -35,7 +35,7 @@ def _version(name: str) -> str:
 
 
 def _digest() -> str:
-    """Return eight digits of the engine's source: a working copy has its last release's version."""
+    """Return an 8-digit hash of the engine's source. The version alone does not identify a working copy."""
     digest = blake2b(digest_size=4)
     for package in ("engine", "kernels"):
         for file in sorted((_ROOT / package).rglob("*.py")):

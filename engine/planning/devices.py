@@ -1,4 +1,4 @@
-"""The memory and speed of devices: published figures of GPUs, measured figures of this machine's CPU."""
+"""The memory and speed of devices: published figures for GPUs, measured ones for a CPU."""
 
 import os
 import re
@@ -11,27 +11,27 @@ GIB = 1 << 30
 
 
 class Efficiency(NamedTuple):
-    """Shares of a device's ceilings that steps reach."""
+    """Shares of a device's peak speeds that steps reach."""
 
-    decode: float  # of memory bandwidth
-    prefill: float  # of bf16 products
+    decode: float  # share of memory bandwidth
+    prefill: float  # share of bf16 FLOP/s
     source: str
 
 
-# No record of this engine on a GPU exists yet.
+# No measurement of this engine on a GPU is recorded yet.
 _ASSUMED = Efficiency(0.70, 0.50, "assumed: no record on this device")
-# load_tests/results/2026-11-21-amd-epyc-engines.json: median of decodes at 1, 4 and 16; prompts of 4,096 tokens.
+# load_tests/results/2026-11-21-amd-epyc-engines.json: median of decodes of 1, 4 and 16 sequences; prompts of 4,096 tokens.
 _MEASURED_CPU = Efficiency(0.71, 0.76, "the record of 2026-11-21 on an AMD EPYC")
 
 
 class Device(NamedTuple):
     name: str
     memory_bytes: int  # memory that a program can use
-    bytes_per_s: float  # of memory
-    flop_per_s: float  # bf16, dense
-    link_bytes_per_s: float  # to each other device, one way
+    bytes_per_s: float  # memory bandwidth
+    flop_per_s: float  # peak for bf16, dense
+    link_bytes_per_s: float  # bandwidth to another device, one way
     efficiency: Efficiency
-    source: str  # of the figures
+    source: str  # source of the figures
 
     @property
     def is_cpu(self) -> bool:
@@ -39,7 +39,7 @@ class Device(NamedTuple):
 
 
 _TERA, _GIGA = 1e12, 1e9
-# Memory is what CUDA reports as a device's total; speeds are the data sheets' for SXM modules, products without sparsity, links one way.
+# Memory is the total that CUDA reports; speeds are those of the data sheets for SXM modules, without sparsity, links one way.
 GPUS = {
     "h100": Device("h100", int(79.1 * GIB), 3.35 * _TERA, 989 * _TERA, 450 * _GIGA, _ASSUMED, "NVIDIA's H100 SXM data sheet"),
     "h200": Device("h200", int(139.8 * GIB), 4.8 * _TERA, 989 * _TERA, 450 * _GIGA, _ASSUMED, "NVIDIA's H200 SXM data sheet"),
@@ -61,14 +61,14 @@ class DeviceSet(NamedTuple):
 def cpu() -> Device:
     """Return this machine's CPU.
 
-    Its ceilings are those of the machine with a record: two cores of an AMD EPYC.
+    Its speeds are those that were measured on another machine, two cores of an AMD EPYC.
     """
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Device("cpu", there, 49.8e9, 0.95e12, 10e9, _MEASURED_CPU, "ceilings measured on two cores of an AMD EPYC")
 
 
 def parse_devices(text: str, this_machine: Callable[[], DeviceSet]) -> DeviceSet:
-    """Parse devices of a command line: 8xh100, h200, cpu, 2xcpu, this machine. Raises CheckpointError."""
+    """Parse devices as in a command line: 8xh100, h200, cpu, 2xcpu, this-machine. Raises CheckpointError."""
     if text.replace("-", " ").strip().lower() in ("this machine", "this", "here"):
         return this_machine()
     found = re.fullmatch(r"(?:(\d+)\s*x\s*)?([a-z0-9]+)", text.strip().lower())
@@ -76,6 +76,6 @@ def parse_devices(text: str, this_machine: Callable[[], DeviceSet]) -> DeviceSet
     name = found[2] if found else ""
     if not count or name not in (*GPUS, "cpu"):
         raise CheckpointError(
-            f"{text!r} names no devices; say NUMBERxKIND such as 8xh100, of {', '.join(GPUS)} or cpu, or this-machine"
+            f"{text!r} names no devices; use NUMBERxKIND such as 8xh100, with {', '.join(GPUS)} or cpu, or this-machine"
         )
     return DeviceSet(count, cpu() if name == "cpu" else GPUS[name])

@@ -5,10 +5,10 @@ from pilotlight.engine.kv.pool.groups import CacheGroups
 
 
 def exposed_s(num_tokens: int, tokens_per_s: float, compute_s: float) -> float:
-    """Return the time that a transfer adds when blocks are moved while others are computed.
+    """Return the seconds by which the transfer of a prompt's blocks outlasts their computation.
 
-    It is the part that does not finish by the end of the computation, and at least the time of the last chunk's blocks. A speed of 0 tokens a second
-    means that the path is not measured yet: it counts as free, so that it is tried.
+    Blocks are moved while later ones are computed, so at least the last chunk's blocks remain. A `tokens_per_s` of 0 means that the path is not
+    measured yet: it counts as free, so that it is tried.
     """
     if not tokens_per_s:
         return 0.0
@@ -17,7 +17,7 @@ def exposed_s(num_tokens: int, tokens_per_s: float, compute_s: float) -> float:
 
 
 def prompt_bytes(info: ModelInfo, num_tokens: int) -> int:
-    """Return the bytes of the blocks that tokens after such a prompt read."""
+    """Return the bytes of a prompt's blocks that later tokens read."""
     if not info.kv_block_bytes:
         return 0
     groups = CacheGroups(info.block_size, 0, info.kv_windows)

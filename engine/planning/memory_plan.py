@@ -1,7 +1,7 @@
-"""Divides a device's memory, in closed form: weights, a step's needs, reserves and the KV cache.
+"""Computes how a device's memory is divided: weights, a step's needs, reserves and the KV cache.
 
-The only place that decides this: for `pilotlight plan`, for the size of a host's arena, and for which models may be awake together. Runs nothing to
-find out.
+The only module that does this: for `pilotlight plan`, for the size of a host's arena, and for the choice of models that may be awake together. It
+uses formulas and runs nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from pilotlight.engine.planning.devices import GIB, Device
 from pilotlight.engine.planning.model_plan import ITEM_BYTES, PlannedModel, read_model
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 
-# Of a CUDA device, not measured yet (shared by all models of a host): the context and libraries of a host and of its standby, and what recorded
-# graphs and an allocator's rounding take.
+# Reserves of a CUDA device, shared by all models of a host (not measured yet): the context and libraries of a host, those of its standby, and memory
+# for recorded graphs.
 CONTEXT_BYTES = 1 * GIB
 STANDBY_BYTES = GIB // 2
 GRAPH_BYTES = GIB // 4
-STEP_BYTES = 1 * GIB  # activations, where it is not known of which model
-ROUNDING = 0.01  # of the device
-_LOGITS_COPIES = 3  # in fp32: logits, their masked or penalised rows, sorted ones
+STEP_BYTES = 1 * GIB  # activations if the model is not known
+ROUNDING = 0.01  # share of the device's memory that is lost to the allocator's rounding
+_LOGITS_COPIES = 3  # copies in fp32: the logits, masked or penalised rows, and sorted rows
 
 
 class StepLimits(NamedTuple):
@@ -39,11 +39,11 @@ class RankMemory(NamedTuple):
     """One rank's memory, in bytes."""
 
     weights: Mapping[Part, int]
-    tables_bytes: int  # of rotary embeddings
+    tables_bytes: int  # tables of rotary embeddings
     activations_bytes: int
-    reserved_bytes: int  # of contexts, libraries, graphs
+    reserved_bytes: int  # contexts, libraries, graphs
     device_bytes: int
-    layout: CacheLayout | None  # None if it caches nothing
+    layout: CacheLayout | None  # None if the model has no KV cache
 
     @property
     def weights_bytes(self) -> int:
@@ -51,11 +51,11 @@ class RankMemory(NamedTuple):
 
     @property
     def kv_bytes(self) -> int:
-        """The bytes that are left for the KV cache; negative: so many are missing."""
+        """Return the bytes that are left for the KV cache; negative if bytes are missing."""
         return self.device_bytes - self.weights_bytes - self.tables_bytes - self.activations_bytes - self.reserved_bytes
 
     def kv_tokens(self, context_length: int, max_chunk: int) -> int:
-        """Return how many tokens fit, in sequences of one length."""
+        """Return how many tokens fit in sequences of `context_length`."""
         if self.layout is None or self.kv_bytes <= 0:
             return 0
         groups = CacheGroups(self.layout.block_size, max_chunk, self.layout.windows)
@@ -70,9 +70,9 @@ class _ElementType(NamedTuple):
 
 
 def block_layout(model: PlannedModel, place: RankPlace, block_size: int, context_length: int) -> CacheLayout | None:
-    """Return the layout of the rank's KV blocks, or None if it caches nothing.
+    """Return the layout of the rank's KV blocks, or None without a KV cache.
 
-    The layout has sizes, and no views.
+    The layout is only valid for sizes, not for views of memory.
     """
     layers: Sequence[CachedLayer] = model.cached_layers(place)
     if model.kv_dtype == "fp8" and layers:
@@ -82,7 +82,7 @@ def block_layout(model: PlannedModel, place: RankPlace, block_size: int, context
 
 
 def reserved_bytes(device_bytes: int, is_cpu: bool, has_standby: bool = True) -> int:
-    """Return what is no model's: of a CPU nothing, its processes are the system's to count."""
+    """Return the bytes of a device that no model may use; 0 for a CPU, whose memory the system manages."""
     if is_cpu:
         return 0
     return CONTEXT_BYTES + has_standby * STANDBY_BYTES + GRAPH_BYTES + int(ROUNDING * device_bytes)
@@ -95,31 +95,31 @@ def left_for_kv(device_bytes: int, weights_bytes: int, activations_bytes: int, h
 
 
 def weights_room(model_bytes: Sequence[int], device_bytes: int) -> int:
-    """Return the bytes that weights may take of a CUDA device whose KV cache takes the rest.
+    """Return the bytes that weights may take on a CUDA device whose KV cache takes the rest.
 
-    They are the bytes of all models, at most half of the device: the models take turns if they need more. They are that half if one of several sizes
-    is not known yet, and at least the bytes of the largest model.
+    They are the bytes of all models, but at most half of the device: models that need more take turns. If one of several sizes is not known yet, they
+    are that half. They are always enough for the largest model.
     """
     whole = device_bytes // 2 if 0 in model_bytes and len(model_bytes) > 1 else sum(model_bytes)
     return max(min(whole, device_bytes // 2), max(model_bytes, default=0))
 
 
 def beside_kv(device_bytes: int, kv_bytes: int) -> int:
-    """Return what a KV cache of a given size leaves of a CUDA device for weights."""
+    """Return the bytes of a CUDA device that a KV cache of a given size leaves for weights."""
     return max(0, device_bytes - kv_bytes - STEP_BYTES - reserved_bytes(device_bytes, is_cpu=False))
 
 
 def weights_limit(host: HostConfig, device_bytes: int) -> int:
-    """Return what models' weights may take of a host's CUDA device."""
+    """Return the bytes that models' weights may take on a host's CUDA device."""
     if host.model_bytes:
         return weights_room(host.model_bytes, device_bytes)
     return beside_kv(device_bytes, host.kv_bytes)
 
 
 def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes: int) -> int:
-    """Return the bytes of a CUDA device's KV cache for a host whose model sizes are configured.
+    """Return the size in bytes of a CUDA device's KV cache, for a host with configured `model_bytes`.
 
-    They are what the models, a step of this one and libraries leave.
+    It is the memory that all models, a step of the model in `directory`, and libraries leave.
     """
     limits = StepLimits(host.max_num_batched_tokens, host.max_num_seqs, host.block_size)
     places = Parallelism.of_host(host).stage_places
@@ -128,7 +128,7 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
         own = max(sum(model.weight_bytes(place, on_cpu=False).values()) for place in places)
         step = max(activations_bytes(model, place, limits) for place in places)
         step += model.table_bytes(model.config.context_length)
-    except (CheckpointError, OSError, ValueError):  # its load says why
+    except (CheckpointError, OSError, ValueError):  # the load will report the error
         own, step = 0, STEP_BYTES
     return left_for_kv(device_bytes, max(own, weights_room(host.model_bytes, device_bytes)), step)
 
@@ -136,8 +136,8 @@ def planned_kv_bytes(directory: Path, dtype: str, host: HostConfig, device_bytes
 def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits) -> int:
     """Return the most bytes that a step of the largest size holds besides weights and cache.
 
-    That is the hidden states, their sum and the widest layer's part; or the logits of all sequences; or what encoding an image holds between two
-    steps.
+    That is the largest of: the hidden states, their sum and the widest part of a layer; the logits of all sequences; the activations of an image's
+    encoding.
     """
     tokens, item, hidden = limits.max_num_batched_tokens, model.item_bytes, model.config.hidden_size
     layers = model.stages(place.parallelism.pp)[place.stage]
@@ -145,7 +145,8 @@ def activations_bytes(model: PlannedModel, place: RankPlace, limits: StepLimits)
     step = tokens * item * (3 * hidden + widest)
     step += model.config.attention_bytes(tokens, place.parallelism.tp, item)
     if place.parallelism.copies > 1:
-        # At most all tokens leave one rank for as many others as they have experts, come back as sums, and are added up in fp32; or all come to one.
+        # In the worst case all tokens go from one rank to as many ranks as they have experts, return as sums, and are added in fp32; or all come to
+        # one rank.
         top_k = max(int(shape.active) for _, shape in model.weights() if shape.experts)
         step += tokens * hidden * ((2 * min(place.parallelism.ep, top_k) + 1) * item + 4)
     if place.stage or model.pools:
@@ -183,9 +184,9 @@ def all_ranks(
 
 
 def _widest_part(shapes: Sequence[WeightShape], place: RankPlace) -> int:
-    """Return how many numbers a token has in the layer's widest part: inputs and outputs of projections.
+    """Return the numbers per token in the widest part of a layer: inputs and outputs of its projections.
 
-    Attention holds queries twice, rotated and not; each expert of a token yields a row of the hidden size.
+    Attention has queries twice, rotated and not; each expert of a token returns a row of the hidden size.
     """
     by_part: dict[Part, int] = {}
     for shape in shapes:

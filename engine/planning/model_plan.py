@@ -1,4 +1,4 @@
-"""A model for planning: its config.json, format, type of weights, and bytes by part and rank.
+"""A model for planning: its config, format and dtype, and the bytes of its weights by part and rank.
 
 Read from a directory or a config.json alone; no weights are needed. If they are present, their headers show how they are stored.
 """
@@ -24,12 +24,11 @@ from pilotlight.engine.weights.checkpoint import index_checkpoint, packed_file, 
 from pilotlight.engine.weights.config import quantization_method, refusing_types
 from pilotlight.engine.weights.pooling_recipe import read_recipe
 
-# Below this size a CPU computes in fp32: exactness is then testable, and the weights still fit its caches as well as
-# bf16 ones would.
+# Below this size a CPU computes in fp32: results can then be tested for exactness, and the weights still fit its caches.
 SMALL_MODEL_PARAMETERS = 100_000_000
 ITEM_BYTES = {"float32": 4, "bfloat16": 2}
-# By these a pipeline's stages are cut: a step of so many decodes, and the time of a byte that is read where it is not that of feed-forwards,
-# dense or of experts. Measured on an AMD EPYC (load_tests/results/2026-11-23-amd-epyc-stages.json), with 128 tokens of context.
+# The costs by which a model is divided into stages: a step of so many decodes, and the time per byte of a part, relative to feed-forwards. Measured
+# on an AMD EPYC (load_tests/results/2026-11-23-amd-epyc-stages.json), with 128 tokens of context.
 _DECODES = 16
 _TIME_PER_BYTE: dict[Part, float] = {"attention": 2.2, "head": 0.8, "embedding": 0.0, "norms": 0.0}
 
@@ -40,10 +39,10 @@ class PlannedModel(NamedTuple):
     outer: tuple[WeightShape, ...]  # tensors before and after the layers
     layers: tuple[tuple[WeightShape, ...], ...]  # the weights of each layer
     quantization: Quantization | None
-    dtype: str  # of plain weights, activations and, unless `kv_dtype` says otherwise, the KV cache
-    pools: bool = False  # it makes vectors of texts, and has logits for no token
+    dtype: str  # of plain weights, activations and, if `kv_dtype` is auto, the KV cache
+    pools: bool = False  # it embeds or classifies texts, and computes no logits of tokens
     kv_dtype: KvDtype = "auto"
-    is_lossless: bool = False  # plain bf16 matrices are kept in 12 bits, on a CPU
+    is_lossless: bool = False  # on a CPU, plain bf16 matrices are kept in 12 bits
 
     @property
     def item_bytes(self) -> int:
@@ -54,7 +53,7 @@ class PlannedModel(NamedTuple):
         return max((shape.experts for _, shape in self.weights()), default=0)
 
     def stages(self, num_stages: int) -> list[range]:
-        """Return each stage's layers, as even as the time of a decode step is."""
+        """Return each stage's layers, so that decode steps take all stages about equally long."""
         if num_stages == 1:
             return [range(len(self.layers))]
         costs = tuple(sum(map(self._step_cost, layer)) for layer in self.layers)
@@ -69,11 +68,11 @@ class PlannedModel(NamedTuple):
             yield from ((i, shape) for shape in layer)
 
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return rows and columns of the projections that adapters may change, by their keys in descriptions."""
+        """Return (rows, columns) of the projections that adapters may change, by their projection_key."""
         return {projection_key(each.name): each[2:4] for layer in self.layers for each in layer if each.takes_adapters}
 
     def cached_layers(self, place: RankPlace) -> list[CachedLayer]:
-        """Return what the rank keeps of each token."""
+        """Return the caches of the layers on this rank, with the rank's part of each."""
         layers = self.config.cached_layers
         if not layers:
             return []
@@ -93,9 +92,9 @@ class PlannedModel(NamedTuple):
         return 4 * context_length * self.config.rotary_numbers
 
     def _step_cost(self, shape: WeightShape) -> float:
-        """Return the time of a tensor's products in a decode step.
+        """Return the cost of a tensor in a decode step.
 
-        The unit is the time of a byte of a dense feed-forward. The result does not depend on the type that "auto" selects.
+        The unit is the time per byte of a dense feed-forward. Plain tensors count as bf16, so the result does not depend on `dtype`.
         """
         format = self.quantization
         num_bytes = ITEM_BYTES["bfloat16"] * shape.rows * shape.columns
@@ -148,7 +147,7 @@ def plan_model(
 ) -> PlannedModel:
     """Return the model that a config.json describes. Raises CheckpointError.
 
-    `stored`: the types of the stored tensors, if they are present. `pools`: the model makes vectors of texts and has no logits.
+    `stored`: the types of the stored tensors, if they are present. `pools`: the model embeds or classifies texts.
     """
     architecture = find_architecture(config)
     if is_classifier(config):
@@ -178,7 +177,7 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def choose_dtype_name(num_parameters: int, stored: frozenset[str], on_cpu: bool) -> str:
-    """Return the type that "auto" means for a checkpoint of so many numbers, stored in these types."""
+    """Return the type that "auto" selects for a checkpoint, from its size and its stored types."""
     if on_cpu and num_parameters < SMALL_MODEL_PARAMETERS:
         return "float32"
     # Of the two 16-bit types only bf16 has fp32's range, which activations of large models need.
@@ -186,10 +185,10 @@ def choose_dtype_name(num_parameters: int, stored: frozenset[str], on_cpu: bool)
 
 
 def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees: Parallelism = ALONE) -> int:
-    """Return the most bytes that a model's weights will take on one device of the degrees.
+    """Return the most bytes that a model's weights will take on one of its devices.
 
-    Counts the numbers in the model's files if these are plain and present, and otherwise those that config.json implies. Returns 0 if there is
-    neither: the load will report why.
+    Counts the values in the model's files if these are plain and present, and otherwise those that config.json implies. Returns 0 on an error, which
+    the load will report.
     """
     try:
         if (packed := packed_file(directory)) is not None:
@@ -207,17 +206,17 @@ def planned_weights_bytes(directory: Path, dtype: str, *, on_cpu: bool, degrees:
 
 
 def _packed_bytes(packed: Path) -> int:
-    """Return what a bundle takes in memory: its own bytes, or what its coded chunks hold."""
+    """Return the bytes of a bundle in memory: of the file, or of its decoded chunks."""
     with open_file(packed) as file:
         try:
             bundle = read_bundle(file.fileno())
-        except WeightBundleError:  # the load will say it
+        except WeightBundleError:  # the load will report the error
             return packed.stat().st_size
     return sum(spec.num_bytes for spec in bundle.specs) if bundle.coded else bundle.size
 
 
 def _stored(directory: Path) -> frozenset[str] | None:
-    """Return the types of the checkpoint's tensors; None if it is not here yet."""
+    """Return the types of the checkpoint's tensors; None if it is packed or has no files yet."""
     if packed_file(directory) is not None or not weight_files(directory):
         return None
     return frozenset(tensor.dtype for tensor in index_checkpoint(directory).values())

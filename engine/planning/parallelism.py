@@ -1,4 +1,4 @@
-"""Degrees by which ranks share a model, and each rank's part: its stage's layers, its part of tensors.
+"""Degrees by which ranks share a model, and each rank's part of layers and tensors.
 
 Knows counts; does not know bytes and devices.
 """
@@ -24,7 +24,7 @@ class Parallelism(NamedTuple):
     tp: int = 1
     pp: int = 1
     ep: int = 1
-    spare: int = 0  # experts of each rank besides its own: copies of the busiest ones
+    spare: int = 0  # additional experts on each rank, as copies of the busiest ones
 
     @property
     def per_stage(self) -> int:
@@ -36,30 +36,30 @@ class Parallelism(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """The number of copies of a stage's attention, each with different sequences."""
+        """Return the number of copies of a stage's attention, each with different sequences."""
         return self.per_stage // self.tp
 
     @property
     def stage_places(self) -> "list[RankPlace]":
-        """The first rank of each stage."""
+        """Return the first rank of each stage."""
         return [RankPlace(self, 0, stage) for stage in range(self.pp)]
 
     @classmethod
     def of_group(
         cls, size: int, num_stages: int, is_by_experts: bool, redundant: int = 0, copies: int = 1
     ) -> "Parallelism":
-        """Return the degrees of a host's ranks. Raises CheckpointError.
+        """Return the degrees of a host with `size` ranks. Raises CheckpointError.
 
-        Without a group they are those of one rank. `is_by_experts`: the ranks of a stage divide its experts, and have `redundant` more copies of
-        experts together. `copies`: of the attention.
+        `is_by_experts`: the ranks of a stage divide its experts, and together have `redundant` more copies of experts. `copies`: number of copies of
+        the attention.
         """
         if size < 2:
             return cls()
         per_stage = size // num_stages
         if copies > 1 and (per_stage % copies or not is_by_experts):
             raise CheckpointError(
-                f"data_parallel is {copies}, and a stage has {per_stage} ranks: so many copies of its attention are on as many of them each, and its "
-                f"experts on all; make it a divisor of {per_stage}, with expert_parallel, or 1"
+                f"data_parallel is {copies}, but a stage has {per_stage} ranks, which must form as many equal groups, with "
+                f"expert_parallel; make it a divisor of {per_stage}, with expert_parallel, or 1"
             )
         if redundant % per_stage:
             raise CheckpointError(
@@ -85,10 +85,10 @@ class Parallelism(NamedTuple):
             if degree < 1:
                 raise CheckpointError(f"{name} is {degree}; it must be at least 1")
         if self.pp > num_layers:
-            raise CheckpointError(f"pp is {self.pp}, and the model has {num_layers} layers; at most as many stages")
+            raise CheckpointError(f"pp is {self.pp}, but the model has {num_layers} layers: use at most as many stages")
         if self.copies > 1 and not num_experts:
             raise CheckpointError(
-                f"data_parallel is {self.copies}, and the model has no experts to spread: its copies share nothing, so run a host for each device"
+                f"data_parallel is {self.copies}, but the model has no experts to divide: copies would share nothing, so run a host for each device"
             )
         if self.ep > 1 and (not num_experts or num_experts % self.ep):
             fits = [str(n) for n in range(2, num_experts + 1) if num_experts % n == 0]
@@ -96,8 +96,10 @@ class Parallelism(NamedTuple):
             raise CheckpointError(f"ep is {self.ep}, and the model has {num_experts} experts; {can}")
         if self.spare and num_experts // self.ep + self.spare > num_experts:
             most = num_experts * (self.ep - 1)
-            copies = f"redundant_experts is {self.spare * self.ep}, and no rank has an expert twice"
-            raise CheckpointError(f"{copies}: {num_experts} on {self.ep} ranks may have {most} more")
+            copies = f"redundant_experts is {self.spare * self.ep}, but a rank has an expert only once"
+            raise CheckpointError(
+                f"{copies}: {num_experts} experts on {self.ep} ranks may have at most {most} more copies"
+            )
         if not _shares_heads(self.tp, num_heads, num_kv_heads):
             fit = ", ".join(str(n) for n in range(1, num_heads + 1) if _shares_heads(n, num_heads, num_kv_heads))
             has = f"{num_heads} heads and {num_kv_heads or num_heads} key-value heads"
@@ -106,10 +108,10 @@ class Parallelism(NamedTuple):
             raise CheckpointError(f"tp {self.tp} and ep {self.ep} do not divide one another; make one a multiple")
 
     def require_one_rank_of_states(self, layers: Sequence[CachedLayer]) -> None:
-        """Raise CheckpointError if several ranks are to share a model whose layers keep states."""
+        """Raise CheckpointError if several ranks would share a model whose layers keep states."""
         if self.size > 1 and any(layer.is_state for layer in layers):
             raise CheckpointError(
-                f"{self} makes {self.size} ranks, and this model keeps a state beside its cache, which ranks do not share: give it one device"
+                f"{self} makes {self.size} ranks, but this model has recurrent states, which ranks cannot share: give it one device"
             )
 
 
@@ -124,15 +126,12 @@ class RankPlace(NamedTuple):
     """One rank among those of a model."""
 
     parallelism: Parallelism
-    rank: int = 0  # of its stage
+    rank: int = 0  # index in its stage
     stage: int = 0
 
     @property
     def copy(self) -> int:
-        """The number of the attention's copy that the rank belongs to.
-
-        Ranks with the same shard are consecutive.
-        """
+        """Return the index of the rank's copy of the attention: ranks with the same shard are consecutive."""
         return self.rank % self.parallelism.copies
 
     @property
@@ -160,7 +159,7 @@ class RankPlace(NamedTuple):
 
 @cache
 def balanced_stages(costs: tuple[float, ...], first: float, num_stages: int) -> list[range]:
-    """Cut layers into runs whose dearest costs least. `first`: what the first stage does besides."""
+    """Divide layers into stages with the least maximal cost. `first`: added cost of the first stage."""
     ends = [0.0]
     for cost in costs:
         ends.append(ends[-1] + cost)

@@ -1,6 +1,6 @@
-"""Every split of a model over some devices, the best of those that fit, and why.
+"""Finds all splits of a model over some devices, and orders those that fit by speed, with reasons.
 
-Knows candidates and their order; memory is memory_plan.py's, speed speed.py's.
+memory_plan.py computes the memory of a split, speed.py its speed.
 """
 
 from collections.abc import Iterator
@@ -18,21 +18,21 @@ _PROMPT_TOKENS = 2048
 
 
 class Workload(NamedTuple):
-    """The load that a plan is made for."""
+    """The load for which a plan is made."""
 
     context_length: int
-    batch: int = 64  # sequences that decode at once
+    batch: int = 64  # number of sequences that decode at once
     prompt_tokens: int = _PROMPT_TOKENS
     limits: StepLimits = StepLimits()
 
     @property
     def decode_context(self) -> int:
-        """Tokens before the one that is computed, when speed is predicted: a prompt and as many of an answer."""
+        """Return the context for predictions of decoding speed: a prompt, and an answer of the same length."""
         return min(self.context_length, 2 * self.prompt_tokens)
 
     @classmethod
     def of(cls, model: PlannedModel, context_length: int | None = None, batch: int = 64) -> "Workload":
-        """Return the workload of a context, by default the model's up to 131,072 tokens.
+        """Return the workload for a context length, by default the model's, but at most 131,072 tokens.
 
         Raises CheckpointError.
         """
@@ -49,7 +49,7 @@ class SplitPlan(NamedTuple):
     parallelism: Parallelism
     ranks: list[RankMemory]
     workload: Workload
-    speed: Speed | None  # None if it does not fit
+    speed: Speed | None  # None if the split does not fit
 
     @property
     def fits(self) -> bool:
@@ -59,21 +59,21 @@ class SplitPlan(NamedTuple):
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes left for the KV cache, on all ranks together."""
+        """Return the bytes left for the KV cache, on all ranks together."""
         return sum(rank.kv_bytes for rank in self.ranks)
 
     @property
     def kv_tokens(self) -> int:
-        """The number of tokens that fit, in sequences of the workload's context.
+        """Return the number of tokens that fit, in sequences of the workload's context length.
 
-        The rank with least room decides; each copy of the attention has as many.
+        The rank with the least memory left limits them; each copy of the attention has as many.
         """
         context, chunk = self.workload.context_length, self.workload.limits.max_num_batched_tokens
         return self.parallelism.copies * min(rank.kv_tokens(context, chunk) for rank in self.ranks)
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes by which the fullest rank has too few."""
+        """Return how many bytes the fullest rank lacks."""
         return max(0, -min(rank.kv_bytes for rank in self.ranks))
 
 
@@ -82,7 +82,7 @@ class ModelPlan(NamedTuple):
 
     model: PlannedModel
     devices: DeviceSet
-    splits: list[SplitPlan]  # the best that can be served first, those that do not fit last
+    splits: list[SplitPlan]  # the fastest first, those that do not fit last
     refused: dict[Parallelism, str]  # refused splits, with the reason
 
     @property
@@ -90,7 +90,7 @@ class ModelPlan(NamedTuple):
         return self.splits[0]
 
     def reason(self, split: SplitPlan) -> str:
-        """Say why a split stands where it does."""
+        """Return a text that explains the place of a split in the order."""
         if not split.fits:
             return f"does not fit: a rank lacks {split.missing_bytes / GIB:.1f} GiB"
         room = f"{split.kv_bytes / GIB:.1f} GiB for KV, {split.kv_tokens:,} tokens"
@@ -105,7 +105,7 @@ class ModelPlan(NamedTuple):
 def make_plan(
     model: PlannedModel, devices: DeviceSet, workload: Workload, wanted: Parallelism | None = None
 ) -> ModelPlan:
-    """Plan a model over devices, for the wanted split or all. Raises CheckpointError if none divides."""
+    """Plan a model over devices, for one split or all. Raises CheckpointError if no split is possible."""
     splits, refused = [], {}
     for parallelism in [wanted] if wanted is not None else _candidates(model, devices.number):
         if parallelism.size > devices.number:
@@ -150,7 +150,7 @@ def _split_plan(model: PlannedModel, parallelism: Parallelism, devices: DeviceSe
 
 
 def described(plan: ModelPlan, price_per_hour: float | None = None) -> dict[str, Any]:
-    """Return a plan as JSON has it. `price_per_hour` is one device's."""
+    """Return a plan as a JSON object. `price_per_hour`: price of one device."""
     model, workload = plan.model, plan.best.workload
     return {
         "architecture": model.architecture,

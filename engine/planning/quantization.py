@@ -11,17 +11,17 @@ from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.weights.config import positive_int, quantization, quantization_method
 
-_BLOCK = 32  # columns: four-bit codes come in whole blocks (kernels/matrices/int4.py)
+_BLOCK = 32  # columns per block of four-bit codes; rows are padded to whole blocks (kernels/matrices/int4.py)
 _PACKED = ("attention", "dense", "experts", "shared_experts")
 _OF_GGUF = (*_PACKED, "embedding", "head")
 _LOSSLESS_GROUP = (
-    128  # columns of plain bf16 in 12 bits come in groups or halves of them (kernels/matrices/lossless.py)
+    128  # columns per group of bf16 in 12 bits; rows are padded to half groups (kernels/matrices/lossless.py)
 )
-_LOSSLESS_ROW_BYTES = 2.5  # a row's share of its palette and of the numbers that count escapes
-_LOSSLESS_WORTH = 0.9  # of the plain matrix: where it would take more it stays plain
+_LOSSLESS_ROW_BYTES = 2.5  # bytes per row of palettes and of counts of escapes
+_LOSSLESS_WORTH = 0.9  # a matrix that would take more than this share of its plain size stays plain
 
-_PATTERN = "re:"  # before a regular expression among names
-# Of regular expressions, which come with checkpoints: with three repetitions of single characters a name takes a step for each triple of its places.
+_PATTERN = "re:"  # prefix of a regular expression in a list of names
+# Limits for regular expressions, which are untrusted: with three repetitions of single characters, matching takes cubic time in the name's length.
 _MOST_PATTERNS, _MOST_CHARACTERS, _MOST_REPEATED = 64, 300, 3
 _REPEATED = re.compile(r"(?<!\()[*+?{]")
 _GROUP_REPEATED = re.compile(r"\)[*+?{]")
@@ -29,42 +29,42 @@ _GROUP_REPEATED = re.compile(r"\)[*+?{]")
 
 class Quantization(NamedTuple):
     method: str
-    bits: float  # of a value; of a GGUF file's kinds in the middle, their scales among them
-    columns: int | None  # under one scale; None for a whole row
-    rows: int = 1  # likewise
+    bits: float  # bits per value; for GGUF the mean of its kinds, including scales
+    columns: int | None  # columns per scale; None for a whole row
+    rows: int = 1  # rows per scale
     scale_bytes: int = 2
     zero_bytes: int = 0
     ignored: tuple[str, ...] = ()  # as config.json lists them: names, parts of names, or "re:" and a pattern
-    of_experts: bool = False  # nothing else is in it
+    of_experts: bool = False  # only experts are in the format
     is_float: bool = False
-    on_cpu_alone: bool = False  # products of GPUs read none
+    on_cpu_alone: bool = False  # only products on a CPU read it
 
     def holds(self, shape: WeightShape) -> bool:
-        """Tell whether the checkpoint has this matrix in the format."""
+        """Return whether the checkpoint has this matrix in the format."""
         packed = _OF_GGUF if self.method == "gguf" else _PACKED
         if not shape.columns or shape.part not in packed or (self.of_experts and shape.part != "experts"):
             return False
         return not any(_matches(pattern, shape.name) for pattern in self.ignored)
 
     def stays_packed(self, on_cpu: bool) -> bool:
-        """Tell whether products read such matrices without unpacking them.
+        """Return whether products read such matrices without unpacking them.
 
         On a CPU this needs the C library and the vector instructions that it uses.
         """
         return on_cpu if self.on_cpu_alone else self.bits == 4 or self.is_float != on_cpu
 
     def require_whole_groups(self, shape: WeightShape, columns: int) -> None:
-        """Raise CheckpointError if a rank's columns cut those under one scale."""
+        """Raise CheckpointError if the columns of a rank end within a group under one scale."""
         group = self.columns
         if group and columns < shape.columns and columns % group:
             fits = [str(n) for n in range(1, shape.columns // group + 1) if shape.columns % (n * group) == 0]
             raise CheckpointError(
-                f"{shape.name} has {shape.columns} columns in groups of {group} under one scale, and a rank would have {columns}; "
-                f"so many ranks can share them: {', '.join(fits)}"
+                f"{shape.name} has {shape.columns} columns in groups of {group} under one scale, but a rank would have {columns}; "
+                f"possible numbers of ranks: {', '.join(fits)}"
             )
 
     def num_bytes(self, rows: int, columns: int) -> int:
-        """Count the bytes of one matrix."""
+        """Return the bytes of one matrix."""
         groups = -(-columns // self.columns) if self.columns else 1
         codes = -(-columns // _BLOCK) * _BLOCK if self.bits == 4 else columns
         scales = -(-rows // self.rows) * groups * self.scale_bytes
@@ -72,10 +72,10 @@ class Quantization(NamedTuple):
 
 
 def lossless_bytes(rows: int, columns: int) -> int:
-    """Count the bytes of a plain bf16 matrix that is kept in 12 bits, where that is worth it."""
+    """Return the bytes of a plain bf16 matrix in 12 bits, or of the plain matrix if these save too little."""
     groups, rest = divmod(columns, _LOSSLESS_GROUP)
     codes = groups * _LOSSLESS_GROUP * 3 // 2 + (192 if rest > _LOSSLESS_GROUP // 2 else 128 if rest else 0)
-    # escapes are 31 in a million of Ember's weights, of four bytes each
+    # without escapes: in Ember they are 31 of a million weights, four bytes each
     taken = int(rows * (codes + _LOSSLESS_ROW_BYTES))
     return taken if taken <= _LOSSLESS_WORTH * 2 * rows * columns else 2 * rows * columns
 
@@ -119,7 +119,7 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 def _ignored(described: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the matrices that stay plain.
 
-    Raises CheckpointError for patterns that could take more than milliseconds on a name of 100 characters.
+    Raises CheckpointError for patterns whose matching could take more than milliseconds for a name of 100 characters.
     """
     ignored = tuple(map(str, described.get("ignore") or described.get("modules_to_not_convert") or ()))
     patterns = [entry.removeprefix(_PATTERN) for entry in ignored if entry.startswith(_PATTERN)]

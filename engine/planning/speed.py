@@ -1,7 +1,7 @@
-"""Predicts the speed of a split with a roofline.
+"""Predicts the speed of a split with a roofline model.
 
-Bytes and products are divided by what the devices move and compute in a second, times the share that steps reach. A prediction names the source of
-the share: a record, or an assumption.
+Bytes and FLOPs are divided by the peak speeds of the devices, times the share of the peak that steps reach. A prediction names the source of this
+share: a recorded measurement or an assumption.
 """
 
 from math import prod
@@ -15,18 +15,18 @@ from pilotlight.engine.planning.model_plan import PlannedModel
 from pilotlight.engine.planning.parallelism import Parallelism, RankPlace
 from pilotlight.engine.weights.shard import Shard
 
-# The fixed time of a collective: two kernels on a GPU, two messages between processes of one machine on a CPU. Assumed.
+# Fixed time of a collective by is_cpu (assumed): two kernels on a GPU, two messages between processes of one machine on a CPU.
 _COLLECTIVE_S = {False: 12e-6, True: 60e-6}
 
 
 class Speed(NamedTuple):
     """Predictions for one model on one split."""
 
-    ttft_s: float  # of a prompt alone
-    token_s: float  # seconds between tokens of one sequence, at that batch
-    tokens_per_s: float  # of all sequences
+    ttft_s: float  # time to first token of a prompt that runs alone
+    token_s: float  # seconds between tokens of one sequence, in that batch
+    tokens_per_s: float  # output tokens of all sequences
     batch: int
-    efficiency: str  # where the shares of the ceilings come from
+    efficiency: str  # source of the shares of peak speeds
 
 
 def predict(
@@ -38,16 +38,16 @@ def predict(
     prompt_tokens: int,
     batch: int,
 ) -> Speed:
-    """Predict from the slowest rank of each stage.
+    """Predict the speed from the slowest rank of each stage.
 
-    `batch`: the number of sequences that decode at once, each with that context.
+    `batch`: number of sequences that decode at once, each with a context of `context_length`.
     """
     share = device.efficiency
     steps, prompts = [], []
     for stage in range(parallelism.pp):
         place = RankPlace(parallelism, 0, stage)
         memory = ranks[stage * parallelism.per_stage]
-        at_once = -(-batch // (parallelism.copies * parallelism.pp))  # of this rank, in one step of a pipeline's
+        at_once = -(-batch // (parallelism.copies * parallelism.pp))  # sequences of this rank in one step
         read = _read_bytes(model, place, memory, at_once * parallelism.copies)
         read += at_once * _kv_bytes_of(memory, context_length)
         products = _products(model, place)
@@ -70,7 +70,7 @@ def predict(
 
 
 class RoutedCounts(NamedTuple):
-    """Tokens that go to experts on other ranks, once to each of these, in all layers of a stage together."""
+    """Tokens that ranks exchange for experts, summed over a stage's layers; once per token and other rank."""
 
     sent: float
     received: float
@@ -86,7 +86,7 @@ class ExchangedBytes(NamedTuple):
     sums: int
     summed_bytes: int
     joins: int
-    joined_bytes: int  # of all ranks' parts, each as wide as the widest
+    joined_bytes: int  # bytes of all ranks' parts, each padded to the widest
     exchanges: int = 0
     exchanged_bytes: int = 0  # bytes that go to other ranks
 
@@ -94,12 +94,12 @@ class ExchangedBytes(NamedTuple):
 def exchanged(
     model: PlannedModel, place: RankPlace, tokens: int, rows: int, routed: RoutedCounts | None = None
 ) -> ExchangedBytes:
-    """Count the messages of a step with `tokens` tokens and `rows` rows of logits.
+    """Return the messages of a step with `tokens` tokens and `rows` rows of logits.
 
     If there are several copies of the attention, the counts are those of this rank's copy. Shared matrices need two sums in each layer; the first
     stage adds one after the embedding, and one join of the vocabulary. Copies need three exchanges in each layer of experts: the number of tokens for
-    each rank, the tokens with their experts' numbers and weights, and the results. The first stage adds one exchange of the rows whose logits are
-    wanted. `routed`: if None, the numbers expected when each expert is equally likely.
+    each rank, the tokens with the ids and weights of their experts, and the results. The first stage adds one exchange of the rows whose logits are
+    needed. `routed`: if None, the numbers that are expected if all experts are equally likely.
     """
     shared, between = _of_shared_matrices(model, place, tokens, rows), (0, 0)
     if place.parallelism.copies > 1:
@@ -130,31 +130,29 @@ def _of_shared_matrices(model: PlannedModel, place: RankPlace, tokens: int, rows
 
 
 def likely_routed(model: PlannedModel, place: RankPlace, tokens: int) -> RoutedCounts:
-    """Return the expected number of tokens that a rank sends to other ranks, and receives.
+    """Return the expected numbers of tokens that a rank sends to other ranks and receives.
 
-    Every rank is assumed to have as many tokens.
+    All ranks are assumed to have `tokens` tokens.
     """
     ep, likely = place.parallelism.ep, 0.0
     for shape in _sparse_layers(model, place):
-        elsewhere = shape.experts - shape.experts // ep  # than on one rank
+        elsewhere = shape.experts - shape.experts // ep  # experts on other ranks than a given one
         none = prod((elsewhere - i) / (shape.experts - i) for i in range(int(shape.active)))
         likely += (ep - 1) * (1 - none) * tokens
     return RoutedCounts(likely, likely)
 
 
 def _sparse_layers(model: PlannedModel, place: RankPlace) -> list[WeightShape]:
-    """Return one of the experts' matrices of each layer of the stage that has some."""
+    """Return one expert matrix of each layer of the stage that has experts."""
     layers = [model.layers[i] for i in model.stages(place.parallelism.pp)[place.stage]]
     found = [next((shape for shape in layer if shape.experts), None) for layer in layers]
     return [shape for shape in found if shape is not None]
 
 
 def _products(model: PlannedModel, place: RankPlace) -> float:
-    """Count one rank's products for one token.
+    """Return the number of multiplications on one rank for one token.
 
-    Experts count with the tokens of all ranks: on average as many arrive as leave.
-
-    Experts on other ranks count with the tokens that come from there, which are as many as go there.
+    All experts of a token count, also those on other ranks, because on average as many tokens arrive from other ranks as leave.
     """
     layers = model.stages(place.parallelism.pp)[place.stage]
     total = 0.0
@@ -166,9 +164,9 @@ def _products(model: PlannedModel, place: RankPlace) -> float:
 
 
 def _read_bytes(model: PlannedModel, place: RankPlace, memory: RankMemory, tokens: int) -> float:
-    """Count the bytes of weights that a step of so many tokens reads.
+    """Return the bytes of weights that a step of `tokens` tokens reads.
 
-    Of the experts it reads those of any token, if each expert is equally likely.
+    Of the experts, it reads the expected number that at least one token uses, if all are equally likely.
     """
     parts = dict(memory.weights)
     for unread in ("embedding", "vision"):
@@ -183,7 +181,7 @@ def _read_bytes(model: PlannedModel, place: RankPlace, memory: RankMemory, token
 
 
 def _kv_bytes_of(memory: RankMemory, context_length: int) -> int:
-    """Count the bytes of cache that one token of that context reads."""
+    """Return the bytes of cache that one token with this context reads."""
     if memory.layout is None:
         return 0
     groups = CacheGroups(memory.layout.block_size, 1, memory.layout.windows)
@@ -193,8 +191,8 @@ def _kv_bytes_of(memory: RankMemory, context_length: int) -> int:
 def _exchange_s(model: PlannedModel, place: RankPlace, device: Device, tokens: int) -> float:
     """Predict the time of a stage's collectives.
 
-    These are two sums of hidden states a layer if ranks share matrices, tokens to their experts and back if experts are whole, and hidden states to
-    the next stage.
+    These are two sums of hidden states per layer if ranks share matrices, transfers of tokens to their experts and back if copies of the attention
+    share experts, and hidden states to the next stage.
     """
     tp, pp, ep, _ = place.parallelism
     each_s, row = _COLLECTIVE_S[device.is_cpu], model.config.hidden_size * model.item_bytes
@@ -202,7 +200,7 @@ def _exchange_s(model: PlannedModel, place: RankPlace, device: Device, tokens: i
     if tp > 1:
         sums = exchanged(model, RankPlace(Parallelism(tp, pp), 0, place.stage), tokens, 0).sums
         taken += sums * (each_s + 2 * (tp - 1) / tp * row * tokens / device.link_bytes_per_s)
-    if place.parallelism.copies > 1:  # where several ranks have a copy, each sends a part of its tokens
+    if place.parallelism.copies > 1:  # if several ranks share a copy, each sends a part of its tokens
         routed = exchanged(model, RankPlace(Parallelism(1, pp, ep), 1, place.stage), -(-tokens // tp), 1)
         taken += routed.exchanges * each_s + routed.exchanged_bytes / device.link_bytes_per_s
     return taken + (pp > 1) * (each_s + row * tokens / device.link_bytes_per_s)

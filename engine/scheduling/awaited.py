@@ -1,4 +1,4 @@
-"""Waits of single sequences, for blocks from a tier or for preparation in a thread. Others continue.
+"""Waits of single sequences, for blocks from a tier or for work in a thread, while others continue.
 
 Each wait has one deadline and one way to be cancelled. When it ends, the sequence continues with everything that has arrived, in its old place in the
 queue (waiting.py). Knows which sequence waits and until when; does not know the reason.
@@ -18,7 +18,7 @@ class Awaited(Protocol):
 
     @property
     def deadline(self) -> float:
-        """The scheduler's time at which the sequence continues without it."""
+        """Return the time, by the scheduler's clock, at which the sequence continues without it."""
 
     @property
     def is_admitted(self) -> bool:
@@ -32,15 +32,15 @@ class Awaited(Protocol):
     def is_done(self) -> bool: ...
 
     def cancel(self) -> None:
-        """Stop: afterwards nothing is written for the sequence.
+        """Cancel the wait; afterwards nothing is written to the sequence's blocks.
 
-        It has ended, lost its blocks, or waited too long.
+        The sequence has ended, lost its blocks, or waited too long.
         """
 
     def take(self) -> None:
-        """Give the sequence what has arrived: everything if done.
+        """Give the sequence what has arrived: everything if done, part or nothing after a cancel.
 
-        After a cancel at the deadline part or nothing.
+        Called once, at the end of the wait.
         """
 
 

@@ -5,10 +5,10 @@ quantum; it pays after service (as in surplus round robin: Adiseshu, Parulkar an
 a prompt was cached. Debts outlast an empty queue as long as others wait. So, with q the quantum and c the costliest prompt:
 
 - a tenant that arrives waits, before its first admission, for at most q + c tokens of each other tenant;
-- two tenants that both always have something waiting never differ by more than q + c tokens served.
+- two tenants that always have waiting sequences never differ by more than q + c tokens served.
 
-**Between priorities**: the smaller goes first, strictly; but a priority with something waiting gets at least one of every `AGEING_ADMISSIONS` +
-(priorities waiting - 1) admissions, the one passed over longest first.
+**Between priorities**: the smaller number goes first, strictly; but a priority with waiting sequences gets at least one of every
+`AGEING_ADMISSIONS` + (priorities waiting - 1) admissions, the one passed over longest first.
 
 **Within a tenant and a priority**: by arrival. A preempted sequence is older than those that have not started, so it goes first; it was paid for
 already.
@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pilotlight.engine.core.sequence import Sequence
 
 AGEING_ADMISSIONS = 16
-# A place in the batch is scarce as well: without a least cost, a tenant whose prompts are all cached (one token each) would be admitted 2,048 times
-# in a turn.
+# Limit of admissions per turn. Places in the batch are scarce as well: a tenant whose prompts are all cached (one token each) would otherwise be
+# admitted 2,048 times in a turn.
 ADMISSIONS_PER_TURN = 8
-_KEPT_DEBTS = 64  # number of tenants with debts and nothing waiting, above which paid debts are removed
+_KEPT_DEBTS = 64  # number of idle tenants with debts above which paid debts are removed
 
 
 class FairQueue:
@@ -35,10 +35,10 @@ class FairQueue:
 
     def __init__(self, quantum: int) -> None:
         self._quantum = quantum
-        self._classes: dict[int, _PriorityClass] = {}  # those with something waiting
+        self._classes: dict[int, _PriorityClass] = {}  # by priority: those with waiting sequences
         self._num_sequences = 0
         self._num_admissions = 0
-        self.num_tokens = 0  # of all that wait
+        self.num_tokens = 0  # tokens of all waiting sequences
 
     def __len__(self) -> int:
         return self._num_sequences
@@ -64,7 +64,7 @@ class FairQueue:
         self._forget(sequence)
 
     def peek(self) -> Sequence:
-        """Return the next sequence to admit: the same again, unless a more urgent one has arrived."""
+        """Return the next sequence to admit. It changes only if a more urgent one arrives."""
         return self._next_class().peek()
 
     def pop(self, num_uncached_tokens: int) -> Sequence:
@@ -107,12 +107,14 @@ class _PriorityClass:
     """The tenants of one priority, taking turns."""
 
     def __init__(self, quantum: int, last_admission: int) -> None:
-        self.last_admission = last_admission  # as a count of all admissions; at first, the count when it began to wait
+        self.last_admission = (
+            last_admission  # number of all admissions at its last one; at first, when it began to wait
+        )
         self._quantum = quantum
         self._round = 0
         self._ring: deque[_TenantQueue] = deque()  # tenants with waiting sequences; the first one has the turn
         self._tenants: dict[bytes, _TenantQueue] = {}  # tenants in the ring, and those in debt
-        self._started: _TenantQueue | None = None  # the first in the ring, after its turn has started
+        self._started: _TenantQueue | None = None  # the first tenant of the ring, if its turn has started
 
     @property
     def is_empty(self) -> bool:
@@ -120,7 +122,7 @@ class _PriorityClass:
 
     @property
     def tenants(self) -> Iterable[_TenantQueue]:
-        """Return the tenants with something waiting."""
+        """Return the tenants with waiting sequences."""
         return self._ring
 
     def __iter__(self) -> Iterator[Sequence]:

@@ -20,11 +20,11 @@ class SchedulerLimits(NamedTuple):
     max_waiting: int
     max_decode_delay_s: float = math.inf  # limit of the delay that a step's prompt tokens cause for its decodes
     windows: Windows = (None,)
-    stages: int = 1  # of a pipeline: so many steps are in flight, each with its share of the decodes
-    copies: int = 1  # of the attention: ranks with separate sequences and blocks
-    # each token changes a state in place: after a failed step it is computed again from the end of a block
+    stages: int = 1  # stages of a pipeline: as many steps are in flight, each with a part of the decodes
+    copies: int = 1  # copies of the attention: number of ranks with separate sequences and blocks
+    # some layers have a recurrent state, which changes in place: after a failed step, tokens are computed again from the end of a block
     has_states: bool = False
-    # every prompt in one step, nothing cached: an encoder's tokens all attend to each other
+    # each prompt is computed in one step, and nothing is cached: all tokens of an encoder attend to each other
     whole_prompts: bool = False
 
     @property
@@ -33,14 +33,14 @@ class SchedulerLimits(NamedTuple):
 
 
 class Chunk(Struct, frozen=True, gc=False):
-    """Tokens start to end of one sequence, computed in one step, and the drafts after them."""
+    """Tokens [start, end) of one sequence, computed in one step, and the drafts after them."""
 
     sequence: Sequence
     start: int
-    end: int  # of the sequence's own tokens, without the drafts
+    end: int  # drafts excluded
     samples: bool  # its last logits choose the next token
-    epoch: int = 0  # of the sequence: results of an earlier one are dropped
-    drafts: tuple[int, ...] = ()  # guesses of the next tokens; those that equal the chosen ones count
+    epoch: int = 0  # the sequence's epoch when planned; results of an earlier epoch are dropped
+    drafts: tuple[int, ...] = ()  # guesses of the next tokens; those that equal the chosen tokens are accepted
 
     @classmethod
     def next_of(cls, sequence: Sequence, length: int, drafts: tuple[int, ...] = ()) -> "Chunk":
@@ -55,9 +55,9 @@ class Chunk(Struct, frozen=True, gc=False):
 
     @property
     def is_decode(self) -> bool:
-        """True if it is one token after a cached prefix, a new token or the rest of a prompt.
+        """True if it is one token after a cached prefix: a new token, or one of a prompt.
 
-        The arithmetic is the same for both. Only such a chunk has drafts.
+        Both are computed in the same way. Only such a chunk has drafts.
         """
         return self.end - self.start == 1 and self.start > 0
 
@@ -83,13 +83,13 @@ class StepCount(NamedTuple):
 class Speculation(Protocol):
     """The source of a model's drafts: engine/drafting, or a fake in tests.
 
-    Drafts change no token: those count that would be chosen without them.
+    Drafts do not change the output: only tokens that would be chosen without them are accepted.
     """
 
     counts: DraftCounts
 
     def drafts(self, plan: "StepPlan") -> Mapping[Sequence, tuple[int, ...]]:
-        """Guess what follows the newest tokens, which may be PENDING, of the plan's decoding sequences.
+        """Guess the next tokens of the plan's decoding sequences, whose newest token may be PENDING.
 
         Stay within the plan's budget, and within `most_drafts` per sequence.
         """
@@ -138,7 +138,7 @@ class StepPlan:
 
     @property
     def decoding(self) -> list[Sequence]:
-        """Return the sequences of which only the newest token is computed, and the next one chosen."""
+        """Return the sequences that compute only their newest token, and choose the next one."""
         return [sequence for sequence in self._lengths if sequence.is_decoding and sequence.pooling is None]
 
     @property
@@ -154,7 +154,7 @@ class StepPlan:
         return self._lengths.get(sequence, 0)
 
     def limit(self, num_tokens: float) -> None:
-        """Limit the tokens left, rounded down to whole tiles of rows if that leaves at least one tile."""
+        """Limit the budget, rounded down so that the step has whole tiles of rows, if a tile is left."""
         self.budget = int(min(self.budget, num_tokens))
         in_whole_tiles = self.budget - (self.num_rows + self.budget) % ROW_TILE
         self.budget = in_whole_tiles if in_whole_tiles >= ROW_TILE else self.budget

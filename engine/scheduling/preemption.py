@@ -1,4 +1,4 @@
-"""The choice of the sequence that gives up its blocks, for an older one or another model.
+"""Chooses the sequence that gives up its blocks for an older one or for another model.
 
 No sequence is preempted for a younger one, whatever their priorities, so the oldest running one always advances, and an admission by ageing is not
 lost to the next more urgent arrival. Knows which sequences have blocks; does not know steps and tokens.
@@ -13,7 +13,7 @@ from pilotlight.engine.scheduling.waiting import WaitingSequences
 
 
 class Preemption:
-    """A model's sequences from the view of those that need its blocks (../kv/lending/lease.py's SlabUser)."""
+    """Preempts a model's sequences for each other or, as a SlabUser (lease.py), for other models."""
 
     def __init__(
         self, running: list[Sequence], waiting: WaitingSequences, blocks: BlockManager, counts: SchedulerCounts
@@ -30,7 +30,7 @@ class Preemption:
 
     @property
     def is_alone(self) -> bool:
-        """True if no sequence runs beside the oldest, in its share."""
+        """True if no other sequence has blocks in the share of the oldest one."""
         oldest = self._oldest()
         return oldest is None or all([one is oldest or one.share != oldest.share for one in self.holders()])
 
@@ -70,7 +70,7 @@ class Preemption:
         return True
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks. It keeps its tokens and waits before the others of its tenant."""
+        """Take a sequence's blocks. It keeps its tokens and is the next of its tenant to be admitted."""
         if not self._waiting.cancel_awaited(sequence):
             self._running.remove(sequence)
         self._counts.swaps += self._blocks.swap_out(sequence)
@@ -82,7 +82,7 @@ class Preemption:
     def _oldest(self) -> Sequence | None:
         """Return the oldest sequence that has blocks, or the next waiting one if none has.
 
-        A waiting one may be older (priorities), but can only start when these leave it room.
+        A waiting sequence of another priority may be older, but can only start when blocks are released.
         """
         if holders := self.holders():
             return min(holders, key=lambda sequence: sequence.arrival)

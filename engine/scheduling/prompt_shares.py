@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from pilotlight.engine.scheduling.fairness import AGEING_ADMISSIONS
 
-_PARTS = 16  # number of parts in which a step's tokens are given away
-_REMEMBERED = 64  # tenants without a prompt in progress; the surplus of one of them is less than a part
+_PARTS = 16  # number of parts in which a step's tokens are distributed
+_REMEMBERED = 64  # limit of remembered tenants without a prompt in progress; each has a surplus of less than a part
 
 Key = TypeVar("Key", bound=Hashable)
 Owner = tuple[int, bytes]  # priority and tenant
@@ -23,13 +23,13 @@ class PromptShares:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._priorities: _FairShares[int] = _FairShares()
-        # per priority; None means those without a prompt in progress
+        # by priority; the key None means all tenants without a prompt in progress
         self._tenants: dict[int, _FairShares[bytes | None]] = {}
 
     def divide(self, budget: int, wanted: Mapping[Owner, int], waiting: Collection[int] = ()) -> Counter[Owner]:
-        """Return how many tokens each owner gets of those that its prompts need, oldest first.
+        """Return how many of the `budget` tokens each owner gets for its prompts.
 
-        `waiting`: priorities in which other tenants wait; their share is left over.
+        `wanted`: tokens that each owner's prompts need, oldest first. `waiting`: priorities in which other tenants wait; their share is left over.
         """
         wants: dict[int, dict[bytes | None, int]] = {priority: {None: budget} for priority in waiting}
         for (priority, name), tokens in wanted.items():
@@ -62,11 +62,11 @@ class PromptShares:
 
 
 class _FairShares(Generic[Key]):
-    """The choice of the next to be served, so that active keys get equal service by weight."""
+    """Chooses the key to serve next, so that active keys get service in proportion to their weights."""
 
     def __init__(self) -> None:
-        self._now = 0.0  # the service of an always active key of weight 1
-        # service per weight of each key; at least `_now` at the time it became active
+        self._now = 0.0  # the service that an always active key of weight 1 would have had
+        # by key: its service divided by its weight; at least `_now` when it became active
         self._had: dict[Key, float] = {}
         self._wanting: set[Key] = set()
 

@@ -1,15 +1,15 @@
-"""The choice of the next step's sequences and tokens, and of the blocks that they get for it.
+"""Chooses the sequences and tokens of the next step, and the blocks that they get for it.
 
 Knows lengths, blocks and order; does not know tensors, models and clients. Running decodes come first. Prompts share what is left (prompt_shares.py),
-so that a long one does not delay another tenant's short one; beside decodes they get at most as many tokens as fit in the allowed delay of those.
+so that a long one does not delay another tenant's short one; in a step with decodes they get only as many tokens as the allowed delay permits.
 fairness.py chooses the sequence that is admitted next. When blocks run out the youngest running sequence is preempted (preemption.py). A prompt's
 blocks that have left the device come back from the tiers (kv/connector.py) while others compute, and those of a preempted sequence may be kept there
 until it resumes.
 
-If several models share an arena, blocks come and go through a lease (../kv/lending/lease.py): each schedule first hands over what is due to other
-models, and waits a step for blocks that another model is about to return rather than preempt for them.
+If several models share an arena, blocks come and go through a lease (../kv/lending/lease.py): each schedule first hands over blocks that are due to
+other models. If another model is about to return blocks, it waits a step for them instead of preempting a sequence.
 
-If ranks have separate sequences, a sequence belongs to one rank while it has blocks: it takes those of that rank's share of the pool.
+If ranks have separate sequences, a sequence belongs to one rank while it has blocks, which are all in that rank's share of the pool.
 """
 
 import math
@@ -51,13 +51,13 @@ class Scheduler:
     ) -> None:
         """Prepare to schedule one model.
 
-        `lease`: the source of the pool's blocks, or None if the pool already has all of them. `counts`: counts to continue. `is_computable`: whether
-        a prompt's sequence has what it needs for a chunk; others it defers, or ends.
+        `lease`: the source of the pool's blocks, or None if the pool already has all of them. `counts`: counts of an earlier scheduler, to continue.
+        `is_computable`: returns whether a sequence has what it needs for a chunk of its prompt; if not, it defers or ends the sequence.
         """
         self.pool = pool
         self.lease = lease
         self.limits = limits
-        self.waiting = WaitingSequences(limits.max_num_batched_tokens)  # a turn is worth a step's prompt tokens
+        self.waiting = WaitingSequences(limits.max_num_batched_tokens)  # a tenant's turn is as many tokens as a step
         self.running: list[Sequence] = []  # ordered by arrival
         self._shares = PromptShares(limits.block_size)
         self.counts = SchedulerCounts() if counts is None else counts
@@ -91,7 +91,7 @@ class Scheduler:
     def add(self, sequence: Sequence, leader: Sequence | None = None, awaited: Awaited | None = None) -> None:
         """Queue a new sequence.
 
-        `leader`: an open one with the same prompt. `awaited`: its wait before it can be admitted, if any.
+        `leader`: an open sequence with the same prompt. `awaited`: the wait that must end before it can be admitted, if any.
         """
         sequence.arrival, sequence.added_at = next(self._arrivals), self._clock()
         if leader is not None and (leader.has_computed_prompt or not self._prefixes.num_sharable(sequence)):
@@ -99,9 +99,9 @@ class Scheduler:
         self.waiting.add(sequence, leader, awaited)
 
     def defer(self, awaited: Awaited) -> None:
-        """Let an added sequence without blocks wait for something, then return to its old place in the queue.
+        """Let a sequence wait without blocks, then return to its old place in the queue.
 
-        Samples that wait for it continue to wait.
+        Samples that wait for its prompt continue to wait.
         """
         self._forget(awaited.sequence)
         awaited.sequence.forget_computed()
@@ -110,9 +110,9 @@ class Scheduler:
     def schedule(self, most_beside_decodes: float = math.inf, turn: Turn | None = None) -> list[Chunk]:
         """Return the next step's chunks, decodes before the rest.
 
-        There are none if there is no work, if all running sequences await their end, or if no block is available yet: other models have them, or they
-        are being read from a tier. `most_beside_decodes`: prompt tokens that a step may have if sequences decode: at least a block, minus those that
-        would start another tile of rows. `turn`: of suspects, or of the others; None if nothing is suspected.
+        Returns none if there is no work, if all running sequences wait for results, or if no block is available yet: other models have them, or they
+        are being read from a tier. `most_beside_decodes`: limit of prompt tokens in a step with decodes; it is raised to a block, then rounded down
+        to whole tiles of rows. `turn`: the sequences that may run while some are suspected of failures; None if none are.
         """
         for sequence in self.waiting.take_admitted(self._clock()):
             self._start(sequence)
@@ -137,7 +137,7 @@ class Scheduler:
             self._admit(plan, turn)
             self._schedule_prompts(plan, prefilling, keeps_share=False)
         awaits_lender = self.lease is not None and self.lease.num_short > 0
-        # the sequences whose turn it is lack blocks that older ones hold, which continue
+        # the prompts with a share lack blocks that older prompts hold: let these continue without shares
         if plan.is_empty and not awaits_lender:
             self._schedule_running(plan, prefilling)
         self._add_drafts(plan)
@@ -198,7 +198,7 @@ class Scheduler:
     def _schedule_prompts(self, plan: StepPlan, sequences: list[Sequence], *, keeps_share: bool) -> bool:
         """Give each owner its share of the tokens that are left. Returns True if blocks were short.
 
-        `keeps_share`: leave the shares of those that could be admitted.
+        `keeps_share`: leave over the shares of waiting sequences that could be admitted.
         """
         sequences = [
             sequence for sequence in sequences if sequence.tables
@@ -218,7 +218,7 @@ class Scheduler:
     ) -> bool:
         """Give each sequence its next chunk, or more of it, oldest first.
 
-        `shares`: tokens that each owner has for all of its sequences. Returns True if blocks were short: a sequence was preempted for them, or
+        `shares`: tokens that each owner has left for all of its sequences. Returns True if blocks were short: a sequence was preempted for them, or
         another model will return some.
         """
         short = False
@@ -255,7 +255,7 @@ class Scheduler:
                 plan.add_drafts(sequence, drafts)
 
     def _reserve(self, sequence: Sequence, end: int) -> bool:
-        """Give a sequence blocks for so many tokens, unless another would have to give them up."""
+        """Give a sequence blocks for `end` tokens if no other sequence must give up blocks for that."""
         available = self.pool.num_available_in(sequence.share)
         return self._blocks.num_lacking(sequence, end) <= available and self._blocks.grow(sequence, end)
 
@@ -306,7 +306,7 @@ class Scheduler:
     def _may_plan(self, sequence: Sequence, start: int, end: int) -> bool:
         """True if a prompt's tokens may join the step.
 
-        It may remove other sequences from the queues: they wait, or have ended.
+        The check may remove sequences from the queues, which then wait for something or have ended.
         """
         if start >= sequence.num_prompt_tokens:
             return True
@@ -330,9 +330,9 @@ class Scheduler:
         sequence.share = min(self.pool.shares, key=cost)
 
     def _ask_elsewhere(self, sequence: Sequence) -> Awaited | None:
-        """Ask the host that computed the sequence's prompt, then the store, once each.
+        """Request the sequence's blocks from the host that computed its prompt, or from the store, once each.
 
-        None if neither is awaited.
+        Returns what to wait for, or None if nothing was requested.
         """
         awaited = None
         if sequence.source is not None:
@@ -343,7 +343,7 @@ class Scheduler:
 
     def _num_short(self, sequence: Sequence, prefix: CachedPrefix) -> int:
         """Return how many blocks are missing before the sequence may be admitted."""
-        # What each running sequence still lacks, and at least one spare block: without it the new one would soon be preempted.
+        # Reserve what each running sequence still lacks, at least one spare block: otherwise the new one would soon be preempted.
         needed = self._blocks.num_needed(sequence, prefix)
         share = sequence.share
         others = [holder for holder in self.preemption.holders() if holder.share == share]
@@ -352,7 +352,7 @@ class Scheduler:
         return needed - self.pool.num_available_in(share) + self.pool.num_evictable(prefix.cached)
 
     def _start(self, sequence: Sequence) -> None:
-        """Let an admitted sequence run after its registered blocks."""
+        """Let an admitted sequence run; it starts after its registered blocks."""
         self._connector.on_start(sequence)
         num_tokens = sequence.num_registered_blocks * self.limits.block_size
         sequence.num_computed_tokens = sequence.num_completed_tokens = num_tokens
@@ -367,7 +367,7 @@ class Scheduler:
 def _num_in_step(sequence: Sequence) -> int:
     """Return how many tokens of a sequence a step may have.
 
-    The last chunk of a prompt that is handed over is a short one.
+    A prompt that is handed over ends with a short chunk, of LAST_CHUNK_TOKENS.
     """
     uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
     return uncomputed - LAST_CHUNK_TOKENS if sequence.hands_over and uncomputed > LAST_CHUNK_TOKENS else uncomputed

@@ -12,7 +12,7 @@ from pilotlight.engine.scheduling.fairness import FairQueue
 
 class WaitingSequences:
     def __init__(self, quantum: int) -> None:
-        """`quantum`: prompt tokens that a tenant's turn is worth."""
+        """`quantum`: prompt tokens per turn of a tenant."""
         self.ready = FairQueue(quantum)
         self.awaiting: dict[Sequence, Awaited] = {}
         self._samples = ParallelSamples()

@@ -1,1 +1,1 @@
-"""Programs that rewrite checkpoints: packing, quantizing."""
+"""Programs that rewrite checkpoints: packing and quantizing."""

@@ -1,7 +1,7 @@
-"""Sums of products of a model's matrix inputs over a given text, for error-compensating rounding.
+"""Computes sums of x^T x over the inputs x of a model's matrices for a text, for rounding with GPTQ.
 
-The model is loaded with weights that add up their inputs while they multiply, so every family is calibrated by its own forward pass. Experts are left
-out: each sees only its own tokens, and a short text has few of them.
+The model is loaded with matrices that add up these products while they multiply, so every family is calibrated by its own forward pass. Experts are
+left out: each gets only its own tokens, and a short text has few of them.
 """
 
 from collections.abc import Sequence
@@ -32,12 +32,12 @@ _CPU = torch.device("cpu")
 _CHUNK_TOKENS, _MOST_CHUNKS = 512, 128
 _LEAST_TOKENS = 64
 _BLOCK_TOKENS = 16
-_MOST_BYTES = 16 << 30  # of all sums
+_MOST_BYTES = 16 << 30  # limit for all sums
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedWeight(PlainWeight):
-    """A plain matrix that adds x^T x up."""
+    """A plain matrix that adds x^T x of its inputs to `sums`."""
 
     sums: Tensor  # [columns, columns] fp32
 
@@ -51,9 +51,9 @@ class ObservedWeight(PlainWeight):
 
 
 class _ObservingLoader(WeightLoader):
-    """Makes matrices that record their inputs, for the names in `wanted`.
+    """Makes an ObservedWeight of each matrix named in `wanted`.
 
-    Matrices that are one tensor have the same inputs."""
+    Matrices in one tensor have the same inputs, and share the sums."""
 
     def __init__(self, storage: CheckpointStorage, dtype: torch.dtype, wanted: set[str]) -> None:
         super().__init__(storage, dtype, _CPU)
@@ -81,7 +81,7 @@ class _ObservingLoader(WeightLoader):
 
 @torch.inference_mode()
 def observe(directory: Path, text: str, wanted: set[str], on_progress: ReadingProgress) -> dict[str, Tensor]:
-    """Return x^T x [columns, columns] of the text's inputs, by matrix. Raises CheckpointError."""
+    """Return the sum of x^T x [columns, columns] for each matrix in `wanted`. Raises CheckpointError."""
     raw = read_config(directory)
     family = find_family(raw)
     config = family.parse_config(raw)

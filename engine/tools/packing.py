@@ -1,6 +1,6 @@
 """Runs `pilotlight pack` in a separate process, since it needs torch.
 
-Reports its progress as one JSON object a line.
+Reports its progress as JSON, one object per line.
 
 python -m pilotlight.engine.tools.packing pack DIRECTORY OUT --dtype auto
 python -m pilotlight.engine.tools.packing verify OUT
@@ -36,7 +36,7 @@ from pilotlight.engine.weights.pooling_recipe import read_recipe
 from pilotlight.engine.weights.source import CHUNKED
 from pilotlight.engine.weights.storage import META, BundleMemory, BundleStorage, CheckpointStorage, LayoutPlan
 
-_BESIDE = (".json", ".jinja", ".txt", ".model")  # what a model needs beside its weights, and no other framework's
+_BESIDE = (".json", ".jinja", ".txt", ".model")  # suffixes of files that a model needs beside its weights
 _INDEX = "model.safetensors.index.json"
 _PROGRESS_INTERVAL_S = 0.1
 
@@ -45,7 +45,7 @@ _PROGRESS_INTERVAL_S = 0.1
 def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report", is_lossless: bool = False) -> Path:
     """Pack the checkpoint in `directory` into `out` and return the bundle's path.
 
-    `is_lossless`: pack in coded chunks. A bundle that was packed this way can be unpacked into the same bundle as without. Raises CheckpointError.
+    `is_lossless`: pack in coded chunks. Packing such a bundle again without this option returns the plain bundle. Raises CheckpointError.
     """
     if out.resolve() == directory.resolve():
         raise CheckpointError(f"{out} is the checkpoint's own directory; choose another one")
@@ -79,7 +79,7 @@ def pack_directory(directory: Path, out: Path, dtype_name: str, report: "Report"
     checkpoint.refuse_unrequested()
     _refuse_anothers(directory, out)
     coded = identity._replace(dtype=identity.dtype + CHUNKED)
-    # refuses another model's, before anything of it is written over
+    # raises if `out` has the bundle of another model, before any file is overwritten
     finished = find_packed(out, coded if is_lossless else identity)
     copy_beside(directory, out)
     if not is_lossless:
@@ -143,21 +143,21 @@ class Report:
         try:
             print(json.dumps(values), flush=True)
         except BrokenPipeError:
-            os._exit(1)  # the parent was killed; the next run takes up what is written
+            os._exit(1)  # the parent was killed; the next run resumes from the written bytes
 
 
 def _refuse_anothers(directory: Path, out: Path) -> None:
-    """Raise CheckpointError for a directory of another checkpoint, which may be its only copy."""
+    """Raise CheckpointError if `out` has another checkpoint, which may be its only copy."""
     for name in ("model.safetensors", _INDEX):
         if (out / name).exists():
             raise CheckpointError(f"{out} is a checkpoint's directory: it holds {name}; choose another one")
     config = out / "config.json"
     if config.exists() and config.read_bytes() != (directory / "config.json").read_bytes():
-        raise CheckpointError(f"{config} is another model's; choose another directory, or remove what this one holds")
+        raise CheckpointError(f"{config} belongs to another model; choose another directory, or empty this one")
 
 
 def copy_beside(directory: Path, out: Path) -> None:
-    """Copy what a model needs beside its weights, such as its tokenizer. Raises CheckpointError."""
+    """Copy the files that a model needs beside its weights, such as its tokenizer. Raises CheckpointError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -167,7 +167,7 @@ def copy_beside(directory: Path, out: Path) -> None:
         hidden = any(part.startswith(".") for part in relative.parts)
         is_module = (
             file.name == "model.safetensors" and file.parent != directory
-        )  # a layer after an embedding model's pooling
+        )  # weights of a layer that follows the pooling of an embedding model
         if (file.suffix in _BESIDE or is_module) and file.name != _INDEX and not hidden and file.is_file():
             target = out / relative
             target.parent.mkdir(parents=True, exist_ok=True)

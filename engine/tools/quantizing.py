@@ -1,6 +1,6 @@
 """Runs `pilotlight quantize` in a separate process, since it needs torch.
 
-Reports its progress as one JSON object a line.
+Reports its progress as JSON, one object per line.
 
 python -m pilotlight.engine.tools.quantizing DIRECTORY OUT --to int4 --group 32
 
@@ -34,7 +34,7 @@ _MATRICES = ("attention", "dense", "experts", "shared_experts")
 
 class Rounding(NamedTuple):
     bits: int
-    group: int | None  # columns under one scale; None for a whole row
+    group: int | None  # columns per scale; None for a whole row
 
     def fits(self, columns: int) -> bool:
         return self.group is None or columns % self.group == 0
@@ -64,14 +64,14 @@ def quantize_directory(directory: Path, out: Path, rounding: Rounding, report: R
     copy_beside(directory, out)
     left = {name.removesuffix(".weight") for name, tensor in stored.items() if len(tensor.shape) == 2} - rounded
     described = config | {"quantization_config": describe(rounding, sorted(left))}
-    # before the weights, so that an interrupted run leaves none without it
+    # written first, so that an interrupted run leaves no weights without a config
     (out / "config.json").write_text(json.dumps(described, indent=2))
     _write(stored, rounded, rounding, sums, out, report)
     return out
 
 
 def describe(rounding: Rounding, ignored: list[str]) -> dict[str, Any]:
-    """Return compressed-tensors' quantization_config."""
+    """Return the quantization_config for config.json, as compressed-tensors defines it."""
     strategy = "channel" if rounding.group is None else "group"
     weights = {
         "num_bits": rounding.bits, "type": "int", "symmetric": True, "strategy": strategy, "group_size": rounding.group, "dynamic": False,
@@ -85,7 +85,7 @@ def describe(rounding: Rounding, ignored: list[str]) -> dict[str, Any]:
 
 
 def _matrices(model: PlannedModel, stored: dict[str, StoredTensor]) -> set[str]:
-    """Return the names of the projections.
+    """Return the names of the matrices to round, without ".weight".
 
     Raises CheckpointError if the checkpoint does not keep each projection in a separate tensor.
     """
@@ -108,7 +108,7 @@ def _write(
     out: Path,
     report: Report,
 ) -> None:
-    """Write files of up to 2 GiB, and the index if there are several."""
+    """Write safetensors files of about 2 GiB, and the index if there are several."""
     total, done = sum(tensor.end - tensor.start for tensor in stored.values()), 0
     files: list[Path] = []
     places: dict[str, int] = {}
@@ -163,8 +163,8 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--to", required=True, choices=sorted(BITS))
-    parser.add_argument("--group", type=int, default=32, help="columns under one scale; 0: a row's")
-    parser.add_argument("--calibrate", type=Path, help="a text such as the model will see")
+    parser.add_argument("--group", type=int, default=32, help="columns per scale; 0 for whole rows")
+    parser.add_argument("--calibrate", type=Path, help="a file with text like that which the model will process")
     arguments = parser.parse_args()
     report = Report()
     try:

@@ -1,18 +1,19 @@
-"""Rounds matrices to codes of four or eight bits, as compressed-tensors keeps them.
+"""Rounds matrices to codes of four or eight bits, in the format of compressed-tensors.
 
-Each group of columns uses the scale that loses least. Pure functions of tensors; does not know checkpoints.
+Each group of columns uses the scale with the least error. Pure functions of tensors; does not know checkpoints.
 """
 
 import torch
 
-# Of the largest value of a group what the largest code is taken for: of four bits a smaller one often loses less than it cuts off.
+# Tried scales by bits: the largest code represents this share of a group's largest value. With four bits, clipping large values often reduces the
+# error of other values by more.
 _SHARES = {4: tuple(1 - i / 50 for i in range(16)), 8: (1.0,)}
-_COMPENSATED = 128  # columns whose errors are made up for at once
-_CHUNK = 1 << 22  # numbers whose scales are chosen at a time
+_COMPENSATED = 128  # number of columns whose errors are corrected in later columns at once
+_CHUNK = 1 << 22  # number of values for which scales are chosen at once
 
 
 def choose_scales(weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype) -> torch.Tensor:
-    """Choose the tried scale with the least squared error for each group.
+    """Return the tried scale with the least squared error for each group.
 
     weight [rows, columns] -> scales [rows, columns / group]
     """
@@ -46,7 +47,7 @@ def compensate(
     inverse = _inverse_factor(sums)
     codes = torch.empty(left.shape, dtype=torch.int8)
     scales = torch.empty(len(left), columns // group, dtype=dtype)
-    # whole groups: a scale is chosen for what all columns before have left
+    # a multiple of the group: a group's scale is chosen from its values after the correction by all earlier columns
     step = max(group, _COMPENSATED // group * group)
     for begin in range(0, columns, step):
         end = min(begin + step, columns)
@@ -66,7 +67,7 @@ def compensate(
 def _inverse_factor(sums: torch.Tensor) -> torch.Tensor:
     """Return the upper Cholesky factor of the inverse of the damped sums.
 
-    A hundredth of the diagonal's mean is added to the diagonal, since some inputs may never be seen.
+    The damping adds a hundredth of the diagonal's mean to the diagonal, because some inputs may be zero in the whole text.
     """
     damped = sums.double()
     damped = damped + torch.eye(len(damped), dtype=damped.dtype) * max(1e-2 * damped.diagonal().mean().item(), 1e-12)
@@ -77,7 +78,7 @@ def _inverse_factor(sums: torch.Tensor) -> torch.Tensor:
 def pack_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """Pack codes into words. int8 [rows, columns] -> int32 [rows, words]
 
-    Half of the codes' range is added to each; the first code is in a word's lowest bits.
+    Half of the range is added to each code, to make it unsigned; the first code is in a word's lowest bits.
     """
     offset = (codes.int() + (1 << (bits - 1))).to(torch.uint8)
     if bits == 4:
@@ -95,7 +96,7 @@ def _scales(weight: torch.Tensor, bits: int, group: int, dtype: torch.dtype) -> 
     best, least = torch.ones_like(widest, dtype=dtype), torch.full_like(widest, torch.inf)
     for share in _SHARES[bits]:
         scales = (widest * share).to(dtype)
-        scales = torch.where(scales == 0, torch.ones_like(scales), scales)  # of zeros
+        scales = torch.where(scales == 0, torch.ones_like(scales), scales)  # for groups of zeros
         wide = scales.float().unsqueeze(-1)
         error = ((groups / wide).round().clamp(-most, most - 1) * wide - groups).square().sum(-1)
         best, least = torch.where(error < least, scales, best), torch.minimum(error, least)

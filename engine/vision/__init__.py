@@ -1,1 +1,1 @@
-"""Images of prompts: read, prepared, encoded, and kept until their tokens are computed."""
+"""Decodes, prepares and encodes images of prompts, and keeps the embeddings while they are needed."""

@@ -1,4 +1,4 @@
-"""The vision towers beside plain decoders."""
+"""Loads the vision towers of models whose decoders are described by DenseConfig."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from pilotlight.engine.weights.loader import WeightLoader
 
 class _Tower(NamedTuple):
     encoder: Callable[[Any, WeightLoader, str, int], VisionEncoder]
-    roots: tuple[str, ...]  # prefixes of its tensors
-    first: str  # one of them
+    roots: tuple[str, ...]  # possible prefixes of its tensors' names
+    first: str  # name of one of its tensors, which shows the prefix
 
 
 _TOWERS = {

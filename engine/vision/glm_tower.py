@@ -32,7 +32,7 @@ class GlmEncoder:
         self.shape = shape
         name = f"{root}patch_embed.proj"
         self.patches = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
-        # An image is a video of equal moments, whose products are summed: so are the weights.
+        # The encoder takes videos, and sums products over moments. All moments of an image are equal, so the weights are summed instead.
         stored = (hidden, 3, shape.moments, patch, patch)
         loader.read(f"{name}.weight", self.patches, stored, lambda weight: weight.float().sum(2).flatten(1))
         self.patch_bias = loader.tensor(f"{name}.bias", hidden)
@@ -72,7 +72,7 @@ class GlmEncoder:
         )
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches [rows, columns, numbers] of an image -> [tokens, hidden]"""
+        """Encode an image: patches [rows, columns, numbers] -> [tokens, hidden]"""
         rows, columns, _ = patches.shape
         x = self.first_norm(F.linear(patches.flatten(0, 1), self.patches, self.patch_bias))
         x = x + self._stretched(rows, columns)
@@ -86,7 +86,7 @@ class GlmEncoder:
         return self.merger(F.gelu(self.projection_norm(self.projection.plain(joined))))
 
     def _stretched(self, rows: int, columns: int) -> torch.Tensor:
-        """Return the learned positions of so many patches, [rows * columns, hidden]."""
+        """Return the learned positions, interpolated to the image's patches: [rows * columns, hidden]."""
         side = round(len(self.positions) ** 0.5)
         table = self.positions.float().view(side, side, -1).permute(2, 0, 1).unsqueeze(0)
         stretched = F.interpolate(table, (rows, columns), mode="bicubic", align_corners=False)

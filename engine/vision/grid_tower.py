@@ -1,7 +1,7 @@
 """The encoders of Qwen 2.5-VL and of Qwen 3-VL and 3.5, for still images of any size.
 
-2 x 2 patches become one embedding. In 2.5-VL the patches of most layers attend to those of a window alone; in 3-VL outputs of some layers become
-embeddings for the decoder's first layers (DeepStack, Meng et al., arXiv 2406.04334). Names of tensors: Qwen/Qwen2.5-VL-7B-Instruct's (visual) and
+2 x 2 patches become one embedding. In 2.5-VL patches attend only within a window in most layers; in 3-VL outputs of some layers become embeddings for
+the decoder's first layers (DeepStack, Meng et al., arXiv 2406.04334). Names of tensors: Qwen/Qwen2.5-VL-7B-Instruct's (visual) and
 Qwen/Qwen3-VL-8B-Instruct's (model.visual).
 """
 
@@ -44,10 +44,10 @@ class Merger:
 
 
 class Order(NamedTuple):
-    """The order in which patches are encoded: window by window, and within those square by square."""
+    """The order in which patches are encoded: window by window, and within a window square by square."""
 
-    patches: torch.Tensor  # [patches] int64, each one's place in the image, row by row
-    squares: torch.Tensor  # [embeddings] int64
+    patches: torch.Tensor  # [patches] int64, the index of each patch in the image, row by row
+    squares: torch.Tensor  # [embeddings] int64, the index of each square of patches in the image, row by row
     windows: tuple[Windows, ...]
 
 
@@ -58,7 +58,7 @@ class GridEncoder:
         self.num_deep = len(shape.deep_layers)
         name = f"{root}patch_embed.proj"
         self.patches = loader.empty(f"{name}.weight", hidden, 3 * patch**2)
-        # An image is a video of equal moments, whose products are summed: so are the weights.
+        # The encoder takes videos, and sums products over moments. All moments of an image are equal, so the weights are summed instead.
         stored = (hidden, 3, shape.moments, patch, patch)
         loader.read(f"{name}.weight", self.patches, stored, lambda weight: weight.float().sum(2).flatten(1))
         self.patch_bias = None if shape.is_gated else loader.tensor(f"{name}.bias", hidden)
@@ -103,7 +103,7 @@ class GridEncoder:
         }
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches [rows, columns, numbers] of an image -> [tokens, (1 + num_deep) * hidden]"""
+        """Encode an image: patches [rows, columns, numbers] -> [tokens, (1 + num_deep) * hidden]"""
         rows, columns, _ = patches.shape
         order = self._order(rows, columns, patches.device)
         x = F.linear(patches.flatten(0, 1), self.patches, self.patch_bias)
@@ -145,7 +145,7 @@ def _spans(squares: torch.Tensor, side: int, dim: int) -> list[tuple[torch.Tenso
 
 
 def _stretched(learned: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Return the positions of so many patches, [rows * columns, hidden], from those of a square."""
+    """Return the learned positions, interpolated to the image's patches: [rows * columns, hidden]."""
     side = round(len(learned) ** 0.5)
     table = learned.float().view(side, side, -1).permute(2, 0, 1).unsqueeze(0)
     stretched = F.interpolate(table, (rows, columns), mode="bilinear", align_corners=True)

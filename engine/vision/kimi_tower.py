@@ -1,7 +1,7 @@
 """Kimi K2.5's encoder, MoonViT, for still images of any size.
 
-The learned positions are stretched to the image's patches; 2 x 2 patches become one embedding. Names of tensors: moonshotai/Kimi-K2.5's
-(vision_tower, mm_projector). The original also averages over the time of a video; an image is one moment.
+The learned positions are interpolated to the image's patches; 2 x 2 patches become one embedding. Names of tensors: moonshotai/Kimi-K2.5's
+(vision_tower, mm_projector). The original also averages over the moments of a video, of which an image has one.
 """
 
 from functools import partial
@@ -43,7 +43,7 @@ class PatchEncoder:
         ]
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches [rows, columns, numbers] of an image -> [tokens, hidden]"""
+        """Encode an image: patches [rows, columns, numbers] -> [tokens, hidden]"""
         rows, columns, _ = patches.shape
         x = F.linear(patches.flatten(0, 1), self.patches, self.patch_bias) + self._stretched(rows, columns)
         turns = self._turns(rows, columns, x.device)
@@ -56,7 +56,7 @@ class PatchEncoder:
         return last.plain(F.gelu(first.plain(squares.reshape(rows * columns // merge**2, -1))))
 
     def _stretched(self, rows: int, columns: int) -> torch.Tensor:
-        """Return the positions of so many patches: [rows * columns, hidden]"""
+        """Return the learned positions, interpolated to the image's patches: [rows * columns, hidden]."""
         learned = self.positions
         if learned.shape[:2] != (rows, columns):
             table = learned.float().permute(2, 0, 1).unsqueeze(0)
@@ -64,9 +64,9 @@ class PatchEncoder:
         return learned.flatten(0, 1).to(self.positions.dtype)
 
     def _turns(self, rows: int, columns: int, device: torch.device) -> torch.Tensor:
-        """Return the rotations of every patch, counted from 0.
+        """Return the rotations of every patch; rows and columns count from 0.
 
-        Of a head's pairs, every second rotates by column, the others by row.
+        A head's pairs are rotated alternately by column and by row.
         """
         by_step = frequencies(self.shape.head_dim, self.shape.theta, device)
         row = torch.arange(rows, device=device).repeat_interleave(columns)

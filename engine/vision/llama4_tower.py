@@ -39,7 +39,7 @@ class TileEncoder:
         ]
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches [side, side, numbers] of a tile -> [tokens, hidden]"""
+        """Encode a tile: patches [side, side, numbers] -> [tokens, hidden]"""
         x = torch.cat([self.patches.plain(patches.flatten(0, 1)), self.whole.unsqueeze(0)])
         x = self.first_norm(x + self.positions)
         turns = self._turns(x.device)
@@ -50,9 +50,9 @@ class TileEncoder:
         return last.plain(F.gelu(second.plain(F.gelu(first.plain(x)))))
 
     def _turns(self, device: torch.device) -> torch.Tensor:
-        """Return the rotations of every patch, counted from 1, and of the tile's token, which has none.
+        """Return the rotations of every patch, and of the tile's own token, which is not rotated.
 
-        Half of a head rotates by column, half by row.
+        Rows and columns count from 1. The first half of a head's pairs is rotated by column, the second by row.
         """
         steps = torch.arange(1, self.shape.side + 1, device=device).float().unsqueeze(1)
         angles = steps * frequencies(self.shape.head_dim, self.shape.theta, device)

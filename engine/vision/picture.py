@@ -1,7 +1,7 @@
-"""Turns an image file into an encoder's input, as the checkpoint's own processor does.
+"""Converts an image file to an encoder's input, exactly as the model's processor in `transformers`.
 
-The file is decoded by Pillow, resized, cut into patches and normalized. Runs in any thread. Every number equals that of the processors in
-`transformers` (8-bit resizing by torch, which those call through torchvision).
+The file is decoded by Pillow, resized, normalized and cut into patches. Runs in any thread. Resizing is the 8-bit resizing of torch, which the
+processors call through torchvision.
 """
 
 from typing import NamedTuple
@@ -21,14 +21,16 @@ from pilotlight.engine.text.image_file import decoded
 
 
 class PreparedImage(NamedTuple):
-    """An image as it is encoded, piece by piece: a piece's patches see each other and no others."""
+    """An image in pieces that are encoded separately: patches only attend within their piece."""
 
-    pieces: list[torch.Tensor]  # patches with their numbers, [rows, columns, 3 * patch_size**2], colour by colour
+    pieces: list[
+        torch.Tensor
+    ]  # patches [rows, columns, 3 * patch_size**2], with the numbers of one colour after another
     num_tokens: int  # number of embeddings of all pieces
 
 
 def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
-    """Read a file and prepare it. Raises ImageError."""
+    """Decode an image file and prepare it for the encoder. Raises ImageError."""
     picture = read_picture(data)
     return _tiles(picture, sizes) if isinstance(sizes, TiledImages) else _patches(picture, sizes)
 
@@ -36,7 +38,7 @@ def prepare_image(data: bytes, sizes: ImageSizes) -> PreparedImage:
 def read_picture(data: bytes) -> torch.Tensor:
     """Decode a file to [3, height, width] uint8. Raises ImageError.
 
-    Takes the first picture of an animation, and shows transparent parts on white.
+    Takes the first picture of an animation, and makes transparent parts white.
     """
     width, height, pixels = decoded(data)
     return torch.frombuffer(pixels, dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1).contiguous()
@@ -51,7 +53,7 @@ def _tiles(picture: torch.Tensor, sizes: TiledImages) -> PreparedImage:
     if len(tiles) > 1:
         tiles.append(_resized(picture, side, side, "bilinear"))
     mean, std = (torch.tensor(numbers, dtype=torch.bfloat16).view(3, 1, 1) for numbers in sizes.colors)
-    # In bf16, step by step, as the processor does whatever the model's type is.
+    # Every operation in bf16, like the processor, whatever the model's dtype is.
     colored = [((tile.to(torch.bfloat16) * (1 / 255)) - mean) / std for tile in tiles]
     return PreparedImage([_cut(tile, sizes.patch_size) for tile in colored], len(tiles) * sizes.tile_tokens)
 
@@ -72,12 +74,12 @@ def _resized(picture: torch.Tensor, width: int, height: int, mode: str) -> torch
 
 
 def _of_bytes(colors: ColorRule) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and deviation of colours from 0 to 255."""
+    """Return mean and standard deviation of colours, for values from 0 to 255."""
     mean, std = (torch.tensor(numbers) * (1.0 / (1 / 255)) for numbers in colors)
     return mean.view(3, 1, 1), std.view(3, 1, 1)
 
 
 def _cut(pixels: torch.Tensor, patch: int) -> torch.Tensor:
-    """pixels [3, height, width] -> patches [rows, columns, 3 * patch**2]"""
+    """Cut pixels [3, height, width] into patches [rows, columns, 3 * patch**2]."""
     rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
     return pixels.view(3, rows, patch, columns, patch).permute(1, 3, 0, 2, 4).reshape(rows, columns, -1)

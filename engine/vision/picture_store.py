@@ -12,7 +12,7 @@ from pilotlight.engine.vision.picture import PreparedImage, prepare_image
 
 class RunnerImages:
     def __init__(self, runner: ModelRunner, sizes: ImageSizes, token_bytes: int) -> None:
-        """Store embeddings, each of `token_bytes`."""
+        """`sizes`: rule for the sizes of images; `token_bytes`: size of one embedding."""
         self.placeholder = sizes.placeholder
         self.token_bytes = token_bytes
         self._sizes = sizes

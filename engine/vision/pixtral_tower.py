@@ -55,7 +55,7 @@ class PixtralEncoder:
         ]
 
     def encode(self, patches: torch.Tensor) -> torch.Tensor:
-        """patches [rows, columns, numbers] of an image -> [tokens, hidden]"""
+        """Encode an image: patches [rows, columns, numbers] -> [tokens, hidden]"""
         rows, columns, _ = patches.shape
         x = self.first_norm(F.linear(patches.flatten(0, 1), self.patches))
         steps = torch.arange(0, self.shape.head_dim, 2, device=x.device).float() / self.shape.head_dim

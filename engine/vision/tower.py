@@ -20,7 +20,7 @@ class LayerNames(NamedTuple):
     """A layer's tensors in the checkpoint."""
 
     attention_norm: str
-    qkv: Sequence[str]  # one below the other
+    qkv: Sequence[str]  # one tensor or several, which are stacked
     o: str
     feed_forward_norm: str
     up: str
@@ -29,7 +29,7 @@ class LayerNames(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """Consecutive patches in groups of equal length; those of a group attend to each other alone."""
+    """Consecutive windows of `length` patches each; patches attend only within their window."""
 
     number: int
     length: int
@@ -46,9 +46,9 @@ class VisionLayer:
         *,
         turns_halves: bool = False,
     ) -> None:
-        """Make the tower's rotation.
+        """`turns_halves`: rotation pairs each number of a head's first half with one of its second half.
 
-        `turns_halves`: a head's rotated pairs are a number of its first half and one of its second, not neighbours.
+        Otherwise it pairs neighbours.
         """
         self.num_heads = num_heads
         self.norms = norms
@@ -72,9 +72,9 @@ class VisionLayer:
         qkv_bias: bool | None = None,
         turns_halves: bool = False,
     ) -> "VisionLayer":
-        """`norm` loads a norm by its name; None loads one of mean and variance.
+        """`norm`: loads a norm by its name; None loads LayerNorms.
 
-        `bias`: of each projection; `qkv_bias`: of queries, keys and values, if they differ.
+        `bias`: projections have biases; `qkv_bias`: the same for queries, keys and values, if they differ.
         """
 
         def plain_norm(name: str) -> Compute:
@@ -100,7 +100,7 @@ class VisionLayer:
     def __call__(self, x: torch.Tensor, turns: torch.Tensor, windows: Sequence[Windows] = ()) -> torch.Tensor:
         """Compute the layer for x [patches, hidden] with turns [patches, 1, head_dim / 2] complex.
 
-        `windows` are the groups of patches that attend to each other, in order; if empty, every patch attends to every patch.
+        `windows`: the windows of all patches, in order; if empty, every patch attends to every patch.
         """
         qkv = self.qkv_proj.plain(self.norms[0](x)).view(len(x), 3, self.num_heads, -1)
         q, k = (self._turned(qkv[:, part], turns) for part in (0, 1))
@@ -127,7 +127,7 @@ class GatedFeedForward(FeedForward):
 
 
 def frequencies(head_dim: int, theta: float, device: torch.device) -> torch.Tensor:
-    """Return the angles by which one step along a row or a column turns: [head_dim / 4] fp32."""
+    """Return the rotation of each pair per step along a row or a column, in radians: [head_dim / 4] fp32."""
     half = head_dim // 2
     return 1.0 / (theta ** (torch.arange(0, half, 2, device=device).float() / half))
 
@@ -135,7 +135,7 @@ def frequencies(head_dim: int, theta: float, device: torch.device) -> torch.Tens
 def turns_by_place(rows: int, columns: int, by_row: torch.Tensor, by_column: torch.Tensor) -> torch.Tensor:
     """Return the rotations of every patch of an image, row by row: complex [patches, 1, head_dim / 2].
 
-    `by_row`, `by_column` [head_dim / 4]: the angles by which one step turns the first half of a head's pairs, and the second.
+    `by_row`, `by_column` [head_dim / 4]: radians per row for the first half of a head's pairs, and per column for the second half.
     """
     row = torch.arange(rows, device=by_row.device).repeat_interleave(columns).float().unsqueeze(1)
     column = torch.arange(columns, device=by_row.device).repeat(rows).float().unsqueeze(1)
@@ -143,7 +143,7 @@ def turns_by_place(rows: int, columns: int, by_row: torch.Tensor, by_column: tor
 
 
 def turns_of(angles: torch.Tensor) -> torch.Tensor:
-    """angles [patches, head_dim / 2] -> complex [patches, 1, head_dim / 2]"""
+    """Return rotations, complex [patches, 1, head_dim / 2], by angles [patches, head_dim / 2]."""
     return torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
 
 
@@ -159,13 +159,13 @@ def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, windows: Sequen
 
 
 def _turned(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Turn neighbours of each head, as pairs. x [patches, heads, head_dim]"""
+    """Rotate pairs of neighbouring numbers of each head. x [patches, heads, head_dim]"""
     pairs = torch.view_as_complex(x.float().reshape(*x.shape[:2], -1, 2))
     return torch.view_as_real(pairs * turns).flatten(2).to(x.dtype)
 
 
 def _turned_halves(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
-    """Turn each number of a head's first half with that of its second. x [patches, heads, head_dim]"""
+    """Rotate pairs of a number of a head's first half and one of its second. x [patches, heads, head_dim]"""
     first, second = x.float().chunk(2, dim=-1)
     cos, sin = turns.real, turns.imag
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)

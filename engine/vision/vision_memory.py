@@ -1,4 +1,4 @@
-"""Encoded images of a model on one rank's device, and what a step takes of them."""
+"""The encoded images of a model on one rank's device, and the embeddings that a step uses."""
 
 from array import array
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class ImageMemory:
         self._pieces.pop(name, None)
 
     def rows(self, images: Sequence[ImageInput], device: torch.device) -> ImageRows | None:
-        """Return what a step computes of images, or None if it has no images."""
+        """Return the embeddings and their places in a step, or None if it has no images."""
         if not images:
             return None
         numbers = array("q", [row for image in images for row in image.rows])

@@ -51,7 +51,7 @@ def test_a_killed_node_is_waited_for_and_its_streams_continue(site: Process, two
         assert heard.acquire(timeout=60)
     (node,) = two_nodes.worker_nodes
     two_nodes.remove_node(node, allow_graceful=False)
-    wait_for(lambda: "has no 1 CPU free beside this machine" in reasons(site), timeout_s=60)
+    wait_for(lambda: "has no 1 CPU free on other machines" in reasons(site), timeout_s=60)
     (model,) = httpx.get(site.url + "/status").json()["models"]
     assert "has no 1 CPU free" in model["detail"]
     assert site.engine().pid != engine.pid

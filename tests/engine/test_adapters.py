@@ -318,4 +318,4 @@ def test_an_adapter_that_cannot_be_used_ends_its_own_sequence_alone(llama: Writt
 def test_a_model_without_projections_refuses_adapters(llama: Written) -> None:
     engine, _ = fake_engine()
     heard = drain(engine, [adapted(submit("a", [1, 2, 3]), list(llama.adapters)[1])])
-    assert heard["a"].error == "tiny computes no adapters; ask for tiny itself"
+    assert heard["a"].error == "tiny supports no adapters; request tiny itself"

@@ -147,7 +147,7 @@ def test_an_answer_that_nothing_may_follow_ends_alone(monkeypatch: pytest.Monkey
 
     def empty(self: Matcher) -> Any:
         if num_masks[0] > 5:
-            raise ConstraintError("no token may follow what has been put out")
+            raise ConstraintError("no token may follow the output so far")
         num_masks[0] += 1
         return mask(self)
 

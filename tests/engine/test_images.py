@@ -215,7 +215,7 @@ def test_a_prompt_that_does_not_fit_its_image_is_refused(written: VisionCheckpoi
     other = replace(image, data=TALL, digest=b"t" * 32)
     heard = drain(engine, [with_images("a", (token_ids, (other,)), max_tokens=1)])
     assert heard["a"].error is not None
-    assert "placeholders for it, and it has" in heard["a"].error
+    assert "placeholders for its" in heard["a"].error
 
 
 def test_a_waiting_image_that_is_aborted_leaves_nothing(written: VisionCheckpoint) -> None:

@@ -88,7 +88,7 @@ def test_blocks_of_a_published_model_are_a_thousand_tokens_long() -> None:
 
 @pytest.mark.parametrize("words", ["suffix", "grammar", "suffix,grammar"])
 def test_drafters_are_refused_by_name(directory: Path, words: str) -> None:
-    with pytest.raises(CheckpointError, match=f"speculate: {words} drafts for .* keeps a state; say off"):
+    with pytest.raises(CheckpointError, match=f"speculate: {words} drafts only for .* has states; set it to off"):
         load_engine(directory, speculate=words)
 
 
@@ -98,7 +98,7 @@ def test_without_a_word_about_drafters_there_are_none(directory: Path) -> None:
 
 def test_a_drafter_that_keeps_a_state_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
     write_llama(tmp_path)
-    with pytest.raises(CheckpointError, match="keeps a state, which cannot go back"):
+    with pytest.raises(CheckpointError, match="has a recurrent state, which cannot take back"):
         load_engine(tmp_path, speculate=f"draft:{directory}")
 
 
@@ -123,7 +123,7 @@ def test_adapters_change_the_projections_of_layers_with_a_state(
 
 @pytest.mark.parametrize("degrees", [Parallelism(tp=2), Parallelism(pp=2)])
 def test_several_ranks_are_refused_by_name(degrees: Parallelism) -> None:
-    with pytest.raises(CheckpointError, match=r"2 ranks, and this model keeps a state .* give it one device"):
+    with pytest.raises(CheckpointError, match=r"2 ranks, but this model has recurrent states.* give it one device"):
         all_ranks(plan_model(published()), degrees, cpu(), 1 << 17, StepLimits())
 
 

@@ -215,7 +215,7 @@ async def test_a_model_that_is_falling_asleep_is_not_put_to_sleep_again_and_its_
 
 
 async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: SiteMaker) -> None:
-    gate, why = asyncio.Event(), "the Ray cluster 10.0.0.5:6379 has no 1 GPU free beside this machine"
+    gate, why = asyncio.Event(), "the Ray cluster 10.0.0.5:6379 has no 1 GPU free on other machines"
 
     class Waiting(FakeEngineClient):
         async def load_model(self, spec: ModelSpec, on_progress: Any = None) -> Any:

@@ -123,6 +123,6 @@ def load(config: BertConfig, loader: WeightLoader, context_length: int) -> Bert:
     norm = LayerNorm.load(loader, f"{names}.LayerNorm", hidden, config.eps)
     layers = [BertLayer.load(loader, f"{root}encoder.layer.{i}", config) for i in range(config.num_encoder_layers)]
     head = BertClasses.load(loader, root, config) if config.num_classes else None
-    # A pooler that is not part of the head serves other tasks, as other heads do; position_ids count from zero.
+    # Skip unused tensors: poolers and heads for other tasks, and position_ids, which just count from zero.
     loader.skip(rf"{re.escape(root)}(pooler\.dense\.(weight|bias)|embeddings\.position_ids)|cls\..*|lm_head\..*")
     return Bert(words, positions, types, norm, layers, head)

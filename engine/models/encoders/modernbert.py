@@ -117,7 +117,7 @@ def load(config: ModernBertConfig, loader: WeightLoader, context_length: int) ->
     layers = [ModernBertLayer.load(loader, f"{root}layers.{i}", config, i) for i in range(config.num_layers)]
     last_norm = load_norm(loader, f"{root}final_norm", config)
     head = ModernBertClasses.load(loader, config) if config.num_classes else None
-    loader.skip(r"(head|decoder)\..*")  # for masked tokens
+    loader.skip(r"(head|decoder)\..*")  # the head that predicts masked tokens
     rotary = [RotaryTable(rule, config.head_dim, context_length, loader.device) for rule in config.rotary]
     for table in rotary:
         loader.compute(table.compute)

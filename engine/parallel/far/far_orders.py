@@ -6,9 +6,9 @@ from typing import NamedTuple
 class PlaceRanks(NamedTuple):
     """A request to find places for ranks on other machines than this one."""
 
-    address: str  # of the cluster: HOST:PORT, or auto
-    devices: tuple[str, ...]  # cpu or cuda, of each rank
-    cpus: int  # for a rank without a GPU
+    address: str  # address of the Ray cluster: HOST:PORT, or auto
+    devices: tuple[str, ...]  # cpu or cuda, for each rank
+    cpus: int  # number of CPUs for a rank without a GPU
 
 
 class StillWaiting(NamedTuple):
@@ -18,12 +18,12 @@ class StillWaiting(NamedTuple):
 
 
 class RanksPlaced(NamedTuple):
-    address: str  # of this machine, as seen by the others
+    address: str  # address of this machine, as seen by the others
     machines: tuple[str, ...]  # the address of each rank's machine
 
 
 class PlacingFailed(NamedTuple):
-    """A report that placement is impossible or, after ranks have started, that one has ended."""
+    """A report that placement is impossible or, after the start of ranks, that a rank has ended."""
 
     reason: str
 
@@ -32,17 +32,17 @@ class FarStart(NamedTuple):
     """Everything that a remote rank needs to start."""
 
     rank: int
-    release: dict[str, str]  # of the first rank
-    address: str  # of the first rank's machine
-    port: int  # of its channels, which accept only holders of the key
+    release: dict[str, str]  # versions of the first rank
+    address: str  # address of the first rank's machine
+    port: int  # port of its channels, which accept only holders of the key
     key: bytes
     store_port: int
     config: str  # a HostConfig as JSON
-    neighbours: int = 1  # ranks of the group on that rank's machine, including itself
+    neighbours: int = 1  # number of the group's ranks on that rank's machine, including itself
 
 
 class ChannelOf(NamedTuple):
-    """The first message on a channel: the rank and number of the channel."""
+    """The first message on a channel: the channel's rank, and its index among the channels of that rank."""
 
     rank: int
     number: int

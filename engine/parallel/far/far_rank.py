@@ -1,6 +1,6 @@
-"""A rank on another machine: a Ray process that does the work of a child of the first rank.
+"""A rank on another machine: a process started by Ray that executes the first rank's orders.
 
-Imports no Ray, which has started the process.
+Does not import Ray.
 """
 
 import os
@@ -15,7 +15,7 @@ class FarRank:
     """The Ray actor of a rank."""
 
     def follow(self, start: FarStart) -> str:
-        """Follow the first rank until it ends. Return why the rank cannot start."""
+        """Execute the first rank's orders until this process ends. Return the reason if the rank cannot start."""
         if problem := difference(start.release):
             return problem
         from pilotlight.engine.parallel import follower
@@ -36,8 +36,8 @@ class FarRank:
 
 
 def _own_address(other: str) -> str:
-    """Return the address of this machine that another one sees."""
+    """Return this machine's address in the network of another one."""
     with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))  # a UDP connect, which sends nothing
+        probe.connect((other, 9))  # connecting a UDP socket sends nothing
         address: str = probe.getsockname()[0]
         return address

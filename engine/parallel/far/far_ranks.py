@@ -1,4 +1,4 @@
-"""The remote ranks of a group as seen by the first rank, which places, starts and watches them.
+"""The first rank's side of ranks on other machines: places, starts and watches them.
 
 A separate process talks to Ray (ray_placement.py). Does not know the orders of ranks.
 """
@@ -31,9 +31,9 @@ _END_GRACE_S = 2.0
 
 class FarRanks:
     def __init__(self, config: HostConfig, on_wait: Callable[[str], None]) -> None:
-        """Find places for the ranks, however long that takes.
+        """Find places for the ranks; wait without a limit until there are some.
 
-        `on_wait`: called every second with the reason for the wait. Raises CheckpointError if there cannot be places.
+        `on_wait`: called every second with the reason for the wait. Raises CheckpointError if placement is impossible.
         """
         self._config = config
         self.ranks = config.far_ranks
@@ -84,7 +84,7 @@ class FarRanks:
         return {rank: tuple([found[ChannelOf(rank, number)] for number in range(NUM_CHANNELS)]) for rank in self.ranks}
 
     def until_lost(self) -> str:
-        """Wait until one of them has ended; return which, and why."""
+        """Wait until a rank has ended; return a description of the loss."""
         said = self._hear()
         assert not isinstance(said, RanksPlaced)
         return said.reason

@@ -1,7 +1,7 @@
 """Channels between ranks on several machines: TCP under TLS.
 
-Each side proves that it has the group's key. The first rank makes the key, and passes it to the starter of the other ranks, so that no third party
-can give orders to a rank, pose as one, or read their traffic. Does not know the messages.
+Each side proves that it has the group's key. The first rank makes the key, and Ray passes it to the other ranks, so that no third party can give
+orders to a rank, pose as one, or read their traffic. Does not know the messages.
 """
 
 import datetime
@@ -17,8 +17,8 @@ from cryptography.x509.oid import NameOID
 
 from pilotlight.engine.parallel.channel import RankChannel
 
-_HANDSHAKE_S = 10.0  # for a busy machine; a stranger that sends nothing delays a group's start by as long
-# A certificate is valid as long as its group, whatever the clocks show.
+_HANDSHAKE_S = 10.0  # long enough for a busy machine; a stranger that sends nothing delays a group's start by as much
+# The certificate only lives as long as its group, so its validity spans any difference of clocks.
 _ALWAYS = (datetime.datetime(2000, 1, 1), datetime.datetime(2200, 1, 1))
 
 
@@ -37,7 +37,7 @@ class RankListener:
     """The port at which other ranks reach the first one; a context manager."""
 
     def __init__(self, address: str, key: bytes) -> None:
-        """`address` is this machine's, as seen by the others."""
+        """`address`: address of this machine, as seen by the others."""
         self._context = _context(ssl.PROTOCOL_TLS_SERVER, key)
         self._listener = socket.create_server(
             (address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -51,7 +51,7 @@ class RankListener:
         self._listener.close()
 
     def accept(self, within_s: float) -> RankChannel | None:
-        """Return the next channel to a holder of the key, or None if none has connected within the time."""
+        """Return a channel to the next peer that has the key, or None if none connects in time."""
         self._listener.settimeout(within_s)
         try:
             end, _ = self._listener.accept()
@@ -59,7 +59,7 @@ class RankListener:
             return None
         try:
             return _secured(self._context, end, is_server=True)
-        except OSError:  # from a stranger
+        except OSError:  # of a peer without the key
             end.close()
             return None
 
@@ -72,22 +72,22 @@ def connect(address: str, port: int, key: bytes) -> RankChannel:
 
 def _secured(context: ssl.SSLContext, end: socket.socket, is_server: bool) -> RankChannel:
     end.settimeout(_HANDSHAKE_S)
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a step's values are small, and urgent
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages of a step are small and must not be delayed
     secured = context.wrap_socket(end, server_side=is_server)
     secured.settimeout(None)
     return RankChannel(secured)
 
 
 def _context(protocol: "ssl._SSLMethod", key: bytes) -> ssl.SSLContext:
-    """Return a context that trusts only the certificate that it presents."""
+    """Return a TLS context that presents the group's certificate and trusts no other."""
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol is ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # sessions are not resumed, and the other side of a channel may never read
+        context.num_tickets = 0  # sessions are not resumed, and a peer that never reads would not consume the tickets
     context.load_verify_locations(cadata=key[key.index(b"-----BEGIN CERTIFICATE") :].decode())
-    with tempfile.NamedTemporaryFile() as file:  # readable only by this user, and for no other purpose
+    with tempfile.NamedTemporaryFile() as file:  # readable only by this user; ssl loads certificates only from files
         file.write(key)
         file.flush()
         context.load_cert_chain(file.name)

@@ -1,6 +1,6 @@
 """Placement of ranks on other machines with Ray, in a process that reports their end.
 
-An engine host never imports Ray. The end of this process, however it happens, undoes its work: Ray then ends the ranks and releases their places.
+A separate process, because an engine host does not import Ray. When it ends for any reason, Ray ends the ranks and releases their places.
 Knows Ray; does not know what ranks do.
 
 python -m pilotlight.engine.parallel.far.ray_placement FD PARENT     started only by engine/parallel/far/far_ranks.py
@@ -21,16 +21,16 @@ from pilotlight.engine.parallel.far.far_orders import FarStart, PlaceRanks, Plac
 from pilotlight.engine.parallel.far.far_rank import FarRank
 from pilotlight.engine.parallel.follower import die_with
 
-_NODE = "ray.io/node-id"  # a label that Ray gives each of a cluster's nodes
+_NODE = "ray.io/node-id"  # Ray's label for the id of a node
 _LOOK_S = 1.0
 
 
 class RankPlacer:
     def __init__(self, channel: RankChannel) -> None:
-        self._channel = channel  # to the first rank
+        self._channel = channel  # connected to the first rank
 
     def run(self) -> None:
-        """Place ranks, start them, and return when one has ended, or the first one is gone."""
+        """Place ranks, start them, and return when one has ended or the first rank is gone."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -69,7 +69,7 @@ class RankPlacer:
                 time.sleep(_LOOK_S)
 
     def _placed(self, ray: Any, order: PlaceRanks) -> Any:
-        """Return a placement group on other nodes than this one, when there is room."""
+        """Wait for room on other nodes than this one; return a placement group there."""
         bundles = [{"GPU": 1} if device == "cuda" else {"CPU": order.cpus} for device in order.devices]
         elsewhere = {_NODE: f"!{ray.get_runtime_context().get_node_id()}"}
         group = ray.util.placement_group(bundles, "PACK", bundle_label_selector=[elsewhere] * len(bundles))
@@ -78,13 +78,13 @@ class RankPlacer:
         while not group.wait(_LOOK_S):
             self._channel.send(
                 StillWaiting(
-                    f"the Ray cluster {address} has no {wanted} free beside this machine: its ranks wait for another"
+                    f"the Ray cluster {address} has no {wanted} free on other machines: the ranks wait for one"
                 )
             )
         return group
 
     def _hosts(self, ray: Any, group: Any) -> list[tuple[str, str]]:
-        """Return the id and the address of each bundle's node."""
+        """Return (id, address) of the node of each bundle of a placement group."""
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
         nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
         return [(nodes[i], addresses.get(nodes[i], "a node that is gone")) for i in range(len(nodes))]
@@ -92,11 +92,11 @@ class RankPlacer:
 
 def _why(ray: Any, result: Any) -> str:
     try:
-        return f"cannot begin: {ray.get(result)}"
+        return f"cannot start: {ray.get(result)}"
     except ray.exceptions.RayActorError as error:
         return f"has ended: {' '.join(str(error).split())}"
     except ray.exceptions.RayError as error:
-        return f"cannot begin: {str(error).strip().splitlines()[-1]}"
+        return f"cannot start: {str(error).strip().splitlines()[-1]}"
 
 
 def main(words: Sequence[str]) -> None:

@@ -124,7 +124,7 @@ def rename(tensors: dict[str, torch.Tensor], name: str) -> None:
     ("change", "why"),
     [
         (lambda t: t.pop(NAME), "q_proj has .*lora_B.weight without its other half"),
-        (lambda t: t.update({NAME: t[NAME].flatten()}), "wanted is a matrix"),
+        (lambda t: t.update({NAME: t[NAME].flatten()}), "it must be a matrix"),
         (lambda t: t.update({NAME: t[NAME].int()}), "has type I32"),
         (lambda t: t.update({NAME: torch.ones(3, HIDDEN)}), "has rank 3 in A and 4 in B"),
         (lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(2, 2)}), "lm_head.weight is not lora_A"),

@@ -139,7 +139,7 @@ def test_a_file_has_one_directory_until_it_changes(tmp_path: Path) -> None:
         ({"split.count": 2}, "is a part of several; join them first"),
         (
             {"llama.rope.scaling.type": "longrope"},
-            "rotary scaling 'longrope'; linear and yarn are supported, and none",
+            "rotary scaling 'longrope'; supported are linear, yarn and none",
         ),
         ({"llama.rope.dimension_count": 8}, "has 8 as llama.rope.dimension_count and heads of 16"),
         ({"llama.rope.scaling.alpha": 2.0}, "the rotary key llama.rope.scaling.alpha, which is not known"),
@@ -158,5 +158,5 @@ def test_another_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(CheckpointError, match="architecture 'mamba'; of GGUF files read are llama, qwen2"):
+    with pytest.raises(CheckpointError, match="architecture 'mamba'; for GGUF files, supported are llama, qwen2"):
         directory_of(tmp_path / "x.gguf", tmp_path / "store")

@@ -31,7 +31,7 @@ def tensor(name: str = "x", dims: tuple[int, ...] = (4,), kind: int = 0, offset:
 ENDLESS = 1 << 60
 DAMAGED = {
     "another format": (b"PK\x03\x04 and more", "is not a GGUF file: it does not begin with GGUF"),
-    "version 1": (header(version=1), "of version 1; read are 2 and 3"),
+    "version 1": (header(version=1), "of version 1; supported are 2 and 3"),
     "big-endian": (header(version=3 << 24), "for big-endian machines"),
     "only the magic": (b"GGUF", "claims 4 bytes, and 0 are left"),
     "endless keys": (header(num_keys=ENDLESS), f"claims {ENDLESS} keys of metadata"),
@@ -53,8 +53,8 @@ DAMAGED = {
     "no UTF-8": (header([struct.pack("<Q", 2) + b"\xff\xfe"]), "is not UTF-8"),
     "no dimensions": (header(tensors=[tensor(dims=())]), "tensor x has 0 dimensions"),
     "an empty tensor": (header(tensors=[tensor(dims=(0,))]), r"has shape \[0\]"),
-    "an endless tensor": (header(tensors=[tensor(dims=(ENDLESS,))]), "which F32, in blocks of 1, cannot have"),
-    "half a block": (header(tensors=[tensor(dims=(33,), kind=8)]), r"has shape \[33\], which Q8_0, in blocks of 32"),
+    "an endless tensor": (header(tensors=[tensor(dims=(ENDLESS,))]), "which F32 with blocks of 1 values cannot have"),
+    "half a block": (header(tensors=[tensor(dims=(33,), kind=8)]), r"has shape \[33\], which Q8_0 with blocks of 32"),
     "a type that is not read": (header(tensors=[tensor(kind=16)]), "has type IQ2_XXS; supported are F32, F16"),
     "an unknown type": (header(tensors=[tensor(kind=77)]), "has type 77; supported are"),
     "an offset between": (header(tensors=[tensor(offset=3)]) + bytes(99), "is not aligned to 32 bytes"),

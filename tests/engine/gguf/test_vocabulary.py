@@ -139,8 +139,8 @@ def test_sentencepiece_tokens_follow_from_their_scores() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "a tokenizer of the kind 'bert'; read are gpt2 and llama"),
-        ({"pre": "poro-chat"}, r"cuts texts as 'poro-chat' does .* read are gpt-2"),
+        ({"model": "bert"}, "a tokenizer of the kind 'bert'; supported are gpt2 and llama"),
+        ({"pre": "poro-chat"}, r"tokenizer.ggml.pre = 'poro-chat'; supported are gpt-2"),
         ({"token_type": [1]}, "lists 2 tokens and 1 types"),
         ({"merges": ["a c"]}, "has the merge 'a c'"),
         ({"merges": ["ab"]}, "has the merge 'ab'"),

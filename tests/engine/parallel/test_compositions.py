@@ -172,7 +172,7 @@ def refused_with(family: str, host: HostConfig) -> str | None:
     if not host.expert_parallel:
         return None
     if family not in SPARSE:
-        return "has no experts to spread" if host.data_parallel > 1 else "has 0 experts; leave ep at 1"
+        return "has no experts to divide" if host.data_parallel > 1 else "has 0 experts; leave ep at 1"
     return "contains all experts in one tensor" if family in STACKED else None
 
 

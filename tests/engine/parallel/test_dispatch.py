@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[str, Callable[[], HostConfig], str]] = {
     "without experts": (
         "llama, biased",
         lambda: dp_of(2),
-        "data_parallel is 2, and the model has no experts to spread: its copies share nothing, so run a host for each device",
+        "data_parallel is 2, but the model has no experts to divide: copies would share nothing, so run a host for each device",
     ),
     "experts that do not divide": (
         "mixtral, two of five experts",

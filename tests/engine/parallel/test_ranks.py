@@ -527,7 +527,7 @@ def test_a_load_that_the_first_rank_cannot_end_leaves_nothing_on_the_others(
 def test_a_packed_model_is_refused_by_name(tmp_path: Path, pair: KvMemory) -> None:
     write_family(tmp_path / "model", DENSE)
     packed_into(tmp_path / "packed", tmp_path / "model")
-    with pytest.raises(CheckpointError, match="packed is packed, each tensor whole: ranks cannot share it"):
+    with pytest.raises(CheckpointError, match="packed is packed, so ranks cannot share its tensors"):
         load_model(ModelSpec("tiny", str(tmp_path / "packed")), host_of(pair), pair)
 
 

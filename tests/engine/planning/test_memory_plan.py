@@ -178,7 +178,7 @@ def test_a_split_that_does_not_divide_names_those_that_would() -> None:
         make_plan(model, devices, workload, Parallelism(tp=8, pp=2))
     with pytest.raises(CheckpointError, match=r"the context is 99999999 tokens; the model takes from 2 to 10485760"):
         Workload.of(model, 99_999_999)
-    with pytest.raises(CheckpointError, match=r"'9xtpu' names no devices; say NUMBERxKIND such as 8xh100"):
+    with pytest.raises(CheckpointError, match=r"'9xtpu' names no devices; use NUMBERxKIND such as 8xh100"):
         parse_devices("9xtpu", never)
 
 
@@ -186,7 +186,7 @@ def test_what_cuts_a_group_under_one_scale_is_refused() -> None:
     config = read_config_of("kimi-k2.5-int4") | {"moe_intermediate_size": 96}
     model = plan_model(config)
     with pytest.raises(
-        CheckpointError, match=r"96 columns in groups of 32 under one scale, and a rank would have 48; .* 1, 3"
+        CheckpointError, match=r"96 columns in groups of 32 under one scale, but a rank would have 48; .* 1, 3"
     ):
         make_plan(model, parse_devices("2xh100", never), Workload.of(model), Parallelism(tp=2))
 

@@ -24,13 +24,13 @@ def test_degrees_that_divide_a_model_are_taken(degrees: dict[str, int]) -> None:
     ("degrees", "message"),
     [
         ({"pp": 0}, "pp is 0; it must be at least 1"),
-        ({"pp": 9}, "pp is 9, and the model has 8 layers; at most as many stages"),
+        ({"pp": 9}, "pp is 9, but the model has 8 layers: use at most as many stages"),
         ({"ep": 4}, "ep is 4, and the model has 6 experts; ep may be 2, 3, 6"),
         ({"tp": 3}, "tp is 3, and the model has 4 heads and 2 key-value heads; tp may be 1, 2, 4"),
         ({"tp": 2, "ep": 3}, "tp 2 and ep 3 do not divide one another; make one a multiple"),
         (
             {"tp": 2, "ep": 2, "spare": 4},
-            "redundant_experts is 8, and no rank has an expert twice: 6 on 2 ranks may have 6 more",
+            "redundant_experts is 8, but a rank has an expert only once: 6 experts on 2 ranks may have at most 6 more copies",
         ),
     ],
 )
@@ -58,11 +58,11 @@ def test_copies_of_the_attention_are_on_as_many_ranks_of_a_stage_each() -> None:
     for size, is_by_experts in ((3, True), (2, False)):
         with pytest.raises(
             CheckpointError,
-            match=f"a stage has {size} ranks: .* make it a divisor of {size}, with expert_parallel, or 1",
+            match=f"a stage has {size} ranks, .* make it a divisor of {size}, with expert_parallel, or 1",
         ):
             Parallelism.of_group(size, 1, is_by_experts, copies=2)
     with pytest.raises(
-        CheckpointError, match="no experts to spread: its copies share nothing, so run a host for each device"
+        CheckpointError, match="no experts to divide: copies would share nothing, so run a host for each device"
     ):
         Parallelism(ep=2).require_counts(LAYERS, HEADS, KV_HEADS, 0)
 

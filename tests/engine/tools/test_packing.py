@@ -124,7 +124,7 @@ def another(tmp_path: Path) -> Path:
 def test_a_model_refused_for_anothers_directory_leaves_it_as_it_was(directory: Path, out: Path, tmp_path: Path) -> None:
     packed_into(out, directory)
     before = contents(out)
-    with pytest.raises(CheckpointError, match=r"config\.json is another model's; choose another directory"):
+    with pytest.raises(CheckpointError, match=r"config\.json belongs to another model; choose another directory"):
         packed_into(out, another(tmp_path))
     os.utime(directory / "model.safetensors", (1, 1))  # now the bundle differs, with the same config.json
     (directory / "tokenizer_config.json").write_text("{}")

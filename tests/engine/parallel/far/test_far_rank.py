@@ -27,7 +27,10 @@ def start(release: dict[str, str]) -> FarStart:
 @pytest.mark.parametrize("name", ["pilotlight", "torch"])
 def test_a_rank_of_another_release_refuses_by_name(name: str) -> None:
     said = FarRank().follow(start(own_release() | {name: "0.0.1"}))
-    assert f"it runs {name} {own_release()[name]}, and the first rank {name} 0.0.1: install the same on both" in said
+    assert (
+        f"it runs {name} {own_release()[name]}, but the first rank runs {name} 0.0.1: install the same release on both"
+        in said
+    )
     assert difference(own_release()) is None
 
 

@@ -48,7 +48,7 @@ def test_ranks_on_two_nodes_compute_the_logits_of_one_and_a_lost_node_is_waited_
 
     making = threading.Thread(target=make)
     making.start()
-    assert "has no 1 CPU free beside this machine" in waits.get(timeout=LATEST_S)
+    assert "has no 1 CPU free on other machines" in waits.get(timeout=LATEST_S)
     add_node(two_nodes)
     memory = made.get(timeout=LATEST_S)
     check_answers(memory, host, tmp_path, expected)

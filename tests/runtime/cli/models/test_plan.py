@@ -83,7 +83,7 @@ def test_a_link_publishes_from_which_queue_on_anothers_prefill_is_worth_it(capsy
     assert slow["route_from_s"] == fast["route_from_s"] == 0.020
     assert "slower than they are computed" in slow["reason"]
     plan(PlanRequest("embedded:ember", "1xh100", link_gbits=0.01, rtt_ms=20.0))
-    assert "worth the link only if the other site cannot answer the request" in " ".join(
+    assert "fetching blocks pays only if the other site cannot answer the request" in " ".join(
         capsys.readouterr().out.split()
     )
 
