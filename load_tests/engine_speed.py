@@ -43,7 +43,7 @@ WARM_UPS, REPEATS, LEAST_REPEATS = (
     3,
 )
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
-SERVED_STEPS = 24  # steps of an engine; as many run first, to record graphs and settle
+SERVED_STEPS = 24  # timed steps of an engine; as many untimed ones run first, to record graphs
 
 
 def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> DenseConfig:
@@ -253,7 +253,7 @@ def prefill_speed(
 def launches(work: Callable[[], object]) -> tuple[dict[str, Any], float | None]:
     """Count the kernels of one step and the seconds that they keep the device busy.
 
-    Without the driver's profiling, the result contains only that.
+    If the driver's profiling is unavailable, the result contains only the reason.
     """
     from torch.profiler import ProfilerActivity, profile
 

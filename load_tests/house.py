@@ -1,8 +1,8 @@
 """`python -m load_tests.house`: measure in the source how easily packages can be read and changed.
 
-Measures folders, circles, levels, names, and what tests use of the inside. Prints a table and exits with 1 if a measure is worse than its limit, so
-that CI keeps what was reached. `--tree FOLDER` measures another checkout, `--list` names the places that each measure counted. The measures of a
-running request (density, files, tasks) are those of load_tests/request_path.py.
+Measures folder sizes, import cycles and levels, names, and the internals that tests use. Prints a table and exits with 1 if a measure is worse than
+its limit, so that CI keeps what was reached. `--tree FOLDER` measures another checkout, `--list` names the places that each measure counted. The
+measures of a running request (density, files, tasks) are those of load_tests/request_path.py.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def _modules(root: Path, package: str) -> Iterator[Module]:
 
 
 def measures(house: House) -> list[Measure]:
-    """Measure a tree. The limits are what has been reached: they only fall."""
+    """Measure a tree. Each limit is the best value reached so far, so limits only fall."""
     full = crowded(house)
     packages = {package: levels(house, package) for package in house.packages}
     folders = {folder: levels(house, folder) for folder in sub_packages(house)}
@@ -158,7 +158,7 @@ def sub_packages(house: House) -> list[str]:
 
 
 def levels(house: House, package: str) -> int:
-    """Return the longest chain of modules in a package that import one another; a circle counts as one."""
+    """Return a package's longest chain of modules that import one another; a cycle counts as one."""
     inside = {name for name in house.modules if name == package or name.startswith(f"{package}.")}
     graph = {name: house.imports[name] & inside for name in inside}
     place = {name: number for number, component in enumerate(components(graph)) for name in component}
@@ -190,7 +190,7 @@ def assigned_outside(house: House) -> Iterator[str]:
 
 
 def _placeholders(tree: ast.Module) -> Iterator[str]:
-    """Yield public attributes that an `__init__` sets to None and nothing else of the class sets."""
+    """Yield public attributes that `__init__` sets to None and no other method of the class sets."""
     for owner in ast.walk(tree):
         if not isinstance(owner, ast.ClassDef):
             continue

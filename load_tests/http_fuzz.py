@@ -3,8 +3,8 @@
 `python -m load_tests.http_fuzz [--requests 10000] [--seed 1]`
 
 Mutated requests are sent to all three, each over a new connection, with one application that records the requests it gets. A server's verdict is the
-list of requests that its application saw (method, target, headers, body) and whether it refused the bytes after them. Each difference must fall into
-one of the classes of `why`, which explain why the servers differ; any other is printed, and the exit status is 1.
+list of requests that its application saw (method, target, headers, body) and whether it refused the bytes after them. `why` classifies the known
+reasons for a difference; any other difference is printed, and the exit status is 1.
 """
 
 import argparse
@@ -284,7 +284,7 @@ LOOSE: dict[str, Callable[[bytes], bool]] = {
     "more than one space in a request's first line is passed over (RFC 9112, 3)": lambda data: any(b"  " in line for line in _first_lines(data)),
     "a wish for another protocol is passed over, and its body read (RFC 9110, 7.8)": lambda data: bool(re.search(rb"(?i)upgrade", data)),
     "bytes after a request that asks for the connection to close are ignored": lambda data: b"close" in data or b"HTTP/1.0" in data,
-    "a target's authority is not looked at": lambda data: b"://" in data,
+    "a target's authority is not checked": lambda data: b"://" in data,
 }  # fmt: skip
 
 
@@ -299,9 +299,9 @@ def why(case: Case, other: str) -> str:
     if own.is_refused == its.is_refused and len(ours) == len(theirs):
         return "equal, presented differently: trailers among headers, absolute targets, fragments, `upgrade`"
     if own.is_refused and its.is_refused and len(ours) > len(theirs):
-        return "whole requests before what is refused are answered"
+        return "complete requests before the refused bytes are answered"
     if own.is_refused and not its.is_refused and len(ours) == len(theirs):
-        return "it waits for more before it judges"
+        return "the other server waits for more bytes before it decides"
     is_stricter = len(ours) < len(theirs) or (own.is_refused and not its.is_refused)
     strict = OWN_RULES if other == "uvicorn" else PARSER_RULES | OWN_RULES  # uvicorn uses the same parser
     rules, word = (strict, "ours is stricter") if is_stricter else (LOOSE, "ours is looser")

@@ -39,8 +39,8 @@ MODELS = (
 
 
 class FittingTokens(NamedTuple):
-    before: int  # tokens, when every layer keeps every token
-    after: int  # tokens of sequences of one length
+    before: int  # tokens that fit if every layer keeps every token
+    after: int  # tokens that fit in sequences of the model's context length
     longest: int | None  # the longest single sequence that fits; None if only the model limits it
 
 

@@ -1,4 +1,4 @@
-"""The cost of KV bookkeeping per step: checking generations, computing how much each model could have.
+"""The cost of KV bookkeeping per step: checking generations, and computing models' memory limits.
 
 `measure` is called by larger benchmarks with their own runner; run as a program, this prints a table for a small shape, where the share of a step is
 largest.

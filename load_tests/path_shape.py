@@ -22,7 +22,7 @@ class PathShape(NamedTuple):
 
     lines_run: int
     lines_opened: int  # of all files that have a function on the path
-    files_for_few: list[str]  # entered for FEW functions or fewer
+    files_for_few: list[str]  # files entered for FEW functions or fewer
     walk_files: int
     walk_steps: int
     walk_lines: int  # lines of the path in the files that the walk names

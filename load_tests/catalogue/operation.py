@@ -57,14 +57,14 @@ class Case:
 class Operation:
     name: str
     function: Any  # what the engine calls; it picks the form by device
-    reference: Callable[..., Any]  # the formula, plainly; receives every floating-point tensor in fp64
-    # root-mean-square error, in unit roundoffs of the storage type, that the arithmetic explains; state the reason beside it
+    reference: Callable[..., Any]  # the formula in plain torch; receives every floating-point tensor in fp64
+    # root-mean-square error that the arithmetic explains, in unit roundoffs of the storage type; state the reason beside it
     roundings: float
     cases: tuple[Case, ...]  # ordinary and awkward, small enough for an interpreter
     bench: tuple[Case, ...]  # as large as models use them
     cost: Callable[[Arguments], Cost]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
-    arithmetic: float = 0.0  # the same in fp32, in which every form computes; state the reason beside it
+    arithmetic: float = 0.0  # the same in fp32's roundoffs, as every form computes in fp32; state the reason beside it
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite with anything
     # arguments whose first dimension, like that of all results, lets a large call be checked in parts

@@ -15,7 +15,8 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 _BANDWIDTH = Target(0.8, "read")
 _EPS = 1e-5
 
-# Runs of each sequence's tokens, and whether its state is in a block, or that before a first token. A block may be read and written.
+# For each sequence: the lengths of its runs of tokens, and whether a block has its state (else it starts from zeros). A block may be read and
+# written.
 Runs = tuple[tuple[tuple[int, ...], bool], ...]
 _ONE: Runs = (((1,), True),)
 _DECODES: Runs = (((1,), True),) * 3
@@ -25,7 +26,7 @@ _NONE: Runs = ()
 
 
 def state_batch(sequences: Runs) -> tuple[StateBatch, int]:
-    """Return a batch, and the number of its blocks. Each sequence writes its first run where it reads."""
+    """Return a batch and the number of its blocks. A sequence's first run writes the block that it reads."""
     before: list[int] = []
     after: list[int] = []
     ends: list[tuple[int, ...]] = []
@@ -45,7 +46,7 @@ def _integers(numbers: list[int]) -> Tensor:
 
 
 def tokens_of(batch: StateBatch) -> Iterator[tuple[int, int, int]]:
-    """Yield each token, the block from which its state comes, and that in which it stays."""
+    """Yield each token, the block that its state is read from, and the block that it is written to."""
     start, number = 0, 0
     for block, ends in zip(batch.before.tolist(), batch.host_ends, strict=True):
         for end in ends:
@@ -268,7 +269,7 @@ GATED_DELTA_RULE = Operation(
     ),
     cost=_delta_cost,
 )
-# Likewise.
+# The same roundings as above.
 SSD = Operation(
     name="ssd",
     function=ssd.ssd,

@@ -34,7 +34,7 @@ class Example(NamedTuple):
     check: Check
     before: tuple[tuple[str, ...], ...] = ()  # commands of the README, except `uv run pywrangler`
     options: tuple[str, ...] = ()  # options of `pilotlight dev`
-    folder: str = ""  # within the example
+    folder: str = ""  # the function's folder within the example
 
 
 async def check_hello(server: DevServer) -> None:

@@ -1,4 +1,4 @@
-"""Rows of members with wrong information: another secret, another time, an edited file."""
+"""Fault rows: members with wrong information, such as another secret, another time or an edited file."""
 
 import signal
 import time

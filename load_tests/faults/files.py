@@ -1,4 +1,4 @@
-"""Rows of files that are damaged while a site is down, and read by its next process."""
+"""Fault rows: files that are damaged while a site is down, and read by its next process."""
 
 import os
 import random
@@ -79,7 +79,7 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
     def strike(it: Strike) -> None:
         it.network.wait_until_up()
         warm(it)
-        # The results of the first load.
+        # The first load writes digests of the checkpoint.
         _wait_for(lambda: [*model.parent.glob("pilotlight/digests/*.json")], 60)
         damage(model / "model.safetensors")
         kill_site(it, "ams1")

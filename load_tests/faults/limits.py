@@ -1,4 +1,4 @@
-"""Rows of exhausted resources: descriptors, address space, memory, disks."""
+"""Fault rows: exhausted resources (descriptors, address space, memory, disks)."""
 
 import os
 import subprocess

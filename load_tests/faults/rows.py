@@ -15,7 +15,7 @@ from load_tests.faults.members import Differently, ScatteredNetwork
 from load_tests.scenarios.site_death import Heard, listen, requests
 
 PAUSE_S = 5.0
-WARM_EVENTS = 200  # streams are running
+WARM_EVENTS = 200  # streams have this many events in all when the fault strikes
 
 
 @dataclass
@@ -42,16 +42,16 @@ Fault = Callable[[Strike], None]
 @dataclass(frozen=True)
 class Row:
     name: str
-    fault: Fault  # in a thread, while the streams run; it repairs what it broke
+    fault: Fault  # runs in a thread beside the streams; it also undoes the fault
     differently: Mapping[str, Differently] = field(default_factory=dict)
     names: Sequence[str] | None = None  # names of the sites; all three if unset
     expected: Sequence[str] | None = None  # sites that start; all if unset
     streams: int = 18
     max_tokens: int = 240
-    before: Fault | None = None  # before any stream: faults that exist from the start
-    pause_s: float = PAUSE_S  # the longest pause of a stream, a freeze of the router itself included
+    before: Fault | None = None  # runs before any stream, for faults that exist from the start
+    pause_s: float = PAUSE_S  # the longest allowed pause of a stream, including a freeze of the router itself
     may_be_cut: bool = False  # streams may end with an error or incomplete, but never complete with other tokens
-    may_be_refused: bool = False  # 429 and 503, no other status
+    may_be_refused: bool = False  # requests may get 429 and 503, no other error
     ends_healthy: bool = True
     needs_filter: bool = False
 

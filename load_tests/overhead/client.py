@@ -23,9 +23,9 @@ _MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # the time when the site wrote 
 class Heard:
     """The answers of one measurement; times in milliseconds."""
 
-    whole_ms: list[float] = field(default_factory=list)  # of each answer, from sending its request
-    first_ms: list[float] = field(default_factory=list)  # of each stream's first token, from sending its request
-    token_ms: list[float] = field(default_factory=list)  # of each token, from the site's sending
+    whole_ms: list[float] = field(default_factory=list)  # of each answer, since its request was sent
+    first_ms: list[float] = field(default_factory=list)  # of each stream's first token, since its request was sent
+    token_ms: list[float] = field(default_factory=list)  # of each token, since the site wrote it
     failures: int = 0
     seconds: float = 0.0
 

@@ -28,8 +28,8 @@ KEY = "sk-overhead"  # LiteLLM's proxy requires one when measured; all get the s
 START_S = 90.0
 ROOT = Path(__file__).parents[2]
 OURS, NOBODY = "pilotlight", "no router"
-METERED = "pilotlight, metered"  # with everything that serving paying clients needs
-SHARED = "pilotlight, shared limits"  # and with limits shared with other routers
+METERED = "pilotlight, metered"  # with all features for paying clients
+SHARED = "pilotlight, shared limits"  # as METERED, with limits shared with other routers
 
 
 class Running(NamedTuple):
