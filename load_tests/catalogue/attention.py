@@ -25,7 +25,7 @@ Lens = tuple[int, ...]
 
 
 def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
-    """Return a case's AttentionRule. Options: window, is_chunked (True), sinks (True), soft_cap, fp8 (True)."""
+    """Return a case's AttentionRule. Options: window, soft_cap, and the flags is_chunked, sinks, fp8."""
     sinks = torch.randn(heads.heads) if options.get("sinks") else None
     # powers of two would not reveal a scale that is applied twice or to the wrong operand
     kv_scales = torch.tensor([0.7, 1.9]) if options.get("fp8") else None

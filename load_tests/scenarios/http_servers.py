@@ -40,7 +40,7 @@ BODY = b"x" * 1024
 class MeasuredRoute(NamedTuple):
     name: str
     request: bytes
-    units: int  # units that one request counts for
+    units: int  # units of work in one request
 
 
 ROUTES = (
