@@ -47,9 +47,7 @@ class Agent(NamedTuple):
 
     packages: tuple[str, ...]
     program: str
-    options: Callable[
-        [str, Path, str, bool], list[str]
-    ]  # arguments: router's URL, home, prompt, is a session continued
+    options: Callable[[str, Path, str, bool], list[str]]  # arguments: router's URL, home, prompt, is a continuation
     environment: Callable[[str, Path], dict[str, str]]
     answers: Callable[[Path], list[str]]  # argument: the work folder
     edit_turn: int  # index of the answer with the edit
