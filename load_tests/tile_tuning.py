@@ -1,6 +1,6 @@
-"""The measurement of kernels/tuning.py's tables.
+"""Measure the tables of kernels/tuning.py.
 
-They have the fastest tile for each product of a few rows; cuBLAS is measured beside.
+A table has the fastest tile for each product of a few rows that beats cuBLAS.
 """
 
 import logging
@@ -20,10 +20,10 @@ from pilotlight.kernels.warm_up import compile_launches, fake_tensor, trace_laun
 
 log = logging.getLogger(__name__)
 
-_LEAST_GAIN = 1.03  # below it a choice is noise
+_LEAST_GAIN = 1.03  # a smaller gain may be noise
 _L2_BYTES = 256 << 20  # total size of copies of a weight, larger than any cache
 
-# Seconds of one of several equal calls, each on other memory.
+# Returns the seconds of one of several equal calls, each on different memory.
 Clock = Callable[[Sequence[Callable[[], object]]], float]
 
 
@@ -43,7 +43,7 @@ def tune(
 ) -> Iterator[TunedProduct]:
     """Measure every (rows, columns) of a weight with every number of tokens.
 
-    No measurement starts at or after `until`, in time.monotonic's seconds.
+    No measurement starts at or after `until`, a time of time.monotonic().
     """
     form = triton_form("matrices.linear")
     if form is None and device.type == "cuda":
@@ -64,9 +64,9 @@ def chosen(measured: Iterable[TunedProduct]) -> Table:
 
 
 def candidates(sizes: Sizes) -> list[SplitKTile]:
-    """Return the tiles to try: up to 4 tokens without tensor cores, and with them 16 rows.
+    """Return the tiles to try.
 
-    Without tensor cores, a thread has sums of at most 64 values.
+    Up to 4 tokens also use tiles without tensor cores, where a thread has at most 64 sums; tiles with tensor cores have 16 rows.
     """
     found = []
     for splits in (1, 2, 4, 8):

@@ -1,4 +1,4 @@
-"""Time that work takes on a device, and how much time a measurement may take in all.
+"""Timing of work on a device, within a budget for the whole measurement.
 
 Host time is wall time with the device idle before and after, as a user sees it. Device time is what CUDA events measure for calls recorded as one
 graph, so that no host work lies between them. Knows clocks, not what is timed.
@@ -15,9 +15,9 @@ Work = Callable[[], object]
 
 
 class Budget:
-    """Seconds to be shared among a number of jobs.
+    """A time budget that is shared equally among jobs.
 
-    A job that starts late repeats less; none is skipped.
+    A job that starts late gets less time; none is skipped.
     """
 
     def __init__(self, seconds: float, jobs: int) -> None:

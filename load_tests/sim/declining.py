@@ -1,6 +1,6 @@
-"""Any policy, with sites that decline requests, as with ours.
+"""Wraps another router's policy so that sites may decline requests, as with ours.
 
-Each choice except the last carries the longest queue with which its site should accept.
+Each choice except the last has a maximum queue length, above which its site declines.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Trace files in Mooncake's format as clients of the simulation.
 
-Each request is a line of JSON: time, lengths, the ids of its prompt's blocks. The files contain when and what, not where: a request that shares more
-than the most common block with an earlier one comes from the same city, others from cities by their weight. Answers have no ids, so a later turn
-finds only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
+Each request is a line of JSON: time, lengths, the ids of its prompt's blocks. The files have no places: a request that shares more than the most
+common block with an earlier one comes from the same city; other requests are spread over cities by weight. Answers have no ids, so a later turn finds
+only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
 """
 
 import lzma
@@ -32,9 +32,9 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class TraceFile:
-    """The requests of a file, with prompts cut wherever a request ends or two differ.
+    """The requests of a file, with prompts as chains of segments.
 
-    A block that is never alone needs no separate digest.
+    A segment ends where a request ends or two requests differ, so blocks that always occur together share a digest.
     """
 
     def __init__(self, lines: Iterable[Line], name: str = "mooncake") -> None:
@@ -61,7 +61,7 @@ class TraceFile:
         return cls([decoder.decode(line) for line in lines if line.strip()], path.name.partition(".")[0])
 
     def shape(self) -> Shape:
-        """Return the average request; the first third fills the infinite cache."""
+        """Return the average request; the first third only fills the infinite cache."""
         seen: set[bytes] = set()
         computed = outputs = counted = 0
         for number, (prompt, line) in enumerate(zip(self.prompts, self.lines, strict=True)):
@@ -73,7 +73,7 @@ class TraceFile:
         return Shape(1.0, computed / counted, outputs / counted)
 
     def sessions(self, cities: tuple[City, ...], rate: float, requests: int, seed: int) -> list[Session]:
-        """Return the first `requests` of the file, with its times stretched so that `rate` come in a second."""
+        """Return the first `requests` of the file, with times scaled to `rate` requests per second."""
         chosen = self.lines[:requests]
         span_s = (chosen[-1].timestamp - chosen[0].timestamp) / 1000
         stretch = len(chosen) / rate / span_s if span_s > 0 else 1.0

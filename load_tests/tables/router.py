@@ -48,7 +48,7 @@ def soak(results: Record) -> Iterable[list[str]]:
     faults = ", ".join(f"{count} {name}" for name, count in sorted(results["faults"].items()))
     yield [f"{results['minutes']:g} minutes, {results['clients']} clients", ""]
     yield ["requests begun, ended", f"{begun:,}, {ended:,}"]
-    yield ["of these finished with the very tokens of the undisturbed run", f"{finished:,}"]
+    yield ["of these finished with exactly the tokens of the undisturbed run", f"{finished:,}"]
     yield ["faults", faults]
     yield ["violations", str(results["num_wrong"])]
     for name, words in {
