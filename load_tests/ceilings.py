@@ -23,7 +23,7 @@ NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 
 class Ceilings:
-    """Limits that are measured several times during a benchmark, because a shared machine changes."""
+    """Limits that are measured several times during a benchmark, because a shared machine's speed changes."""
 
     def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)) -> None:
         self._device = device

@@ -341,7 +341,7 @@ def main(argv: list[str]) -> int:
         except JobEndedError as error:
             outcome, message = error.reason, str(error)
         counts[kind]["refused" if outcome in REFUSALS else outcome] += 1
-        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):  # the limits exist for this
+        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):  # limits may end templates
             continue
         found = {"kind": kind, "outcome": outcome, "message": message[:300], "base64": b64encode(case.content).decode()}
         if asked.out is None:

@@ -28,8 +28,8 @@ LAST_WORDS_S = 20.0
 REHEARSAL_S = 3600.0  # the limit on a machine with two busy cores; a GPU machine has sixteen
 # The suites that a bare GPU machine can run: kernels, and the engine in-process (no msgspec, pyzmq, starlette, pydantic there).
 CHECKED = ("tests/kernels", "tests/engine")
-# Benchmarks, with the most seconds that each may take in all: twice its repeat time, because checking and compiling come on top. The results of the
-# tuner are used by the others.
+# Benchmarks with the time limit of each: twice its repeat time, because checking and compiling take time, too. The others use the results of the
+# tuner.
 _REHEARSED = 5  # in a rehearsal, a benchmark may take this many times as long
 BENCHES = {
     "load_tests.scenarios.tune": 60.0,
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="on the CPU, small: shows that the command works; records only under $OUT",
+        help="run small cases on the CPU, to test the command; records only under $OUT",
     )
     parser.add_argument("--only", nargs="+", help="paths to test for a check; modules to run for a bench")
     options = parser.parse_args()

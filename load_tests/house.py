@@ -20,7 +20,7 @@ from load_tests.intrusions import Suite
 ROOT = Path(__file__).parents[1]
 NO_PRODUCT = {"tests", "load_tests", "examples", "training", "docs", "deploy", "pilotlight"}
 PREFIX = "pilotlight."
-# Folders whose files repeat the names of others on purpose: implementations of one kernel, and the bindings' classes inside functions.
+# Folders whose files intentionally have the names of files elsewhere: implementations of one kernel, and the bindings' classes inside functions.
 MIRRORS = ("kernels/triton/", "kernels/cpu/", "functions/sdk/")
 
 
@@ -32,8 +32,8 @@ class Measure(NamedTuple):
 
 
 class Module(NamedTuple):
-    name: str  # dotted, without the product's name
-    file: str  # relative to the tree
+    name: str  # dotted name, without the product's name
+    file: str  # path relative to the tree
     tree: ast.Module
 
 

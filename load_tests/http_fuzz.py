@@ -223,7 +223,7 @@ async def cases(count: int, seed: int) -> list[Case]:
         async def judged(data: bytes) -> Case:
             async with at_once:
                 found = await asyncio.gather(*(target.verdict(data) for target in targets.values()))
-            if len(set(found)) > 1:  # a difference that only a busy machine causes does not count
+            if len(set(found)) > 1:  # unstable verdicts are an effect of a busy machine and do not count
                 async with alone:
                     found = [await target.verdict(data, 3 * ANSWER_S) for target in targets.values()]
             return Case(data, dict(zip(targets, found, strict=True)))
@@ -262,7 +262,7 @@ PARSER_RULES: dict[str, Callable[[bytes], bool]] = {
 
 
 def _first_lines(data: bytes) -> list[bytes]:
-    """Return the lines where a request may start."""
+    """Return the lines at which a request may start."""
     return [
         data.lstrip(b"\r\n").partition(b"\r\n")[0],
         *re.findall(rb"\S+ [^\r\n]* HTTP/[^\r\n]*|(?:GET|POST) [^\r\n]+", data),

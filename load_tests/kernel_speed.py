@@ -31,10 +31,10 @@ from load_tests.timing import Contender, Work, take_turns
 
 _MOST_ROUNDS = 50
 _MOST_COPIES = 64
-_GPU_CALLS = 20  # the fewest calls in one graph: events count in half microseconds, and some kernels take five
+_GPU_CALLS = 20  # fewest calls in one graph: events have a resolution of 0.5 us, and some kernels take 5 us
 # Assumed size of the last cache if the system reports none. Copies must be at least twice as large.
 _CPU_CACHE = 32 << 20
-# Elements checked at once: in double precision, with a formula's intermediate results, each takes some ten times 8 bytes.
+# Elements checked at once. With a formula's fp64 intermediate results, each element takes about 80 bytes.
 _PART = {"cpu": 1 << 22, "cuda": 1 << 28}
 Limits = dict[str, float]
 

@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 SHAPES = {
     "50m": Shape(512, 1536, 8, 8, 4, 64),
     "3b": Shape(3072, 8192, 30, 24, 8, 128),
-    "8b": Shape(4096, 14336, 32, 32, 8, 128, context=16384),  # Llama 3.1 8B's, with a small vocabulary
+    "8b": Shape(4096, 14336, 32, 32, 8, 128, context=16384),  # the shape of Llama 3.1 8B, with a small vocabulary
 }
 
 

@@ -33,7 +33,7 @@ HOOK = Path(__file__).parent / "tracing"
 ROUNDS = 7
 TOKENS = (8, 72)  # lengths of two answers: their costs differ by the additional tokens
 RARE_PROBES = "\n[health]\ninterval_s = 5.0\n"  # with one probe per second, hardly a request would be traced alone on a busy machine
-NO_STANDBY = "standby = false"  # a standby takes no part in a request, and uses two seconds of a core
+NO_STANDBY = "standby = false"  # a standby has no part in a request, and uses a core for two seconds
 WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # a second is quiet if all processes together use less CPU time in it
 SETTLE_S = 0.05  # tracing continues for so long after the last byte, for the cleanup of a request
 BODY = {
@@ -51,7 +51,7 @@ class Function(NamedTuple):
 class Process(NamedTuple):
     """The functions that the request entered in one process, in order, and the tasks it ran in."""
 
-    module: str  # as `python -m` has it
+    module: str  # as in `python -m MODULE`
     functions: list[Function]
     tasks: list[str]  # asyncio tasks that our code ran in; "new" if the request started them
     began_s: float = 0.0  # seconds after sending the request until the first function that no idle process enters
@@ -64,8 +64,8 @@ class Process(NamedTuple):
 class RequestPath(NamedTuple):
     commit: str
     processes: list[Process]
-    callbacks: list[Assignment]  # in the files of the path
-    callbacks_on_path: list[Assignment]  # by functions of the path, while the request runs
+    callbacks: list[Assignment]  # assignments in the files of the path
+    callbacks_on_path: list[Assignment]  # assignments by functions of the path, while the request runs
     shape: PathShape
     per_token: dict[str, float]  # functions entered for one more token of an answer, by process
 

@@ -167,7 +167,7 @@ def _values(table: dict[str, Any]) -> list[str]:
 
 
 def kill(pid: int) -> float:
-    """Kill a process at once, as the kernel's OOM killer would; return the Unix time."""
+    """Kill a process with SIGKILL, as the kernel's OOM killer does; return the Unix time."""
     now = time.time()
     os.kill(pid, signal.SIGKILL)
     return now

@@ -66,7 +66,7 @@ def chosen(measured: Iterable[TunedProduct]) -> Table:
 def candidates(sizes: Sizes) -> list[SplitKTile]:
     """Return the tiles to try.
 
-    Up to 4 tokens also use tiles without tensor cores, where a thread has at most 64 sums; tiles with tensor cores have 16 rows.
+    For up to 4 tokens they include tiles without tensor cores, in which a thread has 8 to 64 elements. Tiles with tensor cores have 16 token rows.
     """
     found = []
     for splits in (1, 2, 4, 8):
@@ -109,7 +109,7 @@ def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
 
 
 def _weights(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return enough copies of a weight that none is in a cache at its turn."""
+    """Return so many copies of a weight that a copy is no longer in a cache at its next use."""
     one = torch.randn(rows, columns, device=device).mul_(columns**-0.5).to(dtype)
     copies = 1 if device.type != "cuda" else max(2, -(-_L2_BYTES // max(1, one.numel() * one.element_size())))
     return [one, *(one.clone() for _ in range(copies - 1))]

@@ -422,7 +422,7 @@ MLA_DECODE = Operation(
         _mla_decode(100, 128, 64, (1, 700), 32),
     ),
     bench=(
-        # 242 operations per byte: close to both limits
+        # 242 operations per byte: close to the limits of both memory and compute
         _mla_decode(128, 512, 64, (8192,) * 64, 16, Target(0.5, "matmul")),
         _mla_decode(16, 512, 64, (8192,) * 64, 16, _READ),
     ),

@@ -34,7 +34,7 @@ def _written(tokens: int, heads: Heads, dtype: torch.dtype, fp8: bool) -> Argume
 
 
 def _rotary(tokens: int, heads: int, head_dim: int, target: Target | None = None, is_interleaved: bool = False) -> Case:
-    """Make a case of some heads of a projection; its other heads lie between two tokens."""
+    """Make a case of some heads of a projection; in memory the other heads are between two tokens."""
 
     def make(dtype: torch.dtype) -> Arguments:
         x = torch.randn(tokens, heads + 2, head_dim).to(dtype)[:, :heads]

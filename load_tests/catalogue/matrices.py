@@ -241,7 +241,7 @@ def _scaled_mm(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tens
 
 
 _MODELS = ((4096, 4096), (28672, 4096), (4096, 14336))  # outputs and inputs of Llama 3 8B's layers
-_MODELS_32B = ((55296, 5120), (5120, 27648))  # the largest of Qwen 2.5 32B
+_MODELS_32B = ((55296, 5120), (5120, 27648))  # outputs and inputs of Qwen 2.5 32B's largest layers
 _FASTER = Target(2.5, "rival")  # compared with torch.mm and a weight of 16 bits
 
 # Storage type: the roundings of the unpacked weight and of the result; fp32: those of one sum of a thousand terms.
@@ -279,8 +279,8 @@ MXFP4_LINEAR = Operation(
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip
-# Weights are exact bf16 values packed in 12 bits: only the result is rounded, and fp32 sums of two thousand terms (measured on an H100: 11 unit
-# roundoffs for 1,030 terms).
+# Weights are exact bf16 values packed in 12 bits: the tolerance covers the rounding of the result, and fp32 sums of two thousand terms (measured on
+# an H100: 11 unit roundoffs for 1,030 terms).
 LOSSLESS_LINEAR = Operation(
     name="lossless_linear",
     function=lossless.lossless_linear,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pilotlight.kernels.matrices.weight import Weight
 
-Arguments = dict[str, Any]  # by the parameter names, which are the same in all forms of an operation
+Arguments = dict[str, Any]  # keys: parameter names, which are the same in all forms of an operation
 UNIT_ROUNDOFF = {
     torch.float32: 2.0**-24,
     torch.float16: 2.0**-11,
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 class Target(NamedTuple):
     """The target of a benchmark call, as a share of a ceiling or of a rival's speed, or in microseconds.
 
-    Reached when the call takes at most 1/share of the time that its cost takes at the ceiling, or that the rival takes; or at most `us`.
+    It is reached if the call takes at most `us`, or at most 1/share of the rival's time or of the time that its cost takes at the ceiling.
     """
 
     share: float = 0.0

@@ -59,7 +59,7 @@ def _tied(rows: int, vocab: int) -> Tensor:
 
 
 def _sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """Compute the formula: sort one row after the other, with sums in Python's integers."""
+    """Compute the formula row by row: sort, with sums in Python's integers."""
     integers, reals = batch.integers.cpu(), batch.reals.cpu()
     chosen = [_chosen(*row) for row in zip(logits.float().cpu().numpy(), integers.T, reals.T.tolist(), strict=True)]
     return torch.tensor(chosen, dtype=torch.int64, device=logits.device), logits.amax(-1)

@@ -206,7 +206,7 @@ def _conv_cost(arguments: Arguments) -> Cost:
 
 
 def _delta_cost(arguments: Arguments) -> Cost:
-    """Count three multiply-adds for each number of a state and token: recall, correction and output."""
+    """Count three multiply-adds for each element of a state per token: recall, correction and output."""
     qkv, states = arguments["qkv"], arguments["states"]
     given = size(qkv, arguments["steps"], arguments["decays"])
     out = qkv.shape[0] * states.shape[1] * states.shape[3] * qkv.element_size()
@@ -214,7 +214,7 @@ def _delta_cost(arguments: Arguments) -> Cost:
 
 
 def _ssd_cost(arguments: Arguments) -> Cost:
-    """Count two multiply-adds for each number of a state and token: addition and output."""
+    """Count two multiply-adds for each element of a state per token: addition and output."""
     xbc, states = arguments["xbc"], arguments["states"]
     out = xbc.shape[0] * states.shape[1] * states.shape[3] * xbc.element_size()
     return Cost(size(xbc, arguments["steps"]) + out + _state_bytes(arguments), 4 * xbc.shape[0] * states[0].numel())
@@ -248,7 +248,7 @@ SHORT_CONV = Operation(
     ),
     cost=_conv_cost,
 )
-# Storage type: the rounding of the result. fp32: sums of as many products as a key has numbers, and of as many corrections as there are tokens.
+# Storage type: the rounding of the result. fp32: sums of as many products as a key has elements, and of as many corrections as there are tokens.
 GATED_DELTA_RULE = Operation(
     name="gated_delta_rule",
     function=delta_rule.gated_delta_rule,

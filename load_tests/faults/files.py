@@ -60,7 +60,7 @@ def _in_cache(cache: Path, damage: Damage) -> Fault:
 
     def strike(it: Strike) -> None:
         warm(it)
-        # Only finished files: one that is being written is in a separate folder, or has a name that begins with a dot.
+        # Damage only finished files. A file that is being written is in a separate folder, or its name begins with a dot.
         files = _wait_for(lambda: [*cache.glob("pilotlight/kernels/[!.]*.so")], 60)
         for file in files:
             damage(file)
@@ -127,7 +127,7 @@ def warm(it: Strike, salt: str = "") -> None:
 
 
 def _flips(count: int, after: float = 0.02) -> Damage:
-    """Flip single bits, after this share of the file."""
+    """Flip `count` single bits at random places, after this share of the file."""
 
     def damage(file: Path) -> None:
         size = file.stat().st_size

@@ -1,6 +1,6 @@
 """Packet loss on the links between router and sites: total, in one direction, or partial.
 
-The network runs in a private network namespace, which `in_own_namespace` creates: the rules affect no other packets.
+The network runs in a private network namespace, which `in_own_namespace` creates, so the rules affect no other packets.
 """
 
 import os

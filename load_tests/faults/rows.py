@@ -1,6 +1,6 @@
-"""Row: one fault, applied to a network under streams, and its effects on clients. `run_row` judges it.
+"""Row: one fault, applied to a network with open streams, and its allowed effects on clients.
 
-Every stream is compared with its undisturbed run. Each row lists the effects that it allows; any other is a failure of the row.
+`run_row` compares every stream with its undisturbed run. The row fails if there is any other effect.
 """
 
 import asyncio

@@ -38,9 +38,9 @@ class Asked(NamedTuple):
 
 
 class Pair(NamedTuple):
-    others: Asked  # the prompt that the first account has cached
+    others: Asked  # for the prompt that the first account has cached
     nobodys: Asked
-    own: Asked  # `others` again, after this account has cached it
+    own: Asked  # for the same prompt again, after this account has cached it
 
 
 async def ask(session: aiohttp.ClientSession, url: str, account: str, prompt: str) -> Asked:

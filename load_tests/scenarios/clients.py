@@ -2,9 +2,9 @@
 
 python -m load_tests.scenarios.clients
 
-Each is installed into a separate environment (below .peers/clients, kept for the next run); there its program in tests/clients reports checks that
-pass, checks that fail with the reason, and features that the client lacks. Five models: Ember, one with random weights that never ends an answer, one
-whose context is long and whose answers are short, for coding agents, one for embeddings, and a reranker.
+Each is installed into a separate environment (below .peers/clients, kept for the next run). There its program in tests/clients reports checks that
+pass, checks that fail with the reason, and features that the client lacks. There are five models: Ember, one with random weights that never ends an
+answer, one with a long context and short answers for coding agents, one for embeddings, and a reranker.
 """
 
 import argparse
@@ -40,7 +40,7 @@ AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # an agent's first prompt ha
 class Client(NamedTuple):
     """A program and the packages that it needs."""
 
-    program: str  # in tests/clients
+    program: str  # file name in tests/clients
     packages: tuple[str, ...]
     alone: str | None = None  # a package that is installed without its dependencies
 
@@ -56,7 +56,7 @@ LIBRARIES: dict[str, Client] = {
     "langchain-cloudflare": Client("langchain_workers_ai.py", ("langchain-cloudflare",)),
     "litellm": Client(
         "litellm_completion.py", ("litellm[mcp]>=1.106,<1.107",)
-    ),  # 1.107 contained foreign code and was withdrawn
+    ),  # LiteLLM 1.107 contained foreign code and was withdrawn
     "llama-index": Client(
         "llama_index_like.py", ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like")
     ),

@@ -326,7 +326,7 @@ def new_home(agent: Agent, url: str) -> Iterator[Path]:
 
 
 def edit(network: ScriptedNetwork, installed: InstalledAgent, *, kills: bool) -> Record:
-    """Let an agent fix the line. `kills`: the answering site is killed in the middle of the edit."""
+    """Let an agent fix the line. `kills`: kill the answering site in the middle of the edit."""
     agent = installed.agent
     network.mend()
     began = network.num_noted

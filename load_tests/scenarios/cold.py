@@ -171,7 +171,7 @@ class Bench:
         return self._asked(site, "a")
 
     def swap(self) -> list[Measured]:
-        """Measure models that take turns on a device with memory for one and a half."""
+        """Measure two models that take turns on a device with memory for one and a half."""
         room = {"weights_gib": 1.5 * self._awake_bytes() / GIB}
         with self._site(self._model("a", "auto"), self._model("b", "auto"), **room) as site:
             for model in ("a", "b"):
@@ -203,7 +203,7 @@ class Bench:
         pid = site.pid("engine")
         assert pid is not None
         killed_s = kill(pid)
-        ended_s = next(at for at in events if at > killed_s + 0.005)  # earlier tokens were already on their way
+        ended_s = next(at for at in events if at > killed_s + 0.005)  # earlier events were already sent before the kill
         measured = self._measured(site, killed_s, ended_s)
         events.close()  # type: ignore[attr-defined]
         return measured
@@ -227,7 +227,7 @@ class Bench:
     def _measured(self, site: SiteProcess, began_s: float, ended_s: float) -> Measured:
         """Return the phases that the site reports, with times on the client's clock.
 
-        The time after the last of them went into the first token.
+        The remaining time after the last phase is the phase of the first token.
         """
         spans = [span for span in site.get("/timeline")["spans"] if began_s <= span["ended_s"] <= ended_s]
         bars = [

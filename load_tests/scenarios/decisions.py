@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measured(site: SiteProcess, number: int) -> dict[str, float]:
-    """Return the seconds of each way to ask the same questions."""
+    """Return the seconds that each way of asking the questions takes."""
     asked = [question(i) for i in range(QUESTIONS)]
     took: dict[str, float] = {}
     text = state(3 * number)

@@ -9,8 +9,8 @@ bindings into all results. Errors are: two numbers that differ, a version withou
 handled again after its acknowledgement, a workflow step that ran twice. WebSockets are closed with 1012 when their version is replaced, as
 documented, and reconnect. A busy object stays in its replaced version until it is idle, so its version may differ from its caller's.
 
-A kill may cut requests that are open between the kill and the network's recovery: such cuts are counted by name and are no errors. Acknowledged work
-is kept all the same.
+A kill may cut requests that are open between the kill and the network's recovery: such cuts are counted by kind and are not errors. Acknowledged work
+must never be lost.
 """
 
 import argparse
@@ -43,7 +43,7 @@ NAME = "daily"
 LATER_S = 60.0
 RECOVERY_S = 90.0  # limit until a change that a kill interrupted is served
 BACKGROUND_S = 1.0
-LATE_S = 10.0  # work on a busy machine may be so late, and so may be cut by a later kill
+LATE_S = 10.0  # work on a busy machine may be so late that a later kill cuts it
 TOKEN = "a-token-of-sixteen-bytes-or-more"
 SITE = '\n[functions]\ndeployments = "ROUTER"\nmax_isolates = 2\n'
 ENVIRONMENT = {DEPLOY_TOKEN_ENV: TOKEN, HOP_SECRET_ENV: "a secret of sixteen bytes or more"}
@@ -433,7 +433,7 @@ class Clients:
     async def check_later(self) -> None:
         """Check all acknowledged work.
 
-        Writes, background work, messages, objects, workflows, the minutes of the cron trigger.
+        That is writes, background work, messages, objects, workflows, and the minutes of the cron trigger.
         """
         until_wall_s = time.time()
         self._until_s = time.monotonic() + LATER_S

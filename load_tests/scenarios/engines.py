@@ -1,4 +1,4 @@
-"""This engine beside others on one machine, one checkpoint, in one run: `make bench-engine`.
+"""This engine compared with others on one machine and checkpoint, in one run: `make bench-engine`.
 
 `make peers` installs the others. The checkpoint has half a billion random weights in bf16. Prefill: time from a prompt to its first token. Decode:
 output tokens per second of a batch, from the time when every sequence has its first token. The engines take turns in every round, so that noise on
@@ -171,7 +171,7 @@ def main() -> int:
 
 
 def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[int, Task, str]]:
-    """Yield turns, one after another; each round starts with another engine.
+    """Yield (round, engine) in order; each round starts with another engine.
 
     The first engine of a round runs on a cooler machine.
     """

@@ -1,6 +1,6 @@
 """Functions under load, for `make bench-functions`.
 
-Requests per second beside other servers, and the first token of a stream from env.AI beside the same stream without a function.
+Compares requests per second with other servers, and the first token of a stream from env.AI with that of the same stream without a function.
 """
 
 import asyncio

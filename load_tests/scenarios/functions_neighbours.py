@@ -142,7 +142,7 @@ def _first_in_line() -> Iterator[None]:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except OSError:
-        yield  # the record's client_waited_ms shows the effect
+        yield  # without priority, client_waited_ms in the record shows the effect
         return
     try:
         yield
@@ -152,10 +152,7 @@ def _first_in_line() -> Iterator[None]:
 
 @contextmanager
 def _kept_busy(port: int, path: str) -> Iterator[None]:
-    """Run two clients that send the next request as soon as they have an answer.
-
-    One of them does not read it.
-    """
+    """Run two clients that send requests without a pause. One of them does not read its answers."""
     context = multiprocessing.get_context("spawn")
     started, ended = context.Event(), context.Event()
     process = context.Process(target=_keep_asking, args=(port, path, started, ended), daemon=True)

@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="the folder that make peers has filled")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--chunks", type=int, default=2, help=f"of {CHUNK:,} tokens of text; 0: no perplexity")
-    parser.add_argument("--prompts", type=int, default=64, help="for greedy answers, at most 64")
+    parser.add_argument("--prompts", type=int, default=64, help="number of greedy answers, at most 64")
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--dtype", default="auto", help="type of our activations, cache and plain weights")
     parser.add_argument("--peer-flags", default="", help="of llama.cpp's programs")

@@ -227,7 +227,7 @@ def judge(rows: list[Any], clients: Clients) -> dict[str, Any]:
 
 
 def judge_functions(rows: list[Any], clients: FunctionClients) -> dict[str, Any]:
-    """Compare the ledger's records of the function's calls with the tokens that it received."""
+    """Compare the ledger's records of a function's calls with the tokens that the function received."""
     in_ledger = [tokens for _, tokens, cpu_us in rows if not cpu_us]
     return {
         "function_calls": clients.num_asked,

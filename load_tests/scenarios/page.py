@@ -2,7 +2,7 @@
 
 python -m load_tests.scenarios.page [--minutes N] [--no-record]
 
-Ten pages stay open for N minutes; 60 show whether the router's memory grows.
+Ten pages stay open for N minutes; use 60 to see whether the router's memory grows.
 """
 
 import argparse

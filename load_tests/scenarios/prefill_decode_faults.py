@@ -41,7 +41,7 @@ ROLES = ("prefill", "decode")
 MASTER = "master"
 HOWS = ("kill", "stop", "cut")
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
-STREAMS = 6  # at once
+STREAMS = 6  # concurrent streams
 BACK_WITHIN_S = 60.0
 GAUGES = (
     "vllm:num_requests_running{", "vllm:num_requests_waiting{", "vllm:kv_cache_usage_perc{", "pilotlight_kv_pinned_blocks{",
@@ -238,13 +238,13 @@ class Bench:
 
     def _left_behind(self) -> dict[str, float]:
         """Return every gauge after the site is idle; each should be zero."""
-        with suppress(RuntimeError):  # the record has the remaining values
+        with suppress(RuntimeError):  # on a timeout, the record has the remaining values
             self._site.until(lambda: not any(map(self._metric, GAUGES)), "every sequence has ended", BACK_WITHIN_S)
         return {gauge.rstrip("{"): self._metric(gauge) for gauge in GAUGES}
 
 
 def _listener(address: str) -> int | None:
-    """Return the process that listens at HOST:PORT."""
+    """Return the id of the process that listens at HOST:PORT; None if there is none."""
     port = int(address.rpartition(":")[2])
     found = [each.pid for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port]
     return found[0] if found else None

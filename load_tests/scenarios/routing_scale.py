@@ -1,4 +1,4 @@
-"""The processor time of a decision and the bytes of statuses, by number of sites.
+"""The processor time of a routing decision by number of sites, and the bytes of statuses.
 
 A part of `make bench-routing`.
 """
@@ -32,7 +32,7 @@ PRICED = 8_000  # approximate number of ranked sites per sample
 CONVERSATIONS, CONVERSATION_PREFIXES = (
     10_000_000,
     6,
-)  # planned: conversations open in the whole network, and prefixes that three turns leave of each
+)  # planned: open conversations in the whole network, and prefixes per conversation of three turns
 PLANNED_SITES, ROUTERS = 330, 330
 
 

@@ -81,7 +81,7 @@ class Heard:
 def requests(count: int, max_tokens: int) -> list[dict[str, Any]]:
     """Return requests of many kinds, greedy and sampled.
 
-    With penalties, log-probabilities, several choices, tools, stop strings, a schema and a required call.
+    They use penalties, log-probabilities, several choices, tools, stop strings, a schema and a required call.
     """
     return [_request(i, max_tokens) for i in range(count)]
 
@@ -178,7 +178,7 @@ class Injection:
         self._second: Fault | None = None
 
     def and_again(self, fault: Fault) -> "Injection":
-        """Add a fault for another site, injected as soon as a stream has continued, during recovery."""
+        """Add a fault for another site. It is injected during recovery, as soon as a stream has continued."""
         self._second = fault
         return self
 

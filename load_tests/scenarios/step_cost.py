@@ -2,7 +2,7 @@
 
 python -m load_tests.scenarios.step_cost
 
-An engine runs in this process with random weights: 64 sequences decode, and uncached prompts are prefilled. Measured are the phases of the host, and
+An engine runs in this process with random weights: 64 sequences decode, and uncached prompts are prefilled. It measures the phases of the host, and
 the prefix cache's and the generation check's shares of a step. Shares refer to the measured shape and are smaller for larger models. Targets:
 schedule, prepare and publish together within 1 ms; prefix cache without a hit, and generation tags, below 1 % each. With the embedded model, a
 recorded forward pass that verifies three drafts of one sequence may take at most 1.15 times one that decodes.

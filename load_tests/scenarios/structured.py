@@ -163,7 +163,7 @@ def invalid(text: str, schema: str) -> str | None:
 
 
 def matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    r"""Match a pattern with JavaScript's classes.
+    r"""Tell whether a pattern matches, with JavaScript's character classes.
 
     \d and \w match ASCII only, as in Python with re.ASCII; \s matches all white space, as in Python without it.
     """
@@ -173,7 +173,7 @@ def matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) ->
 
 
 def is_multiple(validator: Any, of: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Divide in decimal: 4766315.4553 is a multiple of 0.0001, although division of floats denies it."""
+    """Tell whether a number is a multiple, in decimal: with floats, 4766315.4553 is not one of 0.0001."""
     if isinstance(instance, int | Decimal) and not isinstance(instance, bool):
         with localcontext(prec=700):  # more digits than a document has
             remainder = Decimal(instance) % Decimal(of)

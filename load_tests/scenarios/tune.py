@@ -1,6 +1,6 @@
 """The fastest kernel for products of a few rows, for each matrix of a model's shape, and cuBLAS.
 
-`make gpu-bench` runs it first, because the others then use the table: it is written to the user's cache at once, and beside the record as a file for
+`make gpu-bench` runs it first, because the other benchmarks use the table. It is written to the user's cache, and beside the record as a file for
 kernels/tuned/.
 
     python -m load_tests.scenarios.tune --shape 8b

@@ -10,7 +10,7 @@ from pathlib import Path
 from pilotlight.wire.hop.status import Place
 
 TABLE = Path(__file__).with_name("cities.tsv")
-PEAK_HOUR = 15.0  # local time
+PEAK_HOUR = 15.0  # local hour of the highest activity
 NIGHT_SHARE = 0.2  # share of the peak; public traces of interactive services vary three- to fivefold over a day
 
 

@@ -10,7 +10,7 @@ from functools import cache
 from load_tests.sim.site import CHUNK, STEP_GROWTH, STEP_S, SiteSpec
 from load_tests.sim.traces import Trace, matched
 
-LOADS = {"moderate": 0.3, "heavy": 0.6}  # means over the day; its peak hour has about 1.3 times as much
+LOADS = {"moderate": 0.3, "heavy": 0.6}  # means over the day; the peak hour has about 1.3 times as much
 QUIET = 0.002  # so low that models fall asleep, for the row on waking
 SAMPLED_SESSIONS = 1500
 

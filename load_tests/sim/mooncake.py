@@ -1,6 +1,6 @@
 """Trace files in Mooncake's format as clients of the simulation.
 
-Each request is a line of JSON: time, lengths, the ids of its prompt's blocks. The files have no places: a request that shares more than the most
+Each request is a line of JSON: time, lengths, the ids of its prompt's blocks. The files have no locations: a request that shares more than the most
 common block with an earlier one comes from the same city; other requests are spread over cities by weight. Answers have no ids, so a later turn finds
 only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
 """
@@ -39,7 +39,7 @@ class TraceFile:
 
     def __init__(self, lines: Iterable[Line], name: str = "mooncake") -> None:
         self.name = name
-        self.source = "a file in Mooncake's format; geography drawn by the seed"
+        self.source = "a file in Mooncake's format; cities drawn by the seed"
         self.slo_ttft_s = SLO_TTFT_S
         self.lines = sorted((line for line in lines if line.input_length > 0), key=lambda line: line.timestamp)
         if not self.lines:
@@ -79,7 +79,7 @@ class TraceFile:
         stretch = len(chosen) / rate / span_s if span_s > 0 else 1.0
         rng = random.Random(f"{seed} mooncake cities")
         cumulated = list(accumulate(city.weight for city in cities))
-        city_of: dict[int, int] = {}  # by block
+        city_of: dict[int, int] = {}  # city of the first request with each block
         made = []
         for number, line in enumerate(chosen):
             own = [block for block in line.hash_ids if block != self._common]

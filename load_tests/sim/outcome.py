@@ -64,7 +64,7 @@ class Tally:
         self._cross = self._retried = self._declined = 0
         self._reasons: Counter[str] = Counter()
         self._ttft: list[float] = []
-        self._off: list[tuple[float, float, float]] = []  # actual minus predicted: total, queue, prefill
+        self._off: list[tuple[float, float, float]] = []  # actual minus predicted times: total, queue, prefill
         self._terms: list[tuple[str, str]] = []
 
     def answered(

@@ -22,7 +22,7 @@ from pilotlight.wire.hop.status import Place
 NUM_DEVICES, NUM_FOR_PROMPTS = 4, 2
 PREFILL_TOKENS_PER_S = 4500.0
 LINK_TOKENS_PER_S = 25_000.0  # 25 Gbit/s and 128 KiB a token: an 8B model in bfloat16
-WARM_SHARE = 0.2  # first share of the requests, not measured
+WARM_SHARE = 0.2  # the first share of requests warms up and is not measured
 
 # Copies of the runtime's constants, because this module may not import the runtime
 HAND_OVER_S = 0.02
@@ -103,7 +103,7 @@ class Found(NamedTuple):
     ttft_p90_ms: float
     itl_p90_ms: float
     itl_p99_ms: float
-    handed_over: float  # share of the prompts
+    handed_over: float  # handed-over share of the prompts
 
 
 class Pools:

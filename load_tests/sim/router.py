@@ -28,7 +28,7 @@ HEALTH = HealthConfig()
 SESSION_ENTRIES = 100_000
 SESSION_TTL_S = 3600.0
 KEPT_S = 2.0  # how long publications are kept: longer than any path's delay
-JITTER = 0.05  # mean additional time of a probe over the path, as a share of it
+JITTER = 0.05  # mean additional time of a probe, as a share of the path's round trip
 
 
 class Publication(NamedTuple):
@@ -82,7 +82,7 @@ class SimRouter:
         now: float,
         published: list[list[Publication]],
     ) -> tuple[RouteRequest, list[Preference]]:
-        """Rank the sites for a request. `turn`: the truth, for the oracle."""
+        """Rank the sites for a request. `turn`: the true request, for the oracle."""
         self._catch_up(now, published)
         recall = self.sessions.recall(conversation)
         request = RouteRequest(

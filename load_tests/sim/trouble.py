@@ -1,6 +1,6 @@
 """Further faults of a network, besides the crashes and the partition of every run.
 
-A run has one of them, for the rows on robustness. It affects the site or region nearest to the router with the most traffic.
+A run has one of them, for the tables on robustness. It affects the site or region nearest to the router with the most traffic.
 """
 
 import math

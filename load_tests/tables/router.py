@@ -35,7 +35,7 @@ def account_timing(results: Record) -> Iterable[list[str]]:
         "first token p50, ms",
         "cached tokens",
     ]
-    words = {"others": "one that another account has asked", "nobodys": "one that nobody has", "own": "one of its own"}
+    words = {"others": "sent before by another account", "nobodys": "never sent before", "own": "sent before by itself"}
     for name, what in words.items():
         yield [what, f"{results['first_token_ms'][name]:,.1f}", f"{results['cached_tokens'][name]:,}"]
     low, high = results["difference_95_ms"]
