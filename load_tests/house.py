@@ -227,7 +227,7 @@ def _outside_assignments(tree: ast.Module) -> Iterator[tuple[ast.Assign, ast.Att
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout to measure")
-    parser.add_argument("--list", action="store_true", help="name what each measure counted")
+    parser.add_argument("--list", action="store_true", help="name the places that each measure counted")
     arguments = parser.parse_args()
     found = measures(House(arguments.tree.resolve()))
     for measure in found:

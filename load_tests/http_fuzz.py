@@ -255,9 +255,9 @@ PARSER_RULES: dict[str, Callable[[bytes], bool]] = {
     "llhttp: a target is a path, an absolute URL or *, in visible ASCII": lambda data: any(
         not TARGET.fullmatch(line.partition(b" ")[2].partition(b" ")[0]) for line in _first_lines(data)
     ),
-    "llhttp: one framing, in digits": lambda data: len(_values(data, b"content-length") + _values(data, b"transfer-encoding")) > 1
+    "llhttp: one length, in digits or by chunks": lambda data: len(_values(data, b"content-length") + _values(data, b"transfer-encoding")) > 1
     or any(not value.isdigit() for value in _values(data, b"content-length")),
-    "llhttp: a chunk's size is hexadecimal digits, and its data as long": lambda data: b"chunked" in data.lower(),
+    "llhttp: a chunk's size is hexadecimal digits, and its data has that size": lambda data: b"chunked" in data.lower(),
 }  # fmt: skip
 
 
@@ -281,8 +281,8 @@ def _values(data: bytes, name: bytes) -> list[bytes]:
 LOOSE: dict[str, Callable[[bytes], bool]] = {
     "empty lines before and after a request are skipped (RFC 9112, 2.2)": lambda data: data.startswith((b"\r", b"\n"))
     or bool(re.search(rb"\n\r?\n\r?\n|\n\r\n\r|\r\n\r\n.*\r\n?$", data, re.S)),
-    "more than one space in a request's first line is passed over (RFC 9112, 3)": lambda data: any(b"  " in line for line in _first_lines(data)),
-    "a wish for another protocol is passed over, and its body read (RFC 9110, 7.8)": lambda data: bool(re.search(rb"(?i)upgrade", data)),
+    "more than one space in a request's first line is ignored (RFC 9112, 3)": lambda data: any(b"  " in line for line in _first_lines(data)),
+    "a wish for another protocol is ignored, and its body is read (RFC 9110, 7.8)": lambda data: bool(re.search(rb"(?i)upgrade", data)),
     "bytes after a request that asks for the connection to close are ignored": lambda data: b"close" in data or b"HTTP/1.0" in data,
     "a target's authority is not checked": lambda data: b"://" in data,
 }  # fmt: skip

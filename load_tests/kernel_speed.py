@@ -137,7 +137,7 @@ def checked(operation: Operation, arguments: Arguments, dtype: torch.dtype) -> f
             actual = cut(name, results[name])
             if not expected.is_floating_point():
                 if not torch.equal(actual, expected):
-                    raise WrongError(f"{name} differs from its formula's")
+                    raise WrongError(f"{name} differs from the result of its formula")
                 continue
             error, explained = relative_error(expected, actual), operation.tolerance(dtype, actual.dtype)
             if not error <= explained:

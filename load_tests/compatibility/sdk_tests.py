@@ -47,7 +47,7 @@ async def main(repository: Path, wanted: list[str]) -> int:
         print(f"  {line}")
     (passed, count), (others, all_others) = totals[True], totals[False]
     print(
-        f"\nkinds that are offered: {passed} of {count} ({100 * passed / max(1, count):.1f} %); others: {others} of {all_others}"
+        f"\nsupported kinds: {passed} of {count} ({100 * passed / max(1, count):.1f} %); others: {others} of {all_others}"
     )
     return 0 if passed >= 0.95 * count else 1
 

@@ -139,7 +139,7 @@ def judge(row: Row, heard: Sequence[Heard], expected: Sequence[Heard], at_s: flo
     pauses = [pause for mine in heard if (pause := mine.pause_s(at_s)) is not None]
     longest = max(pauses, default=0.0)
     if longest > row.pause_s:
-        wrong.append(f"a stream stood still for {longest:.1f} s")
+        wrong.append(f"a stream paused for {longest:.1f} s")
     return {
         "fault": row.name, "streams": len(heard), "same": same, "cut": cut, "refused": refused,
         "longest_pause_s": round(longest, 2), "allowed_pause_s": row.pause_s, "wrong": wrong,
@@ -158,7 +158,7 @@ def difference(mine: Heard, whole: Heard) -> str:
             at = next(
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
             )
-            return f"other text from character {at} of {len(theirs)} on: {ours[at : at + 60]!r}, not {theirs[at : at + 60]!r}"
+            return f"the text differs from character {at} of {len(theirs)} on: {ours[at : at + 60]!r}, not {theirs[at : at + 60]!r}"
         return f"other {name}: {ours}, not {theirs}"[:300]
     return "the same"
 

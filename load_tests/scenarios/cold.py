@@ -31,7 +31,7 @@ CLOCKS = {
     "a": "nothing runs, files cold",
     "b": "nothing runs, files cached",
     "c": "asleep in host memory",
-    "d": "swap: another sleeps for it",
+    "d": "swap: another model is put to sleep first",
     "e": "engine host killed",
     "e0": "the same without a standby",
 }
@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--clocks", default=",".join(CLOCKS))
     parser.add_argument("--threads", type=at_least_one, help="threads of the engine; torch's default if unset")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--folder", type=Path, default=Path(".cold"), help="where checkpoints are made and kept")
+    parser.add_argument("--folder", type=Path, default=Path(".cold"), help="folder for generated checkpoints")
     parser.add_argument("--peers", type=Path, help="the folder that `make peers` filled, to measure their starts too")
     parser.add_argument("--peer-flags", default="", help="of llama-server")
     parser.add_argument("--plot", type=Path, help="an SVG with every clock's timeline")

@@ -81,7 +81,7 @@ class Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"it ended with status {self._process.wait()}; its last words are in {self._log}")
+            raise RuntimeError(f"the runner ended with status {self._process.wait()}; see {self._log}")
         heard: dict[str, Any] = json.loads(line)
         return heard
 
@@ -115,7 +115,7 @@ class LlamaCpp:
             process.returncode = os.waitstatus_to_exitcode(status)
         lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
         if process.returncode != 0 or not lines:
-            raise RuntimeError(f"it ended with status {process.returncode}; its last words are in {self._log}")
+            raise RuntimeError(f"the runner ended with status {process.returncode}; see {self._log}")
         speed = lines[-1]["speed_pp" if task.measure == "prefill" else "speed_tg"]
         return Answer(speed, usage.ru_maxrss * 1024)
 

@@ -78,9 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cold", type=int, default=20, help="cold starts of each kind")
     parser.add_argument("--warm", type=int, default=2000, help="warm calls of each kind")
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, help="of load, per server and per period beside a hostile function"
-    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="of load per server and per period")
     parser.add_argument("--rounds", type=int, default=3, help="rounds of quiet and hostile periods in turns")
     parser.add_argument("--peers", type=Path, help="the folder that functions_setup.sh has filled")
     parser.add_argument(
@@ -284,11 +282,11 @@ def show(console: Console, results: dict[str, Any]) -> None:
             f"warm overhead p50 {results['warm_overhead_p50_ms']:.3f} ms (target {TARGETS['warm overhead']:g})"
         )
     if "first_token_ms" in results:
-        console.print(f"first token later by p50 {results['first_token_ms']['added_p50_ms']:.3f} ms (target 5)")
+        console.print(f"delay of the first token, p50: {results['first_token_ms']['added_p50_ms']:.3f} ms (target 5)")
 
 
 def beside_table(results: dict[str, Any]) -> Table:
-    names = ("a good one beside one that", "quiet p99", "beside p99", "ratio", "of each round", "max", "lost")
+    names = ("a function beside one that", "quiet p99", "beside p99", "ratio", "ratios by round", "max", "lost")
     table = Table(*names, box=None, header_style="bold")
     for row in results["rows"]:
         figures = (f"{row[key]:.2f}" for key in ("quiet_p99_ms", "beside_p99_ms", "ratio"))

@@ -182,7 +182,7 @@ class Bench:
         """Send requests under a fault, then again without one, and record differences."""
         bodies = [self._prompt() for _ in range(STREAMS)]
         disturbed = self._ask_all(bodies, "a", fault)
-        self._site.until(self._injector.is_whole, f"all is whole after {fault}", BACK_WITHIN_S)
+        self._site.until(self._injector.is_whole, f"every process works after {fault}", BACK_WITHIN_S)
         calm = self._ask_all(bodies, "a")  # a part of each prompt is cached by now, which must not change any token
         afresh = self._ask_all(bodies, f"tenant-{number}")  # a new tenant finds nothing cached
         for body, *answers in zip(bodies, disturbed, calm, afresh, strict=True):

@@ -200,7 +200,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
     if results["beside_idle_streams"]:
         console.print_json(data=results["beside_idle_streams"])
-    console.print("Milliseconds: of no router what it took, of routers what they added.", style="dim")
+    console.print("Milliseconds: the total without a router, the added time with one.", style="dim")
 
 
 if __name__ == "__main__":

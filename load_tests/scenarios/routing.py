@@ -140,7 +140,7 @@ def _results(
             "seed": TUNING_SEEDS[0], "traces": list(TUNED_ON), "load": "heavy", "requests": TUNING_REQUESTS,
             "ours": "by 40 variants of its terms at two tuning seeds and 6,000 requests, then 15 of its bounds at eight and 4,000, "
             "then 30 of its bounds and of declining at four to twelve and 3,000 to 10,000",
-            "others": "each by its grid alone, before second choices could decline",
+            "others": "each only by its grid, when second choices could not decline yet",
         },
         "network": {"sites": NUM_SITES, "routers": NUM_ROUTERS, "crashes": CRASHES, "partitions": PARTITIONS},
         "loads": {

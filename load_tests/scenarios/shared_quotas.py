@@ -129,15 +129,15 @@ def faults(results: dict[str, Any]) -> list[str]:
     found = [f"{name}: {statuses}" for name, statuses in results["failures"].items()]
     minute, day, away = results["minute"], results["day"], results["without_the_store"]
     if not minute["allowed"] - _unused(PER_MIN) <= minute["given"] <= minute["allowed"] + 1:
-        found.append(f"{minute['given']} requests in a minute of {minute['allowed']}")
+        found.append(f"{minute['given']} requests in a minute; the limit is {minute['allowed']}")
     if not OPEN - _unused(OPEN) <= results["open"]["most"] <= OPEN:
-        found.append(f"{results['open']['most']} at work of {OPEN}")
+        found.append(f"{results['open']['most']} open requests; the limit is {OPEN}")
     if not PER_DAY - _unused(PER_DAY) - STREAM_TOKENS * 2 <= day["tokens"] <= PER_DAY:
-        found.append(f"{day['tokens']} tokens of {PER_DAY}")
+        found.append(f"{day['tokens']} tokens; the limit is {PER_DAY}")
     if min(away["by_router"]) == 0:
         found.append("a router without its store admitted nothing")
     if away["given"] > NUM_ROUTERS * (PER_MIN + results["took_s"] * PER_MIN / 60 + 1):
-        found.append(f"{away['given']} requests without the store")
+        found.append(f"{away['given']} requests, too many, without the store")
     if away["settled_s"] is None or away["given_after"] > _unused(PER_MIN):
         found.append("usage during the store's outage is missing")
     return found

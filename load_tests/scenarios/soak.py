@@ -183,7 +183,7 @@ class Soak:
         async with self._post(self.random.choice(NONSENSE)) as answer:
             await answer.read()
             if answer.status < 400:
-                self.wrong.append(f"nonsense was answered with {answer.status}")
+                self.wrong.append(f"an invalid request was answered with {answer.status}")
             return "refused" if answer.status < 500 else str(answer.status)
 
     async def _attack(self, attack: Attack | None = None) -> str:
@@ -248,7 +248,7 @@ class Soak:
             cached.append((fields["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0))
         # Of the first tenant's prompt only the template's prefix may be cached, by its own earlier requests.
         if cached[1] > cached[0] + 16:
-            self.wrong.append(f"a tenant found {cached[1]} tokens of another's prompt cached")
+            self.wrong.append(f"{cached[1]} tokens of one tenant's prompt were cached for another")
         return "finished"
 
     # faults

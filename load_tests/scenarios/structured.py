@@ -90,7 +90,7 @@ def suite_schemas(checkout: Path) -> list[str]:
             if isinstance(case["schema"], dict):
                 found.setdefault(json.dumps(case["schema"]))
     if not found:
-        raise SystemExit(f"{checkout} has no tests/{SUITE_DRAFT}: it is no checkout of JSON Schema's test suite")
+        raise SystemExit(f"{checkout} has no tests/{SUITE_DRAFT}: it is not a checkout of JSON Schema's test suite")
     return list(found)
 
 
