@@ -1,4 +1,4 @@
-"""The front end's view of an engine host in a thread of the same process; needs only torch."""
+"""A client of an engine host that runs in a thread of the same process; needs only torch."""
 
 import asyncio
 import queue

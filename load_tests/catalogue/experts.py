@@ -18,7 +18,7 @@ Storage = Literal["plain", "int4", "mxfp4", "fp8"]
 
 
 def _distinct(tokens: int, experts: int, dtype: torch.dtype) -> Tensor:
-    """Return logits with no two equal in one row, in any type: whole numbers of sixteenths."""
+    """Return logits that are distinct within each row: multiples of 1/16, which every type represents."""
     rows = [torch.randperm(experts) - experts // 2 for _ in range(tokens)]
     return (torch.stack(rows) / 16 if rows else torch.empty(0, experts)).to(dtype)
 

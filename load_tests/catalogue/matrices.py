@@ -382,7 +382,7 @@ MANY_ROWS = Operation(
     triton="matrices.linear.gemv",
     reference=_plain_product,
     roundings=8,
-    arithmetic=24,  # a sum of four thousand fp32 products, as a GPU without matrix units for fp32 computes it
+    arithmetic=24,  # a sum of four thousand fp32 products, on a GPU without matrix units for fp32
     cases=(
         _gemv_case(33, 48, 128),
         _gemv_case(123, 42, 1431, biased=True),
