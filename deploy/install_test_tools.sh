@@ -1,6 +1,6 @@
 #!/bin/sh
-# Debian packages that some tests need: a C compiler, openssl's command, an OCI runtime, PostgreSQL, Chromium, what Mooncake
-# is linked with, promtool, systemd-analyze. Where they cannot be had, those tests are skipped.
+# Debian packages that some tests need: a C compiler, the openssl command, an OCI runtime, PostgreSQL, Chromium, libraries of
+# Mooncake, promtool, systemd-analyze. Tests whose packages are missing are skipped.
 missing=""
 command -v gcc >/dev/null || command -v cc >/dev/null || missing="$missing gcc libc6-dev"
 command -v openssl >/dev/null || missing="$missing openssl"

@@ -1,7 +1,7 @@
 """Install torch without surprises: `.venv/bin/python deploy/install_torch.py` (the Makefile's first step; standard library only).
 
-On a machine with an NVIDIA GPU, pip's own choice. Without one, never the multi-gigabyte CUDA build: a CPU build that the machine's own pip
-configuration offers comes first, then PyTorch's CPU index where it can be reached within two seconds, and otherwise a sentence, not a download.
+On a machine with an NVIDIA GPU, pip chooses the build. Otherwise the multi-gigabyte CUDA build is never installed. The script prefers a CPU build
+from the machine's pip configuration, then PyTorch's CPU index if it can be reached within two seconds; else it prints how to get one and fails.
 """
 
 import os
@@ -13,8 +13,8 @@ import sys
 import urllib.error
 import urllib.request
 
-RANGE = ">=2.11,<2.14"  # pyproject.toml's; a test compares the two
-PINNED = "2.13.0"  # asked for first: a bare range would take the newest CUDA build where no CPU build is offered
+RANGE = ">=2.11,<2.14"  # as in pyproject.toml; a test compares the two
+PINNED = "2.13.0"  # preferred: with a range, pip would take the newest CUDA build if there is no CPU build
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 REACH_TIMEOUT_S = 2.0
 
@@ -46,7 +46,7 @@ def has_gpu() -> bool:
 
 
 def cpu_build(versions: list[str]) -> str | None:
-    """The pinned version's CPU build, else the newest CPU build within the range, else None."""
+    """Return the pinned version's CPU build, else the newest CPU build in the range, else None."""
     builds = [
         version for version in versions if version.endswith("+cpu") and (2, 11) <= _release(version)[:2] < (2, 14)
     ]
@@ -60,7 +60,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _pypi_build_needs_cuda() -> bool:
-    """PyPI's own torch wheels bring CUDA on x86-64 Linux; elsewhere they are CPU (or Metal) builds."""
+    """Tell whether PyPI's torch wheel contains CUDA: on x86-64 Linux. Elsewhere it is a CPU or Metal build."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
@@ -73,7 +73,7 @@ def _installed() -> bool:
 
 
 def _pip_versions() -> list[str]:
-    """Versions of torch that pip can see with the machine's own configuration; asks for no metadata, hence downloads nothing."""
+    """Return the versions of torch that pip finds with the machine's configuration. Downloads nothing."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", "torch"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     listed = re.search(r"Available versions: (.*)", answer)

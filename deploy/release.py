@@ -1,7 +1,8 @@
-"""Build what a release consists of: `python deploy/release.py [--out dist]` (standard library and a C compiler; `make release`).
+"""Build the files of a release: `python deploy/release.py [--out dist]` (`make release`).
 
-A wheel with the CPU's library for five levels of x86-64, and SHA-256 sums of everything. The version is the tag's; between tags it is that of
-pyproject.toml with `.devN+gCOMMIT`. On another architecture the wheel is pure, and the library is compiled at the first start.
+The files are a wheel with the CPU kernels' library for five levels of x86-64, and SHA-256 sums. The version is the tag's; between tags it is that of
+pyproject.toml with `.devN+gCOMMIT`. On another architecture the wheel is pure Python, and the library is compiled at the first start. Needs the
+standard library and a C compiler.
 """
 
 import argparse
@@ -25,7 +26,7 @@ X86 = ("x86_64", "AMD64")
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build a release.")
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    parser.add_argument("--levels", help="only these levels of the CPU's library, with commas; all by default")
+    parser.add_argument("--levels", help="comma-separated levels of the CPU kernels' library; all by default")
     arguments = parser.parse_args()
     out = arguments.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ def main() -> int:
 
 
 def version_of(root: Path) -> str:
-    """Return the tag's version (v1.2.3), or the project's with what follows the last tag."""
+    """Return the version of the tag (v1.2.3), else the project's version with `.devN+gCOMMIT`."""
 
     def git(*words: str) -> str:
         done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
@@ -71,7 +72,7 @@ def set_version(project: Path, version: str) -> None:
 
 
 def build_levels(tree: Path, names: list[str] | None) -> None:
-    """Compile the library for each level into the tree, by the tree's own sources."""
+    """Compile the tree's CPU kernels for each level, into the tree."""
     code = (
         "import sys, pathlib; from pilotlight.kernels.cpu import build; from pilotlight.kernels.cpu.shipped import levels\n"
         "for level in levels.LEVELS:\n"
@@ -93,7 +94,7 @@ def build_wheel(tree: Path, out: Path) -> Path:
 
 
 def newest_glibc(tree: Path) -> str:
-    """Return the newest version of glibc that the libraries ask for, as a wheel's tag writes it."""
+    """Return the newest glibc version that the libraries need, as in a wheel's tag ("2_34")."""
     found = set()
     for library in (tree / "kernels/cpu/shipped").glob("*.so"):
         found |= set(re.findall(rb"GLIBC_(\d+)\.(\d+)", library.read_bytes()))
@@ -102,7 +103,7 @@ def newest_glibc(tree: Path) -> str:
 
 
 def retag(wheel: Path, platform_tag: str) -> Path:
-    """Give a wheel the tag of its platform: any Python 3 of it may have it."""
+    """Tag a wheel with its platform; any Python 3 on the platform can install it."""
     subprocess.run(
         [sys.executable, "-m", "wheel", "tags", "--remove", "--platform-tag", platform_tag, str(wheel)],
         check=True,

@@ -1,3 +1,3 @@
-"""Clients, scenarios and records: how fast, how steady, against whom.
+"""Measurements of speed and reliability, comparisons with other projects, and their records.
 
-Talks HTTP; imports kernels/ and policies, never a server's insides."""
+Scenarios talk to whole networks over HTTP; kernels, the engine and routing policies are also measured in-process."""

@@ -1,7 +1,7 @@
 """Callbacks assigned after construction: attributes that another object sets to a callable.
 
-"Go to definition" ends at such an attribute. They are found in the source alone: an attribute counts when its annotation anywhere says Callable (or
-an alias of one), or when the assigned value is a lambda, a `partial` or a function by its name.
+"Go to definition" ends at such an attribute. Only the source is analysed. An attribute counts if any annotation of it is Callable (or an alias), or
+if a lambda, a `partial` or the name of a function is assigned to it.
 """
 
 import ast
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 
 class Assignment(NamedTuple):
-    file: str  # relative to the tree
+    file: str  # path relative to the tree
     line: int
-    target: str  # as written: `link.sink`
+    target: str  # the target as written, such as `link.sink`
     function: str  # qualified name of the function that contains the assignment
 
 
@@ -55,7 +55,7 @@ def _annotated(tree: ast.Module, aliases: set[str]) -> Iterator[str]:
 
 
 def _is_callable(annotation: ast.expr, aliases: set[str]) -> bool:
-    """Tell whether an annotation is `Callable[...]` or that with None; a list of callables is not."""
+    """Tell whether an annotation is `Callable[...]`, or that `| None`, but not a list of callables."""
     if isinstance(annotation, ast.BinOp):
         return _is_callable(annotation.left, aliases) or _is_callable(annotation.right, aliases)
     head = annotation.value if isinstance(annotation, ast.Subscript) else annotation

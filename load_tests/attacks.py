@@ -1,7 +1,7 @@
 """Attacks on a network's HTTP servers, and their effect on other clients.
 
-Each attack is compared with well-formed requests of equal number and size. `CASES` are whole requests whose answers are known: a refusal by name, or
-a plain answer. `Neighbour` is another client, which requests /livez.
+Each attack is compared with well-formed requests of equal number and size. `CASES` are complete requests whose statuses are known. `Neighbour` is
+another client, which requests /livez.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ ENDED = REFUSED | {0}
 class Attack:
     """A request that is sent again and again.
 
-    `build` returns its body; `answers` are the statuses it may get, 0 a closed connection.
+    `build` returns its body; `answers` are the statuses it may get, where 0 is a closed connection.
     """
 
     name: str
@@ -156,7 +156,7 @@ async def ask(url: str, request: bytes, timeout_s: float = 60.0) -> int:
 
 
 class Neighbour:
-    """Another client: /livez every 10 ms, on a new connection each, timed from when it was due."""
+    """Another client: it requests /livez every 10 ms, and counts latency from the scheduled time."""
 
     def __init__(self, url: str, pids: tuple[int, ...] = ()) -> None:
         self._url = url

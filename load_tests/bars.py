@@ -9,7 +9,7 @@ _LABELS, _WIDTH, _BAR, _GAP, _TOP = 250, 420, 9, 8, 52  # pixels
 
 class Group(NamedTuple):
     label: str
-    shares: dict[str, float]  # by series; 1 is the whole
+    shares: dict[str, float]  # share by series, 0 to 1
 
 
 def draw(title: str, groups: list[Group]) -> str:

@@ -1,7 +1,7 @@
 """`make docs`: build the documentation site (build/docs); fail for any warning.
 
-Warnings are broken links, missing pages and pages that nothing links to. Copies every page of zensical.toml to build/docs-source, at the same place
-as in the repository, so that links between pages work in both; then the files that pages link to. A link to a folder becomes its text.
+Warnings are broken links, missing pages and pages that nothing links to. Copies every page of zensical.toml to build/docs-source, with its path in
+the repository, so that links between pages work in both; then copies the files that pages link to. A link to a folder is replaced by its text.
 """
 
 import re
@@ -50,7 +50,7 @@ def copy(page: str) -> None:
 
 
 def _link(found: re.Match[str], file: Path) -> str:
-    """Return a link as the site has it: a folder's becomes its text; a linked file is copied."""
+    """Return a link for the site: a link to a folder becomes plain text; a linked file is copied."""
     _, text, path, _ = found.groups()
     linked = (file.parent / path).resolve()
     if "://" in path or not linked.is_relative_to(ROOT):

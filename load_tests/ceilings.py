@@ -12,7 +12,7 @@ from pilotlight.kernels.cpu import library, pages
 from pilotlight.kernels.matrices.linear import linear
 
 _GPU, _CPU = "cuda", "cpu"
-_BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # far beyond every cache
+_BYTES = {_CPU: 1 << 30, _GPU: 4 << 30}  # much larger than any cache
 # rows, inner, columns: square, and shaped like the product of a prompt and weights
 _MATMULS = {
     _CPU: [(2048, 2048, 2048), (512, 1024, 8192), (4096, 1024, 4096)],
@@ -23,7 +23,7 @@ NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16"}
 
 
 class Ceilings:
-    """Limits that are measured several times during a benchmark, because a shared machine changes."""
+    """Limits that are measured several times during a benchmark, because a shared machine's speed changes."""
 
     def __init__(self, device: torch.device, dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float32)) -> None:
         self._device = device
@@ -53,7 +53,7 @@ class Ceilings:
         return self._memory.nbytes / self._best_s(self._read_once) / 1e9
 
     def summary(self) -> dict[str, float]:
-        """Return the best of each round, and the median over rounds. A copy counts both directions."""
+        """Return the median over rounds of each round's best rate. A copy counts bytes read and bytes written."""
         return {
             "read_gb_per_s": statistics.median(self._read),
             "copy_gb_per_s": statistics.median(self._copy),
@@ -79,7 +79,7 @@ class Ceilings:
 
 
 def main() -> None:
-    """Answer each line on stdin: the current read bandwidth, or one more measurement with the summary."""
+    """Answer each line on stdin with the current read bandwidth, or with the summary after one more round."""
     import json
     import sys
 

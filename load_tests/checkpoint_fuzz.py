@@ -3,8 +3,8 @@
 `python -m load_tests.checkpoint_fuzz [--minutes 1] [--seed 1] [--only KIND] [--out FILE]`
 
 Random changes of well-formed files go to the project's readers in guarded child processes. Outcomes are counted for each kind: accepted, refused with
-the reader's own error, another exception, or the end of the child. Each of the last two is printed, or written to a file, one JSON object per line
-with the bytes in base64. The exit status is 1 if there was any.
+the reader's own error, another exception, or the end of the child. Inputs with one of the last two outcomes are printed, or written to a file, one
+JSON object per line with the bytes in base64. If there were any, the exit status is 1.
 """
 
 import argparse
@@ -323,7 +323,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--out", type=Path, help="a file for what no reader refused by its own error")
+    parser.add_argument("--out", type=Path, help="a file for inputs that caused another exception or ended a child")
     asked = parser.parse_args(argv)
     rng, pool = random.Random(asked.seed), GuardedPool(1)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in asked.only}
@@ -341,7 +341,7 @@ def main(argv: list[str]) -> int:
         except JobEndedError as error:
             outcome, message = error.reason, str(error)
         counts[kind]["refused" if outcome in REFUSALS else outcome] += 1
-        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):  # the limits exist for this
+        if outcome in REFUSALS or (kind == "template" and outcome in ("cpu", "memory")):  # limits may end templates
             continue
         found = {"kind": kind, "outcome": outcome, "message": message[:300], "base64": b64encode(case.content).decode()}
         if asked.out is None:

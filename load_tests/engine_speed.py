@@ -43,7 +43,7 @@ WARM_UPS, REPEATS, LEAST_REPEATS = (
     3,
 )
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
-SERVED_STEPS = 24  # steps of an engine; as many run first, to record graphs and settle
+SERVED_STEPS = 24  # timed steps of an engine; as many untimed ones run first, to record graphs
 
 
 def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> DenseConfig:
@@ -55,7 +55,7 @@ def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_head
 
 
 SHAPES = {
-    "8b": llama_shape(4096, 14336, 32, 32, 8, 128256),  # Llama 3.1 8B's
+    "8b": llama_shape(4096, 14336, 32, 32, 8, 128256),  # the shape of Llama 3.1 8B
     "3b": llama_shape(3072, 8192, 28, 24, 8, 32000),
     "0.5b": llama_shape(1024, 4096, 28, 16, 8, 32000),
     "tiny": llama_shape(256, 704, 4, 4, 2, 2048),
@@ -81,7 +81,7 @@ class RandomWeights(WeightStorage):
         task()
 
     def __contains__(self, name: str) -> bool:
-        return name.startswith("model.")  # as in a checkpoint with a separate head
+        return name.startswith("model.")  # the weights of a checkpoint with a separate head
 
 
 def make_runner(config: DenseConfig, device: torch.device, dtype: torch.dtype, kv_tokens: int) -> ModelRunner:
@@ -118,7 +118,7 @@ def kv_bytes_per_token(config: DenseConfig, dtype: torch.dtype) -> int:
 def prefill_flops(config: DenseConfig, tokens: int) -> float:
     """Return the operations of a prompt's matrix products.
 
-    2 per weight and token, and causal attention's 4 per head element and pair, halved; one row of logits.
+    These are 2 per weight and token, 4 per head element and pair of causal attention, halved, and one row of logits.
     """
     per_token = weight_bytes(config, torch.uint8) - config.vocab_size * config.hidden_size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * tokens * tokens
@@ -128,7 +128,7 @@ def prefill_flops(config: DenseConfig, tokens: int) -> float:
 def steps_of(batches: SequenceOf[int], prompts: SequenceOf[int], vocab_size: int) -> dict[str, tuple[int, StepInput]]:
     """Return steps by name: decodes of batches after DECODE_CONTEXT tokens each, and prompts.
 
-    With each step, the number of tokens that it computes.
+    Each step comes with the number of tokens that it computes.
     """
     blocks = -(-(DECODE_CONTEXT + 1) // BLOCK_SIZE)
     steps = {}
@@ -156,7 +156,7 @@ def compute(runner: ModelRunner, step: StepInput) -> None:
 
 
 def step_s(runner: ModelRunner, step: StepInput, share_s: float) -> tuple[float, int]:
-    """Return the median wall time of a step and the number of steps, as many as the share of time allows."""
+    """Return the median wall time of a step, and the number of steps that fit into the share of time."""
     device = runner.kv_cache.device
 
     def work() -> None:
@@ -253,7 +253,7 @@ def prefill_speed(
 def launches(work: Callable[[], object]) -> tuple[dict[str, Any], float | None]:
     """Count the kernels of one step and the seconds that they keep the device busy.
 
-    Without the driver's profiling, the result contains only that.
+    If the driver's profiling is unavailable, the result contains only the reason.
     """
     from torch.profiler import ProfilerActivity, profile
 

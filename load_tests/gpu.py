@@ -25,12 +25,12 @@ ROOT = Path(__file__).parents[1]
 NO_GPU, TOO_LATE = 3, 124
 CHECK_S = 440.0
 LAST_WORDS_S = 20.0
-REHEARSAL_S = 3600.0  # with two cores that may also do other work; a GPU machine has sixteen
+REHEARSAL_S = 3600.0  # the limit on a machine with two busy cores; a GPU machine has sixteen
 # The suites that a bare GPU machine can run: kernels, and the engine in-process (no msgspec, pyzmq, starlette, pydantic there).
 CHECKED = ("tests/kernels", "tests/engine")
-# Benchmarks, with the most seconds that each may take in all: twice its repeat time, because checking and compiling come on top. The results of the
-# tuner are used by the others.
-_REHEARSED = 5  # how many times as long a check may take
+# Benchmarks with the time limit of each: twice its repeat time, because checking and compiling take time, too. The others use the results of the
+# tuner.
+_REHEARSED = 5  # in a rehearsal, a benchmark may take this many times as long
 BENCHES = {
     "load_tests.scenarios.tune": 60.0,
     "load_tests.scenarios.engine": 120.0,
@@ -45,9 +45,9 @@ def main() -> int:
     parser.add_argument(
         "--rehearse",
         action="store_true",
-        help="on the CPU, small: shows that the command works; records only under $OUT",
+        help="run small cases on the CPU, to test the command; records only under $OUT",
     )
-    parser.add_argument("--only", nargs="+", help="of a check: paths to test; of a bench: its modules")
+    parser.add_argument("--only", nargs="+", help="paths to test for a check; modules to run for a bench")
     options = parser.parse_args()
     import torch
 
@@ -122,8 +122,8 @@ def run_within(command: list[str], limit_s: float, environment: dict[str, str] |
 def plugins(device: str) -> list[str]:
     """Return the options of the pytest plugins that are installed.
 
-    With pytest-xdist several processes, since most of the time goes into compiling on the host; with pytest-timeout a limit for each test: on a GPU a
-    limit for the process, as a signal does not interrupt a wait for a kernel.
+    pytest-xdist runs several processes, since most of the time goes into compiling on the host. pytest-timeout limits each test; on a GPU it ends the
+    process, because a signal does not interrupt a wait for a kernel.
     """
     options = ["--timeout=120"] if importlib.util.find_spec("pytest_timeout") is not None else []
     if options and device == "cuda":

@@ -163,7 +163,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, help="a file for what ended a child")
+    parser.add_argument("--out", type=Path, help="a file for the inputs that ended a child")
     asked = parser.parse_args(argv)
     rng, pool = random.Random(asked.seed), GuardedPool(1)
     counts: dict[str, Counter[str]] = {kind: Counter() for kind in ("json_schema", "regex", "lark")}

@@ -1,8 +1,8 @@
 """`python -m load_tests.house`: measure in the source how easily packages can be read and changed.
 
-Measures folders, circles, levels, names, and what tests use of the inside. Prints a table and exits with 1 if a measure is worse than its limit, so
-that CI keeps what was reached. `--tree FOLDER` measures another checkout, `--list` names the places that each measure counted. The measures of a
-running request (density, files, tasks) are those of load_tests/request_path.py.
+Measures folder sizes, import cycles and levels, names, and the internals that tests use. Prints a table and exits with 1 if a measure is worse than
+its limit, so that CI keeps what was reached. `--tree FOLDER` measures another checkout, `--list` names the places that each measure counted. The
+measures of a running request (density, files, tasks) are those of load_tests/request_path.py.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from load_tests.intrusions import Suite
 ROOT = Path(__file__).parents[1]
 NO_PRODUCT = {"tests", "load_tests", "examples", "training", "docs", "deploy", "pilotlight"}
 PREFIX = "pilotlight."
-# Folders whose files repeat the names of others on purpose: implementations of one kernel, and the bindings' classes inside functions.
+# Folders whose files intentionally have the names of files elsewhere: implementations of one kernel, and the bindings' classes inside functions.
 MIRRORS = ("kernels/triton/", "kernels/cpu/", "functions/sdk/")
 
 
@@ -32,8 +32,8 @@ class Measure(NamedTuple):
 
 
 class Module(NamedTuple):
-    name: str  # dotted, without the product's name
-    file: str  # relative to the tree
+    name: str  # dotted name, without the product's name
+    file: str  # path relative to the tree
     tree: ast.Module
 
 
@@ -77,7 +77,7 @@ def _modules(root: Path, package: str) -> Iterator[Module]:
 
 
 def measures(house: House) -> list[Measure]:
-    """Measure a tree. The limits are what has been reached: they only fall."""
+    """Measure a tree. Each limit is the best value reached so far, so limits only fall."""
     full = crowded(house)
     packages = {package: levels(house, package) for package in house.packages}
     folders = {folder: levels(house, folder) for folder in sub_packages(house)}
@@ -158,7 +158,7 @@ def sub_packages(house: House) -> list[str]:
 
 
 def levels(house: House, package: str) -> int:
-    """Return the longest chain of modules in a package that import one another; a circle counts as one."""
+    """Return a package's longest chain of modules that import one another; a cycle counts as one."""
     inside = {name for name in house.modules if name == package or name.startswith(f"{package}.")}
     graph = {name: house.imports[name] & inside for name in inside}
     place = {name: number for number, component in enumerate(components(graph)) for name in component}
@@ -190,7 +190,7 @@ def assigned_outside(house: House) -> Iterator[str]:
 
 
 def _placeholders(tree: ast.Module) -> Iterator[str]:
-    """Yield public attributes that an `__init__` sets to None and nothing else of the class sets."""
+    """Yield public attributes that `__init__` sets to None and no other method of the class sets."""
     for owner in ast.walk(tree):
         if not isinstance(owner, ast.ClassDef):
             continue
@@ -227,7 +227,7 @@ def _outside_assignments(tree: ast.Module) -> Iterator[tuple[ast.Assign, ast.Att
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout to measure")
-    parser.add_argument("--list", action="store_true", help="name what each measure counted")
+    parser.add_argument("--list", action="store_true", help="name the places that each measure counted")
     arguments = parser.parse_args()
     found = measures(House(arguments.tree.resolve()))
     for measure in found:

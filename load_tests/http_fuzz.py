@@ -3,8 +3,8 @@
 `python -m load_tests.http_fuzz [--requests 10000] [--seed 1]`
 
 Mutated requests are sent to all three, each over a new connection, with one application that records the requests it gets. A server's verdict is the
-list of requests that its application saw (method, target, headers, body) and whether it refused the bytes after them. Each difference must fall into
-one of the classes of `why`, which explain why the servers differ; any other is printed, and the exit status is 1.
+list of requests that its application saw (method, target, headers, body) and whether it refused the bytes after them. `why` classifies the known
+reasons for a difference; any other difference is printed, and the exit status is 1.
 """
 
 import argparse
@@ -223,7 +223,7 @@ async def cases(count: int, seed: int) -> list[Case]:
         async def judged(data: bytes) -> Case:
             async with at_once:
                 found = await asyncio.gather(*(target.verdict(data) for target in targets.values()))
-            if len(set(found)) > 1:  # a difference that only a busy machine causes does not count
+            if len(set(found)) > 1:  # unstable verdicts are an effect of a busy machine and do not count
                 async with alone:
                     found = [await target.verdict(data, 3 * ANSWER_S) for target in targets.values()]
             return Case(data, dict(zip(targets, found, strict=True)))
@@ -255,14 +255,14 @@ PARSER_RULES: dict[str, Callable[[bytes], bool]] = {
     "llhttp: a target is a path, an absolute URL or *, in visible ASCII": lambda data: any(
         not TARGET.fullmatch(line.partition(b" ")[2].partition(b" ")[0]) for line in _first_lines(data)
     ),
-    "llhttp: one framing, in digits": lambda data: len(_values(data, b"content-length") + _values(data, b"transfer-encoding")) > 1
+    "llhttp: one length, in digits or by chunks": lambda data: len(_values(data, b"content-length") + _values(data, b"transfer-encoding")) > 1
     or any(not value.isdigit() for value in _values(data, b"content-length")),
-    "llhttp: a chunk's size is hexadecimal digits, and its data as long": lambda data: b"chunked" in data.lower(),
+    "llhttp: a chunk's size is hexadecimal digits, and its data has that size": lambda data: b"chunked" in data.lower(),
 }  # fmt: skip
 
 
 def _first_lines(data: bytes) -> list[bytes]:
-    """Return the lines where a request may start."""
+    """Return the lines at which a request may start."""
     return [
         data.lstrip(b"\r\n").partition(b"\r\n")[0],
         *re.findall(rb"\S+ [^\r\n]* HTTP/[^\r\n]*|(?:GET|POST) [^\r\n]+", data),
@@ -281,10 +281,10 @@ def _values(data: bytes, name: bytes) -> list[bytes]:
 LOOSE: dict[str, Callable[[bytes], bool]] = {
     "empty lines before and after a request are skipped (RFC 9112, 2.2)": lambda data: data.startswith((b"\r", b"\n"))
     or bool(re.search(rb"\n\r?\n\r?\n|\n\r\n\r|\r\n\r\n.*\r\n?$", data, re.S)),
-    "more than one space in a request's first line is passed over (RFC 9112, 3)": lambda data: any(b"  " in line for line in _first_lines(data)),
-    "a wish for another protocol is passed over, and its body read (RFC 9110, 7.8)": lambda data: bool(re.search(rb"(?i)upgrade", data)),
+    "more than one space in a request's first line is ignored (RFC 9112, 3)": lambda data: any(b"  " in line for line in _first_lines(data)),
+    "a wish for another protocol is ignored, and its body is read (RFC 9110, 7.8)": lambda data: bool(re.search(rb"(?i)upgrade", data)),
     "bytes after a request that asks for the connection to close are ignored": lambda data: b"close" in data or b"HTTP/1.0" in data,
-    "a target's authority is not looked at": lambda data: b"://" in data,
+    "a target's authority is not checked": lambda data: b"://" in data,
 }  # fmt: skip
 
 
@@ -299,9 +299,9 @@ def why(case: Case, other: str) -> str:
     if own.is_refused == its.is_refused and len(ours) == len(theirs):
         return "equal, presented differently: trailers among headers, absolute targets, fragments, `upgrade`"
     if own.is_refused and its.is_refused and len(ours) > len(theirs):
-        return "whole requests before what is refused are answered"
+        return "complete requests before the refused bytes are answered"
     if own.is_refused and not its.is_refused and len(ours) == len(theirs):
-        return "it waits for more before it judges"
+        return "the other server waits for more bytes before it decides"
     is_stricter = len(ours) < len(theirs) or (own.is_refused and not its.is_refused)
     strict = OWN_RULES if other == "uvicorn" else PARSER_RULES | OWN_RULES  # uvicorn uses the same parser
     rules, word = (strict, "ours is stricter") if is_stricter else (LOOSE, "ours is looser")

@@ -1,4 +1,4 @@
-"""The front end's view of an engine host in a thread of the same process; needs only torch."""
+"""A client of an engine host that runs in a thread of the same process; needs only torch."""
 
 import asyncio
 import queue
@@ -84,6 +84,6 @@ class _QueueTransport:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[Argument], None], argument: Argument) -> None:
-    # A closed loop has no waiter left; the host's thread finds its Shutdown, or ends with the process.
+    # RuntimeError: the loop is closed, so nothing waits for the event. The host's thread still gets its Shutdown, or ends with the process.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, argument)

@@ -1,6 +1,6 @@
-"""The use of the product's inside by tests: patched names, private attributes and sleeps.
+"""The use of the product's internals by tests: patched names, private attributes and sleeps.
 
-Each makes a change of the code more expensive. `python -m load_tests.house` counts them, against limits that only fall.
+Each use makes a change of the code more expensive. `python -m load_tests.house` counts them, against limits that only fall.
 """
 
 import ast

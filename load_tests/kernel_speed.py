@@ -1,7 +1,8 @@
 """The speed of one call of an operation, after its result is checked against its formula in fp64.
 
-Timed beside torch's own, and compared with its floor: the bytes that the call must read and write and the products it must compute, at the ceilings
-that this device reached in the same run. Arguments exist in several copies, so that no call finds its own in the cache. Knows no single operation.
+It is timed beside torch's own functions and compared with its floor: the time for the bytes that the call must read and write and the products it
+must compute, at the ceilings that this device reached in the same run. Arguments exist in several copies, so that no call finds its own in the cache.
+Independent of the operation.
 """
 
 import math
@@ -30,10 +31,10 @@ from load_tests.timing import Contender, Work, take_turns
 
 _MOST_ROUNDS = 50
 _MOST_COPIES = 64
-_GPU_CALLS = 20  # the fewest calls in one graph: events count in half microseconds, and some kernels take five
-# If the system does not report the size of the last cache. Copies must exceed it twice over.
+_GPU_CALLS = 20  # fewest calls in one graph: events have a resolution of 0.5 us, and some kernels take 5 us
+# Assumed size of the last cache if the system reports none. Copies must be at least twice as large.
 _CPU_CACHE = 32 << 20
-# Elements checked at once: in double precision, with a formula's intermediate results, each takes some ten times 8 bytes.
+# Elements checked at once. With a formula's fp64 intermediate results, each element takes about 80 bytes.
 _PART = {"cpu": 1 << 22, "cuda": 1 << 28}
 Limits = dict[str, float]
 
@@ -52,7 +53,7 @@ def measure(
 ) -> dict[str, Any]:
     dtype = storage_type(operation, device)
     torch.manual_seed(0)
-    # On a CPU it is the default anyway, and the context would add a microsecond to each of torch's calls, which a wall clock shows.
+    # The CPU is torch's default device, and the context would add a measurable microsecond to each of torch's calls.
     with torch.device(device) if device.type == "cuda" else nullcontext():
         arguments = case.make(dtype)
         cost = operation.cost(arguments)
@@ -62,7 +63,7 @@ def measure(
         for name, rival in operation.rivals.items():
             try:
                 contenders[name] = Contender(device, calls(rival, copies, device))
-            except Exception as refusal:  # it cannot do this call on this device: the table contains why
+            except Exception as refusal:  # it cannot do this call on this device; the table shows the reason
                 absent[name] = f"{type(refusal).__name__}: {refusal}".splitlines()[0][:150]
         timed = take_turns(contenders, share_s, _MOST_ROUNDS)
     medians_us = {name: 1e6 * statistics.median(times.times_s) for name, times in timed.items()}
@@ -136,7 +137,7 @@ def checked(operation: Operation, arguments: Arguments, dtype: torch.dtype) -> f
             actual = cut(name, results[name])
             if not expected.is_floating_point():
                 if not torch.equal(actual, expected):
-                    raise WrongError(f"{name} differs from its formula's")
+                    raise WrongError(f"{name} differs from the result of its formula")
                 continue
             error, explained = relative_error(expected, actual), operation.tolerance(dtype, actual.dtype)
             if not error <= explained:
@@ -148,7 +149,7 @@ def checked(operation: Operation, arguments: Arguments, dtype: torch.dtype) -> f
 def _parts(operation: Operation, arguments: Arguments) -> Iterator[tuple[Arguments, Callable[[str, Tensor], Tensor]]]:
     """Yield the call for the formula, in parts small enough for double precision if it can be cut.
 
-    With each part a function that cuts a result in the same way.
+    Each part comes with a function that cuts a result in the same way.
     """
     elements = sum(x.numel() for x in tensors(arguments))
     rows = arguments[operation.rows[0]].shape[0] if operation.rows else 0

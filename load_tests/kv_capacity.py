@@ -33,14 +33,14 @@ MODELS = (
     PublishedModel("Gemma-3-27B", 16, 128, tuple(None if i % 6 == 5 else 1024 for i in range(62)), 131_072, 16),
     PublishedModel("gpt-oss-20b", 8, 64, tuple(None if i % 2 else 128 for i in range(24)), 131_072, 16),
     PublishedModel("Mistral-7B-v0.1", 8, 128, (4096,) * 32, 32_768, 16),
-    # Its layers with chunked attention keep no more than a window of the chunk's length.
+    # Layers with chunked attention keep only a window of the chunk's length.
     PublishedModel("Llama-4-Scout", 8, 128, tuple(None if i % 4 == 3 else 8192 for i in range(48)), 1_048_576, 56),
 )
 
 
 class FittingTokens(NamedTuple):
-    before: int  # tokens, when every layer keeps every token
-    after: int  # tokens of sequences of one length
+    before: int  # tokens that fit if every layer keeps every token
+    after: int  # tokens that fit in sequences of the model's context length
     longest: int | None  # the longest single sequence that fits; None if only the model limits it
 
 

@@ -1,4 +1,4 @@
-"""The cost of KV bookkeeping per step: checking generations, computing how much each model could have.
+"""The cost of KV bookkeeping per step: checking generations, and computing models' memory limits.
 
 `measure` is called by larger benchmarks with their own runner; run as a program, this prints a table for a small shape, where the share of a step is
 largest.
@@ -29,7 +29,7 @@ _HOST = torch.device("cpu")
 def measure(runner: ModelRunner, batch: int = BATCH, blocks: int = BLOCKS) -> dict[str, Any]:
     """Return the milliseconds of a decode step and of its check, and the share.
 
-    The tables overlap, so that no memory is needed for `batch` contexts; the step is faster for it, and the share larger.
+    The tables overlap, so that no memory is needed for `batch` contexts; this makes the step faster and the share larger.
     """
     assert len(runner.kv_cache) >= blocks + batch, f"the runner needs {blocks + batch} blocks"
     pool = BlockPool(len(runner.kv_cache))

@@ -20,7 +20,7 @@ from pilotlight.wire.hop.status import SiteStatus, decode_status
 
 ROOT = Path(__file__).parents[1]
 READY = "Pilotlight is ready: "
-# All clients of a measurement share one address.
+# All clients of a measurement share one address, so its limits are raised.
 DOOR = "\n[door]\nmax_connections_per_client = 20_000\nmax_open_per_client = 20_000\n"
 
 
@@ -44,9 +44,9 @@ class LocalNetwork:
     ) -> None:
         """Describe the network to run.
 
-        `tree`: the checkout that is run; `num_sites`: how many of the sites that it ships are used, from the first, by default all;
-        `network_settings`, `site_settings`: TOML that is appended to the network's file, and to every site's, in which ROUTER is replaced with the
-        router's URL; `engine_settings`: lines for every site's table of that name; `model`: replaces the models of all sites' files.
+        `tree`: the checkout that is run. `num_sites`: how many of its shipped sites are used, all by default. `network_settings`: TOML that is
+        appended to the network's file. `site_settings`: TOML that is appended to every site's file; ROUTER in it is replaced with the router's URL.
+        `engine_settings`: lines for the engine table of every site's file. `model`: replaces the models in all sites' files.
         """
         self._model = model
         self._tree, self._num_sites = tree, num_sites

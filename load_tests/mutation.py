@@ -1,8 +1,7 @@
 """Mutants: a file of the product with one small change each, such as `<=` for `<`.
 
-A suite is as good as the share of them that it notices.
-
-Changes are made only inside functions, where a test can meet them, and never to docstrings, annotations or log lines.
+The share of mutants that a suite notices measures its quality. Only code inside functions is changed, because tests run it, but no docstrings,
+annotations or log lines.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Remove files from the page cache, and measure how much of them is in it.
+"""Remove files from the page cache, and measure their cached share.
 
 A cold start needs them removed; the kernel may keep them, so the result must be checked.
 """
@@ -12,10 +12,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def drop(files: list[Path]) -> float:
-    """Ask the kernel to drop the files from its cache; return the share that is still cached.
-
-    0: all dropped.
-    """
+    """Ask the kernel to drop the files from its cache; return the share that is still cached."""
     for file in files:
         fd = os.open(file, os.O_RDONLY)
         try:

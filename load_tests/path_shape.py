@@ -1,7 +1,7 @@
-"""The share of the opened files that belongs to the path of one traced request.
+"""The extent of the path of one traced request, compared with the files that a reader opens for it.
 
-Density, files opened for few functions, and the files of ARCHITECTURE's walk. Knows the source and a list of functions, not how they were traced
-(request_path.py).
+Measures density, files opened for few functions, and the files of ARCHITECTURE's walk. Knows the source and a list of functions, not how they were
+traced (request_path.py).
 """
 
 import ast
@@ -21,8 +21,8 @@ class PathShape(NamedTuple):
     """
 
     lines_run: int
-    lines_opened: int  # of all files that have a function on the path
-    files_for_few: list[str]  # entered for FEW functions or fewer
+    lines_opened: int  # lines of all files that have a function on the path
+    files_for_few: list[str]  # files entered for FEW functions or fewer
     walk_files: int
     walk_steps: int
     walk_lines: int  # lines of the path in the files that the walk names

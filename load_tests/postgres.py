@@ -16,7 +16,7 @@ import psutil
 
 _SETTINGS = (
     "listen_addresses=", "fsync=off", "shared_buffers=16MB", "max_connections=30",
-    "dynamic_shared_memory_type=mmap",  # in its folder: files that a killed server leaves in /dev/shm are never removed
+    "dynamic_shared_memory_type=mmap",  # keeps shared memory in its folder: files that a killed server leaves in /dev/shm are never removed
 )  # fmt: skip
 
 
@@ -47,7 +47,7 @@ class Postgres:
         assert self._process is not None
         self._signal(signal.SIGKILL)
         self._process.wait()
-        # Its shared memory is released with its last child; a new server does not have to wait.
+        # Shared memory is released with the last child, so a new server need not wait.
         (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
 
     def stop(self) -> None:

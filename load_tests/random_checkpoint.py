@@ -1,7 +1,7 @@
 """Checkpoints of Llama's shape with random weights, of any size, with Ember's tokenizer.
 
-Written without ever being whole in memory. The bytes are slices of one block of random numbers: readers of weights see no difference, and three
-billion of them are written at the disk's speed.
+A checkpoint is written in parts, so it need not fit in memory. The bytes are slices of one block of random numbers: readers of weights see no
+difference, and three billion of them are written at the disk's speed.
 """
 
 import json
@@ -31,7 +31,7 @@ class Shape(NamedTuple):
 SHAPES = {
     "50m": Shape(512, 1536, 8, 8, 4, 64),
     "3b": Shape(3072, 8192, 30, 24, 8, 128),
-    "8b": Shape(4096, 14336, 32, 32, 8, 128, context=16384),  # Llama 3.1 8B's, with a small vocabulary
+    "8b": Shape(4096, 14336, 32, 32, 8, 128, context=16384),  # the shape of Llama 3.1 8B, with a small vocabulary
 }
 
 
@@ -65,7 +65,7 @@ def ember_vocab() -> int:
 def add_tokenizer(directory: Path) -> None:
     """Add Ember's tokenizer.
 
-    It has fewer tokens than larger vocabularies: the other ids are never text.
+    It has fewer tokens than larger vocabularies: the other ids have no text.
     """
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(EMBER / name, directory / name)

@@ -1,6 +1,6 @@
 """Records: one JSON file per measurement with its machine, versions, commit and date.
 
-README figures come from these.
+The figures of README.md and docs/ come from these files.
 """
 
 import importlib.metadata
@@ -58,7 +58,7 @@ def spread(values: list[float], digits: int = 3) -> dict[str, float]:
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return the same with p50, p95 and p99, each a measured value."""
+    """Return `spread` with p50, p95 and p99, each a measured value."""
     ordered = sorted(values)
     at = {f"p{share}": round(ordered[int(share / 100 * (len(ordered) - 1))], 3) for share in (50, 95, 99)}
     return {**spread(values), **at}
@@ -80,9 +80,9 @@ def describe_machine() -> dict[str, Any]:
 
 @cache
 def commit() -> str:
-    """Return the commit, with a plus sign when the tree differs from it.
+    """Return the commit, with a plus sign if the tree differs from it.
 
-    Without git, $PILOTLIGHT_COMMIT.
+    Without git, return $PILOTLIGHT_COMMIT.
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")

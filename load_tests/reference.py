@@ -54,7 +54,7 @@ def configuration() -> str:
 def config_tables(kind: type[Table]) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     """Yield each table of a file by its TOML name, with its rows: key, value, default and meaning.
 
-    A table's own tables follow it."""
+    Nested tables follow their parent."""
     schema = json.loads(render(kind))
     yield from _tables("", schema, schema["$defs"])
 
@@ -160,7 +160,7 @@ _KINDS = {
 }  # fmt: skip
 _ROUTER = "pilotlight_router_"
 _PREFIXES = {"_counts": _ROUTER, "_times": _ROUTER, "watch": _ROUTER, "gauge": f"{_ROUTER}site_"}
-# Metrics of tables (kind, name, meaning, read): the prefix of their names, and their labels.
+# For each table of metrics with rows (kind, name, meaning, read): the prefix of the names, and the labels.
 _TABLES = {"_OF_LENDERS": ("pilotlight_lender_", ("lender",)), "_OF_LOADS": ("", ("model_name", "engine"))}
 _GAUGES = "_gauges"  # the method of a site that returns gauges by name, each with its meaning
 

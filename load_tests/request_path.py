@@ -1,9 +1,9 @@
 """`python -m load_tests.request_path`: trace the functions that one warm chat request enters.
 
 `pilotlight up` starts a router, a site and its engine host; the third streamed request of a connection is traced in every process
-(load_tests/tracing). That is done on several connections, and as often for as long without a request. The path consists of the functions that the
-median request entered, and more often than idle processes do, so that probes and other periodic work are left out. `--before FOLDER` also traces a
-checkout of an older commit.
+(load_tests/tracing). This is repeated on several connections; after each, idle processes are traced for as long. The path consists of the functions
+that the median request entered, and more often than idle processes do, so that probes and other periodic work are left out. `--before FOLDER` also
+traces a checkout of an older commit.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from load_tests.tracing.sitecustomize import SWITCH
 
 HOOK = Path(__file__).parent / "tracing"
 ROUNDS = 7
-TOKENS = (8, 72)  # of two answers, whose costs differ by those of the additional tokens
+TOKENS = (8, 72)  # lengths of two answers: their costs differ by the additional tokens
 RARE_PROBES = "\n[health]\ninterval_s = 5.0\n"  # with one probe per second, hardly a request would be traced alone on a busy machine
-NO_STANDBY = "standby = false"  # a standby takes no part in a request, and uses two seconds of a core
-WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # CPU seconds of all processes in one second
-SETTLE_S = 0.05  # after the last byte, for the cleanup of a request
+NO_STANDBY = "standby = false"  # a standby has no part in a request, and uses a core for two seconds
+WARM_UP_LIMIT_S, QUIET_CPU_S = 120.0, 0.1  # a second is quiet if all processes together use less CPU time in it
+SETTLE_S = 0.05  # tracing continues for so long after the last byte, for the cleanup of a request
 BODY = {
     "model": "ember",
     "stream": True,
@@ -51,7 +51,7 @@ class Function(NamedTuple):
 class Process(NamedTuple):
     """The functions that the request entered in one process, in order, and the tasks it ran in."""
 
-    module: str  # as `python -m` has it
+    module: str  # as in `python -m MODULE`
     functions: list[Function]
     tasks: list[str]  # asyncio tasks that our code ran in; "new" if the request started them
     began_s: float = 0.0  # seconds after sending the request until the first function that no idle process enters
@@ -64,8 +64,8 @@ class Process(NamedTuple):
 class RequestPath(NamedTuple):
     commit: str
     processes: list[Process]
-    callbacks: list[Assignment]  # in the files of the path
-    callbacks_on_path: list[Assignment]  # by functions of the path, while the request runs
+    callbacks: list[Assignment]  # assignments in the files of the path
+    callbacks_on_path: list[Assignment]  # assignments by functions of the path, while the request runs
     shape: PathShape
     per_token: dict[str, float]  # functions entered for one more token of an answer, by process
 
@@ -199,7 +199,7 @@ def _round(url: str, folder: Path) -> tuple[dict[str, Window], dict[str, Window]
 def _per_token(url: str, folder: Path) -> dict[str, float]:
     """Return how many functions each process enters for one more token.
 
-    The median difference of two answers by the difference of their lengths.
+    That is the median difference between two answers, divided by the difference of their lengths.
     """
     few, many = TOKENS
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)

@@ -26,7 +26,7 @@ def random_schema(draw: random.Random, depth: int = 3) -> JsonSchema:
 
 
 def schemas(count: int, seed: int = 0, share_not_enforced: float = 0.05) -> list[JsonSchema]:
-    """Draw `count` schemas; that share of them has a keyword that must be refused."""
+    """Draw `count` schemas, of which the given share has a keyword that must be refused."""
     draw = random.Random(seed)
     made = [random_schema(draw) for _ in range(count)]
     return [

@@ -1,6 +1,6 @@
 """SiteProcess: one site as `pilotlight site` runs it, from a generated file, for scenarios.
 
-Knows the command, /status and /timeline, and nothing else of the inside.
+Uses only the command, /status and /timeline, no internals.
 """
 
 import http.client
@@ -60,9 +60,9 @@ class SiteProcess:
     def ask(
         self, body: dict[str, Any], timeout_s: float = 300.0, path: str = "/v1/completions", tenant: str | None = None
     ) -> dict[str, Any]:
-        """Send one request as soon as the site listens; return its answer, raise for any status but 200.
+        """Send one request as soon as the site listens; return its answer.
 
-        `tenant`: the key by which the site knows the client.
+        Raises for any status but 200. `tenant`: the client's key for the site.
         """
         status, raw = self._exchange("POST", path, body, timeout_s, tenant)
         if status != 200:
@@ -111,7 +111,7 @@ class SiteProcess:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"after {timeout_s:g} s it was still not so that {what}:\n{self.log()[-2000:]}")
+                raise RuntimeError(f"after {timeout_s:g} s this was still false: {what}:\n{self.log()[-2000:]}")
             time.sleep(0.02)
 
     def _exchange(
@@ -142,9 +142,9 @@ class SiteProcess:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment with bytecode allowed, which installed packages have, the peers among them.
+    """Return the environment with bytecode files enabled, as for installed packages such as the peers'.
 
-    Without it each start would compile the modules again.
+    Without them each start would compile the modules again.
     """
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
@@ -167,7 +167,7 @@ def _values(table: dict[str, Any]) -> list[str]:
 
 
 def kill(pid: int) -> float:
-    """Kill a process at once, as the kernel's OOM killer would; return the Unix time."""
+    """Kill a process with SIGKILL, as the kernel's OOM killer does; return the Unix time."""
     now = time.time()
     os.kill(pid, signal.SIGKILL)
     return now

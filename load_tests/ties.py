@@ -1,7 +1,8 @@
 """Ties: tell whether two answers to one prompt differ by rounding alone, or one is wrong.
 
-Another batch or other chunks round a sum differently. So a greedy choice between equal logits, and a sample whose random number falls between two
-tokens' shares, may go either way. The model's distribution where the texts differ, computed here once more, shows how close the choice was.
+With another batch or other chunks, sums are rounded differently. So a greedy choice between nearly equal logits, or a sample whose random number is
+at the boundary between two tokens, may change. The model's distribution where the texts differ is computed again here, and shows how close the choice
+was.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pilotlight.engine.loading.loading import load_model
 from pilotlight.kernels.sampling.philox import uniform
 
 EMBER = Path(ember.__file__).parent
-# In fp32 two ways of summing give a logprob that differs by some 1e-5; a token's share of the whole moves by less.
+# In fp32, logprobs of two orders of summation differ by some 1e-5; probabilities differ by less.
 TIE = 1e-4
 
 
@@ -37,7 +38,7 @@ class TieJudge:
     ) -> float:
         """Return how far the choice at which two answers differ was from a tie.
 
-        In logprobs, or in shares of the distribution if `sampling` has a temperature. Infinity if one answer is only longer.
+        The unit is logprobs, or probability if `sampling` has a temperature. Infinity if one answer is a prefix of the other.
         """
         same = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
         if same == min(len(one), len(other)):
@@ -50,7 +51,7 @@ class TieJudge:
         return margin_of(self._logprobs(tokens), sampling["temperature"], drawn, one[same], other[same])
 
     def _logprobs(self, tokens: tuple[int, ...]) -> torch.Tensor:
-        """Return the distribution after these tokens [vocab]."""
+        """Return the logprobs [vocab] of the token after these tokens."""
         name, vocab = str(next(self._numbers)), self._engine.info.vocab_size
         sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, num_logprobs=vocab)
         self._engine.submit(Submit(name, "ember", tokens, sampling))
@@ -73,5 +74,5 @@ def margin_of(logprobs: torch.Tensor, temperature: float, drawn: float | None, o
         return float(logprobs.max() - min(logprobs[one], logprobs[other]))
     first, last = sorted((one, other))
     ends = (logprobs / temperature).softmax(0).cumsum(0)
-    before_last = ends[last - 1].item()  # tokens between the two have no share, if it was a tie
+    before_last = ends[last - 1].item()  # in a tie, tokens between the two have no probability
     return max(abs(drawn - ends[first].item()), abs(drawn - before_last))

@@ -1,6 +1,6 @@
-"""The measurement of kernels/tuning.py's tables.
+"""Measure the tables of kernels/tuning.py.
 
-They have the fastest tile for each product of a few rows; cuBLAS is measured beside.
+A table has the fastest tile for each product of a few rows that beats cuBLAS.
 """
 
 import logging
@@ -20,10 +20,10 @@ from pilotlight.kernels.warm_up import compile_launches, fake_tensor, trace_laun
 
 log = logging.getLogger(__name__)
 
-_LEAST_GAIN = 1.03  # below it a choice is noise
+_LEAST_GAIN = 1.03  # a smaller gain may be noise
 _L2_BYTES = 256 << 20  # total size of copies of a weight, larger than any cache
 
-# Seconds of one of several equal calls, each on other memory.
+# Returns the seconds of one of several equal calls, each on different memory.
 Clock = Callable[[Sequence[Callable[[], object]]], float]
 
 
@@ -43,7 +43,7 @@ def tune(
 ) -> Iterator[TunedProduct]:
     """Measure every (rows, columns) of a weight with every number of tokens.
 
-    No measurement starts at or after `until`, in time.monotonic's seconds.
+    No measurement starts at or after `until`, a time of time.monotonic().
     """
     form = triton_form("matrices.linear")
     if form is None and device.type == "cuda":
@@ -64,9 +64,9 @@ def chosen(measured: Iterable[TunedProduct]) -> Table:
 
 
 def candidates(sizes: Sizes) -> list[SplitKTile]:
-    """Return the tiles to try: up to 4 tokens without tensor cores, and with them 16 rows.
+    """Return the tiles to try.
 
-    Without tensor cores, a thread has sums of at most 64 values.
+    For up to 4 tokens they include tiles without tensor cores, in which a thread has 8 to 64 elements. Tiles with tensor cores have 16 token rows.
     """
     found = []
     for splits in (1, 2, 4, 8):
@@ -109,7 +109,7 @@ def _run_all(shapes: Iterable[tuple[int, int]], dtype: torch.dtype) -> None:
 
 
 def _weights(rows: int, columns: int, device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return enough copies of a weight that none is in a cache at its turn."""
+    """Return so many copies of a weight that a copy is no longer in a cache at its next use."""
     one = torch.randn(rows, columns, device=device).mul_(columns**-0.5).to(dtype)
     copies = 1 if device.type != "cuda" else max(2, -(-_L2_BYTES // max(1, one.numel() * one.element_size())))
     return [one, *(one.clone() for _ in range(copies - 1))]

@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, LEFT, ROW, BAR, TOP = 1180, 260, 46, 20, 40
-_COLOURS = (  # as many as there are phases: no two bars of one picture are alike
+_COLOURS = (  # one for each phase, so that no two bars of a picture have the same colour
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#eeca3b", "#b279a2", "#ff9da6", "#9d755d", "#7f7f7f", "#1f3f7c", "#a05195",
     "#006d5b", "#c2185b", "#8c6d00", "#5e3c99", "#00a5cf", "#333333",
 )  # fmt: skip
@@ -52,7 +52,7 @@ def _row(row: Row, y: float, colours: dict[str, str]) -> list[str]:
     parts = [_text(10, y + 15, row.title, 13)]
     for bar in sorted(
         row.bars, key=lambda bar: bar.began_ms - bar.ended_ms
-    ):  # the longest first: spans inside it stay visible
+    ):  # the longest first, so that spans inside it stay visible
         x, width = LEFT + bar.began_ms * scale, max(0.8, (bar.ended_ms - bar.began_ms) * scale)
         label = f"{bar.name}: {bar.ended_ms - bar.began_ms:.1f} ms, from {bar.began_ms:.1f} ms"
         parts.append(

@@ -1,4 +1,4 @@
-"""Time that work takes on a device, and how much time a measurement may take in all.
+"""Timing of work on a device, within a budget for the whole measurement.
 
 Host time is wall time with the device idle before and after, as a user sees it. Device time is what CUDA events measure for calls recorded as one
 graph, so that no host work lies between them. Knows clocks, not what is timed.
@@ -15,9 +15,9 @@ Work = Callable[[], object]
 
 
 class Budget:
-    """Seconds to be shared among a number of jobs.
+    """A time budget that is shared equally among jobs.
 
-    A job that starts late repeats less; none is skipped.
+    A job that starts late gets less time; none is skipped.
     """
 
     def __init__(self, seconds: float, jobs: int) -> None:
@@ -53,7 +53,7 @@ def median_s(device: torch.device, work: Work, repeats: int = 10, warm_ups: int 
 
 
 class Timed(NamedTuple):
-    times_s: list[float]  # of one call, one number per round
+    times_s: list[float]  # time of one call, for each round
     how: str
 
 
@@ -91,7 +91,7 @@ class Contender:
 def take_turns(contenders: dict[str, Contender], share_s: float, most: int, least: int = 3) -> dict[str, Timed]:
     """Run rounds until the share is used up, every contender once in each.
 
-    A change of clock rates affects all alike.
+    So a change of clock rates affects all equally.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     end = time.monotonic() + share_s
@@ -110,7 +110,7 @@ def _recorded(calls: Sequence[Work]) -> torch.cuda.CUDAGraph | None:
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(2):  # run them first: compilers and libraries do at a first call what a recording forbids
+        for _ in range(2):  # first calls compile and allocate, which a recording forbids
             calls[0]()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()

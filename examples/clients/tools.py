@@ -1,4 +1,4 @@
-"""Let the embedded model call a tool, answer it, and read what it makes of the answer."""
+"""Let the embedded model call a tool, send it the result, and print its final answer."""
 
 import json
 

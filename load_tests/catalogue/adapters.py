@@ -1,4 +1,4 @@
-"""The catalogue's entry of low-rank adapters beside a product."""
+"""The catalogue's entry of low-rank adapters, whose results are added to a matrix product."""
 
 import torch
 from torch import Tensor

@@ -25,7 +25,7 @@ Lens = tuple[int, ...]
 
 
 def _options(heads: Heads, scale: float, options: dict[str, Any]) -> Arguments:
-    """Make a case's rule from its options: window, is_chunked (True), sinks (True), soft_cap, fp8 (True)."""
+    """Return a case's AttentionRule. Options: window, soft_cap, and the flags is_chunked, sinks, fp8."""
     sinks = torch.randn(heads.heads) if options.get("sinks") else None
     # powers of two would not reveal a scale that is applied twice or to the wrong operand
     kv_scales = torch.tensor([0.7, 1.9]) if options.get("fp8") else None
@@ -79,7 +79,7 @@ def _prefill(
 
 
 def _verify(heads: Heads, lens: Lens, *queries: int, target: Target | None = None, **options: Any) -> Case:
-    """Make a case. `queries`: of each sequence, or one number for all."""
+    """Make a case. `queries`: the number of queries per sequence, or one number for all."""
     q_lens = queries * len(lens) if len(queries) == 1 else queries
     return _prefill(heads, q_lens, lens, target, 2 if target is None else 1, **options)
 
@@ -284,10 +284,11 @@ def _mla_cost(arguments: Arguments) -> Cost:
 _LLAMA_8B, _GPT_OSS, _GEMMA_2 = Heads(32, 8, 128, 16), Heads(64, 8, 64, 16), Heads(16, 8, 256, 16)
 _PLAIN, _ODD, _WIDE, _ALONE = Heads(4, 2, 16, 16), Heads(6, 2, 10, 5), Heads(16, 1, 24, 32), Heads(3, 3, 80, 3)
 _BY_TOKEN = Heads(6, 2, 80, 16, by_token=True)
-_TILED = Heads(4, 2, 64, 16)  # a width and a block size that the Hopper form of prefill takes
+_TILED = Heads(4, 2, 64, 16)  # a width and a block size that the Hopper form of prefill supports
 
-# Weights are rounded to the storage type before they are multiplied with the values, and the result once. In fp32 the error of a score, in proportion
-# to its size (up to ten), becomes that of its weight; measured: five roundings at most, and a GPU's exp2 adds two.
+# Attention weights are rounded to the storage type before they are multiplied with the values, and the result is rounded once. In fp32 the absolute
+# error of a score, which grows with its size (up to ten), becomes the relative error of its weight. Measured: five roundings at most; a GPU's exp2
+# adds two.
 _ROUNDINGS, _ARITHMETIC = 2.0, 8.0
 
 DECODE_ATTENTION = Operation(
@@ -387,7 +388,7 @@ PREFILL_ATTENTION = Operation(
     cost=_prefill_cost,
     rivals=_FUSED_FORMS,
 )
-# One rounding; in fp32 those of norm and rotation.
+# Storage type: the rounding of the result. fp32: the roundings of norm and rotation.
 MLA_WRITE = Operation(
     name="mla_write",
     function=mla.mla_write,
@@ -417,11 +418,11 @@ MLA_DECODE = Operation(
         _mla_decode(16, 32, 16, (300, 16, 90), 16),
         _mla_decode(5, 24, 6, (40, 301), 5),
         _mla_decode(70, 16, 8, (33, 7), 3),  # two tiles of heads, the second nearly empty
-        _mla_decode(16, 64, 64, (300, 16, 90), 16),  # widths and a block size that the Hopper form takes
+        _mla_decode(16, 64, 64, (300, 16, 90), 16),  # widths and a block size that the Hopper form supports
         _mla_decode(100, 128, 64, (1, 700), 32),
     ),
     bench=(
-        # 242 operations per byte: close to both limits
+        # 242 operations per byte: close to the limits of both memory and compute
         _mla_decode(128, 512, 64, (8192,) * 64, 16, Target(0.5, "matmul")),
         _mla_decode(16, 512, 64, (8192,) * 64, 16, _READ),
     ),

@@ -18,7 +18,7 @@ Storage = Literal["plain", "int4", "mxfp4", "fp8"]
 
 
 def _distinct(tokens: int, experts: int, dtype: torch.dtype) -> Tensor:
-    """Return logits with no two equal in one row, in any type: whole numbers of sixteenths."""
+    """Return logits that are distinct within each row: multiples of 1/16, which every type represents."""
     rows = [torch.randperm(experts) - experts // 2 for _ in range(tokens)]
     return (torch.stack(rows) / 16 if rows else torch.empty(0, experts)).to(dtype)
 
@@ -170,7 +170,7 @@ ROUTE = Operation(
     name="route",
     function=moe.route,
     reference=_routed,
-    roundings=12,  # of fp32: an exponential, a sum over the experts, and a quotient
+    roundings=12,  # in fp32: of an exponential, a sum over the experts, and a quotient
     dtypes=(torch.float32,),
     cases=tuple(
         _logits(*shape, renormalise)
@@ -193,7 +193,8 @@ ROUTE_IN_GROUPS = Operation(
     bench=(_grouped(64, 256, 8, 8, 4), _grouped(8192, 256, 8, 8, 4)),
     cost=lambda arguments: Cost(size(arguments["logits"], arguments["bias"]) + 12 * arguments["top_k"] * arguments["logits"].shape[0]),
 )  # fmt: skip
-# Weights and the values between the two products are rounded to the storage type, the result too; each counts more where experts cancel.
+# Weights, the values between the two products and the result are rounded to the storage type. A rounding counts more where the experts' results
+# cancel.
 MOE_EXPERTS = Operation(
     name="moe_experts",
     function=moe.moe_experts,

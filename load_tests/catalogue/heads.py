@@ -34,7 +34,7 @@ def _written(tokens: int, heads: Heads, dtype: torch.dtype, fp8: bool) -> Argume
 
 
 def _rotary(tokens: int, heads: int, head_dim: int, target: Target | None = None, is_interleaved: bool = False) -> Case:
-    """Make a case of some heads of a projection; its other heads lie between two tokens."""
+    """Make a case of some heads of a projection; in memory the other heads are between two tokens."""
 
     def make(dtype: torch.dtype) -> Arguments:
         x = torch.randn(tokens, heads + 2, head_dim).to(dtype)[:, :heads]
@@ -142,7 +142,7 @@ ROTARY = Operation(
     bench=(_rotary(64, 40, 128, _BANDWIDTH), _rotary(4096, 40, 128, _BANDWIDTH)),
     cost=_rotary_cost,
 )
-# A copy, or one rounding to FP8.
+# The result is a copy, or is rounded once to FP8.
 KV_WRITE = Operation(
     name="kv_write",
     function=kv_write.kv_write,
@@ -153,7 +153,7 @@ KV_WRITE = Operation(
     cost=_kv_write_cost,
     changes=("k_cache", "v_cache"),
 )  # fmt: skip
-# Rounded to the storage type between norm and rotation, and at the end; in fp32 the roundings of norm and rotation.
+# Values are rounded to the storage type between norm and rotation, and at the end; in fp32 the roundings are those of norm and rotation.
 ROTATE_AND_CACHE = Operation(
     name="rotate_and_cache",
     function=qkv.rotate_and_cache,

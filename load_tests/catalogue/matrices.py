@@ -18,7 +18,7 @@ from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import Weight
 
 _READ = Target(0.8, "read")
-_L2_BYTES = 128 << 20  # more than twice an H100's
+_L2_BYTES = 128 << 20  # more than twice the L2 cache of an H100
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -241,7 +241,7 @@ def _scaled_mm(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tens
 
 
 _MODELS = ((4096, 4096), (28672, 4096), (4096, 14336))  # outputs and inputs of Llama 3 8B's layers
-_MODELS_32B = ((55296, 5120), (5120, 27648))  # the largest of Qwen 2.5 32B
+_MODELS_32B = ((55296, 5120), (5120, 27648))  # outputs and inputs of Qwen 2.5 32B's largest layers
 _FASTER = Target(2.5, "rival")  # compared with torch.mm and a weight of 16 bits
 
 # Storage type: the roundings of the unpacked weight and of the result; fp32: those of one sum of a thousand terms.
@@ -279,7 +279,8 @@ MXFP4_LINEAR = Operation(
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )  # fmt: skip
-# bf16 to the bit in 12 bits: the rounding of the result, and fp32 sums of two thousand terms (an H100 has 11 of its 1,030).
+# Weights are exact bf16 values packed in 12 bits: the tolerance covers the rounding of the result, and fp32 sums of two thousand terms (measured on
+# an H100: 11 unit roundoffs for 1,030 terms).
 LOSSLESS_LINEAR = Operation(
     name="lossless_linear",
     function=lossless.lossless_linear,
@@ -304,8 +305,8 @@ LOSSLESS_LINEAR = Operation(
     cost=_cost,
     rivals={"torch.mm in 16 bits": _mm_of_unpacked},
 )
-# Both sides round activations to e4m3 alike, unless a value is within fp32's rounding of the middle between two. Tensor cores add FP8 products with
-# 14 bits, which fp32 results would show; 16-bit types have the rounding of their result and little else.
+# The operation and its reference round activations to the same e4m3 value, unless fp32's rounding moves one across the middle between two. Tensor
+# cores add FP8 products with 14 bits: an fp32 result would show that error, while the rounding of a 16-bit result hides it.
 FP8_LINEAR = Operation(
     name="fp8_linear",
     function=fp8.fp8_linear,
@@ -374,14 +375,14 @@ FEW_ROWS = Operation(
     cost=_cost,
     rivals={"torch.mm": lambda x, weight, bias=None: torch.mm(x, weight.T)},
 )
-# The same for prompts, whose rows share the cost of bringing a weight into the cache.
+# The forms of `linear` for prompts, whose rows share the cost of loading a weight into the cache.
 MANY_ROWS = Operation(
     name="linear_of_many_rows",
     function=linear.linear,
     triton="matrices.linear.gemv",
     reference=_plain_product,
     roundings=8,
-    arithmetic=24,  # a sum of four thousand fp32 products, as a GPU without matrix units for fp32 computes it
+    arithmetic=24,  # a sum of four thousand fp32 products, on a GPU without matrix units for fp32
     cases=(
         _gemv_case(33, 48, 128),
         _gemv_case(123, 42, 1431, biased=True),

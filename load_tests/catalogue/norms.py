@@ -23,7 +23,7 @@ def _rows(tokens: int, hidden: int, *, adds: bool, gap: int = 0) -> Case:
 
 
 def _heads(tokens: int, heads: int, head_dim: int) -> Case:
-    """Make a case of some heads of a projection; its other heads lie between two tokens."""
+    """Make a case of some heads of a projection; in memory the other heads are between two tokens."""
 
     def make(dtype: torch.dtype) -> Arguments:
         projected = torch.randn(tokens, heads + 2, head_dim).to(dtype)

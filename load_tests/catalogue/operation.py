@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pilotlight.kernels.matrices.weight import Weight
 
-Arguments = dict[str, Any]  # by the parameter names, which are the same in all forms of an operation
+Arguments = dict[str, Any]  # keys: parameter names, which are the same in all forms of an operation
 UNIT_ROUNDOFF = {
     torch.float32: 2.0**-24,
     torch.float16: 2.0**-11,
@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 class Target(NamedTuple):
     """The target of a benchmark call, as a share of a ceiling or of a rival's speed, or in microseconds.
 
-    Reached when the call takes at most 1/share of the time that its cost takes at the ceiling, or that the rival takes; or at most `us`.
+    It is reached if the call takes at most `us`, or at most 1/share of the rival's time or of the time that its cost takes at the ceiling.
     """
 
     share: float = 0.0
@@ -57,14 +57,14 @@ class Case:
 class Operation:
     name: str
     function: Any  # what the engine calls; it picks the form by device
-    reference: Callable[..., Any]  # the formula, plainly; receives every floating-point tensor in fp64
-    # root-mean-square error, in unit roundoffs of the storage type, that the arithmetic explains; state the reason beside it
+    reference: Callable[..., Any]  # the formula in plain torch; receives every floating-point tensor in fp64
+    # root-mean-square error that the arithmetic explains, in unit roundoffs of the storage type; state the reason beside it
     roundings: float
     cases: tuple[Case, ...]  # ordinary and awkward, small enough for an interpreter
     bench: tuple[Case, ...]  # as large as models use them
     cost: Callable[[Arguments], Cost]
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
-    arithmetic: float = 0.0  # the same in fp32, in which every form computes; state the reason beside it
+    arithmetic: float = 0.0  # the same in fp32's roundoffs, as every form computes in fp32; state the reason beside it
     changes: tuple[str, ...] = ()  # arguments that the call writes, compared like results
     scratch: tuple[str, ...] = ()  # arguments that it may overwrite with anything
     # arguments whose first dimension, like that of all results, lets a large call be checked in parts

@@ -1,7 +1,7 @@
 """Sequences scattered over a paged cache, for the cases of every attention.
 
 Memory that must not affect a result is poisoned: unused blocks and other layers hold NaN, and the rest of a sequence's last block holds numbers far
-larger than any key (finite, as the arena guarantees: torch masks after it has multiplied).
+larger than any key (these are finite, as in the real arena, because torch multiplies before it masks).
 """
 
 from typing import NamedTuple

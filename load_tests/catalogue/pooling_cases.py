@@ -30,7 +30,7 @@ POOL = Operation(
     name="pool_pieces",
     function=pool_pieces,
     reference=_pooled,
-    roundings=4,  # of fp32, in the sum; none of 16-bit types, because the result is fp32
+    roundings=4,  # those of the fp32 sum; 16-bit types add none, because the result is fp32
     cases=tuple(
         _pieces(lens, columns, kind, gap)
         for kind in ("sum", "first", "last")

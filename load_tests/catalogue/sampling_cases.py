@@ -59,7 +59,7 @@ def _tied(rows: int, vocab: int) -> Tensor:
 
 
 def _sample(logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor]:
-    """Compute the formula: sort one row after the other, with sums in Python's integers."""
+    """Compute the formula row by row: sort, with sums in Python's integers."""
     integers, reals = batch.integers.cpu(), batch.reals.cpu()
     chosen = [_chosen(*row) for row in zip(logits.float().cpu().numpy(), integers.T, reals.T.tolist(), strict=True)]
     return torch.tensor(chosen, dtype=torch.int64, device=logits.device), logits.amax(-1)
@@ -190,7 +190,7 @@ PENALIZE = Operation(
     name="penalize",
     function=penalties.penalize_,
     reference=_penalized,
-    roundings=3,  # of sum, reciprocal, product, penalty and difference, each half a unit at most
+    roundings=3,  # those of a sum, reciprocal, product, penalty and difference, each half a unit at most
     dtypes=(torch.float32,),
     cases=tuple(_penalizing(*shape) for shape in _ENTRIES),
     bench=(_penalizing(64, 128_256, 1000),),

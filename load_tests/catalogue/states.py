@@ -15,7 +15,8 @@ from pilotlight.kernels.state.state_batch import NO_BLOCK, StateBatch
 _BANDWIDTH = Target(0.8, "read")
 _EPS = 1e-5
 
-# Runs of each sequence's tokens, and whether its state is in a block, or that before a first token. A block may be read and written.
+# For each sequence: the lengths of its runs of tokens, and whether a block has its state (else it starts from zeros). A block may be read and
+# written.
 Runs = tuple[tuple[tuple[int, ...], bool], ...]
 _ONE: Runs = (((1,), True),)
 _DECODES: Runs = (((1,), True),) * 3
@@ -25,7 +26,7 @@ _NONE: Runs = ()
 
 
 def state_batch(sequences: Runs) -> tuple[StateBatch, int]:
-    """Return a batch, and the number of its blocks. Each sequence writes its first run where it reads."""
+    """Return a batch and the number of its blocks. A sequence's first run writes the block that it reads."""
     before: list[int] = []
     after: list[int] = []
     ends: list[tuple[int, ...]] = []
@@ -45,7 +46,7 @@ def _integers(numbers: list[int]) -> Tensor:
 
 
 def tokens_of(batch: StateBatch) -> Iterator[tuple[int, int, int]]:
-    """Yield each token, the block from which its state comes, and that in which it stays."""
+    """Yield each token, the block that its state is read from, and the block that it is written to."""
     start, number = 0, 0
     for block, ends in zip(batch.before.tolist(), batch.host_ends, strict=True):
         for end in ends:
@@ -205,7 +206,7 @@ def _conv_cost(arguments: Arguments) -> Cost:
 
 
 def _delta_cost(arguments: Arguments) -> Cost:
-    """Count three multiply-adds for each number of a state and token: recall, correction and output."""
+    """Count three multiply-adds for each element of a state per token: recall, correction and output."""
     qkv, states = arguments["qkv"], arguments["states"]
     given = size(qkv, arguments["steps"], arguments["decays"])
     out = qkv.shape[0] * states.shape[1] * states.shape[3] * qkv.element_size()
@@ -213,7 +214,7 @@ def _delta_cost(arguments: Arguments) -> Cost:
 
 
 def _ssd_cost(arguments: Arguments) -> Cost:
-    """Count two multiply-adds for each number of a state and token: addition and output."""
+    """Count two multiply-adds for each element of a state per token: addition and output."""
     xbc, states = arguments["xbc"], arguments["states"]
     out = xbc.shape[0] * states.shape[1] * states.shape[3] * xbc.element_size()
     return Cost(size(xbc, arguments["steps"]) + out + _state_bytes(arguments), 4 * xbc.shape[0] * states[0].numel())
@@ -247,7 +248,7 @@ SHORT_CONV = Operation(
     ),
     cost=_conv_cost,
 )
-# Storage type: the rounding of the result. fp32: sums of as many products as a key has numbers, and of as many corrections as there are tokens.
+# Storage type: the rounding of the result. fp32: sums of as many products as a key has elements, and of as many corrections as there are tokens.
 GATED_DELTA_RULE = Operation(
     name="gated_delta_rule",
     function=delta_rule.gated_delta_rule,
@@ -268,7 +269,7 @@ GATED_DELTA_RULE = Operation(
     ),
     cost=_delta_cost,
 )
-# Likewise.
+# The same roundings as above.
 SSD = Operation(
     name="ssd",
     function=ssd.ssd,

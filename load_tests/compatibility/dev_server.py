@@ -71,7 +71,7 @@ class DevServer:
             await self._reading
 
     async def printed(self, words: str, timeout_s: float = 30.0) -> bool:
-        """Tell whether it prints a line with these words."""
+        """Wait for a line of output with these words; return False if there is none within the timeout."""
         for _ in range(int(timeout_s / 0.1)):
             if any(words in line for line in self.output):
                 return True

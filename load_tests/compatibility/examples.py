@@ -34,7 +34,7 @@ class Example(NamedTuple):
     check: Check
     before: tuple[tuple[str, ...], ...] = ()  # commands of the README, except `uv run pywrangler`
     options: tuple[str, ...] = ()  # options of `pilotlight dev`
-    folder: str = ""  # within the example
+    folder: str = ""  # the function's folder within the example
 
 
 async def check_hello(server: DevServer) -> None:
@@ -97,7 +97,7 @@ async def check_workflows(server: DevServer) -> None:
     assert "/start" in await server.text("/")
     id = (await server.text("/start")).rpartition("ID: ")[2].strip()
     status: dict[str, object] = {}
-    for _ in range(60):  # its steps take up to 15 s
+    for _ in range(60):  # the workflow's steps take up to 15 s
         status = json.loads(await server.text(f"/status/{id}"))
         if status["status"] not in ("queued", "running", "waiting"):
             break
@@ -187,7 +187,7 @@ EXAMPLES = (
     Example("10-workflows", check_workflows),
     Example("11-opengraph", check_opengraph),
     Example("12-image-gen", check_images),
-    Example("13-js-api-pygments", check_rpc, folder="py"),  # its other half is TypeScript
+    Example("13-js-api-pygments", check_rpc, folder="py"),  # the example's other half is TypeScript
     Example("14-websocket-stream-consumer", check_stream),
     Example("15-chatroom", check_chatroom),
     Example("16-sync-http-clients", check_sync_clients),
@@ -206,7 +206,7 @@ async def example_firehose(request: web.Request) -> web.StreamResponse:
     await socket.prepare(request)
     record = {"text": "hello from a stand-in", "createdAt": "2026-01-01T00:00:00Z"}
     commit = {"collection": "app.bsky.feed.post", "operation": "create", "record": record}
-    with suppress(ConnectionError):  # its client has left
+    with suppress(ConnectionError):  # the client has disconnected
         while not socket.closed:
             await socket.send_json(
                 {"did": "did:x", "time_us": int(time.time() * 1e6), "kind": "commit", "commit": commit}

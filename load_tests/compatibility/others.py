@@ -2,8 +2,8 @@
 
     python -m load_tests.compatibility.others FOLDER [--count 30] [--seed 1] [--tree CHECKOUT]
 
-FOLDER holds clones. An answer is any status below 500: without its author's secrets, data and accounts a function may answer as it likes. Models of
-Workers AI that a function's files name are answered by ember. `--tree` runs an older checkout of this project, without those.
+FOLDER holds clones. Any status below 500 counts as an answer, because a function has none of its author's secrets, data and accounts. Ember replaces
+the Workers AI models that a function's files name. `--tree` runs an older checkout of this project, without models.
 """
 
 import argparse

@@ -5,7 +5,7 @@ The functions and tests (github.com/cloudflare/workers-py) are unmodified; load_
     python -m load_tests.compatibility.sdk_tests PATH [SUITE ...]
 
 PATH is a clone of the repository. Prints a table by suite, and each test that fails with its reason. Hyperdrive's suites need a PostgreSQL and a
-MySQL server and are left out, as they are there; suites of kinds that are not offered here are counted by themselves.
+MySQL server and are left out, as in that repository's own runs; suites of binding kinds that are not supported here are counted separately.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ async def main(repository: Path, wanted: list[str]) -> int:
         print(f"  {line}")
     (passed, count), (others, all_others) = totals[True], totals[False]
     print(
-        f"\nkinds that are offered: {passed} of {count} ({100 * passed / max(1, count):.1f} %); others: {others} of {all_others}"
+        f"\nsupported kinds: {passed} of {count} ({100 * passed / max(1, count):.1f} %); others: {others} of {all_others}"
     )
     return 0 if passed >= 0.95 * count else 1
 

@@ -65,7 +65,7 @@ class StandIns:
 
     @property
     def allowed(self) -> list[str]:
-        """Return options of `pilotlight dev` that allow these hosts, which are not public for it."""
+        """Return options of `pilotlight dev` that allow these hosts, whose addresses are not public."""
         return [word for host in self._handlers for word in ("--egress-allow", host)]
 
     def _write_files(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows of members with wrong information: another secret, another time, an edited file."""
+"""Fault rows: members with wrong information, such as another secret, another time or an edited file."""
 
 import signal
 import time
@@ -39,7 +39,7 @@ def _says(*sites: str):  # type: ignore[no-untyped-def]
             said = [line for line in it.network.log(site).splitlines() if any(word in line.lower() for word in words)]
             it.notes[f"{site}_log"] = said[:3]
         if not lines:
-            raise RuntimeError("the router's log does not say what is wrong")
+            raise RuntimeError("the router's log does not name the fault")
 
     return look
 

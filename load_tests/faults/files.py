@@ -1,4 +1,4 @@
-"""Rows of files that are damaged while a site is down, and read by its next process."""
+"""Fault rows: files that are damaged while a site is down, and read by its next process."""
 
 import os
 import random
@@ -60,7 +60,7 @@ def _in_cache(cache: Path, damage: Damage) -> Fault:
 
     def strike(it: Strike) -> None:
         warm(it)
-        # Only finished files: one that is being written is in a separate folder, or has a name that begins with a dot.
+        # Damage only finished files. A file that is being written is in a separate folder, or its name begins with a dot.
         files = _wait_for(lambda: [*cache.glob("pilotlight/kernels/[!.]*.so")], 60)
         for file in files:
             damage(file)
@@ -79,7 +79,7 @@ def _in_checkpoint(model: Path, damage: Damage) -> Fault:
     def strike(it: Strike) -> None:
         it.network.wait_until_up()
         warm(it)
-        # The results of the first load.
+        # The first load writes digests of the checkpoint.
         _wait_for(lambda: [*model.parent.glob("pilotlight/digests/*.json")], 60)
         damage(model / "model.safetensors")
         kill_site(it, "ams1")
@@ -127,7 +127,7 @@ def warm(it: Strike, salt: str = "") -> None:
 
 
 def _flips(count: int, after: float = 0.02) -> Damage:
-    """Flip single bits, after this share of the file."""
+    """Flip `count` single bits at random places, after this share of the file."""
 
     def damage(file: Path) -> None:
         size = file.stat().st_size

@@ -1,4 +1,4 @@
-"""Rows of exhausted resources: descriptors, address space, memory, disks."""
+"""Fault rows: exhausted resources (descriptors, address space, memory, disks)."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def rows() -> list[Row]:
         Row("700 MiB of address space at a site", nothing, _on(SITE, space), expected=others, ends_healthy=False),
         Row("/dev/shm fills under way", fill_shm, needs_filter=True),
     ]
-    if can_filter():  # a private mount namespace
+    if can_filter():  # mounts need a private mount namespace
         found += [
             Row("a site's state folder is full", nothing, _on(SITE, wrapper=_full("{state}"))),
             Row(

@@ -1,6 +1,6 @@
-"""Links between the router and a site that a packet filter breaks, fully, one way or in part.
+"""Packet loss on the links between router and sites: total, in one direction, or partial.
 
-The network runs in a private network namespace, which `in_own_namespace` creates: the rules affect no other packets.
+The network runs in a private network namespace, which `in_own_namespace` creates, so the rules affect no other packets.
 """
 
 import os
@@ -16,7 +16,7 @@ INSIDE = "PILOTLIGHT_FAULTS_INSIDE"
 def in_own_namespace(module: str, arguments: Sequence[str]) -> None:
     """Run the module again inside private network and mount namespaces.
 
-    Returns if that is impossible, or inside them.
+    Returns inside them, or outside if they cannot be created.
     """
     if (
         INSIDE in os.environ

@@ -1,7 +1,7 @@
 """ScatteredNetwork: a router and its sites as an operator runs them on several machines.
 
-Each is a process with its own file, environment and limits, while `LocalNetwork` is `pilotlight up`: one command, one environment. A member that ends
-is started again, as systemd would.
+Each is a process with its own file, environment and limits. `LocalNetwork` instead runs `pilotlight up`: one command with one environment. A member
+that ends is started again, as systemd would.
 """
 
 import os
@@ -46,7 +46,7 @@ class Member:
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self.name, self.log, self.starts = name, log, 0
-        self._command, self.environment = command, dict(environment)  # of the next process
+        self._command, self.environment = command, dict(environment)  # used by the next start
         self._is_wanted = True
         self.start()
 
@@ -67,7 +67,7 @@ class Member:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
             self.process.send_signal(signal.SIGTERM)
-            self.process.send_signal(signal.SIGTERM)  # at once: open streams have been judged
+            self.process.send_signal(signal.SIGTERM)  # the second signal ends it at once: open streams have been judged
 
     def wait(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Rows of links that lose packets, and of clients that vanish or stay silent.
+"""Fault rows: links that lose packets, and clients that vanish or stay silent.
 
 They need the packet filter of a private namespace.
 """

@@ -1,4 +1,4 @@
-"""Rows of processes that are killed, frozen and ended."""
+"""Fault rows: processes that are killed, frozen or ended."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def _each_site(edit: Callable[[str], str]) -> dict[str, Differently]:
 
 
 def until_standbys(it: Strike) -> None:
-    """Wait until each site has a standby engine host, as it does a few seconds after a start."""
+    """Wait until each site has a standby engine host, which starts a few seconds after the site."""
 
     def roles(site: str) -> set[str]:
         return {process.role for process in it.network.site_status(site).processes}

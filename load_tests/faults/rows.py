@@ -1,6 +1,6 @@
-"""Row: one fault, applied to a network under streams, and its effects on clients. `run_row` judges it.
+"""Row: one fault, applied to a network with open streams, and its allowed effects on clients.
 
-Every stream is compared with its undisturbed run. Each row lists the effects that it allows; any other is a failure of the row.
+`run_row` compares every stream with its undisturbed run. The row fails if there is any other effect.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from load_tests.faults.members import Differently, ScatteredNetwork
 from load_tests.scenarios.site_death import Heard, listen, requests
 
 PAUSE_S = 5.0
-WARM_EVENTS = 200  # streams are running
+WARM_EVENTS = 200  # streams have this many events in all when the fault strikes
 
 
 @dataclass
@@ -42,16 +42,16 @@ Fault = Callable[[Strike], None]
 @dataclass(frozen=True)
 class Row:
     name: str
-    fault: Fault  # in a thread, while the streams run; it repairs what it broke
+    fault: Fault  # runs in a thread beside the streams; it also undoes the fault
     differently: Mapping[str, Differently] = field(default_factory=dict)
     names: Sequence[str] | None = None  # names of the sites; all three if unset
     expected: Sequence[str] | None = None  # sites that start; all if unset
     streams: int = 18
     max_tokens: int = 240
-    before: Fault | None = None  # before any stream: faults that exist from the start
-    pause_s: float = PAUSE_S  # the longest pause of a stream, a freeze of the router itself included
+    before: Fault | None = None  # runs before any stream, for faults that exist from the start
+    pause_s: float = PAUSE_S  # the longest allowed pause of a stream, including a freeze of the router itself
     may_be_cut: bool = False  # streams may end with an error or incomplete, but never complete with other tokens
-    may_be_refused: bool = False  # 429 and 503, no other status
+    may_be_refused: bool = False  # requests may get 429 and 503, no other error
     ends_healthy: bool = True
     needs_filter: bool = False
 
@@ -139,7 +139,7 @@ def judge(row: Row, heard: Sequence[Heard], expected: Sequence[Heard], at_s: flo
     pauses = [pause for mine in heard if (pause := mine.pause_s(at_s)) is not None]
     longest = max(pauses, default=0.0)
     if longest > row.pause_s:
-        wrong.append(f"a stream stood still for {longest:.1f} s")
+        wrong.append(f"a stream paused for {longest:.1f} s")
     return {
         "fault": row.name, "streams": len(heard), "same": same, "cut": cut, "refused": refused,
         "longest_pause_s": round(longest, 2), "allowed_pause_s": row.pause_s, "wrong": wrong,
@@ -158,7 +158,7 @@ def difference(mine: Heard, whole: Heard) -> str:
             at = next(
                 (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs))
             )
-            return f"other text from character {at} of {len(theirs)} on: {ours[at : at + 60]!r}, not {theirs[at : at + 60]!r}"
+            return f"the text differs from character {at} of {len(theirs)} on: {ours[at : at + 60]!r}, not {theirs[at : at + 60]!r}"
         return f"other {name}: {ours}, not {theirs}"[:300]
     return "the same"
 

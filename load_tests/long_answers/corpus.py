@@ -1,7 +1,7 @@
-"""Questions with long, mostly predictable answers, as editors, extraction and agents get them.
+"""Questions with long, mostly predictable answers, typical of editors, extraction and agents.
 
-A text copied, edited or quoted, records in JSON, calls with many arguments. Ember's own answers have some twenty tokens, these a hundred or more. A
-strict schema is defined as OpenAI does: every property required, no other allowed.
+They copy, edit or quote a text, list records as JSON, or call tools with many arguments. Ember's own answers have some twenty tokens, these a hundred
+or more. A strict schema is defined as OpenAI does: every property required, no other allowed.
 """
 
 import json
@@ -39,7 +39,7 @@ _HEADINGS = (
 
 class _Field(NamedTuple):
     name: str
-    kind: str  # a kind of words.value
+    kind: str  # the kind of value that words.value draws
     clause: str
 
 

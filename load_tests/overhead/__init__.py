@@ -1,1 +1,1 @@
-"""Parts to measure what a router adds: a site that computes nothing, a cheap client, the routers."""
+"""Parts for measuring a router's overhead: a site that computes nothing, a cheap client, the routers."""

@@ -23,9 +23,9 @@ _MOMENT = re.compile(rb'"content":\s?"t(\d+)"')  # the time when the site wrote 
 class Heard:
     """The answers of one measurement; times in milliseconds."""
 
-    whole_ms: list[float] = field(default_factory=list)  # of each answer, from sending its request
-    first_ms: list[float] = field(default_factory=list)  # of each stream's first token, from sending its request
-    token_ms: list[float] = field(default_factory=list)  # of each token, from the site's sending
+    whole_ms: list[float] = field(default_factory=list)  # of each answer, since its request was sent
+    first_ms: list[float] = field(default_factory=list)  # of each stream's first token, since its request was sent
+    token_ms: list[float] = field(default_factory=list)  # of each token, since the site wrote it
     failures: int = 0
     seconds: float = 0.0
 
@@ -91,7 +91,7 @@ async def idle_streams(url: str, raw: bytes, count: int) -> AsyncIterator[int]:
 
 async def _ask_again(url: str, raw: bytes, heard: Heard, until: float, phase: float) -> None:
     if b'"stream":true' in raw:
-        await asyncio.sleep(0.25 * phase)  # otherwise all streams would send at the same moments
+        await asyncio.sleep(0.25 * phase)  # otherwise all streams would send at the same time
     parts = urlsplit(url)
     answer: Answer | None = None
     while time.perf_counter() < until:
@@ -141,7 +141,7 @@ class Answer(asyncio.Protocol):
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own classes are no subclasses
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's classes are not subclasses of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

@@ -1,7 +1,7 @@
 """The compared routers, each a process in front of the same trivial site.
 
-Other projects' run from separate environments (`make peers`). Knows their command lines, not what is measured. A router that is not installed is
-skipped, and named.
+Those of other projects run from separate environments (`make peers`). A router that is not installed is skipped, with a message. Knows their command
+lines, not what is measured.
 """
 
 import hashlib
@@ -24,12 +24,12 @@ from load_tests.local_network import DOOR, free_ports
 from load_tests.overhead.trivial_site import MODEL, NAME
 from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 
-KEY = "sk-overhead"  # LiteLLM's proxy requires one when measured; all get the same request
+KEY = "sk-overhead"  # LiteLLM's proxy requires a key; all routers get the same request
 START_S = 90.0
 ROOT = Path(__file__).parents[2]
 OURS, NOBODY = "pilotlight", "no router"
-METERED = "pilotlight, metered"  # with everything that serving paying clients needs
-SHARED = "pilotlight, shared limits"  # and with limits shared with other routers
+METERED = "pilotlight, metered"  # with all features for paying clients
+SHARED = "pilotlight, shared limits"  # as METERED, with limits shared with other routers
 
 
 class Running(NamedTuple):
@@ -49,7 +49,7 @@ class Running(NamedTuple):
 
 class Peer(NamedTuple):
     package: str
-    command: Callable[[Path, str, int, Path], list[str]]  # of environment, the site's URL, port, a folder for files
+    command: Callable[[Path, str, int, Path], list[str]]  # (environment, URL of the site, port, folder for files)
 
 
 def _rust_router(module: str) -> Callable[[Path, str, int, Path], list[str]]:
@@ -138,7 +138,7 @@ def _command(name: str, peers: Path, site: str, folder: Path, quotas: str) -> tu
 def _metering(ledger: Path, quotas: str) -> str:
     """Return settings of a metered router, which follow [door].
 
-    A required key, an account with every kind of limit, none of which is reached, prices, and a ledger.
+    They require a key, and have an account with every kind of limit (none is reached), prices and a ledger.
     """
     digest = hashlib.sha256(KEY.encode()).hexdigest()
     limits = "requests_per_min = 1e9\ntokens_per_min = 1e12\nmax_open = 100_000\ntokens_per_day = 1_000_000_000_000\ncost_per_day = 1e9"

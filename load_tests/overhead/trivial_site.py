@@ -3,8 +3,8 @@
 It answers at once, or streams tokens at a pace.
 
 Every token's text is the time at which it was written, on the clock that all processes of a machine share, so that a client can compute its delay.
-For our router it marks its events and publishes a status as a real site does; other routers' health checks get JSON that satisfies them. Knows
-nothing of models and checks nothing: it is a measuring device.
+For our router it sends resume points and publishes a status like a real site; other routers' health checks get JSON that they accept. It has no
+models and validates nothing.
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from pilotlight.wire.hop.continuation import ANSWER, RESUME_POINTS
 from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 from pilotlight.wire.http.listen import raise_file_limit
 
-IDLE = 1_000_000  # a number that is never reached: after the first token the stream stays open and silent
-PACE_S = 0.02  # between two tokens of a stream: 50 per second
+IDLE = 1_000_000  # a number of tokens that is never reached: after the first token the stream stays open and silent
+PACE_S = 0.02  # time between two tokens of a stream: 50 per second
 NAME, MODEL = "ams1", "trivial"
 CLOSE_TO_ANYTHING = (
     b'{"status":"ok","model_path":"trivial","tokenizer_path":"trivial","is_generation":true,"object":"list",'
@@ -45,7 +45,7 @@ class Site(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own classes are no subclasses
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's classes are not subclasses of asyncio's
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)

@@ -2,8 +2,7 @@
 
     python load_tests/peers/convert.py LLAMA_CPP DIRECTORY --outfile FILE --outtype bf16
 
-The converter recognises a tokenizer's way to split texts by the tokens of a known one; for others this program names GPT-2's, which has no effect on
-the weights.
+The converter recognises only known pre-tokenizers; for others this program names GPT-2's, which has no effect on the weights.
 """
 
 import sys

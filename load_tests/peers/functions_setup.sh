@@ -1,6 +1,6 @@
 #!/bin/sh
-# Sets up what `make bench-functions` compares with, each in an environment of its own under the folder given (default .peers), and a layer with FastAPI,
-# httpx and pydantic. Whatever cannot be set up is left out of the comparison, by name.
+# Sets up the servers that `make bench-functions` compares with, each in a separate environment under FOLDER (default .peers), and a layer with FastAPI,
+# httpx and pydantic. A server that cannot be set up is named and left out of the comparison.
 #   load_tests/peers/functions_setup.sh [FOLDER] [PYTHON of the project's environment]
 set -u
 folder=$(mkdir -p "${1:-.peers}" && cd "${1:-.peers}" && pwd)

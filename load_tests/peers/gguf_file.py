@@ -1,7 +1,7 @@
 """A checkpoint of Llama's shape as GGUF, the file that llama.cpp reads: the same bf16 weights.
 
-With a tokenizer.json beside it the file gets its tokens and merges, split as GPT-2 splits: such a server answers, with words that may be split
-differently from ours. Knows one architecture, and uses llama.cpp's own `gguf` package, whose folder the caller names.
+A tokenizer.json beside the checkpoint adds tokens and merges, with GPT-2's pre-tokenizer: a server can then answer, but may tokenize text differently
+from ours. Knows one architecture, and uses llama.cpp's own `gguf` package, whose folder the caller names.
 """
 
 import json
@@ -69,7 +69,7 @@ def write_gguf(folder: Path, gguf_package: Path, directory: Path) -> Path:
 def _neighbours(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Reorder queries and keys as llama.cpp's converter does.
 
-    It rotates neighbouring dimensions together instead of halves.
+    llama.cpp rotates pairs of neighbouring dimensions; the checkpoint pairs dimensions of two halves.
     """
     per_head = rows.shape[0] // heads
     return rows.view(heads, 2, per_head // 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

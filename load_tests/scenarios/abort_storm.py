@@ -1,11 +1,11 @@
-"""The remains of 2,000 requests whose clients leave within a second. `make bench-abort-storm` runs it.
+"""Resources still held after 2,000 clients disconnect within a second: `make bench-abort-storm`.
 
 python -m load_tests.scenarios.abort_storm
 
-A router and one site, with one engine host, and with hosts that compute prompts or answers. In each phase of a request all clients close their
-connections: while most wait for a place, while prompts are computed, while their blocks move to another host, while tokens come, and while grammars
-restrict the tokens. From the last leave on it is measured how long requests, permits, sequences, KV blocks and connections are still counted, and how
-much slower the same small work is in the first seconds than it was before the storm.
+The network is a router and one site, first with one engine host, then with a prefill host and a decode host. All clients close their connections in
+the same phase of their requests: while most are queued, during prefill, while KV blocks move to the other host, during decode, or during decode with
+a grammar. The results are the time after the last disconnect until no request, permit, sequence, pinned KV block or connection is counted any more,
+and the throughput of a small fixed load compared with that before the storm.
 
 Published (sglang#28651): after an abort storm a fleet with separate prefill and decode hosts failed 89 % of its requests for more than an hour.
 """
@@ -30,10 +30,10 @@ from load_tests.records import write_record
 
 CLIENTS = 2000
 LEAVE_WITHIN_S = 1.0
-FREE_WITHIN_S = 1.0  # of the last leave
+FREE_WITHIN_S = 1.0  # seconds after the last disconnect in which all must be released
 WORK_STREAMS, WORK_TOKENS = 8, 48
-SHARE = 0.95  # of the throughput before
-AFTER_S = 5.0  # in which it must be back
+SHARE = 0.95  # the throughput must return to this share of that before the storm
+AFTER_S = 5.0  # seconds in which the throughput must return
 LIMITS = "\n[limits]\nmax_inflight = 4096\n"
 SPLIT = "".join(f'\n[[engine.hosts]]\ndevice = "cpu"\nrole = "{role}"\n' for role in ("prefill", "decode"))
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -42,7 +42,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"]}  # fmt: skip
-# Metrics that must be zero without requests, by where they are counted
+# Metrics that must be zero without requests
 SITE_GAUGES = {
     "permits": r"^pilotlight_inflight_requests(?:\{.*\})? (\S+)$",
     "reserved tokens": r"^pilotlight_reserved_tokens(?:\{.*\})? (\S+)$",
@@ -57,7 +57,7 @@ class Phase(NamedTuple):
     name: str
     num_words: int
     options: dict[str, Any]
-    has_come: Callable[[dict[str, float], int], bool]  # of the gauges and the number of streams with a token
+    has_come: Callable[[dict[str, float], int], bool]  # arguments: gauges, number of streams with a token
 
 
 PHASES = (
@@ -75,7 +75,7 @@ PHASES = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=CLIENTS)
-    parser.add_argument("--only", default="", help="settings whose names hold this text")
+    parser.add_argument("--only", default="", help="only settings whose names contain this text")
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
     console, rows = Console(), list[dict[str, Any]]()
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 async def storm(network: LocalNetwork, phase: Phase, clients: int) -> dict[str, Any]:
-    """Let clients come and leave; return what was seen."""
+    """Let clients connect and disconnect in one phase; return the measurements."""
     gauges = _Gauges(network)
     before_s = await _work_s(network.url)
     connections_before = await gauges.connections()
@@ -123,7 +123,7 @@ async def storm(network: LocalNetwork, phase: Phase, clients: int) -> dict[str, 
 
 
 def _scaled(found: dict[str, float], clients: int) -> dict[str, float]:
-    """Return the gauges as they would be with all clients, so that a smaller storm has the same phases."""
+    """Scale the gauges to CLIENTS clients, so that the thresholds of phases also hold for a smaller storm."""
     return {name: value * CLIENTS / clients for name, value in found.items()}
 
 
@@ -156,7 +156,7 @@ async def _work_s(url: str) -> float:
 
 
 async def _until(read: Callable[[], Any], condition: Callable[[Any], bool], within_s: float) -> float | None:
-    """Return the seconds until what is read fulfils the condition; None if it does not in time."""
+    """Return the seconds until the value read fulfils the condition; None after the timeout."""
     began = time.perf_counter()
     while (now_s := time.perf_counter() - began) < within_s:
         if condition(await read()):

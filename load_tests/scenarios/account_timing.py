@@ -2,10 +2,10 @@
 
 `make bench-account-timing` runs it: python -m load_tests.scenarios.account_timing.
 
-One account sends a prompt, which its site then has in its prefix cache. Another account sends the same prompt, and one of the same words in a new
-order, in random order: the difference of the times to the first token, over many such pairs, is what it could learn. As a control it sends the first
-prompt once more: its own prompt must be found in the cache, and take visibly less time, or the measurement shows nothing. Cached tokens are counted
-as well: none may come from another account.
+One account sends a prompt, which its site then has in its prefix cache. In random order, another account sends the same prompt and one with the same
+words in a new order. The mean difference of the times to first token, over many such pairs, is what it could learn. As a control it then repeats the
+first prompt: its own cached prompt must take visibly less time, or the measurement shows nothing. Cached tokens are counted as well: none may come
+from another account.
 """
 
 import argparse
@@ -26,9 +26,9 @@ from load_tests.records import write_record
 
 KEYS = {"first": "sk-of-the-first-account", "other": "sk-of-the-other-account"}
 SECRET = "a secret of this benchmark's own"
-WORDS = 300  # of a prompt
+WORDS = 300  # words of a prompt
 WORD = "abcdefghijklmnopqrstuvwxyz"
-LEAST_CHANCE = 0.01  # with a smaller p-value a difference is not random
+LEAST_CHANCE = 0.01  # below this p-value a difference is not random
 
 
 class Asked(NamedTuple):
@@ -38,9 +38,9 @@ class Asked(NamedTuple):
 
 
 class Pair(NamedTuple):
-    others: Asked  # times of the prompt that the other account has cached
+    others: Asked  # for the prompt that the first account has cached
     nobodys: Asked
-    own: Asked  # times of the first one again
+    own: Asked  # for the same prompt again, after this account has cached it
 
 
 async def ask(session: aiohttp.ClientSession, url: str, account: str, prompt: str) -> Asked:
@@ -80,7 +80,7 @@ def measure(count: int, seed: int = 0, num_sites: int = 2) -> dict[str, Any]:
         f'[[keys]]\nname = "{name}"\nkey_sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"\naccount = "{name}"\n[[accounts]]\nname = "{name}"\n'
         for name, key in KEYS.items()
     )
-    settings = f"require_key = true\n{accounts}"  # follows [door]
+    settings = f"require_key = true\n{accounts}"  # appended after the [door] table
     environment = {"PILOTLIGHT_HOP_SECRET": SECRET}
     with LocalNetwork(num_sites=num_sites, network_settings=settings, environment=environment) as network:
         return judge(asyncio.run(pairs(network.url, count, random.Random(seed))), random.Random(seed))

@@ -2,9 +2,9 @@
 
 python -m load_tests.scenarios.attacks
 
-Each attack runs for a few seconds against the router (and so against its sites), and then well-formed requests of the same number and size. Meanwhile
-another client requests /livez from the router and a site: its p99 may be at most three times that under the well-formed traffic, and memory must be
-bounded.
+Each attack runs for a few seconds against the router (and so against its sites), followed by well-formed requests of the same number and size.
+Meanwhile another client requests /livez from the router and a site: its p99 may be at most three times that under the well-formed traffic, and memory
+must be bounded.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from load_tests.local_network import LocalNetwork
 from load_tests.records import write_record
 
 AT_MOST = 3.0
-NOTICED_MS = 20.0  # a delay that a person cannot notice is no harm, whatever its ratio
+NOTICED_MS = 20.0  # a person does not notice a shorter delay, so it is allowed at any ratio
 MAY_GROW_MIB = 256.0
 
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     sent: int
     num_bytes: int
     answers: "Counter[int]"
-    waits_ms: list[float]  # of the neighbour
+    waits_ms: list[float]  # the neighbour's latencies
     most_rss_mib: float
 
 

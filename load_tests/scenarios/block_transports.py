@@ -1,10 +1,10 @@
 """The speed of KV blocks between engine hosts. `make bench-block-transports` runs it.
 
-64 MiB of blocks are held in the host tier of one process and fetched into that of another, through each transport, with leases, checksums and headers
-as in serving, and from a Mooncake Store in a third, into which the first has written them; for comparison the same bytes go over a plain socket
-between the same two processes, and through a memcpy. Figures are medians; transports take turns. Then the one process computes a prompt of 4,096
-tokens with random weights of a 0.5 B shape, in chunks, and the other fetches its blocks meanwhile; measured is the share of the transfer that is done
-when the last chunk is computed.
+64 MiB of blocks in the host tier of one process are fetched into that of another through each transport, with leases, checksums and headers as in
+serving. They are also written to a Mooncake Store in a third process and fetched from there. For comparison, the same bytes go over a plain socket
+between the two processes, and through a memcpy. Figures are medians; transports take turns. Then the one process computes a prompt of 4,096 tokens
+with random weights of a 0.5 B shape, in chunks, and the other fetches its blocks meanwhile. The result is the share of the transfer that is done when
+the last chunk is computed.
 """
 
 import argparse
@@ -232,7 +232,7 @@ def compute(place: Path, shape: str, tokens: int, chunk: int, pipe: "Connection[
     computed_at = 0.0
     while engine.has_work:
         engine.step()
-        if not computed_at and engine.load().waiting_tokens <= 1:  # all that will be handed over is computed
+        if not computed_at and engine.load().waiting_tokens <= 1:  # all blocks that will be handed over are computed
             computed_at = time.monotonic()
         engine.on_idle()
     engine.on_idle()
@@ -304,7 +304,7 @@ def _memcpy_ms() -> float:
 def _engine() -> TransferEngine | None:
     try:
         return TransferEngine("127.0.0.1")
-    except PeerError:  # it is not installed: the record has only the others
+    except PeerError:  # the transport is not installed, and is left out of the record
         return None
 
 

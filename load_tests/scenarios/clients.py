@@ -2,9 +2,9 @@
 
 python -m load_tests.scenarios.clients
 
-Each is installed into a separate environment (below .peers/clients, kept for the next run); there its program in tests/clients reports what works,
-what fails and why, and what a client lacks. Five models: Ember, one with random weights that never ends an answer, one whose context is long and
-whose answers are short, for coding agents, one for embeddings, and a reranker.
+Each is installed into a separate environment (below .peers/clients, kept for the next run). There its program in tests/clients reports checks that
+pass, checks that fail with the reason, and features that the client lacks. There are five models: Ember, one with random weights that never ends an
+answer, one with a long context and short answers for coding agents, one for embeddings, and a reranker.
 """
 
 import argparse
@@ -40,7 +40,7 @@ AGENT = Shape(64, 128, 1, 2, 1, 32, context=65536)  # an agent's first prompt ha
 class Client(NamedTuple):
     """A program and the packages that it needs."""
 
-    program: str  # in tests/clients
+    program: str  # file name in tests/clients
     packages: tuple[str, ...]
     alone: str | None = None  # a package that is installed without its dependencies
 
@@ -56,7 +56,7 @@ LIBRARIES: dict[str, Client] = {
     "langchain-cloudflare": Client("langchain_workers_ai.py", ("langchain-cloudflare",)),
     "litellm": Client(
         "litellm_completion.py", ("litellm[mcp]>=1.106,<1.107",)
-    ),  # 1.107 contained foreign code and was withdrawn
+    ),  # LiteLLM 1.107 contained foreign code and was withdrawn
     "llama-index": Client(
         "llama_index_like.py", ("llama-index-llms-openai-like", "llama-index-embeddings-openai-like")
     ),
@@ -118,9 +118,9 @@ def main() -> None:
         "--only",
         action="append",
         choices=list(CLIENTS),
-        help="these alone; a subject's record needs all of its clients",
+        help="only these clients; a subject's record needs all of its clients",
     )
-    parser.add_argument("--fresh", action="store_true", help="install again, as of today")
+    parser.add_argument("--fresh", action="store_true", help="install the current versions again")
     options = parser.parse_args()
     console = Console()
     names = options.only or list(CLIENTS)
@@ -174,7 +174,7 @@ def with_early_end(directory: Path) -> None:
 
 
 def as_embedder(directory: Path) -> None:
-    """Declare, as sentence-transformers does, that a text's vector is the mean of its tokens'."""
+    """Declare, as sentence-transformers does, that a text's vector is the mean of its tokens' vectors."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     (directory / "modules.json").write_text(
         json.dumps([{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules])
@@ -194,7 +194,7 @@ def write_reranker(directory: Path) -> Path:
 
 
 def checked(name: str, client: Client, folder: Path, running: LocalNetwork, models: Path, fresh: bool) -> Record:
-    """Return a client's results; `checks` is empty and `reason` filled if it could not be run."""
+    """Return a client's results; `checks` is empty and `reason` is set if it could not be run."""
     try:
         command = installed(name, client, folder, fresh)
     except subprocess.CalledProcessError as error:

@@ -1,11 +1,11 @@
-"""Unmodified coding agents that fix a line, over a router and two sites.
+"""Unmodified coding agents that fix a line, served by a router and two sites.
 
 python -m load_tests.scenarios.coding_agents
 
-Each is the program of its registry, started as its user would start it, in a separate home directory. Only the engine is a double
-(tests/scripted_site.py), which writes what a good model would: so templates, parsers, grammars, dialects and the router are tested, and no capable
-model is needed. Each agent has to make a failing test pass, undisturbed and with the answering site killed in the middle of the edit. Codex and
-Claude Code also have ten turns of one conversation, for which the record has the cached tokens and the number of sites.
+Each is installed from its registry and started as a user would start it, in a separate home directory. Only the engine is a test double
+(tests/scripted_site.py), which writes a good model's answers: templates, parsers, grammars, dialects and the router are tested without a capable
+model. Each agent has to make a failing test pass, undisturbed and with the answering site killed in the middle of the edit. Codex and Claude Code
+also have ten turns of one conversation, for which the record has the cached tokens and the number of sites.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from pilotlight.wire.hop.headers import HOP_SECRET_ENV
 MODEL = "agent"
 AGENT_S = 240.0
 TURNS = 10
-TOKEN_S = 0.02  # pace of an answer that is cut in its middle
+TOKEN_S = 0.02  # seconds per token of an answer whose site is killed
 WRONG, RIGHT = "    return a - b\n", "    return a + b\n"
 MODULE = f"def add(a, b):\n{WRONG}"
 CHECK = "from calc import add\n\nassert add(2, 3) == 5\nprint('passed')\n"
@@ -47,7 +47,7 @@ class Agent(NamedTuple):
 
     packages: tuple[str, ...]
     program: str
-    options: Callable[[str, Path, str, bool], list[str]]  # of router's URL, home, prompt, whether a session continues
+    options: Callable[[str, Path, str, bool], list[str]]  # arguments: router's URL, home, prompt, is a continuation
     environment: Callable[[str, Path], dict[str, str]]
     answers: Callable[[Path], list[str]]  # argument: the work folder
     edit_turn: int  # index of the answer with the edit
@@ -63,7 +63,7 @@ def call(tool: str, **arguments: Any) -> str:
 def _codex(url: str, home: Path, said: str, goes_on: bool) -> list[str]:
     provider = f'model_providers.here={{name="here", base_url="{url}/v1", wire_api="responses", env_key="HERE_KEY"}}'
     settings = ("-c", provider, "-c", 'model_provider="here"', "-c", f'model="{MODEL}"')
-    # Its sandbox needs namespaces, which some machines do not allow.
+    # The agent's sandbox needs namespaces, which some machines do not allow.
     free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     return ["exec", *(("resume", "--last") if goes_on else ()), *free, *settings, said]
 
@@ -326,7 +326,7 @@ def new_home(agent: Agent, url: str) -> Iterator[Path]:
 
 
 def edit(network: ScriptedNetwork, installed: InstalledAgent, *, kills: bool) -> Record:
-    """Let an agent fix the line. `kills`: the answering site is killed in the middle of the edit."""
+    """Let an agent fix the line. `kills`: kill the answering site in the middle of the edit."""
     agent = installed.agent
     network.mend()
     began = network.num_noted
@@ -347,7 +347,7 @@ def edit(network: ScriptedNetwork, installed: InstalledAgent, *, kills: bool) ->
         mended = (home / "work" / "calc.py").read_text() == MODULE.replace(WRONG, RIGHT)
     answers = [note for note in network.noted(began) if "prompt" in note]
     wrong = [note["wrong"] for note in answers if note["wrong"]]
-    # A stream continues after the delivered part; an answer in one piece is computed again.
+    # After the kill a stream continues after the delivered part; an answer that is not streamed is computed again.
     edits = {note["site"] for note in answers if note["turn"] == agent.edit_turn and not note["aside"]}
     went_on = any(note["delivered"] for note in answers) or len(edits) > 1
     works = code == 0 and passes and mended and not wrong and (not kills or (bool(killed) and went_on))
@@ -389,8 +389,8 @@ def converse(network: ScriptedNetwork, installed: InstalledAgent) -> Record:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=ROOT / ".peers" / "clients", help="where agents are installed")
-    parser.add_argument("--only", action="append", choices=list(AGENTS), help="these alone, and no record")
-    parser.add_argument("--fresh", action="store_true", help="install again, as of today")
+    parser.add_argument("--only", action="append", choices=list(AGENTS), help="run only these, and write no record")
+    parser.add_argument("--fresh", action="store_true", help="install the current versions again")
     options = parser.parse_args()
     console = Console()
     results: Record = {}

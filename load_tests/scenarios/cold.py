@@ -1,8 +1,8 @@
 """Cold starts: five times from a client's request to the first token of an unused model.
 
     (a) nothing runs, the checkpoint is not in the page cache      (b) nothing runs, its files are cached
-    (c) the site is up, the model sleeps in host memory            (d) the device is full: another is put to sleep for it
-    (e) the engine host is killed under a stream: to its next token, with a standby host and without
+    (c) the site is up, the model sleeps in host memory            (d) the device is full, so another model is put to sleep first
+    (e) the engine host is killed under a stream; time to its next token, with a standby host and without
 
 python -m load_tests.scenarios.cold --sizes ember,0.6b,3b --plot cold.svg. `docs/cold-start.md` explains the picture.
 """
@@ -31,11 +31,11 @@ CLOCKS = {
     "a": "nothing runs, files cold",
     "b": "nothing runs, files cached",
     "c": "asleep in host memory",
-    "d": "swap: another sleeps for it",
+    "d": "swap: another model is put to sleep first",
     "e": "engine host killed",
     "e0": "the same without a standby",
 }
-_STAY_S = 0.5  # beyond three times a wake: after that a model may be put to sleep again (runtime/models/residency.py)
+_STAY_S = 0.5  # the minimum stay is three wakes; after that and this margin a model may sleep again (runtime/models/residency.py)
 _PLACE_FOR_COPY = 1 << 30
 
 
@@ -54,14 +54,14 @@ def at_least_one(text: str) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m load_tests.scenarios.cold", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--sizes", default="ember,0.6b,3b", help="of ember, 50m, 0.6b, 3b, or directories of checkpoints, or GGUF files"
+        "--sizes", default="ember,0.6b,3b", help="names (ember, 50m, 0.6b, 3b), checkpoint directories or GGUF files"
     )
     parser.add_argument("--rounds", type=at_least_one, default=3)
     parser.add_argument("--clocks", default=",".join(CLOCKS))
-    parser.add_argument("--threads", type=at_least_one, help="of the engine; torch's choice by default")
+    parser.add_argument("--threads", type=at_least_one, help="threads of the engine; torch's default if unset")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--folder", type=Path, default=Path(".cold"), help="where checkpoints are made and kept")
-    parser.add_argument("--peers", type=Path, help="the folder that `make peers` filled: their starts beside ours")
+    parser.add_argument("--folder", type=Path, default=Path(".cold"), help="folder for generated checkpoints")
+    parser.add_argument("--peers", type=Path, help="the folder that `make peers` filled, to measure their starts too")
     parser.add_argument("--peer-flags", default="", help="of llama-server")
     parser.add_argument("--plot", type=Path, help="an SVG with every clock's timeline")
     options = parser.parse_args()
@@ -132,11 +132,11 @@ def measure(
                     shares.append(page_cache.drop(files))
                 measured.setdefault(clock, []).append(bench.from_nothing())
             if shares:
-                # Above 0: the kernel kept some, and (a) is not cold.
+                # If it is above 0, the kernel kept some pages, and (a) is not cold.
                 facts["still_cached_share"] = round(max(shares), 4)
                 if max(shares) > 0.01:
                     console.log(
-                        f"the kernel kept {max(shares):.0%} of the checkpoint in memory: (a) is not what it says"
+                        f"the kernel kept {max(shares):.0%} of the checkpoint is still in the page cache: (a) is not cold"
                     )
         else:
             measured[clock] = {"c": bench.asleep, "d": bench.swap, "e": bench.crash, "e0": bench.crash_alone}[clock]()
@@ -166,12 +166,12 @@ class Bench:
             return [self._wake(site) for _ in range(self._rounds)]
 
     def _wake(self, site: SiteProcess) -> Measured:
-        # The first time, its weights are still being copied there when it falls asleep.
+        # At the first sleep, the weights are still being copied to host memory.
         site.until(lambda: site.residency("a") == "host", "the model sleeps in host memory")
         return self._asked(site, "a")
 
     def swap(self) -> list[Measured]:
-        """Measure models that take turns on a device with memory for one and a half."""
+        """Measure two models that take turns on a device with memory for one and a half."""
         room = {"weights_gib": 1.5 * self._awake_bytes() / GIB}
         with self._site(self._model("a", "auto"), self._model("b", "auto"), **room) as site:
             for model in ("a", "b"):
@@ -180,7 +180,7 @@ class Bench:
             found = []
             for i in range(self._rounds):
                 wake_s = max(entry["wake_ms"] for entry in site.get("/status")["models"]) / 1e3
-                time.sleep(3 * wake_s + _STAY_S)  # the minimum stay is no part of a swap
+                time.sleep(3 * wake_s + _STAY_S)  # a swap does not include the minimum stay
                 found.append(self._asked(site, "ab"[i % 2]))
             return found
 
@@ -203,15 +203,15 @@ class Bench:
         pid = site.pid("engine")
         assert pid is not None
         killed_s = kill(pid)
-        ended_s = next(at for at in events if at > killed_s + 0.005)  # earlier tokens were already on their way
+        ended_s = next(at for at in events if at > killed_s + 0.005)  # earlier events were already sent before the kill
         measured = self._measured(site, killed_s, ended_s)
         events.close()  # type: ignore[attr-defined]
         return measured
 
     def _until_kept(self, site: SiteProcess, model: str) -> None:
-        """Wait until the weights are in host memory, too, as at a site that has been up for a while.
+        """Wait until host memory has a copy of the weights, as at a site that has been up for a while.
 
-        They are copied there after the first requests.
+        They are copied after the first requests.
         """
 
         def is_kept() -> bool:
@@ -225,9 +225,9 @@ class Bench:
         return self._measured(site, began_s, time.time())
 
     def _measured(self, site: SiteProcess, began_s: float, ended_s: float) -> Measured:
-        """Return the site's own spans on the client's clock.
+        """Return the phases that the site reports, with times on the client's clock.
 
-        The time after the last of them went into the first token.
+        The remaining time after the last phase is the phase of the first token.
         """
         spans = [span for span in site.get("/timeline")["spans"] if began_s <= span["ended_s"] <= ended_s]
         bars = [
@@ -262,7 +262,7 @@ def one_token(model: str) -> dict[str, Any]:
 def endless(model: str) -> dict[str, Any]:
     """Return a request for an endless answer.
 
-    With random weights most tokens are not text, and make no event: hence the bias towards one that does.
+    With random weights most tokens have no text and cause no event, so the request has a bias towards one with text.
     """
     return {**one_token(model), "max_tokens": 2000, "logit_bias": {"300": 100}}
 
@@ -280,7 +280,7 @@ def copy_ms(num_bytes: int) -> float:
 
 
 def median_of(measured: list[Measured]) -> Measured:
-    """Return the median round as a whole: its phases belong together."""
+    """Return the round with the median total, since the phases of one round belong together."""
     return sorted(measured)[(len(measured) - 1) // 2]
 
 

@@ -1,7 +1,7 @@
-"""Other servers' starts with cached files, on our clock (b).
+"""Start times of other servers with cached files, for comparison with clock (b) of cold.py.
 
-Measured from the command to the first answer of one token, with the checkpoint's files in the page cache. Each server is in the folder that `make
-peers` filled, or skipped and named. Knows only commands and OpenAI's chat path.
+Measured from the command to the first answer of one token, with the checkpoint's files in the page cache. A server that is not in the folder that
+`make peers` filled is skipped, with a message. Knows only commands and OpenAI's chat path.
 """
 
 import http.client
@@ -34,7 +34,7 @@ class Peer(NamedTuple):
 def measure_peers(
     folder: Path, checkpoint: Path, threads: int | None, rounds: int, llama_flags: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return each peer's milliseconds; of a GGUF file llama.cpp's alone."""
+    """Return the start time of each peer in milliseconds; for a GGUF file, only of llama.cpp."""
     results: dict[str, Any] = {}
     peers: dict[str, Callable[[Path, Path, int | None], Peer]] = {"llama.cpp": partial(_llama, flags=llama_flags)}
     if checkpoint.suffix != GGUF:
@@ -100,9 +100,9 @@ def _start(peer: Peer, log: Path) -> float:
             if answer is not None and answer[0] == 200:
                 return 1e3 * (time.perf_counter() - began)
             if process.poll() is not None:
-                raise RuntimeError(f"it ended with status {process.returncode}; its last words are in {log.name}")
+                raise RuntimeError(f"the server ended with status {process.returncode}; see {log.name}")
             if time.perf_counter() - began > _TIMEOUT_S:
-                raise RuntimeError(f"no answer within {_TIMEOUT_S:g} s; its last words are in {log.name}")
+                raise RuntimeError(f"no answer within {_TIMEOUT_S:g} s; see {log.name}")
             if answer is not None and answer[0] not in (404, 500, 503):
                 raise RuntimeError(f"it answers {answer[0]}: {answer[1][:200]!r}")
             time.sleep(0.01)

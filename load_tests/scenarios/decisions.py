@@ -1,8 +1,8 @@
 """The cost of decisions: python -m load_tests.scenarios.decisions MODEL.
 
 MODEL is a checkpoint's folder or GGUF file with a chat template. One request has 64 questions of four options after a state of 2,000 tokens; it is
-compared with the prefill of the same state and questions in one prompt, and with 64 chats with a JSON schema, one for each question. They take turns,
-so that all see the machine in the same condition; each round has a new state, which no cache holds.
+compared with the prefill of the same state and questions in one prompt, and with 64 chats with a JSON schema, one per question. The three take turns,
+so that changes of the machine affect all; each round has a new state, which is not cached.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measured(site: SiteProcess, number: int) -> dict[str, float]:
-    """Return the seconds of each way to ask the same questions."""
+    """Return the seconds that each way of asking the questions takes."""
     asked = [question(i) for i in range(QUESTIONS)]
     took: dict[str, float] = {}
     text = state(3 * number)
@@ -103,7 +103,7 @@ def question(number: int) -> dict[str, Any]:
 
 
 def state(number: int) -> str:
-    """Return a text of some 2,000 tokens with a beginning that no other number's has."""
+    """Return a text of some 2,000 tokens whose beginning is unique to `number`."""
     sentences = [
         f"Case {number}-{i}: {' '.join(WORDS[(i + j) % len(WORDS)] for j in range(len(WORDS)))}"
         for i in range(STATE_TOKENS // 38)

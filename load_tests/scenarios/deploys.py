@@ -3,14 +3,14 @@
 Is every request answered by one version with that version's bindings? `make bench-deploys` runs it: python -m load_tests.scenarios.deploys [--deploys
 N] [--kills N].
 
-One site and its router, a process each; versions of one function follow each other, every tenth change a rollback, while clients keep requests,
-streams, background work, WebSockets, a queue, Durable Objects, workflows and a cron trigger busy. Each version writes its number, and the one among
-its bindings, into all that it does. Errors are: two numbers that differ, a version that had no traffic then, a cut, a lost write, a message that was
-acknowledged and handled again, a step of a workflow that ran twice. WebSockets are closed with 1012 when their version is replaced, as documented,
-and reconnect; an object that is busy in a replaced version is called there until it is idle, so its version may differ from its caller's.
+A router and one site run as processes. New versions of one function are deployed, every tenth change is a rollback, and clients use requests,
+streams, background work, WebSockets, a queue, Durable Objects, workflows and a cron trigger. Each version writes its number and the number in its
+bindings into all results. Errors are: two numbers that differ, a version without traffic at that time, a cut, a lost write, a message that was
+handled again after its acknowledgement, a workflow step that ran twice. WebSockets are closed with 1012 when their version is replaced, as
+documented, and reconnect. A busy object stays in its replaced version until it is idle, so its version may differ from its caller's.
 
-A kill may cut requests that are open between the kill and the network's recovery: such cuts are counted by name and are no errors. Acknowledged work
-is kept all the same.
+A kill may cut requests that are open between the kill and the network's recovery: such cuts are counted by kind and are not errors. Acknowledged work
+must never be lost.
 """
 
 import argparse
@@ -41,9 +41,9 @@ from pilotlight.wire.hop.headers import DEPLOY_TOKEN_ENV, HOP_SECRET_ENV
 
 NAME = "daily"
 LATER_S = 60.0
-RECOVERY_S = 90.0  # until a change that a kill interrupted is served
+RECOVERY_S = 90.0  # limit until a change that a kill interrupted is served
 BACKGROUND_S = 1.0
-LATE_S = 10.0  # by which work of a busy machine may be late, and so cut by a later kill
+LATE_S = 10.0  # work on a busy machine may be so late that a later kill cuts it
 TOKEN = "a-token-of-sixteen-bytes-or-more"
 SITE = '\n[functions]\ndeployments = "ROUTER"\nmax_isolates = 2\n'
 ENVIRONMENT = {DEPLOY_TOKEN_ENV: TOKEN, HOP_SECRET_ENV: "a secret of sixteen bytes or more"}
@@ -187,22 +187,22 @@ class Default(WorkerEntrypoint):
 
 
 class Cut(Exception):
-    """An answer that did not come, or not whole: an error unless a process was killed meanwhile."""
+    """Raised if an answer is missing or incomplete: an error unless a process was killed meanwhile."""
 
 
 @dataclass
 class Window:
-    """The time of a kill's effects."""
+    """The interval from a kill until the network has recovered."""
 
     target: str
-    from_s: float  # by the monotonic clock
+    from_s: float  # on the monotonic clock
     from_wall_s: float
     until_s: float = float("inf")
     until_wall_s: float = float("inf")
 
 
 class Kills:
-    """Processes that are killed, one after another, and when the network was not well for that."""
+    """Kills processes, one after another, and records the intervals until the network has recovered."""
 
     def __init__(self, network: LocalNetwork | None, rng: random.Random) -> None:
         self._network = network
@@ -229,15 +229,15 @@ class Kills:
 
     @property
     def longest_s(self) -> float:
-        """Return the longest time from a kill to a network that is well."""
+        """Return the longest recovery from a kill."""
         return round(max((each.until_s - each.from_s for each in self.windows), default=0.0), 1)
 
     def between(self, from_s: float, until_s: float) -> Window | None:
-        """Return the kill whose effects fall into this time of the monotonic clock."""
+        """Return a kill whose window overlaps this interval of the monotonic clock; None if there is none."""
         return next((each for each in self.windows if each.from_s <= until_s and from_s <= each.until_s), None)
 
     def of_site_at(self, from_wall_s: float, until_wall_s: float) -> bool:
-        """Tell whether the site was killed, or away, at some moment of this time of the wall clock."""
+        """Tell whether a kill of the site overlaps this interval of the wall clock."""
         windows = (each for each in self.windows if each.target == "site")
         return any(each.from_wall_s <= until_wall_s and from_wall_s <= each.until_wall_s for each in windows)
 
@@ -249,11 +249,11 @@ class Rollout:
         self._session = session
         self._folder = folder
         self._kills = kills
-        self._began: list[tuple[int, float]] = []  # versions, and when their deploy was asked for
+        self._began: list[tuple[int, float]] = []  # each version with the time at which its deploy was requested
         self._done_s: list[float] = []
         self._revision = 0
-        self.num_interrupted = 0  # changes that a kill met
-        self.num_refused = 0  # because the only site was not healthy, though none was killed
+        self.num_interrupted = 0  # changes interrupted by a kill
+        self.num_refused = 0  # changes refused because the only site was not healthy, without a kill
 
     async def deploy(self, version: int) -> None:
         self._folder.mkdir(exist_ok=True)
@@ -265,11 +265,11 @@ class Rollout:
         await self._change(version, f"{PATH}/{NAME}", {"digest": digest, "keeps_data": True}, (digest, data))
 
     async def roll_back(self) -> None:
-        """Give the traffic to the previous version, which is not deployed again."""
+        """Route the traffic to the previous version without a new deploy."""
         await self._change(self._began[-1 if len(self._began) < 2 else -2][0], f"{PATH}/{NAME}/rollback", {})
 
     def may_have_taken(self, version: int, asked_s: float, answered_s: float) -> bool:
-        """Tell whether a version may have had the traffic at some moment between a request and its answer."""
+        """Tell whether a version may have received traffic at any time between a request and its answer."""
         for place, (each, began_s) in enumerate(self._began):
             replaced_s = self._done_s[place + 1] if place + 1 < len(self._done_s) else float("inf")
             if each == version and began_s <= answered_s and asked_s <= replaced_s:
@@ -279,10 +279,7 @@ class Rollout:
     async def _change(
         self, version: int, path: str, wanted: dict[str, Any], bundle: tuple[str, bytes] | None = None
     ) -> None:
-        """Make a change, as an author would after a failed command.
-
-        Read the state, and try again if the change was not made.
-        """
+        """Make a change. After an error, read the state, and retry unless the change was made."""
         began_s = time.monotonic()
         self._began.append((version, began_s))
         is_interrupted = False
@@ -297,7 +294,7 @@ class Rollout:
             except (aiohttp.ClientError, TimeoutError, Cut) as error:
                 is_killed = self._kills.between(began_s, time.monotonic()) is not None
                 is_away = "no_site_available" in str(error) and time.monotonic() < began_s + RECOVERY_S
-                if not is_killed and not is_away:  # a busy machine's site may miss its health probes
+                if not is_killed and not is_away:  # on a busy machine the site may miss health probes
                     raise RuntimeError(f"{path}: {type(error).__name__}: {error}") from None
                 is_interrupted = is_killed
                 self.num_refused += not is_killed
@@ -338,7 +335,7 @@ class Rollout:
 class Clients:
     """Clients that keep the function busy.
 
-    `errors` are sentences, `cuts` the kinds of requests cut by kills.
+    `errors` are messages; `cuts` counts requests cut by kills, by kind.
     """
 
     def __init__(self, session: aiohttp.ClientSession, rollout: Rollout, kills: Kills) -> None:
@@ -347,12 +344,12 @@ class Clients:
         self._kills = kills
         self._number = 0
         self.is_over = False
-        self._until_s = 0.0  # work that has not ended by then is lost
+        self._until_s = 0.0  # work that has not ended by then counts as lost
         self.counts: Counter[str] = Counter()
         self.cuts: Counter[str] = Counter()
         self.errors: list[str] = []
-        self._kept: dict[str, int] = {}  # keys that were acknowledged, and the version that wrote them
-        self._background: dict[str, tuple[int, float]] = {}  # version, and the wall clock's time of the answer
+        self._kept: dict[str, int] = {}  # acknowledged keys with the version that wrote each
+        self._background: dict[str, tuple[int, float]] = {}  # version, and wall-clock time of the answer
         self._asked_objects: Counter[str] = Counter()
         self._objects: Counter[str] = Counter()
         self._sent: list[str] = []
@@ -436,7 +433,7 @@ class Clients:
     async def check_later(self) -> None:
         """Check all acknowledged work.
 
-        Writes, background work, messages, objects, workflows, the minutes of the cron trigger.
+        That is writes, background work, messages, objects, workflows, and the minutes of the cron trigger.
         """
         until_wall_s = time.time()
         self._until_s = time.monotonic() + LATER_S
@@ -477,7 +474,7 @@ class Clients:
             self._check_runs(key, kept)
 
     async def _check_minutes(self, until_wall_s: float) -> None:
-        """Each whole minute of the run has one firing, by one version."""
+        """Check that the cron trigger fired once in each whole minute of the run, in one version."""
         minutes = range(int(self._began_wall_s // 60) + 1, int(until_wall_s // 60) + (until_wall_s % 60 > LATE_S))
         for minute in minutes:
             (kept,) = (await self._found([f"cron {minute}"])).values()
@@ -490,7 +487,7 @@ class Clients:
         self.counts["cron"] = len(minutes)
 
     def _check_runs(self, key: str, kept: str | None) -> None:
-        """Check what ran once: again only where the site was killed before its outcome was on the disk."""
+        """Check that work ran once, or again if the site was killed before the outcome was on disk."""
         runs = json.loads(kept or "[]")
         again = [run for run, following in itertools.pairwise(runs) if not self._kills.of_site_at(run[2], following[2])]
         if not runs or again or any(run[0] != run[1] for run in runs):
@@ -502,7 +499,7 @@ class Clients:
         return int((await self._answer(path, **params))[0])
 
     async def _answer(self, path: str, **params: str) -> list[Any]:
-        """Ask, and check the version's number and that of its bindings, which an answer begins with."""
+        """Send a request; check the version and the number of its bindings, with which the answer begins."""
         asked_s = time.monotonic()
         answered: list[Any] = await self._get(path, **params)
         first, last, *_ = answered
@@ -520,7 +517,7 @@ class Clients:
             raise ValueError(f"answered by version {version}, which had no traffic then")
 
     async def _found(self, keys: list[str], *, waits: bool = True) -> dict[str, str | None]:
-        """Return what is kept under keys; `waits` for those that are missing: work may be under way still."""
+        """Return the stored values of keys. `waits`: poll for missing ones, which may still be written."""
         found: dict[str, str | None] = {}
         missing = keys
         while missing:
@@ -537,7 +534,7 @@ class Clients:
 def _checked(status: int, text: str) -> str:
     """Return an answer's text.
 
-    Raises Cut if a site or a router was away, ValueError for any other error.
+    Raises Cut if the site or the router was down, ValueError for any other error.
     """
     if status in (502, 503, 504):
         raise Cut(f"{status} {text[:200]}")
@@ -558,7 +555,7 @@ async def deploy_under_load(
 ) -> dict[str, Any]:
     """Make the changes with `each` clients of every kind, and kill processes of the network during some.
 
-    Pauses between the changes last so many seconds together at most. Return counts and errors.
+    The pauses between changes last at most `within_s` seconds in all. Return counts and errors.
     """
     timeout = aiohttp.ClientTimeout(total=120)
     rng = random.Random(seed)
@@ -603,11 +600,9 @@ async def deploy_under_load(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deploys", type=int, default=500)
-    parser.add_argument("--kills", type=int, default=20, help="of the site and of the router, in turns")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument(
-        "--seconds", type=float, default=600.0, help="over which they are spread, if they are quick enough"
-    )
+    parser.add_argument("--kills", type=int, default=20, help="number of kills, of the site and the router in turns")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of the kills")
+    parser.add_argument("--seconds", type=float, default=600.0, help="seconds over which the changes are spread")
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
     with (

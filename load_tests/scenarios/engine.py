@@ -18,14 +18,14 @@ import torch
 from load_tests.engine_speed import SHAPES, measure
 from load_tests.records import write_record
 
-SUBJECT = "engine"  # and the shape
+SUBJECT = "engine"  # the shape is appended
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--shape", choices=sorted(SHAPES), default=None)
-    parser.add_argument("--budget-s", type=float, default=120.0, help="repeats are dropped for it")
+    parser.add_argument("--budget-s", type=float, default=120.0, help="limit in seconds; fewer repeats fit it")
     options = parser.parse_args()
     if not torch.cuda.is_available() and not options.rehearse:
         print("There is no CUDA device here; --rehearse tries the command on the CPU.", file=sys.stderr)
@@ -36,7 +36,7 @@ def main() -> int:
     batches, prompts = ([1, 4], [64, 256]) if options.rehearse else ([1, 8, 64, 256], [512, 2048, 8192, 32768])
     path = None
     for results in measure(shape, device, dtype, batches, prompts, options.budget_s):
-        if not options.rehearse or os.environ.get("OUT"):  # at once: a step that hangs does not lose other rows
+        if not options.rehearse or os.environ.get("OUT"):  # after each row, so that a later hang does not lose it
             path = write_record(f"{SUBJECT}-{shape}", results, ("torch", "triton"))
     show(results)
     if path:

@@ -1,8 +1,8 @@
-"""This engine beside others on one machine, one checkpoint, in one run: `make bench-engine`.
+"""This engine compared with others on one machine and checkpoint, in one run: `make bench-engine`.
 
 `make peers` installs the others. The checkpoint has half a billion random weights in bf16. Prefill: time from a prompt to its first token. Decode:
-output tokens per second of a batch, from the moment when every sequence has its first. The engines take turns in every round, so that a noisy
-neighbour disturbs all of them; figures are medians over rounds. On shared machines the read bandwidth of memory changes by a factor of two within a
+output tokens per second of a batch, from the time when every sequence has its first token. The engines take turns in every round, so that noise on
+the machine affects all of them; figures are medians over rounds. On shared machines the read bandwidth of memory changes by a factor of two within a
 minute, so it is measured before and after each decode, and a decode is compared with the mean of the two.
 """
 
@@ -40,7 +40,7 @@ class Task(NamedTuple):
 class Answer(NamedTuple):
     tokens_per_s: float
     peak_rss_bytes: int
-    read_gb_per_s: float = 0.0  # of the machine at the same time
+    read_gb_per_s: float = 0.0  # the machine's read bandwidth at the same time
 
 
 class Engine(Protocol):
@@ -81,7 +81,7 @@ class Process:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"it ended with status {self._process.wait()}; its last words are in {self._log}")
+            raise RuntimeError(f"the runner ended with status {self._process.wait()}; see {self._log}")
         heard: dict[str, Any] = json.loads(line)
         return heard
 
@@ -115,14 +115,14 @@ class LlamaCpp:
             process.returncode = os.waitstatus_to_exitcode(status)
         lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
         if process.returncode != 0 or not lines:
-            raise RuntimeError(f"it ended with status {process.returncode}; its last words are in {self._log}")
+            raise RuntimeError(f"the runner ended with status {process.returncode}; see {self._log}")
         speed = lines[-1]["speed_pp" if task.measure == "prefill" else "speed_tg"]
         return Answer(speed, usage.ru_maxrss * 1024)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put them")
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="the folder that make peers has filled")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096])
@@ -130,7 +130,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=128, help="prompt tokens of each decoding sequence")
     parser.add_argument("--output-tokens", type=int, default=32)
     parser.add_argument("--only", nargs="*", help="engines to measure, by name")
-    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an older checkout of this repository, beside")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="an older checkout, for comparison")
     options = parser.parse_args()
     if not (options.peers / "checkpoint" / "model.safetensors").exists():
         checkpoint.write_safetensors(options.peers / "checkpoint")
@@ -171,9 +171,9 @@ def main() -> int:
 
 
 def turns(rounds: int, tasks: list[Task], names: list[str]) -> Iterator[tuple[int, Task, str]]:
-    """Yield turns, one after another; each round starts with another engine.
+    """Yield (round, engine) in order; each round starts with another engine.
 
-    The first one finds a cooler machine.
+    The first engine of a round runs on a cooler machine.
     """
     for number in range(rounds):
         for task in tasks:
@@ -211,7 +211,7 @@ def start_engines(
                     raise RuntimeError(set_up)
                 else:
                     command = [*commands[name], str(model), str(threads)]
-                    # as pilotlight.engine.host.engine_host sets it for itself
+                    # the same value as pilotlight.engine.host.engine_host sets
                     environment = {"GOMP_SPINCOUNT": "1000"} if commands[name] is ours else None
                     directory = options.before if name == BEFORE else ROOT
                     engines[name] = Process(command, peers / f"{name}.log", scope, environment, directory)

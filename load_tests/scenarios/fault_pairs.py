@@ -2,9 +2,9 @@
 
 python -m load_tests.scenarios.fault_pairs --pairs 200 --seed 1
 
-The faults are those of load_tests/scenarios/faults.py that can meet: each strikes by itself, the second up to 3 s after the first, under 18 streams.
-What a pair may cost is what its two faults may cost together; a stream never ends with other tokens as if it were whole. Each pair is a line in a
-file of the seed, so that a run that was stopped continues where it was.
+Faults are those of load_tests/scenarios/faults.py that one network can have together. Under 18 streams the second is injected up to 3 s after the
+first. A pair may have the allowed effects of both, but no stream may end normally with different tokens. Each result is a line in a file named after
+the seed, so that a stopped run can be continued.
 """
 
 import argparse
@@ -28,14 +28,14 @@ from load_tests.scenarios.faults import show
 
 MODULE = "load_tests.scenarios.fault_pairs"
 STREAMS, TOKENS = 18, 240
-LATEST_S = 3.0  # the second fault, after the first
+LATEST_S = 3.0  # the longest delay of the second fault after the first
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="pairs whose names hold this text")
+    parser.add_argument("--only", default="", help="only pairs whose names contain this text")
     parser.add_argument("--state", type=Path, default=Path(".fault-pairs"), help="folder of the results")
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def drawn(count: int, seed: int) -> list[Row]:
-    """Return so many pairs, each in one order or the other, or in both."""
+    """Draw `count` ordered pairs."""
     draw = random.Random(seed)
     pairs = [(one, other) for one, other in permutations(single_faults(), 2) if can_meet(one, other)]
     draw.shuffle(pairs)
@@ -72,7 +72,7 @@ def drawn(count: int, seed: int) -> list[Row]:
 
 
 def single_faults() -> list[Row]:
-    """Return the faults that can be done to a network of three sites on this machine."""
+    """Return the faults that can be injected into a network of three sites on this machine."""
     rows = [row for part in (processes, network, limits, beliefs, files) for row in part.rows()]
     return [row for row in rows if row.names is None and row.ends_healthy and (can_filter() or not row.needs_filter)]
 
@@ -83,7 +83,7 @@ def can_meet(one: Row, other: Row) -> bool:
 
 
 def both(first: Row, second: Row, after_s: float) -> Row:
-    """Return the pair as one fault."""
+    """Return one row that injects both faults."""
 
     def strike(it: Strike) -> None:
         failures: list[str] = []
@@ -119,7 +119,7 @@ def both(first: Row, second: Row, after_s: float) -> Row:
 
 
 def _both_expected(one: Sequence[str] | None, other: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the sites that come up under both."""
+    """Return the sites that are expected to start under both."""
     if one is None or other is None:
         return other if one is None else one
     return [name for name in one if name in other]

@@ -3,7 +3,7 @@
 python -m load_tests.scenarios.faults [--only WORDS]
 
 Three sites and a router, a process each, serve 18 streams at once; each stream must end with the tokens of its undisturbed run, and none may pause
-for longer than its row allows. Rows that need root, a packet filter or a mount namespace are reported as such on a machine without.
+for longer than its row allows. Rows that need root, a packet filter or a mount namespace are reported as not run on a machine without these.
 """
 
 import argparse
@@ -24,7 +24,7 @@ MODULE = "load_tests.scenarios.faults"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="rows whose names hold this text")
+    parser.add_argument("--only", default="", help="only rows whose names contain this text")
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
     in_own_namespace(MODULE, sys.argv[1:])

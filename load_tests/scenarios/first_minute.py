@@ -2,8 +2,8 @@
 
 python -m load_tests.scenarios.first_minute with pictures in docs/
 
-`make up` is run where everything that it installs is there (the first time of all it downloads for minutes). A person is slower than a program: each
-step begins after READ_S seconds, and keys are pressed KEY_S apart.
+`make up` runs with its dependencies already installed; a first installation downloads for minutes. To imitate a person, each step starts after READ_S
+seconds, and keys are pressed KEY_S apart.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from load_tests.scenarios.page import chromium
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 READ_S = 2.0
-KEY_S = 0.08  # 60 words a minute are 0.2 s; a question is pasted as often as typed
+KEY_S = 0.08  # 60 words a minute would be 0.2 s, but many people paste their question
 QUESTION = "What is the airport code of Lisbon?"
-READY_S = 600.0  # long enough for `make up` to install first
+READY_S = 600.0  # includes the time in which `make up` installs
 
 
 def main() -> None:

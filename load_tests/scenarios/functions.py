@@ -2,12 +2,12 @@
 
 `make bench-functions` runs it: python -m load_tests.scenarios.functions.
 
-A whole site runs in a separate process with the embedded model, and a client on the same machine. A cold start is measured from the request's first
-byte in to the answer's first byte out, with no isolate of the function alive: for a new function whose zygote, made when it was deployed, has
-imported its packages, for one scaled to zero, and for one whose zygote was evicted, so that nothing of it is in memory. The warm cost compares a call
-of the function with a call of a route of the site itself, in turns. Targets: cold p50 <= 15 ms plain, <= 60 ms with FastAPI, httpx and pydantic; warm
-overhead p50 <= 1.5 ms; first token of env.AI within 5 ms of the route's own; a neighbour's p99 beside hostile functions within 2x of that in the
-quiet stretch before, in the median of the rounds.
+A whole site with the embedded model runs in a separate process, and the client on the same machine. A cold start lasts from the request's first byte
+to the answer's first byte, without a live isolate of the function: for a new function whose zygote was started at its deploy and has imported its
+packages, for one scaled to zero, and for one whose zygote was evicted, so that no part of it is in memory. The warm cost is the difference between
+calls of the function and of a route of the site, in turns. Targets: cold p50 <= 15 ms plain, <= 60 ms with FastAPI, httpx and pydantic; warm overhead
+p50 <= 1.5 ms; first token of env.AI within 5 ms of the route's; a neighbour's p99 beside hostile functions at most twice that of the quiet period
+before, in the median round.
 """
 
 import argparse
@@ -78,10 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cold", type=int, default=20, help="cold starts of each kind")
     parser.add_argument("--warm", type=int, default=2000, help="warm calls of each kind")
-    parser.add_argument(
-        "--seconds", type=float, default=5.0, help="of load, for each server and each stretch beside a hostile function"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="of quiet and hostile stretches in turns")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of load per server and per period")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of quiet and hostile periods in turns")
     parser.add_argument("--peers", type=Path, help="the folder that functions_setup.sh has filled")
     parser.add_argument(
         "--layer", type=Path, help="a directory with fastapi and httpx; by default the peers', else installed"
@@ -110,10 +108,7 @@ def layer_of(peers: Path | None) -> Path | None:
 
 
 def install(layer: Path) -> Path | None:
-    """Install the packages; return None if they are not available.
-
-    Then only the plain function is measured.
-    """
+    """Install the packages; return None if they are unavailable: only the plain function is measured."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--target", str(layer)]
     done = subprocess.run([*command, "fastapi", "httpx"], capture_output=True, text=True, check=False)
     return layer if done.returncode == 0 else None
@@ -154,7 +149,7 @@ def measure(folder: Path, layer: Path | None, options: argparse.Namespace, conso
 def cold_starts(
     folder: Path, functions: dict[str, str], layer: Path | None, number: int, console: Console
 ) -> dict[str, Any]:
-    """Measure cold starts, each of another function, so that nothing of it is in memory."""
+    """Measure cold starts, each of a different function, so that none is in memory."""
     results: dict[str, Any] = {}
     kinds = [kind for kind in KINDS if f"{kind}0" in functions]
     with (
@@ -164,7 +159,7 @@ def cold_starts(
         time.sleep(1.0 + (0.5 if "fastapi" in kinds else 0.05) * number)  # until all deployments have ended
         for kind in kinds:
             first = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
-            time.sleep(IDLE_S + 1.0)  # all of them fall asleep
+            time.sleep(IDLE_S + 1.0)  # all are scaled to zero
             again = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
             results[f"{kind}, first request after its deployment"] = percentiles(first)
             results[f"{kind}, scaled to zero"] = percentiles(again)
@@ -172,7 +167,7 @@ def cold_starts(
         running_site(folder, functions, layer, idle_s=IDLE_S, zygotes_mib=0) as (port, _),
         console.status("without zygotes"),
     ):
-        time.sleep((0.6 if "fastapi" in kinds else 0.05) * number + 3.0)  # and their zygotes are evicted
+        time.sleep((0.6 if "fastapi" in kinds else 0.05) * number + 3.0)  # until all zygotes are evicted
         for kind in kinds:
             nothing = [first_byte_ms(port, f"/fn/{kind}{index}/") for index in range(number)]
             results[f"{kind}, nothing in memory"] = percentiles(nothing)
@@ -287,11 +282,11 @@ def show(console: Console, results: dict[str, Any]) -> None:
             f"warm overhead p50 {results['warm_overhead_p50_ms']:.3f} ms (target {TARGETS['warm overhead']:g})"
         )
     if "first_token_ms" in results:
-        console.print(f"first token later by p50 {results['first_token_ms']['added_p50_ms']:.3f} ms (target 5)")
+        console.print(f"delay of the first token, p50: {results['first_token_ms']['added_p50_ms']:.3f} ms (target 5)")
 
 
 def beside_table(results: dict[str, Any]) -> Table:
-    names = ("a good one beside one that", "quiet p99", "beside p99", "ratio", "of each round", "max", "lost")
+    names = ("a function beside one that", "quiet p99", "beside p99", "ratio", "ratios by round", "max", "lost")
     table = Table(*names, box=None, header_style="bold")
     for row in results["rows"]:
         figures = (f"{row[key]:.2f}" for key in ("quiet_p99_ms", "beside_p99_ms", "ratio"))

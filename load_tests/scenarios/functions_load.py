@@ -1,6 +1,6 @@
 """Functions under load, for `make bench-functions`.
 
-Requests per second beside other servers, and the first token of a stream from env.AI beside the same stream without a function.
+Compares requests per second with other servers, and the first token of a stream from env.AI with that of the same stream without a function.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ SETTLE_S = 1.0
 
 
 def rates(ours: dict[str, tuple[int, str]], peers: Path | None, seconds: float) -> list[dict[str, Any]]:
-    """Measure ours by name (port, path), then the installed peers, one after the other in one run."""
+    """Measure our servers, given by name as (port, path), then the installed peers, one at a time."""
     rows = [rate(name, port, request_of(path), seconds) for name, (port, path) in ours.items()]
     for peer in hello.there(peers) if peers is not None else ():
         with hello.running(peer, peers or Path()) as port:

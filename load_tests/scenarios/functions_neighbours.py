@@ -1,8 +1,8 @@
 """The effect of hostile functions on a neighbour's latencies, for `make bench-functions`.
 
 A machine's quiet p99 varies by half from minute to minute, so each hostile period follows a quiet one, the two are compared as a ratio, and several
-rounds of all of them give a median. The clients represent other machines: the one that measures has priority over all other processes if the kernel
-permits, and those that call the hostile function are a separate process.
+rounds of all of them give a median. Clients should not compete with the site: the measuring one has priority over all other processes if the kernel
+permits, and clients of the hostile function run in a separate process.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from load_tests.http_load import open_loop, request_of
 from load_tests.records import percentiles
 
 GOOD_PER_S = 100.0
-AWAKE_S = 8.0  # after a site's start, until all of its processes run, the standby host included
-MOST_S = 300.0  # for all rounds together: if necessary, periods are shortened
-BUSY_S = 0.5  # for the hostile clients to start, and their requests to be running
-OVER_S = 1.5  # after them, until their last isolate is ended and its memory released
+AWAKE_S = 8.0  # time after a site's start until all its processes run, the standby host included
+MOST_S = 300.0  # limit of all rounds together; periods are shortened to fit
+BUSY_S = 0.5  # time for the hostile clients to start and send requests
+OVER_S = 1.5  # time after them until their last isolate has ended and its memory is released
 
-# The kernel's memory for sockets, which no process's own size includes.
+# A function that fills the kernel's memory for sockets, which is not part of a process's size.
 SOCKETS = """
 import _socket
 held = []
@@ -132,10 +132,7 @@ def _waited_ms() -> float:
 
 
 def _stolen_ms() -> float:
-    """Return how long, over all cores, other machines used the processor that this one shares.
-
-    0 if none do.
-    """
+    """Return for how long other virtual machines used this one's cores (steal time), summed over cores."""
     return 1e3 * int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK")
 
 
@@ -145,7 +142,7 @@ def _first_in_line() -> Iterator[None]:
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     except OSError:
-        yield  # the record's client_waited_ms shows the effect
+        yield  # without priority, client_waited_ms in the record shows the effect
         return
     try:
         yield
@@ -155,10 +152,7 @@ def _first_in_line() -> Iterator[None]:
 
 @contextmanager
 def _kept_busy(port: int, path: str) -> Iterator[None]:
-    """Run two clients that send the next request as soon as they have an answer.
-
-    One of them does not read it.
-    """
+    """Run two clients that send requests without a pause. One of them does not read its answers."""
     context = multiprocessing.get_context("spawn")
     started, ended = context.Event(), context.Event()
     process = context.Process(target=_keep_asking, args=(port, path, started, ended), daemon=True)

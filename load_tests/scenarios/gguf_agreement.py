@@ -4,10 +4,10 @@ Perplexity of a text, and greedy tokens of 64 prompts:
 
     python -m load_tests.scenarios.gguf_agreement FILE.gguf ... --peers .peers       some minutes a file (make peers)
 
-Perplexity is that of llama-perplexity: chunks of a text, each computed from nothing, and of each chunk the tokens of its second half. Both engines
-compute the same tokens of the project's own pages. Greedy answers go through llama.cpp's server as token ids, so that tokenizers play no part. Where
-two answers part, both engines have computed nearly equal logits for two tokens: the margin of each, in nats, is how much likelier it found its own
-token than the other's.
+Perplexity is computed as by llama-perplexity: over the second half of each chunk of a text, without context from other chunks. The text is the
+project's own pages, as the same tokens for both engines. Prompts and greedy answers are exchanged with llama.cpp's server as token ids, so that
+tokenizers have no effect. Where two answers diverge, each engine's margin is the difference of logprobs, in nats, between its own token and the
+other's.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from pilotlight.kernels.cpu import library
 
 PAGES = ("README.md", "ARCHITECTURE.md", "engine/README.md", "kernels/README.md")
 CHUNK = 2048  # tokens
-ALTERNATIVES = 10  # of each token, with their logprobs
+ALTERNATIVES = 10  # likeliest tokens per place, with logprobs
 QUESTIONS = (
     "What is {}?",
     "Explain {} to a child.",
@@ -54,26 +54,26 @@ SUBJECTS = ("the sea", "prime numbers", "photosynthesis", "a binary tree", "Pari
 
 class Answer(NamedTuple):
     token_ids: list[int]
-    logprobs: list[dict[int, float]]  # of the likeliest tokens at each place
+    logprobs: list[dict[int, float]]  # logprobs of the likeliest tokens at each place
 
 
 class Parting(NamedTuple):
     """The first place at which two answers differ."""
 
     place: int
-    ours_nats: float  # how much likelier our engine found its own token than llama.cpp's
-    theirs_nats: float  # and llama.cpp its own than ours
+    ours_nats: float  # our logprob of our token minus that of llama.cpp's token
+    theirs_nats: float  # llama.cpp's logprob of its token minus that of our token
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put llama.cpp")
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="the folder that make peers has filled")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--chunks", type=int, default=2, help=f"of {CHUNK:,} tokens of text; 0: no perplexity")
-    parser.add_argument("--prompts", type=int, default=64, help="for greedy answers, at most 64")
+    parser.add_argument("--prompts", type=int, default=64, help="number of greedy answers, at most 64")
     parser.add_argument("--output-tokens", type=int, default=32)
-    parser.add_argument("--dtype", default="auto", help="of our activations, cache and plain weights")
+    parser.add_argument("--dtype", default="auto", help="type of our activations, cache and plain weights")
     parser.add_argument("--peer-flags", default="", help="of llama.cpp's programs")
     options = parser.parse_args()
     perplexity, server = (find_program(options.peers, name) for name in ("llama-perplexity", "llama-server"))
@@ -100,10 +100,10 @@ def main() -> int:
 
 
 class Comparison(NamedTuple):
-    """One file, as both engines read it."""
+    """A GGUF file that both engines load."""
 
     file: Path
-    directory: Path  # that represents it for our engine
+    directory: Path  # the file's checkpoint directory for our engine
     engine: Engine
     tokenizer: Tokenizer
     folder: Path  # for logs and texts
@@ -205,7 +205,7 @@ def _their_answer(server: LlamaServer, prompt: Sequence[int], tokens: int) -> An
 def parting(ours: Answer, theirs: Answer) -> Parting | None:
     """Return the first place at which two greedy answers differ; None if there is none.
 
-    A token that is not among an engine's likeliest counts as the last of them: the margin is at least so large.
+    A token that is not among an engine's likeliest gets the logprob of the last of them, so its margin is a lower bound.
     """
     for place, (mine, other) in enumerate(zip(ours.token_ids, theirs.token_ids, strict=True)):
         if mine != other:

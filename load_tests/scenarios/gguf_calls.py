@@ -1,12 +1,12 @@
 """The share of valid tool calls and JSON of a real model, with and without constraints.
 
-Here and at llama.cpp's server:
+By this engine and by llama.cpp's server:
 
     python -m load_tests.scenarios.gguf_calls FILE.gguf ... --peers .peers --prompts 200       (make peers)
 
-Half of the prompts offer four tools, and each is asked with tool_choice "auto" and "required"; the other half ask for JSON after a schema, which the
-prompt spells out, and each is asked without and with a response_format. A call is valid if it names an offered tool and its arguments follow that
-tool's schema; JSON is valid if it is the whole answer and follows the schema. Both servers get the same bodies, one at a time, at temperature 0.
+Half of the prompts offer four tools, and each is sent with tool_choice "auto" and "required". The other half contain a JSON schema, and each is sent
+without and with a response_format. A call is valid if it names an offered tool and its arguments follow that tool's schema; JSON is valid if it is
+the whole answer and follows the schema. Both servers get the same bodies, one at a time, at temperature 0.
 """
 
 import argparse
@@ -93,16 +93,16 @@ SCHEMAS: tuple[tuple[str, Body], ...] = (
 
 
 class Case(NamedTuple):
-    way: str  # how it is asked
+    way: str  # "tools" or "JSON", and the constraint
     body: Body
-    schemas: dict[str, Body]  # of the tools, by name; of JSON, the only one
+    schemas: dict[str, Body]  # of tools, by name; for JSON, only one
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put llama.cpp")
-    parser.add_argument("--prompts", type=int, default=200, help="half of them with tools; each is asked twice")
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="the folder that make peers has filled")
+    parser.add_argument("--prompts", type=int, default=200, help="half of them with tools; each is sent twice")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--peer-flags", default="", help="of llama-server")
     options = parser.parse_args()
@@ -134,7 +134,7 @@ def _by_peer(program: Path, file: Path, options: argparse.Namespace) -> Body:
 
 
 def _outcomes(ask: Ask, prompts: int) -> Body:
-    """Return, for each way of asking, how many answers were valid, and the errors of the others."""
+    """Return the number of valid answers for each constraint, and the errors of the others."""
     found: dict[str, Counter[str]] = {}
     for case in cases(prompts):
         status, answer = ask(case.body)
@@ -149,7 +149,7 @@ def _message(answer: Body) -> str:
 
 
 def cases(prompts: int) -> Iterator[Case]:
-    """Yield two ways of asking each prompt."""
+    """Yield two cases per prompt: with a weaker and a stronger constraint."""
     offered = [
         {"type": "function", "function": {"name": name, "description": what, "parameters": schema}}
         for name, (what, schema, _) in TOOLS.items()
@@ -179,7 +179,7 @@ def _chat(text: str) -> Body:
 
 
 def judged(case: Case, answer: Body) -> str:
-    """Return "valid", or what is wrong with an answer."""
+    """Return "valid", or the reason why an answer is not."""
     choice = answer["choices"][0]
     if choice["finish_reason"] == "length":
         return "too long"

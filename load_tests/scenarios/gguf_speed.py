@@ -2,9 +2,9 @@
 
     python -m load_tests.scenarios.gguf_speed FILE.gguf ... --peers .peers        five minutes a file (make peers)
 
-Both read the same file with as many threads, and take turns in every round, so that a noisy neighbour disturbs both; the figure is the median of the
-rounds' ratios, ours over llama.cpp's. llama.cpp times itself (llama-batched-bench) with its own defaults: blocks repacked for the machine's matrix
-units if it supports them. Peak memory is each process's own.
+Both read the same file with as many threads, and take turns in every round, so that noise on the machine affects both; the figure is the median of
+the rounds' ratios, ours over llama.cpp's. llama.cpp times itself (llama-batched-bench) with its own defaults: blocks repacked for the machine's
+matrix units if it supports them. Peak memory is each process's own.
 """
 
 import argparse
@@ -29,7 +29,7 @@ PEER = "llama.cpp"
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="+")
-    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put llama.cpp")
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="the folder that make peers has filled")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--prompts", type=int, nargs="*", default=[512, 4096])
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument(
         "--peer-flags",
         default="",
-        help="of llama-batched-bench; --no-repack where gcc 12 has built its AMX form, which crashes",
+        help="flags of llama-batched-bench, such as --no-repack for an AMX build by gcc 12, which crashes",
     )
     options = parser.parse_args()
     program = next(iter(options.peers.glob("llama/*/vendor/llama.cpp/build/bin/llama-batched-bench")), None)

@@ -1,6 +1,6 @@
 """A model on a GPU: cold starts, a long prefix from host memory, many requests at once.
 
-The five cold-start clocks, and the requests also by transformers' continuous batching:
+The five cold-start clocks; the requests also run with transformers' continuous batching:
 
     python -m load_tests.scenarios.gpu_serving --shape 8b
     python -m load_tests.scenarios.gpu_serving --rehearse    on a CPU, a small shape, and a record only under $OUT
@@ -28,7 +28,7 @@ from load_tests import page_cache
 from load_tests.random_checkpoint import SHAPES, write
 from load_tests.records import write_record
 
-SUBJECT = "gpu-serving"  # and the shape
+SUBJECT = "gpu-serving"  # the shape is appended
 _IN_MEMORY = Path("/dev/shm")
 
 
@@ -120,7 +120,7 @@ class Serving:
     def failover(self) -> dict[str, Any]:
         """Kill a process that holds weights and cache, and measure the takeover by a standby.
 
-        The driver still frees the memory meanwhile.
+        The driver may still be freeing the memory of the killed process.
         """
         page_cache.warm(self._files)
         weights_file = self._scratch / "weights"
@@ -139,7 +139,7 @@ class Serving:
         return {**answer, "ms": 1e3 * answer["waited_s"]}
 
     def prefix(self) -> dict[str, Any]:
-        """Read a prompt's blocks back from host memory after their eviction; compare with computing it."""
+        """Load a prompt's evicted blocks from host memory; compare with computing the prompt."""
         folder = self._scratch / "tier"
         tier = {"kv_host_dir": str(folder), "kv_host_bytes": self._sizes["kv_bytes"], "max_num_seqs": 4}
         length = self._sizes["prefix"]
@@ -160,12 +160,12 @@ class Serving:
         number, length, tokens = self._sizes["sequences"], self._sizes["prompt"], self._sizes["answer"]
         with Child(self._directory, self._config) as child:
             child.ask("load")
-            child.ask("generate", number, length, tokens, 1)  # graphs are recorded now
+            child.ask("generate", number, length, tokens, 1)  # a first run records the graphs
             answer = child.ask("generate", number, length, tokens, 2)
         return {"sequences": number, "prompt": length, **answer, "tokens_per_s": answer["tokens"] / answer["taken_s"]}
 
     def transformers(self) -> dict[str, Any]:
-        """Answer the same requests by transformers' continuous batching, in a separate process."""
+        """Measure the same requests with transformers' continuous batching, in a separate process."""
         numbers = [str(self._sizes[name]) for name in ("sequences", "prompt", "answer")]
         device = self._config["device"]
         words = [sys.executable, "-m", "load_tests.transformers_batching", str(self._directory), str(device), *numbers]
@@ -181,9 +181,9 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--shape", choices=sorted(SHAPES), default=None)
     parser.add_argument(
-        "--budget-s", type=float, default=120.0, help="rows that would begin later are left out, and said to be"
+        "--budget-s", type=float, default=120.0, help="limit in seconds; later rows are recorded as not reached"
     )
-    parser.add_argument("--folder", type=Path, help="on a disk, for the checkpoint; else a temporary one")
+    parser.add_argument("--folder", type=Path, help="folder on a disk for the checkpoint; a temporary one if unset")
     options = parser.parse_args()
     if not torch.cuda.is_available() and not options.rehearse:
         print("There is no CUDA device here; --rehearse tries the command on the CPU.", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 python -m load_tests.scenarios.http_servers
 
-One Starlette application with the middleware of our processes runs in a separate process under each server in turn, several rounds; figures are
+One Starlette application with the middleware of our processes runs in a separate process, under each server in turn, for several rounds; figures are
 medians. Its routes are of the kinds that our processes have: a probe, an echo of the body, a stream of server-sent events written one by one. Client
 and server share the machine, so rates are given per second of the server's processor time as well as per second of the clock.
 """
@@ -40,7 +40,7 @@ BODY = b"x" * 1024
 class MeasuredRoute(NamedTuple):
     name: str
     request: bytes
-    units: int  # units that one request counts for
+    units: int  # units of work in one request
 
 
 ROUTES = (

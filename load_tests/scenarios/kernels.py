@@ -28,14 +28,14 @@ from load_tests.tables.kernels import others, rate, target, us
 from load_tests.timing import Budget
 
 SUBJECT = "kernels"
-_MOST_COPIES = {"cuda": 64, "cpu": 2}  # a rehearsal has no time for more
+_MOST_COPIES = {"cuda": 64, "cpu": 2}  # two on a CPU, because a rehearsal has little time
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--only", nargs="*", help="operations by name")
-    parser.add_argument("--budget-s", type=float, default=240.0, help="repeats are dropped for it, checks never")
+    parser.add_argument("--budget-s", type=float, default=240.0, help="limit in seconds; repeats are cut, not checks")
     options = parser.parse_args()
     if not torch.cuda.is_available() and not options.rehearse:
         print("There is no CUDA device here; --rehearse tries the command on the CPU.", file=sys.stderr)
@@ -70,7 +70,7 @@ def run(device: torch.device, budget_s: float, limit_s: float, only: list[str] |
             continue
         rows.append(row(operation, case, device, ceilings.summary(), budget.next_share_s()))
         print(line(rows[-1]), flush=True)
-        record(results)  # at once: a kernel that hangs does not lose other rows
+        record(results)  # after each row, so that a kernel that hangs does not lose other rows
     results["ceilings"] = ceilings.measure().summary()  # once more at the end: the device's limits may have changed
     show(results)
     if path := record(results):
@@ -91,7 +91,7 @@ def row(
     try:
         return measure(operation, case, device, limits, share_s, _MOST_COPIES[device.type])
     except torch.OutOfMemoryError:
-        failure = "the device's memory is too small to check it; let the catalogue say along which rows it can be cut"
+        failure = "the device's memory is too small to check it; set `rows` of the operation so that it can be checked in parts"
     except WrongError as error:
         failure = f"WRONG: {error}"
     except Exception as error:  # any error: the other calls are measured all the same, and the status reflects it

@@ -2,11 +2,11 @@
 
 python -m load_tests.scenarios.ledger
 
-A router with a ledger and its sites run on this machine, with clients that stream and that do not; SIGKILL goes to a router, a site, an engine host
-or, with --postgres, the ledger's database, one after another, at random moments. Clients count the token ids that they receive. Afterwards each of
-their requests must be in the ledger once, with at least the tokens that its client has, at most those that were requested, and exactly as many if it
-read to the end. Further clients call a function, which calls the model inside its site; the tokens that it received are compared as a sum, since no
-client sees that request's id.
+A router with a ledger and its sites run on this machine, with clients that stream and clients that do not. At random times SIGKILL goes to a router,
+a site, an engine host or, with --postgres, the ledger's database, one after another. Clients count the token ids that they receive. Afterwards each
+request must be in the ledger once, with at least the tokens that its client received, at most those that it requested, and the exact number if the
+client read to the end. Further clients call a function, which calls the model inside its site; its tokens are compared as a sum, since no client sees
+those requests' ids.
 """
 
 import argparse
@@ -37,12 +37,12 @@ from pilotlight.wire.sse import EventDecoder
 
 TARGETS = ("router", "site", "engine")
 DATABASE = "database"
-DATABASE_AWAY_S = 1.0  # at most
+DATABASE_AWAY_S = 1.0  # the longest time for which the database is down
 MAX_TOKENS = 32
 FUNCTION = "asks"
 NUM_FUNCTION_CLIENTS = 2
-ASKED_WITHIN_S = 4.0  # for each site to get its first request: a new one records functions' usage from then on
-COLLECTED_S = 30.0  # by then the sites' records are in the ledger
+ASKED_WITHIN_S = 4.0  # time for each site to get its first request, from which on it records functions' usage
+COLLECTED_S = 30.0  # limit until the sites' records are in the ledger
 SOURCE = """
 import json
 from workers import Response, WorkerEntrypoint
@@ -57,7 +57,7 @@ class Default(WorkerEntrypoint):
         return Response.json(next(usage for event in reversed(events) if (usage := json.loads(event).get("usage"))))
 """
 MANIFEST = f'name = "{FUNCTION}"\nmain = "entry.py"\ncompatibility_flags = ["python_workers"]\n[ai]\nbinding = "AI"\n'
-SECRET = "a secret of this benchmark's own"  # a restarted router recognises its sites by it
+SECRET = "a secret of this benchmark's own"  # a restarted router authenticates its sites with it
 
 
 @dataclass
@@ -154,7 +154,7 @@ class FunctionClients:
 async def disturb(
     network: LocalNetwork, kills: int, num_clients: int, rng: random.Random, database: Postgres | None
 ) -> tuple[Clients, FunctionClients]:
-    """Kill so many processes under load, each when all are healthy again; then let the clients end."""
+    """Kill `kills` processes under load, each after all are healthy again; then let the clients end."""
     targets = TARGETS if database is None else (*TARGETS, DATABASE)
     clients, functions = Clients(network.url, num_clients), FunctionClients(network.url, NUM_FUNCTION_CLIENTS)
     load = [asyncio.create_task(each.run()) for each in (clients, functions)]
@@ -178,14 +178,14 @@ async def disturb(
 
 
 async def _collected(network: LocalNetwork, functions: FunctionClients) -> None:
-    """Wait until sites have handed over the function's usage, or should have."""
+    """Wait until sites have delivered the function's usage; give up after COLLECTED_S."""
     deadline = time.monotonic() + COLLECTED_S
     while time.monotonic() < deadline:
         told = await asyncio.to_thread(_get, f"{network.url}/usage?by=function,model")
         if sum(row["requests"] for row in told["usage"] if row["function"] and row["model"]) >= len(functions.received):
             break
         await asyncio.sleep(0.5)
-    await asyncio.sleep(2.0)  # for requests whose clients had no answer
+    await asyncio.sleep(2.0)  # for requests whose clients got no answer
 
 
 OF_CLIENTS = "SELECT request_id, outcome, output_tokens, prompt_tokens, device_us FROM usage WHERE function = ''"
@@ -227,7 +227,7 @@ def judge(rows: list[Any], clients: Clients) -> dict[str, Any]:
 
 
 def judge_functions(rows: list[Any], clients: FunctionClients) -> dict[str, Any]:
-    """Compare the ledger's records of the function's calls with the tokens that it received."""
+    """Compare the ledger's records of a function's calls with the tokens that the function received."""
     in_ledger = [tokens for _, tokens, cpu_us in rows if not cpu_us]
     return {
         "function_calls": clients.num_asked,
@@ -303,7 +303,7 @@ def pid_of(network: LocalNetwork, target: str, rng: random.Random) -> int:
 
 
 def wait_until_well(network: LocalNetwork, killed: int) -> None:
-    """Wait until the router and all its sites answer, none from the killed process."""
+    """Wait until new processes of the router and all its sites answer, not the killed one."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with suppress(OSError, KeyError, TypeError, urllib.error.URLError):
@@ -313,17 +313,17 @@ def wait_until_well(network: LocalNetwork, killed: int) -> None:
             if is_well and killed not in [process["pid"] for process in processes]:
                 return
         time.sleep(0.05)
-    raise RuntimeError(f"a minute after {killed} was killed the network is not well again")
+    raise RuntimeError(f"a minute after {killed} was killed the network has not recovered")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        description="Kill processes under load and compare the ledger with what clients have."
+        description="Kill processes under load and compare the ledger with the tokens that clients received."
     )
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--postgres", action="store_true", help="the ledger's store, which is killed as well")
+    parser.add_argument("--postgres", action="store_true", help="PostgreSQL keeps the ledger, and is killed too")
     arguments = parser.parse_args()
     results = measure(arguments.kills, arguments.clients, arguments.seed, in_postgres=arguments.postgres)
     Console().print(results)

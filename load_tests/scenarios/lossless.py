@@ -1,11 +1,11 @@
-"""A bf16 model on this CPU with plain weights and with the same in 12 bits: steps and sizes.
+"""Speed of steps and sizes of a bf16 model on this CPU, with plain weights and with 12-bit ones.
 
     python -m load_tests.scenarios.lossless                       0.5b, two minutes
     python -m load_tests.scenarios.lossless --shape 3b --rounds 5
 
-Decode steps of each batch and prompts are timed by turns, plain first and coded first; the figure is the median of the pairs' ratios. For comparison
-with one sequence of the 0.5b, llama.cpp decodes one with bf16 and q8_0, if `make peers` has installed it. Both models have the same random numbers,
-of a trained model's distribution within a matrix; trained checkpoints are measured by their sizes alone (`--sizes`).
+Decode steps of each batch size, and prompts, are timed in pairs, alternately plain and 12-bit weights first; the figure is the median of the pairs'
+ratios. llama.cpp decodes one sequence of the 0.5b with bf16 and q8_0 for comparison, if `make peers` has installed it. Both models have the same
+random weights, distributed as in a trained model's matrices. Of trained checkpoints only the sizes are measured (`--sizes`).
 """
 
 import argparse
@@ -39,11 +39,11 @@ SUBJECT = "lossless"
 _CPU = torch.device("cpu")
 _WARM_UPS = 6  # a step is recorded at its fourth launch
 _BATCHES, _PROMPTS = (1, 4, 16, 64), (512,)
-_LEAST_S = 0.15  # of steps between two readings of the clock
+_LEAST_S = 0.15  # duration of the steps between two clock readings
 
 
 class _KeptWeights(RandomWeights):
-    """Random weights that are kept by name."""
+    """Random weights, kept by name for the second model."""
 
     def __init__(self) -> None:
         super().__init__(_CPU)
@@ -59,7 +59,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="where make peers has put llama.cpp")
+    parser.add_argument("--peers", type=Path, default=ROOT / ".peers", help="the folder that make peers has filled")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
         "--sizes", type=Path, nargs="*", default=[], help="checkpoints in bf16 whose sizes are measured"
@@ -163,7 +163,7 @@ def _stored(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def _sizes(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """Return sizes of all bf16 matrices: bytes plain and in 12 bits, and the escapes among their values."""
+    """Return the bytes of all bf16 matrices, plain and in 12 bits, and the share of escapes."""
     plain = coded = escapes = 0
     for tensor in tensors.values():
         if tensor.dim() == 2:

@@ -5,8 +5,8 @@ Compared with reading the plain bundle's bytes, and with zstd -19:
     python -m load_tests.scenarios.lossless_disk                 Ember, which is trained, and 50 million random weights
     python -m load_tests.scenarios.lossless_disk --shape 3b      six gigabytes of random ones
 
-All files are in the page cache. Sizes are given with the bound that the exponents' entropy sets: what an ideal code for the exponents would save,
-with signs and mantissas unchanged.
+All files are in the page cache. Sizes are compared with a bound: the savings of an ideal code for the exponents, by their entropy, with signs and
+mantissas unchanged.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(random_checkpoint.SHAPES), default="50m")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--directory", type=Path, help="for checkpoints, with room for three times the largest")
+    parser.add_argument("--directory", type=Path, help="folder for checkpoints, with space for three times the largest")
     options = parser.parse_args()
     library.start(wait=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:

@@ -1,12 +1,12 @@
-"""The effect of lossless weights on starts: bytes fetched, the first load, and every wake.
+"""The effect of lossless compression of weights on fetched bytes, the first load, and every wake.
 
 Compared with plain ones, in turns:
 
     python -m load_tests.scenarios.lossless_starts                 50 million random weights
     python -m load_tests.scenarios.lossless_starts --shape 3b      six gigabytes of them
 
-Plain: `pilotlight pack`, and weights that stay bf16. Lossless: `pack --lossless`, and matrices in 12 bits in memory. `pilotlight pull` fetches both
-over loopback into an empty store; they are loaded from there, and woken from memory that persists beyond an engine host. Files are in the page cache.
+Plain: `pilotlight pack`, and bf16 weights in memory. Lossless: `pack --lossless`, and matrices in 12 bits in memory. `pilotlight pull` fetches both
+over loopback into an empty store; they are loaded from there, and woken from memory that outlives an engine host. Files are in the page cache.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(random_checkpoint.SHAPES), default="50m")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--directory", type=Path, help="for checkpoints, with room for five times the largest")
+    parser.add_argument("--directory", type=Path, help="folder for checkpoints, with space for five times the largest")
     options = parser.parse_args()
     library.start(wait=True)
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
@@ -92,9 +92,9 @@ def _one_round(packed: Path, mode: str, memory: KvMemory, work: Path) -> dict[st
 
 
 def _loaded(spec: ModelSpec, memory: KvMemory) -> tuple[float, float]:
-    """Load, wait until the weights are where the next wake finds them, and close.
+    """Load a model, wait until its weights are kept for the next wake, and close.
 
-    Return the seconds until it could answer, and its weights' bytes.
+    Return the seconds until it could answer, and the bytes of its weights.
     """
     began = time.perf_counter()
     loaded = load_model(spec, _CONFIG, memory)
@@ -109,7 +109,7 @@ def _loaded(spec: ModelSpec, memory: KvMemory) -> tuple[float, float]:
 async def _fetched(packed: Path, store: Path) -> tuple[Path, float, float]:
     """Fetch a packed model from a server on loopback.
 
-    Return its folder, the bytes of bodies that were sent, and the seconds, the command's start among them.
+    Return its folder, the bytes of response bodies, and the seconds, including the command's start.
     """
     digest = hashlib.sha256((packed / _LISTING).read_bytes()).hexdigest()
     async with _serving(packed) as (url, sent):

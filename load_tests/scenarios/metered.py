@@ -2,10 +2,10 @@
 
 python -m load_tests.scenarios.metered
 
-A router parses requests, requires keys, enforces an account's limits of every kind, counts tokens into a ledger before it sends them, and reserves
-and settles a daily quota, in front of a site that computes nothing. It is compared with the same router with limits that routers share through
-PostgreSQL, the router with none of it, and LiteLLM's proxy (`make peers`). Figures are the additional time over direct requests to the site. Target:
-1.5 ms at the median with 1 request and with 64 streams at a time. Afterwards the ledger must have each answer.
+A router in front of a site that computes nothing requires keys, enforces every kind of account limit, records tokens in a ledger before it sends
+them, and reserves and settles a daily quota. It is compared with the same router with limits shared through PostgreSQL, the router without these
+features, and LiteLLM's proxy (`make peers`). Figures are the additional time over direct requests to the site. Target: 1.5 ms at the median with 1
+request and with 64 streams at a time. Afterwards the ledger must have a record of each answer.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pilotlight.wire.http.listen import raise_file_limit
 
 TARGET_MS = 1.5
 NAMES = ("1 stream", "64 streams", "256 streams", "requests, 1 connection", "requests, 64 connections")
-# What a client notices: the whole time of an answer in one piece; the first token and each token of a stream.
+# Times that a client notices: that of an answer that is not streamed; those of a stream's first token and of each token.
 TIMES = {"requests": ("whole",), "stream": ("first", "token")}
 
 
@@ -83,7 +83,7 @@ def added(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def in_ledger(router: Running) -> int:
-    """Return the number of records, once all ended requests are written."""
+    """Return the number of ledger records after all ended requests are written."""
     asked = urllib.request.Request(f"{router.url}/usage?by=account", headers={"authorization": f"Bearer {KEY}"})
     with urllib.request.urlopen(asked, timeout=30) as answer:
         return sum(each["requests"] for each in orjson.loads(answer.read())["usage"])

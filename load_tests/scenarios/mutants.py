@@ -2,10 +2,10 @@
 
 `make mutants` runs python -m load_tests.scenarios.mutants --number 300 --seed 1.
 
-Mutants (load_tests/mutation.py) are drawn by the seed: a package by its risk, then a place in it. Each is judged by the tests of `make test`'s tier
-that run its line, from the test files that name its module or are in its folder's mirror: so the share of noticed mutants is a lower bound of the
-suite's. The first failure ends a mutant; one whose tests take too long counts as noticed. Everything happens in a copy of the tree. `--state FOLDER`
-keeps the results: the same command continues after an interruption.
+Mutants (load_tests/mutation.py) are drawn by the seed: a package by its risk, then a place in it. The tests that judge a mutant are part of `make
+test`, run its line, and come from files that name its module or are in the corresponding folder of tests/. So the share of noticed mutants is a lower
+bound for the whole suite. A mutant is noticed at the first failure, or if its tests take too long. All work is done in a copy of the tree. `--state
+FOLDER` keeps the results: the same command continues after an interruption.
 """
 
 import argparse
@@ -32,7 +32,7 @@ RISK = {
 }  # fmt: skip
 # Code that these tests cannot reach: a GPU's kernels, and modules that run in a function's process.
 OUT_OF_REACH = ("kernels/triton/", "functions/sdk/", "functions/host/isolates/")
-MOST_TESTS = 60  # of the tests that run a line: the first with different functions
+MOST_TESTS = 60  # most tests per mutant; tests of different functions come first
 COVER_S = 600.0
 Outcome = dict[str, Any]
 
@@ -41,8 +41,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--state", type=Path, default=Path(".mutants"), help="where what was found is kept")
-    parser.add_argument("--minutes", type=float, help="stop after so many, with a record of the judged mutants")
+    parser.add_argument("--state", type=Path, default=Path(".mutants"), help="the folder that keeps the results")
+    parser.add_argument("--minutes", type=float, help="stop after so many minutes, with a record of the judged mutants")
     options = parser.parse_args()
     options.state.mkdir(parents=True, exist_ok=True)
     stops_at = time.monotonic() + (options.minutes or 1e6) * 60
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def draw(house: House, number: int, seed: str) -> Iterator[tuple[Module, Mutant]]:
-    """Draw different mutants: a package by its risk, a module of it by its size, then a place in that."""
+    """Draw distinct mutants: a package by its risk, a module by its size, then a place in it."""
     rng = random.Random(seed)
     modules: dict[str, list[Module]] = {package: [] for package in RISK}
     for module in house.modules.values():
@@ -97,7 +97,7 @@ class Bench:
     def judge(self, module: Module, mutant: Mutant) -> Outcome:
         lines = self._tests_that_meet(module)
         if lines is None:
-            return {"outcome": "unjudged", "tests": 0}  # the machine was too slow to find the tests of the line
+            return {"outcome": "unjudged", "tests": 0}  # finding the tests of the line took too long
         tests = lines.get(str(mutant.line), [])
         if not tests:
             return {"outcome": "unmet", "tests": 0}
@@ -146,7 +146,7 @@ class Bench:
 
 
 def tests_for(tree: Path, module: Module) -> list[Path]:
-    """Return the test files that name a module, and those of its folder; otherwise those of its package."""
+    """Return the test files that name a module or mirror its folder; if none, those of its package."""
     folder = tree / "tests" / Path(module.file).parent
     name = f"pilotlight.{module.name}"
     named = [path for path in (tree / "tests").rglob("test_*.py") if name in path.read_text(encoding="utf-8")]
@@ -162,7 +162,8 @@ def _different_functions(tests: list[str]) -> list[str]:
 def summary(found: dict[str, Outcome]) -> dict[str, Any]:
     """Count outcomes, in all and by package.
 
-    A mutant that no test meets counts as not noticed, an unjudged one not at all."""
+    A mutant whose line no test runs counts as not noticed; an unjudged one does not count.
+    """
     packages: dict[str, Counter[str]] = {}
     for key, each in found.items():
         packages.setdefault(key.partition("/")[0], Counter())[each["outcome"]] += 1

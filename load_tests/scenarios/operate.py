@@ -2,8 +2,8 @@
 
 python -m load_tests.scenarios.operate [--pictures FOLDER] [--no-record]
 
-Starts a network of three sites by `pilotlight up`, with functions and a ledger, from an empty directory of state. A packed model is pulled from a web
-server of this machine. Pictures are taken of every view, light, dark and as wide as a telephone, while requests are answered.
+Starts a network of three sites by `pilotlight up`, with functions and a ledger, with an empty state directory. A packed model is pulled from a web
+server of this machine. Pictures show every view in light, dark and telephone-width layouts, while requests are answered.
 """
 
 import argparse
@@ -34,8 +34,8 @@ from load_tests.scenarios.page import chromium
 
 VIEWS = ["overview", "playground", "routing", "models", "sites", "functions", "usage", "requests", "timeline"]
 LOOKS = {"light": (1200, "light"), "dark": (1200, "dark"), "phone": (390, "light")}
-QUALITY = 45  # of WebP: texts stay sharp, and no picture takes more than 40 kB
-STREAMS = 24  # while pictures are taken
+QUALITY = 45  # quality of WebP: text stays sharp, and no picture takes more than 40 kB
+STREAMS = 24  # open while pictures are taken
 QUESTION = "What is the airport code of Lisbon?"
 FUNCTION = """
 from workers import Response, WorkerEntrypoint
@@ -220,7 +220,7 @@ def take_pictures(browser: Browser, url: str, folder: Path) -> None:
                 for view in VIEWS:
                     page.click(f"nav a[href='#{view}']")
                     _open(page, view)
-                    page.wait_for_timeout(2500)  # what a view reads besides the feed
+                    page.wait_for_timeout(2500)  # until the view has loaded its data besides the feed
                     _picture(page, folder / f"{view}-{look}.webp")
         finally:
             ended.set()
@@ -229,7 +229,7 @@ def take_pictures(browser: Browser, url: str, folder: Path) -> None:
 
 
 def _open(page: Page, view: str) -> None:
-    """Do in a view what shows its purpose."""
+    """Use a view in a typical way before its picture is taken."""
     if view == "playground":
         page.wait_for_selector("option[value=ember]", state="attached")
         page.get_by_label("Model").select_option("ember")
@@ -251,7 +251,7 @@ def _picture(page: Page, file: Path) -> None:
 
 
 def _talk(url: str, number: int, ended: threading.Event) -> None:
-    """Ask for answers, one after the other, until the pictures are taken."""
+    """Send requests, one after the other, until the pictures are taken."""
     while not ended.is_set():
         messages = [{"role": "user", "content": f"Talk about {number}"}]
         body = {"model": "ember", "stream": True, "max_tokens": 300, "min_tokens": 200, "messages": messages}

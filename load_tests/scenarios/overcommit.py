@@ -2,8 +2,8 @@
 
 python -m load_tests.scenarios.overcommit
 
-Open loop: requests arrive at random times for models drawn from Zipf's law, the same sequence twice: once within the small budget, once with every
-model awake all the time.
+Open loop: requests arrive at random times for models drawn from Zipf's law. The same sequence runs twice: with the small budget, and with every model
+awake all the time.
 """
 
 import argparse
@@ -83,7 +83,7 @@ def run(
     models = [{"name": name, "source": str(options.source), "residency": residency} for name in names]
     with SiteProcess("bench-overcommit", engine, models) as site:
         site.until(lambda: site.get("/readyz")["status"] == "ready", "the site is ready")
-        for name in names:  # each has been read from disk once: the site has been up for a while
+        for name in names:  # load each once from disk, as at a site that has been up for a while
             site.ask({"model": name, "prompt": [3, 4, 5], "max_tokens": 1})
         before = counts(site)
         times = asyncio.run(ask(f"http://127.0.0.1:{site.port}", arrivals))

@@ -2,7 +2,7 @@
 
 python -m load_tests.scenarios.page [--minutes N] [--no-record]
 
-Ten pages stay open for N minutes; 60 show whether the router's memory grows.
+Ten pages stay open for N minutes; use 60 to see whether the router's memory grows.
 """
 
 import argparse
@@ -29,7 +29,7 @@ UPDATES = 10_000
 PAGES = 10
 QUIET_S, WARM_UP_S, SAMPLE_S = 20.0, 10.0, 5.0
 _PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# Replays one second of the feed repeatedly, as the page's own listener would get it.
+# Sends one second of the feed to the page's own listener repeatedly.
 _PLAY = """async updates => {
     const { network, watch } = await import("./page/network.js"), source = window.feedOfThePage;
     const row = network.sites[0];
@@ -47,7 +47,7 @@ _KEEP_FEED = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=3.0, help="for which ten pages stay open")
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long ten pages stay open")
     parser.add_argument("--no-record", action="store_true")
     options = parser.parse_args()
     results: dict[str, Any] = {"bytes": sizes()}
@@ -91,9 +91,9 @@ def first_paints(browser: Browser, url: str) -> dict[str, float]:
 
 
 def heap_over_updates(browser: Browser, url: str) -> dict[str, float]:
-    """Measure the JavaScript heap after a collection, when the tab's rings are full.
+    """Measure the JavaScript heap after garbage collection.
 
-    And again after as many more updates.
+    The first measurement is made when the tab's ring buffers are full, the second after UPDATES more updates.
     """
     context = browser.new_context()
     context.add_init_script(_KEEP_FEED)
@@ -117,12 +117,12 @@ def _heap_mib(page: Page) -> float:
 
 
 def cost_of_open_pages(browser: Browser, network: LocalNetwork, minutes: float) -> dict[str, float]:
-    """Measure the router of an idle network: its cores without pages and with ten, and memory growth."""
+    """Measure an idle network's router: CPU use without pages and with ten, and memory growth."""
     status = json.load(urlopen(f"{network.url}/status"))
     router = psutil.Process(status["process"]["pid"])
 
     def used(seconds: float) -> tuple[float, list[tuple[float, float]]]:
-        """Return cores, and the resident memory over time: seconds, MiB."""
+        """Return the cores used, and (second, resident MiB) over time."""
         before, began, memory = sum(router.cpu_times()[:2]), time.monotonic(), []
         while (now := time.monotonic() - began) < seconds:
             memory.append((now, router.memory_info().rss / 2**20))
@@ -135,7 +135,7 @@ def cost_of_open_pages(browser: Browser, network: LocalNetwork, minutes: float) 
     for page in pages:
         page.goto(network.url)
         page.wait_for_selector(".map circle", state="attached")
-    used(WARM_UP_S)  # the rings of the pages and of the router fill
+    used(WARM_UP_S)  # until the ring buffers of pages and router are full
     heap = _heap_mib(pages[0])
     ten, memory = used(60 * minutes)
     slope, _ = statistics.linear_regression(*zip(*memory, strict=True))

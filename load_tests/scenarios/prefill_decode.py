@@ -2,9 +2,9 @@
 
 python -m load_tests.scenarios.prefill_decode
 
-32 streams decode, and prompts of 4,096 to 8,192 tokens arrive at random times, however busy the hosts are (open loop, the same sequence each time):
-at one host of two cores, with several caps of prompt tokens per step, the default among them, and at a prefill host and a decode host of one core
-each. Weights of a 0.5 B shape are random. Each configuration is one point of throughput and inter-token latency; the plot has all of them.
+32 streams decode, and prompts of 4,096 to 8,192 tokens arrive at random times, however busy the hosts are (open loop, the same sequence each time).
+One configuration is a prefill host and a decode host with one core each. The others are one host with two cores, with the default or another cap of
+prompt tokens per step. The weights of a 0.5 B shape are random. The plot shows throughput and inter-token latency of each configuration.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from load_tests.scatter import Point, draw
 from load_tests.site_process import SiteProcess
 
 SHAPES = {"0.5b": Shape(1024, 4096, 28, 16, 8, 64, 16_384), "50m": Shape(512, 1536, 8, 8, 4, 64, 16_384)}
-CAPS = (64, 128, 256, 512, 1024)  # prompt tokens per step, with decodes beside them or not
+CAPS = (64, 128, 256, 512, 1024)  # caps of prompt tokens per step, whether the step has decodes or not
 NO_DELAY_LIMIT_MS = 1e6
-LAST_PROMPT_S = 15.0  # earlier than the end: most tokens of a later one would come after it
+LAST_PROMPT_S = 15.0  # before the end: a later prompt would get most of its tokens after the end
 COMMON = {"kv_gib": 6.0, "standby": False, "weights_host_gib": 4.0, "scale_up_wait_s": 0, "max_waiting": 4096}
 ROLES = [{"device": "cpu", "role": "prefill"}, {"device": "cpu", "role": "decode"}]
 
@@ -124,7 +124,7 @@ class Load:
                 "tokens_per_s": round((self._output_tokens + self._prompt_tokens) / options.seconds, 1),
                 "output_tokens_per_s": round(self._output_tokens / options.seconds, 1),
                 "prompt_tokens_per_s": round(self._prompt_tokens / options.seconds, 1),
-                "unanswered_prompts": unanswered,  # a few seconds after the end, the rest is abandoned
+                "unanswered_prompts": unanswered,  # prompts are abandoned a few seconds after the end
                 "failures": list(self._failures),
                 "handed_over": _handed_over(site),
             }

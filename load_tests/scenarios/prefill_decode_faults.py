@@ -3,9 +3,9 @@
 `make bench-prefill-decode-faults` runs it. One site with a host of each role and a Mooncake Store is under load: long prompts, greedy and sampled,
 are handed over while other streams decode. Repeatedly, at a random moment, a host or the store's master is killed, stopped, or cut off by a packet
 filter (as root; the scenario runs in a private network namespace). A process that was cut off or stopped resumes when the streams have ended, and a
-killed master restarts empty. Each text must be that of an undisturbed run, with cached blocks and for another tenant, who finds none. Texts that
-differ are judged by the model's distribution at that point (load_tests/ties.py). The record has those that were not ties, the delay of disturbed
-streams, and the resources that were not released.
+killed master restarts empty. Each text must equal those of two undisturbed runs: one with cached blocks, one by a new tenant without any. Where texts
+differ, the model's distribution at that point shows whether it was a tie (load_tests/ties.py). The record has the differences that were not ties, the
+delay of disturbed streams, and the resources that were not released.
 """
 
 import argparse
@@ -41,7 +41,7 @@ ROLES = ("prefill", "decode")
 MASTER = "master"
 HOWS = ("kill", "stop", "cut")
 WORDS = ("pilot", "light", "stove", "warm", "blue", "flame", "valve", "spark")
-STREAMS = 6  # at once
+STREAMS = 6  # concurrent streams
 BACK_WITHIN_S = 60.0
 GAUGES = (
     "vllm:num_requests_running{", "vllm:num_requests_waiting{", "vllm:kv_cache_usage_perc{", "pilotlight_kv_pinned_blocks{",
@@ -50,7 +50,7 @@ GAUGES = (
 
 
 class Fault(NamedTuple):
-    whose: str  # a role, or MASTER
+    whose: str  # whose process: a role, or MASTER
     how: str
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ def main() -> None:
     in_own_namespace(MODULE, sys.argv[1:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--minutes", type=float, default=12.0, help="after which no further fault is injected")
+    parser.add_argument("--minutes", type=float, default=12.0, help="minutes after which no further fault is injected")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     console = Console()
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 class Injector:
-    """Faults of a site's processes and of its store's master."""
+    """Injects faults into a site's processes and its store's master."""
 
     def __init__(self, site: SiteProcess, store: str | None, links: Links) -> None:
         self._site = site
@@ -98,9 +98,9 @@ class Injector:
 
     @contextmanager
     def injected(self, fault: Fault) -> Iterator[None]:
-        """Open the scope of a fault.
+        """Inject a fault for the duration of the scope.
 
-        A process that was stopped or cut off, and not replaced meanwhile, resumes at its end.
+        At its end, a stopped or cut-off process that has not been replaced resumes.
         """
         pid = self._pid(fault.whose)
         match fault.how:
@@ -120,7 +120,7 @@ class Injector:
             self._links.heal()
 
     def is_whole(self) -> bool:
-        """Tell whether every process is there again, and works."""
+        """Tell whether every process runs and works again."""
         status = self._site.get("/status")
         engines = [process["pid"] for process in status["processes"] if process["role"] == "engine"]
         alive = all(_state(pid) not in "TZ" for pid in engines)
@@ -179,11 +179,11 @@ class Bench:
         }
 
     def _strike(self, number: int, fault: Fault) -> None:
-        """Send requests under a fault, then undisturbed, and record differences."""
+        """Send requests under a fault, then again without one, and record differences."""
         bodies = [self._prompt() for _ in range(STREAMS)]
         disturbed = self._ask_all(bodies, "a", fault)
-        self._site.until(self._injector.is_whole, f"all is whole after {fault}", BACK_WITHIN_S)
-        calm = self._ask_all(bodies, "a")  # a part of each is cached by now, which changes no token
+        self._site.until(self._injector.is_whole, f"every process works after {fault}", BACK_WITHIN_S)
+        calm = self._ask_all(bodies, "a")  # a part of each prompt is cached by now, which must not change any token
         afresh = self._ask_all(bodies, f"tenant-{number}")  # a new tenant finds nothing cached
         for body, *answers in zip(bodies, disturbed, calm, afresh, strict=True):
             self._lost.update(answer for answer in answers if isinstance(answer, str))
@@ -216,7 +216,7 @@ class Bench:
         }
 
     def _ask_all(self, bodies: list[dict[str, Any]], tenant: str, fault: Fault | None = None) -> "list[Answer | str]":
-        """Return the answers, or the error messages in their place."""
+        """Return the answer or the error message of each request."""
         futures = [self._pool.submit(self._ask, body, tenant) for body in bodies]
         if fault is None:
             return [future.result(300) for future in futures]
@@ -237,14 +237,14 @@ class Bench:
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(start))
 
     def _left_behind(self) -> dict[str, float]:
-        """Return every gauge once the site is idle: they should be zero."""
-        with suppress(RuntimeError):  # the record has the remaining values
+        """Return every gauge after the site is idle; each should be zero."""
+        with suppress(RuntimeError):  # on a timeout, the record has the remaining values
             self._site.until(lambda: not any(map(self._metric, GAUGES)), "every sequence has ended", BACK_WITHIN_S)
         return {gauge.rstrip("{"): self._metric(gauge) for gauge in GAUGES}
 
 
 def _listener(address: str) -> int | None:
-    """Return the process that listens at HOST:PORT."""
+    """Return the id of the process that listens at HOST:PORT; None if there is none."""
     port = int(address.rpartition(":")[2])
     found = [each.pid for each in psutil.net_connections("tcp") if each.status == "LISTEN" and each.laddr.port == port]
     return found[0] if found else None

@@ -2,11 +2,11 @@
 
 python -m load_tests.scenarios.router_overhead
 
-One site that computes nothing is requested directly and through each router in turn, several rounds; figures are medians over the rounds of the
-difference to the direct requests. Streams carry 50 tokens a second each, and a token's delay is counted from the moment the site wrote it. Client,
+Requests go to a site that computes nothing, directly and through each router in turn, for several rounds. Figures are medians over rounds of the
+difference to direct requests. Each stream carries 50 tokens a second, and a token's delay counts from the time at which the site wrote it. Client,
 site and router share the machine's cores: at high rates each waits for the others, so rates are given per second of the router's processor time as
 well as per second of the clock. Targets: a token of 64 streams is delayed by 1.5 ms at the median and 5 ms at p99, a stream's first token no more
-than by vllm-router, ten times LiteLLM's rate, and 400 prompts of 220 KB a second and core.
+than by vllm-router, ten times LiteLLM's rate, and 400 prompts of 220 KB per second and core.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Task(NamedTuple):
     name: str
     connections: int
     prompt_bytes: int
-    tokens: int  # 0 for an answer in one piece
+    tokens: int  # 0 for an answer that is not streamed
     share: float  # share of the time that one measurement takes
 
 
@@ -54,9 +54,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", type=Path, default=Path(".peers"))
     parser.add_argument("--only", default=",".join([OURS, *PEERS]), help="routers, separated by commas")
-    parser.add_argument("--tasks", default="", help="a part of the names of those to be run")
+    parser.add_argument("--tasks", default="", help="only tasks whose names contain this text")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of one measurement")
+    parser.add_argument("--seconds", type=float, default=3.0, help="duration of one measurement")
     parser.add_argument(
         "--idle", type=int, default=9_000, help="streams that are open and silent in the last measurement"
     )
@@ -92,7 +92,7 @@ async def measure(
     routers: Sequence[Running], tasks: Sequence[Task], rounds: int, seconds: float, console: Console
 ) -> list[Round]:
     """Measure the tasks; routers take turns within each, so that changes of the machine affect all alike."""
-    for router in routers:  # warm up connections, caches and branches
+    for router in routers:  # warm up connections, caches and branch prediction
         await load(router.url, request(router.url, KEY, KB, 0), 4, 0.3)
     made: list[Round] = []
     for number in range(rounds):
@@ -109,7 +109,7 @@ async def measure(
 
 
 async def beside_idle(router: Running, count: int, seconds: float, console: Console) -> dict[str, float]:
-    """Measure the effect on 64 streams of very many that are open and silent."""
+    """Measure the effect of very many silent open streams on 64 active ones."""
     with console.status(f"{count:,} idle streams"):
         before = router.process.memory_info().rss
         async with idle_streams(router.url, request(router.url, KEY, KB, IDLE), count) as started:
@@ -200,7 +200,7 @@ def show(console: Console, results: dict[str, Any]) -> None:
     console.print(table)
     if results["beside_idle_streams"]:
         console.print_json(data=results["beside_idle_streams"])
-    console.print("Milliseconds: of no router what it took, of routers what they added.", style="dim")
+    console.print("Milliseconds: the total without a router, the added time with one.", style="dim")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`make bench-routing`: every policy on every trace of the simulation at both loads.
 
-Over held-out seeds; also our policy and the best other one in ten troubles, and the cost of a decision; with a record. A run of a part has another
-`--subject`. `--trace-file` adds a file in Mooncake's format, which is read in place and never copied.
+Uses held-out seeds. Also measures our policy and the best other one in ten troubles, and the cost of a decision. Writes a record; give a partial run
+another `--subject`. `--trace-file` adds a file in Mooncake's format, which is read in place and never copied.
 
 Simulated time says nothing about this machine; the record's machine only matters for the seconds that the runs took, and the decisions' times.
 """
@@ -33,12 +33,12 @@ MEASURES = {
     "p50_ms": 1, "p95_ms": 1, "p99_ms": 1, "mean_ms": 1, "tpot_p50_ms": 1, "tpot_p95_ms": 1, "e2e_p50_ms": 1, "e2e_p95_ms": 1, "goodput": 4,
     "of_bound": 4, "hit_ratio": 4, "shed": 5, "cross_region": 4, "retried": 4, "declined": 4, "turned_over": 2, "wakes": 0,
 }  # fmt: skip
-TUNED_ON = ("chat", "agent", "documents")  # at heavy load: one light-tailed, one of long sessions, one heavy-tailed
+TUNED_ON = ("chat", "agent", "documents")  # at heavy load: light-tailed, with long sessions, heavy-tailed
 TUNING_REQUESTS = 4_000
-LONGER = {"agent": 2}  # times the requests of other traces: its sessions are six times as long
+LONGER = {"agent": 2}  # factor of a trace's number of requests: an agent's sessions are six times as long
 TROUBLED = (OURS, "llm-d, declining")
 TROUBLED_TRACE = "chat"
-FEW_SEEDS = 2  # of the record's seeds, for troubles and for pools
+FEW_SEEDS = 2  # the number of the record's seeds that are used for troubles and pools
 POOL_LOADS = (0.3, 0.6)
 POOL_REQUESTS = 3_000
 
@@ -79,9 +79,9 @@ def main() -> None:
 
 
 def _tune(policies: Iterable[str]) -> None:
-    """Try every grid on the tuning seed; less is better.
+    """Try every grid on the tuning seed.
 
-    The score is the mean of the logarithms of p95 and p99 over the traces.
+    The score, where less is better, is the mean logarithm of p95 and p99 over the traces.
     """
     for name in policies:
         contender, tried = CONTENDERS[name], []
@@ -140,7 +140,7 @@ def _results(
             "seed": TUNING_SEEDS[0], "traces": list(TUNED_ON), "load": "heavy", "requests": TUNING_REQUESTS,
             "ours": "by 40 variants of its terms at two tuning seeds and 6,000 requests, then 15 of its bounds at eight and 4,000, "
             "then 30 of its bounds and of declining at four to twelve and 3,000 to 10,000",
-            "others": "each by its grid alone, before second choices could decline",
+            "others": "each only by its grid, when second choices could not decline yet",
         },
         "network": {"sites": NUM_SITES, "routers": NUM_ROUTERS, "crashes": CRASHES, "partitions": PARTITIONS},
         "loads": {
@@ -191,25 +191,27 @@ def _cell(runs: Sequence[Outcome]) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=20_000, help="of one run, warm-up included, about")
+    parser.add_argument("--requests", type=int, default=20_000, help="about so many per run, with warm-up")
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES))
-    parser.add_argument("--trace-file", type=Path, metavar="FILE", help="in Mooncake's format, JSON lines, may be .xz")
+    parser.add_argument(
+        "--trace-file", type=Path, metavar="FILE", help="JSON lines in Mooncake's format, or .xz of them"
+    )
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--policies", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument(
         "--quiet", nargs="*", choices=CONTENDERS, default=list(TROUBLED), help="also where models sleep"
     )
     parser.add_argument("--no-troubles", dest="troubles", action="store_false", help="leave out the rows on robustness")
-    parser.add_argument("--no-pools", dest="pools", action="store_false", help="leave out a site's devices")
-    parser.add_argument("--explain", action="store_true", help="also what was mispredicted, and which branches decided")
+    parser.add_argument("--no-pools", dest="pools", action="store_false", help="do not simulate a site's devices")
+    parser.add_argument("--explain", action="store_true", help="show prediction errors and deciding terms")
     parser.add_argument("--tune", action="store_true", help="try the grids of --policies instead, on a tuning seed")
     parser.add_argument("--tuning", dest="seeds", action="store_const", const=TUNING_SEEDS, default=HELD_OUT_SEEDS[:3])
-    parser.add_argument("--seeds", type=int, nargs="+", help="instead of three held-out ones")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds, instead of three held-out ones")
     parser.add_argument("--subject", default="routing", help="of the record")
     parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="keep each run's figures there, and do not repeat them"
+        "--resume", type=Path, metavar="FILE", help="append each run's figures, and skip runs that it has"
     )
-    parser.add_argument("--known", action="store_true", help="simulate nothing: a record of what --resume has")
+    parser.add_argument("--known", action="store_true", help="simulate nothing: record the runs of --resume")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The processor time of a decision and the bytes of statuses, by number of sites.
+"""The processor time of a routing decision by number of sites, and the bytes of statuses.
 
 A part of `make bench-routing`.
 """
@@ -25,22 +25,19 @@ from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, changed_prefixes, decode
 from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteStatus, encode_status
 
 SITES = (25, 330, 5000)
-DIGESTS = 32  # of a prompt: as many as a long conversation has
-CHANGED_IN_10_S = 90  # prefixes: three requests a second with three new ones each
+DIGESTS = 32  # digests of a prompt, as many as a long conversation has
+CHANGED_IN_10_S = 90  # new prefixes in ten seconds: three requests a second with three each
 SAMPLES = 7
-PRICED = 8_000  # sites per sample, about
+PRICED = 8_000  # approximate number of ranked sites per sample
 CONVERSATIONS, CONVERSATION_PREFIXES = (
     10_000_000,
     6,
-)  # planned: conversations open in the whole network, and prefixes that three turns leave of each
+)  # planned: open conversations in the whole network, and prefixes per conversation of three turns
 PLANNED_SITES, ROUTERS = 330, 330
 
 
 def decision_costs() -> dict[str, dict[str, float]]:
-    """Return, by number of sites, the microseconds of processor time of rank() and of a baseline's.
-
-    Medians.
-    """
+    """Return, by number of sites, the median CPU microseconds of our rank() and of a baseline's."""
     costs = {}
     for number in SITES:
         views = [backend.view() for backend in _backends(number)]
@@ -57,8 +54,8 @@ def decision_costs() -> dict[str, dict[str, float]]:
 def status_bytes() -> dict[str, Any]:
     """Return the bytes of one status as JSON.
 
-    Whole with the most prefixes that it may publish, with none, and the mean of those that contain only changes; also the size of the table of
-    conversations.
+    Full statuses have the most prefixes that a site may publish, or none; statuses with changes only are given as a mean. Also returns the size of
+    the session table.
     """
     full, empty = (encode_status(_status("s1", prefixes)) for prefixes in (MAX_PUBLISHED, 0))
     return {
@@ -70,7 +67,7 @@ def status_bytes() -> dict[str, Any]:
 
 
 def planned_sessions(prefix_bytes: float) -> dict[str, float]:
-    """Return what each router and site has to keep of a large network's conversations.
+    """Return the planned size of session tables and digests for a large network.
 
     Each conversation belongs to one router.
     """
@@ -90,9 +87,9 @@ def planned_sessions(prefix_bytes: float) -> dict[str, float]:
 
 
 def _mean_of_changes() -> float:
-    """Return the mean size of changes at a site whose cache is full: each new prefix evicts one.
+    """Return the mean size of a status with changes only.
 
-    It updates its digest every ten seconds; a router requests it once a second.
+    The site's cache is full, so each new prefix evicts one. The site updates its digest every ten seconds; a router requests it once a second.
     """
     draw, status = random.Random(1), _status("s1", MAX_PUBLISHED)
     held = list(decode_prefixes(status.models[0].prefixes))

@@ -3,9 +3,9 @@
 python -m load_tests.scenarios.shared_quotas
 
 Three routers share a PostgreSQL, in front of a site that computes nothing; clients send requests to all of them as fast as they are admitted, and
-retry at once when refused. The admitted requests per minute, open requests and tokens per day must not exceed the limit, nor stay below it by more
-than a lease that each router may hold unused. Then the database is killed: routing continues, each router admitting as much as the account may have.
-When it is back, the usage meanwhile counts.
+retry at once when refused. The admitted requests per minute, open requests and tokens per day must not exceed the limit. They may stay below it by
+the unused lease of each router, not more. Then the database is killed: each router continues with the account's full limit. When the database is
+back, usage during the outage counts.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from load_tests.records import write_record
 from pilotlight.edge_router.admission.quotas.shared import LEASE_SHARE
 
 NUM_ROUTERS = 3
-CLIENTS = 8  # of an account, at each router
+CLIENTS = 8  # clients of an account at each router
 PER_MIN, OPEN, PER_DAY = 960, 24, 2_000
 LIMITS = {
     "minute": f"requests_per_min = {PER_MIN}",
@@ -38,16 +38,18 @@ LIMITS = {
     "day": f"tokens_per_day = {PER_DAY}",
     "away": f"requests_per_min = {PER_MIN}",
 }
-STREAM_TOKENS = 25  # half a second
-PAUSE_S = 0.01  # after a refusal
+STREAM_TOKENS = 25  # tokens of a stream, which take half a second
+PAUSE_S = 0.01  # pause after a refusal
 SETTLED_S = 10.0
-ENOUGH = 2 * NUM_ROUTERS * CLIENTS  # refusals, after which the whole limit was requested; a busy machine takes longer
+ENOUGH = (
+    2 * NUM_ROUTERS * CLIENTS
+)  # after so many refusals clients have requested more than the limit; on a busy machine that takes longer
 LONGEST_S = 60.0
 
 
 @dataclass
 class Given:
-    """Counts of requests that an account's clients got."""
+    """Counts of an account's requests, by outcome."""
 
     answers: list[int] = field(default_factory=lambda: [0] * NUM_ROUTERS)  # by router
     refusals: int = 0
@@ -102,7 +104,7 @@ async def abuse(routers: Sequence[Running], database: Postgres, seconds: float) 
         "routers": NUM_ROUTERS,
         "clients": CLIENTS * NUM_ROUTERS * 3,
         "took_s": round(took_s, 2),
-        "error": f"at most a lease, {LEASE_SHARE:.4g} of the limit, lies unused at each router; none is given beyond the limit",
+        "error": f"at most a lease, {LEASE_SHARE:.4g} of the limit, stays unused at each router; the limit is never exceeded",
         "minute": {
             "allowed": round(allowed),
             "given": sum(given["minute"].answers),
@@ -127,24 +129,24 @@ def faults(results: dict[str, Any]) -> list[str]:
     found = [f"{name}: {statuses}" for name, statuses in results["failures"].items()]
     minute, day, away = results["minute"], results["day"], results["without_the_store"]
     if not minute["allowed"] - _unused(PER_MIN) <= minute["given"] <= minute["allowed"] + 1:
-        found.append(f"{minute['given']} requests in a minute of {minute['allowed']}")
+        found.append(f"{minute['given']} requests in a minute; the limit is {minute['allowed']}")
     if not OPEN - _unused(OPEN) <= results["open"]["most"] <= OPEN:
-        found.append(f"{results['open']['most']} at work of {OPEN}")
+        found.append(f"{results['open']['most']} open requests; the limit is {OPEN}")
     if not PER_DAY - _unused(PER_DAY) - STREAM_TOKENS * 2 <= day["tokens"] <= PER_DAY:
-        found.append(f"{day['tokens']} tokens of {PER_DAY}")
+        found.append(f"{day['tokens']} tokens; the limit is {PER_DAY}")
     if min(away["by_router"]) == 0:
-        found.append("a router without its store gave nothing")
+        found.append("a router without its store admitted nothing")
     if away["given"] > NUM_ROUTERS * (PER_MIN + results["took_s"] * PER_MIN / 60 + 1):
-        found.append(f"{away['given']} requests without the store")
+        found.append(f"{away['given']} requests, too many, without the store")
     if away["settled_s"] is None or away["given_after"] > _unused(PER_MIN):
-        found.append("usage without the store was not known afterwards")
+        found.append("usage during the store's outage is missing")
     return found
 
 
 def _unused(limit: int) -> float:
-    """Return how much may lie unused in leases.
+    """Return the largest unused part of the limit.
 
-    Above that a router requests no more; it includes the part of a request that does not fit.
+    It is the leases at which a router requests no more, and the remainder that is too small for a request.
     """
     return NUM_ROUTERS * (max(1.0, limit * LEASE_SHARE) + 1)
 
@@ -189,7 +191,7 @@ async def _ask(
 
 
 async def _until_known(database: Postgres, given: int) -> float | None:
-    """Return the seconds until the store knew the usage that it missed; None if it never did."""
+    """Return the seconds until the store had the usage of its outage; None if it never had."""
     began = time.monotonic()
     while (waited_s := time.monotonic() - began) < SETTLED_S:
         used = await asyncio.to_thread(_used, database)

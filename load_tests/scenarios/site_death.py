@@ -2,9 +2,9 @@
 
 python -m load_tests.scenarios.site_death
 
-Three sites on this machine get the same requests once undisturbed and once per fault. Each stream must end with the very tokens of its undisturbed
-run; the record counts disturbed, continued and lost streams, and the pauses of disturbed ones. A pause is the longest gap between two events of one
-stream from the fault on: with few cores it also holds the other streams' work, and for a frozen site the time until its probes fail.
+Three sites on this machine get the same requests once undisturbed and once per fault. Each stream must end with exactly the tokens of its undisturbed
+run. The record counts disturbed, continued and lost streams, and the pauses of disturbed ones. A pause is the longest gap between two events of a
+stream after the fault. It includes the work of other streams, if there are few cores, and for a frozen site the time until its probes fail.
 """
 
 import argparse
@@ -50,7 +50,7 @@ STORY = {
     "required": ["title", "lines"],
 }
 COUNTER = re.compile(r"^pilotlight_router_streams_(disturbed|continued|lost)_total\{.*\} ([0-9.e+]+)$", re.MULTILINE)
-Fault = Callable[[LocalNetwork, str], None]  # applied to a site, by name
+Fault = Callable[[LocalNetwork, str], None]  # injects a fault into the site of this name
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Heard:
     """One stream as its client received it."""
 
     site: str = ""
-    text: dict[int, str] = field(default_factory=dict)  # by choice, like everything in an answer
+    text: dict[int, str] = field(default_factory=dict)  # by index of the choice, like `calls`, `finish` and `tokens`
     calls: dict[int, list[str]] = field(default_factory=dict)
     finish: dict[int, str] = field(default_factory=dict)
     tokens: dict[int, list[str]] = field(default_factory=dict)  # if log-probabilities were requested
@@ -73,7 +73,7 @@ class Heard:
         return self.text, self.calls, self.finish, self.tokens, self.usage
 
     def pause_s(self, at_s: float) -> float | None:
-        """Return the longest gap whose later event came after that moment; None if the stream had ended."""
+        """Return the longest gap that ended after `at_s`; None if the stream had ended."""
         pairs = zip(self.arrivals_s, self.arrivals_s[1:], strict=False)
         return max((after - before for before, after in pairs if after > at_s), default=None)
 
@@ -81,7 +81,7 @@ class Heard:
 def requests(count: int, max_tokens: int) -> list[dict[str, Any]]:
     """Return requests of many kinds, greedy and sampled.
 
-    With penalties, log-probabilities, several choices, tools, stop strings, a schema and a required call.
+    They use penalties, log-probabilities, several choices, tools, stop strings, a schema and a required call.
     """
     return [_request(i, max_tokens) for i in range(count)]
 
@@ -114,7 +114,7 @@ def _request(i: int, max_tokens: int) -> dict[str, Any]:
 
 
 async def listen(url: str, bodies: Sequence[dict[str, Any]], on_event: Callable[[list[Heard]], None]) -> list[Heard]:
-    """Read all streams at once, to their ends. `on_event` gets their progress."""
+    """Read all streams concurrently to their ends; call `on_event` with their state after each event."""
     heard = [Heard() for _ in bodies]
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=180)) as session:
@@ -167,7 +167,7 @@ def take(heard: Heard, fields: dict[str, Any]) -> None:
 
 
 class Injection:
-    """A fault for the site with the most streams, once all have started and a share of events came."""
+    """Injects a fault into the busiest site, once all streams have started and a share of events came."""
 
     def __init__(self, network: LocalNetwork, fault: Fault, after_events: int) -> None:
         self.network = network
@@ -178,7 +178,7 @@ class Injection:
         self._second: Fault | None = None
 
     def and_again(self, fault: Fault) -> "Injection":
-        """Add a fault for another site, as soon as the first stream has continued: in the middle of recovery."""
+        """Add a fault for another site. It is injected during recovery, as soon as a stream has continued."""
         self._second = fault
         return self
 
@@ -194,10 +194,7 @@ class Injection:
                 self._strike(self._second, self._streams_elsewhere())
 
     def _streams_elsewhere(self) -> "Counter[str]":
-        """Count streams at other sites, as the router has them now.
-
-        Streams that started there, and streams that continue there.
-        """
+        """Count streams per site other than the first faulty one, both started and continued there."""
         return Counter({view.site: view.inflight for view in site_views(self.network) if view.site not in self.struck})
 
     def _strike(self, fault: Fault, sites: "Counter[str]") -> None:
@@ -209,7 +206,7 @@ class Injection:
 
 
 def kill(network: LocalNetwork, site: str) -> None:
-    """Kill runtime and engine with SIGKILL."""
+    """Kill a site's runtime and engine with SIGKILL."""
     for process in _processes(network, site):
         process.kill()
 
@@ -250,7 +247,7 @@ def site_views(network: LocalNetwork) -> tuple[SiteView, ...]:
 
 
 def wait_until_healthy(network: LocalNetwork, timeout_s: float = 60.0) -> None:
-    """Wait until every site is healthy and idle for the router: cut requests are cleaned up."""
+    """Wait until the router reports every site healthy and idle, with cut requests cleaned up."""
     deadline = time.monotonic() + timeout_s
     while True:
         views = site_views(network)

@@ -1,9 +1,9 @@
 """Does anything leak, and does every request end correctly, over a long time? `make soak` runs it.
 
-There are three real sites; clients stream, request whole answers, resume durable streams, disconnect half-way, send nonsense and attack; sites are
-killed, frozen and drained at random, their links lose packets (as root), and their clocks are wrong until the next restart. Each finished answer must
-have the very tokens of its undisturbed run. At the end, when all is quiet, memory, sockets, tasks and tables of the router are compared with those
-after the first minute of load, and everything that counts work must be at zero.
+There are three real sites. Clients stream, request answers without streaming, resume durable streams, disconnect half-way, send invalid requests and
+attack. Sites are killed, frozen and drained at random, their links lose packets (as root), and clocks are wrong until the next restart. Each finished
+answer must have exactly the tokens of its undisturbed run. At the end, after the load, the router's memory, sockets, tasks and tables are compared
+with those after the first minute of load, and all gauges of open work must be zero.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from load_tests.scenarios.site_death import (
 from pilotlight.wire.sse import EventDecoder
 
 KEYS = ("soak-a", "soak-b")  # two tenants
-END_S = 150.0  # I1: no request may take longer, however many sites it loses
+END_S = 150.0  # the longest allowed time of a request, however many sites it loses
 GAUGE = re.compile(
     r"^pilotlight_router_(open_requests|tasks|connections|site_connections|durable_streams|sessions) ([0-9.e+]+)$",
     re.MULTILINE,
@@ -109,7 +109,7 @@ class Soak:
         }  # fmt: skip
 
     async def _watch(self) -> None:
-        """Note the router's memory each minute: a leak grows for as long as the soak lasts."""
+        """Record the router's memory each minute: a leak grows during the whole run."""
         while True:
             with suppress(OSError):
                 self.rss_mib.append((await asyncio.to_thread(self.size))["rss_mib"])
@@ -183,7 +183,7 @@ class Soak:
         async with self._post(self.random.choice(NONSENSE)) as answer:
             await answer.read()
             if answer.status < 400:
-                self.wrong.append(f"nonsense was answered with {answer.status}")
+                self.wrong.append(f"an invalid request was answered with {answer.status}")
             return "refused" if answer.status < 500 else str(answer.status)
 
     async def _attack(self, attack: Attack | None = None) -> str:
@@ -194,7 +194,7 @@ class Soak:
         return "refused" if status >= 400 or status <= 0 else "answered"
 
     async def _durable(self) -> str:
-        """Start a durable stream and leave it; read it up to some event; resume after that."""
+        """Start a durable stream and disconnect; read it up to a random event; resume after that."""
         number = self.random.randrange(len(self.bodies))
         async with self._post(orjson.dumps(self.bodies[number]), prefer="respond-async") as answer:
             if answer.status != 202:
@@ -236,7 +236,7 @@ class Soak:
             return str(answer.status)
 
     async def _two_tenants(self) -> str:
-        """Check I4: a prompt that one tenant has just had computed is not cached for the other."""
+        """Check that a prompt that was just computed for one tenant is not cached for another."""
         words = " ".join(str(self.random.getrandbits(32)) for _ in range(24))
         body = orjson.dumps({"model": "ember", "max_tokens": 4, "messages": [{"role": "user", "content": words}]})
         cached = []
@@ -246,9 +246,9 @@ class Soak:
                 if answer.status != 200:
                     return str(answer.status)
             cached.append((fields["usage"].get("prompt_tokens_details") or {}).get("cached_tokens", 0))
-        # The first tenant's prompt is new except for the template's beginning, which its own earlier requests may have cached.
+        # Of the first tenant's prompt only the template's prefix may be cached, by its own earlier requests.
         if cached[1] > cached[0] + 16:
-            self.wrong.append(f"a tenant found {cached[1]} tokens of another's prompt cached")
+            self.wrong.append(f"{cached[1]} tokens of one tenant's prompt were cached for another")
         return "finished"
 
     # faults
@@ -260,7 +260,7 @@ class Soak:
             try:
                 await asyncio.to_thread(fault, self.network, site)
             except (OSError, psutil.NoSuchProcess):
-                continue  # it has not recovered yet
+                continue  # this site has not recovered yet
             self.faults[name] += 1
             self.console.log(
                 f"{name} {site}; {sum(self.ended.values())} requests have ended, {len(self.wrong)} of them wrongly"
@@ -319,7 +319,7 @@ class Soak:
     # leaks and violations at the end
 
     def size(self) -> dict[str, float]:
-        """Read the router's size."""
+        """Return the router's memory in MiB, open descriptors and gauges."""
         with urllib.request.urlopen(f"{self.network.url}/status", timeout=10) as answer:
             process = psutil.Process(orjson.loads(answer.read())["process"]["pid"])
         with urllib.request.urlopen(f"{self.network.url}/metrics", timeout=10) as answer:

@@ -2,12 +2,14 @@
 
 python -m load_tests.scenarios.speculation
 
-Ember answers held-out questions with drafts and without, taking turns, in batches of 1 and of 8; if tokens differ, the run ends. Each kind of
-question is one workload with a separate tenant; schemas are enforced, and calls follow those of their tools, as at a site. The long answers are those
-of Ember trained for them (load_tests/long_answers), a hundred tokens and more; those of Ember's corpus have some twenty. Then the latter by drafters
-with weights, a smaller model and an EAGLE-3 head. Then 64 mixed streams, each replaced by another when it ends, with the usual drafters and with one
-that is always wrong. Then a shape with random weights whose own answers are proposed again, each token right with a given probability: that shows the
-cost of verification alone. Ratios above 1 are faster with drafts.
+Ratios above 1 are faster with drafts. There are four parts:
+
+1. Ember answers held-out questions with drafts and without, in turns, in batches of 1 and of 8; the run fails if tokens differ. Each kind of question
+   is a workload with a separate tenant. JSON and tools' schemas are enforced, as at a site. Long answers of a hundred tokens or more come from Ember
+   with an adapter (load_tests/long_answers); answers to Ember's own corpus have some twenty.
+2. The short answers, with drafters that have weights: a smaller model and an EAGLE-3 head.
+3. 64 mixed streams, each replaced when it ends, with the usual drafters and with one that is always wrong.
+4. A shape with random weights, whose own answers are proposed again, each token correct with a given probability: the cost of verification alone.
 """
 
 import argparse
@@ -49,13 +51,13 @@ from training.ember.chat import Chat
 from training.ember.corpus.conversation import Conversation, Split
 from training.ember.corpus.mixture import conversation
 
-# Workloads by the corpus's task. The model has learnt no answer of any of these kinds.
+# Workloads by the corpus's task. The model was trained on no answer to these questions.
 LONG = {f"long: {name}": name for name in ASKS}
 WORKLOADS = {
     "copying": "repeat", "quoting from far back": "long", "JSON with a schema": "json", "tool calls": "tools", "stories": "story",
     "free chat": "talk",
 }  # fmt: skip
-WITH_WEIGHTS = {"draft": "mini", "eagle3": "eagle3"}  # their folders beside Ember's weights
+WITH_WEIGHTS = {"draft": "mini", "eagle3": "eagle3"}  # folders beside Ember's weights
 BATCHES = (1, 8)
 MAX_TOKENS, MAX_LONG_TOKENS = 120, 400
 MIXED, FOLLOWING = 64, 3  # streams at once, and requests for each
@@ -65,7 +67,7 @@ REPLAYED = (0.0, 0.6, 0.9, 1.0)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--rounds", type=int, default=60, help="of each workload and batch, with drafts and without; a third warms up"
+        "--rounds", type=int, default=60, help="per workload and batch, with drafts and without; a third warms up"
     )
     parser.add_argument("--mixed-rounds", type=int, default=9)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b", help="that replays drafts")
@@ -107,9 +109,9 @@ class Watched(Speculator):
 
     def __init__(self, drafters: SequenceOf[Drafter], vocab_size: int, model: ModelDrafter | None = None) -> None:
         super().__init__(drafters, vocab_size, model=model)
-        # By kind: accepted, and verified after correct ones.
+        # By kind: numbers of accepted tokens, and of tokens verified after correct ones.
         self.checked: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-        self.accepted: list[int] = []  # of each verification
+        self.accepted: list[int] = []  # accepted tokens of each verification
         self.predicted: list[tuple[int, float, float]] = []  # rows, predicted seconds, actual seconds
 
     def note(self, chunk: Chunk, num_accepted: int) -> None:
@@ -149,13 +151,13 @@ class Watched(Speculator):
 class Timed(NamedTuple):
     token_ids: dict[str, list[int]]
     whole_s: float
-    decode_s: float  # since every sequence had its first token
+    decode_s: float  # from the time when every sequence had its first token
     decoded: int  # tokens in that time
 
 
 class Ember:
     def __init__(self, threads: int | None, speculate: str = "off", directory: Path = EMBER) -> None:
-        """Load Ember. `speculate`: the drafter with weights; off: only those that look texts up."""
+        """Load Ember. `speculate`: the drafter with weights, or "off" for text-lookup drafters only."""
         config = HostConfig(kv_bytes=256 << 20, threads=threads)
         self.chat = Chat()
         self._answers = AnswerFormat.of(Tokenizer.from_directory(EMBER), ChatTemplate.from_directory(EMBER))
@@ -182,9 +184,9 @@ class Ember:
         return _ratios(kept), watch
 
     def mixed(self, drafters: SequenceOf[Drafter], rounds: int) -> dict[str, Any]:
-        """Measure streams of all kinds except JSON, none of which ends before it has its tokens.
+        """Measure streams of all kinds except JSON, each with a fixed number of tokens.
 
-        In a batch of fixed streams the slowest would determine the time, however many tokens the others' drafts save: when one ends, another starts.
+        When one ends, another starts: in a fixed batch the slowest stream would determine the time, whatever the other streams' drafts save.
         """
         self._speculate(drafters)
         draw = random.Random(7)
@@ -230,7 +232,7 @@ class Ember:
         return Submit(name, "ember", prompt, sampling, tenant.encode(), constraint=constraint)
 
     def _calls(self, asked: Conversation) -> Constraint | None:
-        """Return the constraint of calls to their tools' schemas, none of which is required."""
+        """Return a constraint of optional tool calls to their tools' schemas."""
         if not asked.tools:
             return None
         functions = [tool["function"] for tool in asked.tools]
@@ -240,7 +242,7 @@ class Ember:
 
 
 def _schema_of(asked: Conversation) -> Constraint | None:
-    """Return the schema at the end of a question's system message, closed as strict ones are."""
+    """Return the schema at the end of a question's system message, without additional properties."""
     text = str(asked.messages[0]["content"])
     try:
         schema = json.loads(text[text.index("{") :])
@@ -289,7 +291,7 @@ def _ratios(timed: list[tuple[Timed, Timed]]) -> dict[str, Any]:
 
 
 class Wrong:
-    """A drafter that proposes as much as it may, always wrong."""
+    """A drafter whose proposals are as long as allowed and always wrong."""
 
     name = "wrong"
 
@@ -304,7 +306,7 @@ class Wrong:
 
 
 class Replay:
-    """A drafter that knows the answers, and spoils each token with a given probability."""
+    """A drafter that proposes the known answers, with each token wrong with a given probability."""
 
     name = "replay"
 

@@ -2,9 +2,9 @@
 
 `make bench-stages` runs it: python -m load_tests.scenarios.stages.
 
-The model has dense layers, then layers of experts, and a head that weighs as much as several layers. Every stage's step is timed in turns, in one
-process with one thread, through the parts of the model that the stage has. In steady state, with as many steps in flight as stages, a stage waits in
-every step for the slowest: its idle share is 1 - its time / the slowest's.
+The model has dense layers, then layers of experts, and a head as large as several layers. Every stage's step is timed in turns, in one process with
+one thread, with only that stage's parts of the model. In steady state, with as many steps in flight as stages, every stage waits for the slowest one
+in each step: its idle share is 1 - its time / the slowest stage's time.
 """
 
 import argparse
@@ -103,10 +103,7 @@ def _measure(model: Decoder, plan: PlannedModel, layout: CacheLayout, name: str,
 
 
 def _parts(model: Decoder, hidden: torch.Tensor, rows: torch.Tensor, context: Context) -> dict[tuple[str, int], Work]:
-    """Return the work that is timed for each kind of byte.
-
-    Parts of a dense layer and of one with experts, and the head.
-    """
+    """Return the timed parts by kind of weight bytes: parts of dense and expert layers, and the head."""
     dense, sparse = model.layers[4], model.layers[-4]
     assert isinstance(dense, DecoderLayer)
     assert isinstance(sparse, DecoderLayer)
@@ -131,9 +128,9 @@ def _of_cut(stage_ms: list[float], layers: list[int], layer_ms: float) -> dict[s
 
 
 def _by_turns(works: dict[tuple[str, int], Work], rounds: int) -> dict[tuple[str, int], float]:
-    """Return each one's median time in milliseconds, in processor time of the computing thread.
+    """Return the median processor time of each in milliseconds.
 
-    Other processes on this machine may interrupt it.
+    It is the computing thread's, because other processes may interrupt it.
     """
     times: dict[tuple[str, int], list[float]] = {name: [] for name in works}
     for number in range(2 + rounds):

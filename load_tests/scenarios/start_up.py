@@ -2,8 +2,8 @@
 
 python -m load_tests.scenarios.start_up
 
-Each run starts a router, three sites and their engines with files in the page cache, sends a first request, then a series of questions with prompts
-that no cache holds, one after another. Targets: ready within 10 s, first token within 150 ms.
+Each run starts a router, three sites and their engines with files in the page cache, and sends a first request. Then it sends questions with uncached
+prompts, one after another. Targets: ready within 10 s, first token within 150 ms.
 """
 
 import argparse

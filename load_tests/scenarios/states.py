@@ -6,8 +6,8 @@ The dense model has the same width; contexts are short and long:
     python -m load_tests.scenarios.states --only granite-4 --rounds 3
 
 The checkpoints have few layers of ordinary width and random weights, in bf16, and are written by transformers. Engines take turns in every round, so
-that a noisy neighbour disturbs all of them; a figure is the median of the rounds' ratios. A model of state layers and feed-forwards alone shows what
-those cost per token at 1,024 and at 32,768 tokens of context: as much, if the state is all that a token reads of the past.
+that noise on the machine affects all of them; a figure is the median of the rounds' ratios. A model with only state layers and feed-forwards shows
+their cost per token at 1,024 and at 32,768 tokens of context. The two must be equal if a token reads nothing of the past except the state.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _MAMBA: dict[str, Any] = {
 }  # fmt: skip
 _MIXED = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * (_LAYERS // 4)
 _STATES_ALONE = ["linear_attention"] * _LAYERS
-# transformers' configuration class, and what its configuration has besides the sizes that all share.
+# transformers' configuration class, and its arguments besides the sizes that all models share.
 FAMILIES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3.5": ("Qwen3_5TextConfig", {"layer_types": _MIXED, **_DELTA}),
     "granite-4": ("GraniteMoeHybridConfig", {"layer_types": _MIXED, **_MAMBA}),
@@ -107,9 +107,9 @@ def _checkpoint(directory: Path, kind: str, changes: Mapping[str, Any]) -> Path:
 def _beside(
     hybrid: Path, dense: Path, folder: Path, options: argparse.Namespace, console: Console
 ) -> list[dict[str, Any]]:
-    """Measure a hybrid by both engines, and a dense model by ours.
+    """Measure a hybrid model with both engines, and a dense model with ours.
 
-    Return the ratios of the hybrid's speed by ours to the others.
+    Return our speed with the hybrid as ratios to the other two.
     """
     tasks = [Task("prefill", 1, tokens) for tokens in options.prompts]
     tasks += [Task("decode", batch, _SHORT) for batch in options.batches]
@@ -142,7 +142,7 @@ def _beside(
 def _at_lengths(alone: Path, folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     """Measure state layers and feed-forwards at two contexts.
 
-    Return how many times as long a token takes at the long context as at the short one.
+    Return the time per token at the long context divided by that at the short one.
     """
     pairs = [
         ("prefill", Task("prefill", 1, _SHORT), Task("prefill", 1, options.long)),

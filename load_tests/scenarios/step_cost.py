@@ -1,11 +1,11 @@
-"""The cost of a step besides the model. `make bench-step` runs it.
+"""The cost of a step without the model's computation. `make bench-step` runs it.
 
 python -m load_tests.scenarios.step_cost
 
-A whole engine runs without its process: 64 sequences decode with random weights, prompts that no cache holds are prefilled, and the host's phases,
-the prefix cache's and the generation check's share are measured. Shares refer to the steps of the measured shape: the larger the model, the smaller
-they are. Targets: schedule, prepare and publish together within 1 ms; prefix cache without a hit, and generation tags, below 1 % each; a recorded
-forward pass that checks three drafts of one sequence of the embedded model at most 1.15 times one that decodes.
+An engine runs in this process with random weights: 64 sequences decode, and uncached prompts are prefilled. It measures the phases of the host, and
+the prefix cache's and the generation check's shares of a step. Shares refer to the measured shape and are smaller for larger models. Targets:
+schedule, prepare and publish together within 1 ms; prefix cache without a hit, and generation tags, below 1 % each. With the embedded model, a
+recorded forward pass that verifies three drafts of one sequence may take at most 1.15 times one that decodes.
 """
 
 import argparse
@@ -46,7 +46,7 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 512, 64
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
-    parser.add_argument("--rounds", type=int, default=5, help="of each kind, taking turns")
+    parser.add_argument("--rounds", type=int, default=5, help="number of each kind, in turns")
     options = parser.parse_args()
     console = Console()
     with console.status("preparing the model"):
@@ -105,12 +105,12 @@ class Bench:
                 host = times.schedule_s, times.prepare_s, times.publish_s
                 for name, seconds in zip(taken, (*host, sum(host), step_s), strict=True):
                     taken[name].append(1e3 * seconds)
-        return {name: values[4:] for name, values in taken.items()}  # the first ones warm up
+        return {name: values[4:] for name, values in taken.items()}  # without the first steps, which warm up
 
     def prefix_cache_share(self) -> float:
         """Return the prefix cache's share of the time to answer prompts without a cached block.
 
-        Its work is naming, finding and keeping blocks.
+        The cache hashes, looks up and inserts blocks.
         """
         made = self._engine()
         with timed_prefix_cache() as cache:
@@ -140,9 +140,9 @@ class Bench:
 
 @torch.inference_mode()
 def verify_cost(context: int = 64, drafts: int = 3, rounds: int = 200) -> dict[str, Any]:
-    """Return the time of a forward pass that verifies drafts, beside one that decodes, turn by turn.
+    """Return the time of a forward pass that verifies drafts and of one that decodes, in turns.
 
-    Both with one sequence of the embedded model.
+    Both have one sequence of the embedded model.
     """
     threads = torch.get_num_threads()
     config = HostConfig(kv_bytes=16 << 20, threads=threads)
@@ -162,7 +162,7 @@ def verify_cost(context: int = 64, drafts: int = 3, rounds: int = 200) -> dict[s
         for step, times in zip(steps, taken, strict=True):
             began = time.perf_counter()
             runner.forward(step)
-            if i >= 10:  # recorded by then
+            if i >= 10:  # earlier passes record the graph
                 times.append(time.perf_counter() - began)
     loaded.engine.close()
     decode_s, verify_s = taken
@@ -191,7 +191,7 @@ class Stopwatch:
 
 @contextmanager
 def timed_prefix_cache() -> Iterator[Stopwatch]:
-    """Time everything that only a prefix cache needs, the stopwatch's own cost included."""
+    """Time all calls that only the prefix cache needs, including the cost of timing."""
     watch = Stopwatch()
     places = [(PrefixLookup, "find_cached"), (manager, "extend_chain"), (BlockPool, "register")]
     before = [getattr(owner, name) for owner, name in places]

@@ -2,10 +2,9 @@
 
 python -m load_tests.scenarios.structured
 
-Conformance: random schemas, and those of JSON Schema's own test suite if a checkout of it is given (--suite), are each answered by Ember and by a
-model with random weights at temperature 1.5, 64 sequences at a time; finished answers are validated by the jsonschema package, and some unconstrained
-neighbours must have the tokens that they have alone. Cost: the 0.5B shape with a vocabulary of 128k, batches of 16 with a schema beside batches of 16
-without, taking turns.
+Conformance: Ember, and a model with random weights at temperature 1.5, answer random schemas and those of JSON Schema's own test suite (--suite, a
+checkout of it), 64 sequences at a time. The jsonschema package validates finished answers. Some unconstrained sequences run in the same batches, and
+must have the same tokens as alone. Cost: the 0.5B shape with a vocabulary of 128k; batches of 16 with a schema and batches of 16 without take turns.
 """
 
 import argparse
@@ -55,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schemas", type=int, default=2000)
     parser.add_argument("--suite", type=Path, help="a checkout of github.com/json-schema-org/JSON-Schema-Test-Suite")
-    parser.add_argument("--rounds", type=int, default=5, help="of the cost, each with a schema and without")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of the cost, each with a schema and without")
     options = parser.parse_args()
     console = Console()
     library.start(wait=True)
@@ -81,9 +80,9 @@ def main() -> None:
 
 
 def suite_schemas(checkout: Path) -> list[str]:
-    """Return the schemas of the suite's newest draft, optional tests too, each once.
+    """Return the distinct schemas of the suite's newest draft, including optional tests.
 
-    true and false are not objects, and skipped.
+    The schemas true and false are skipped.
     """
     found: dict[str, None] = {}
     for file in sorted((checkout / "tests" / SUITE_DRAFT).rglob("*.json")):
@@ -91,7 +90,7 @@ def suite_schemas(checkout: Path) -> list[str]:
             if isinstance(case["schema"], dict):
                 found.setdefault(json.dumps(case["schema"]))
     if not found:
-        raise SystemExit(f"{checkout} has no tests/{SUITE_DRAFT}: it is no checkout of JSON Schema's test suite")
+        raise SystemExit(f"{checkout} has no tests/{SUITE_DRAFT}: it is not a checkout of JSON Schema's test suite")
     return list(found)
 
 
@@ -149,7 +148,7 @@ def answers(engine: Engine, submits: list[Submit]) -> dict[str, tuple[list[int],
                 [*tokens, *output.token_ids], output.finish_reason or "", output.error_message or "",
             )  # fmt: skip
         if engine.has_work and not engine.step():
-            time.sleep(0.0005)  # grammars are being compiled
+            time.sleep(0.0005)  # wait for grammars to be compiled
     return heard
 
 
@@ -164,9 +163,9 @@ def invalid(text: str, schema: str) -> str | None:
 
 
 def matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    r"""Match a pattern with JavaScript's classes.
+    r"""Tell whether a pattern matches, with JavaScript's character classes.
 
-    Its \d and \w are ASCII only, like Python's with this flag; its \s is all white space, like Python's without.
+    \d and \w match ASCII only, as in Python with re.ASCII; \s matches all white space, as in Python without it.
     """
     flags = re.ASCII if r"\s" not in pattern.lower() else 0
     if isinstance(instance, str) and not re.search(pattern, instance, flags):
@@ -174,9 +173,9 @@ def matches_pattern(validator: Any, pattern: str, instance: Any, schema: Any) ->
 
 
 def is_multiple(validator: Any, of: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """Divide in decimal: 4766315.4553 is a multiple of 0.0001, although division of floats denies it."""
+    """Tell whether a number is a multiple, in decimal: with floats, 4766315.4553 is not one of 0.0001."""
     if isinstance(instance, int | Decimal) and not isinstance(instance, bool):
-        with localcontext(prec=700):  # digits: more than a document has
+        with localcontext(prec=700):  # more digits than a document has
             remainder = Decimal(instance) % Decimal(of)
         if remainder:
             yield jsonschema.ValidationError(f"{instance!r} is not a multiple of {of!r}")
@@ -192,7 +191,7 @@ def compile_times(asked: list[str]) -> dict[str, Any]:
     grammars = Grammars(EMBER, tokenizer.vocab_size, (0, 2))
     taken: list[float] = []
     masks, mask_s = 0, 0.0
-    for schema in [asked[0], *asked]:  # the tokenizer is read with the first
+    for schema in [asked[0], *asked]:  # the first request also loads the tokenizer
         began = time.perf_counter()
         try:
             matcher = grammars.compile(Constraint("json_schema", schema)).result()
@@ -209,7 +208,7 @@ def compile_times(asked: list[str]) -> dict[str, Any]:
 
 
 def cost(rounds: int) -> dict[str, Any]:
-    """Return milliseconds per token of a whole batch, with a schema for every sequence and without."""
+    """Return the milliseconds of a step of the batch, with a schema for every sequence and without."""
     import torch
 
     shape = dataclasses.replace(SHAPES["0.5b"], vocab_size=VOCABULARY)
@@ -223,7 +222,7 @@ def cost(rounds: int) -> dict[str, Any]:
         for number in range(rounds + 1):
             for kind, constraint in (("free", None), ("schema", Constraint("json_schema", json.dumps(PERSON)))):
                 taken = batch_ms(engine, f"{kind}{number}", constraint)
-                if number:  # the first compiles and records
+                if number:  # the first round compiles and records
                     ms[kind].append(taken)
         engine.close()
     ratios = [with_schema / free for free, with_schema in zip(ms["free"], ms["schema"], strict=True)]
@@ -249,9 +248,9 @@ def batch_ms(engine: Engine, name: str, constraint: Constraint | None) -> float:
 
 
 def wide_tokenizer(folder: Path) -> Path:
-    """Write Ember's tokenizer with as large a vocabulary as large models have.
+    """Write Ember's tokenizer with the vocabulary size of a large model.
 
-    Words of random bytes follow its own.
+    The added tokens are random bytes.
     """
     fields = json.loads((EMBER / "tokenizer.json").read_text())
     vocabulary = fields["model"]["vocab"]

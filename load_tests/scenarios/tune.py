@@ -1,6 +1,6 @@
-"""The fastest product of a few rows for each matrix of a model's shape, measured beside cuBLAS.
+"""The fastest kernel for products of a few rows, for each matrix of a model's shape, and cuBLAS.
 
-`make gpu-bench` runs it first, because the others then use the table: it is written to the user's cache at once, and beside the record as a file for
+`make gpu-bench` runs it first, because the other benchmarks use the table. It is written to the user's cache, and beside the record as a file for
 kernels/tuned/.
 
     python -m load_tests.scenarios.tune --shape 8b
@@ -25,7 +25,7 @@ from load_tests.timing import host_times_s
 from pilotlight.engine.description.dense_config import DenseConfig
 from pilotlight.kernels import tuning
 
-SUBJECT = "tuned"  # and the shape
+SUBJECT = "tuned"  # the shape is appended
 
 
 def main() -> int:
@@ -71,7 +71,7 @@ def rehearse(end: float) -> int:
 
 
 def matrices(config: DenseConfig) -> list[tuple[int, int]]:
-    """Return (rows, columns) of a model's matrices, those first whose bytes are the most of a step's."""
+    """Return (rows, columns) of a model's matrices, by their share of a step's bytes, largest first."""
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden, inner = config.hidden_size, config.intermediate_size
     return [(2 * inner, hidden), (hidden, inner), (q + 2 * kv, hidden), (hidden, q), (config.vocab_size, hidden)]

@@ -1,4 +1,4 @@
-"""The network in virtual time, with the router's own policy, session table and book-keeping.
+"""A simulation of the network in virtual time.
 
-Sites, clients and links are modelled.
+The router's policy, session table and book-keeping are the real code; sites, clients and links are models.
 """

@@ -1,6 +1,6 @@
 """Clients' cities from cities.tsv, with their weights and their activity by local hour.
 
-Local time is solar time (15 degrees an hour): off from clocks by up to two hours, which moves a peak and changes no shape.
+Local time is solar time (15 degrees an hour). It differs from clocks by up to two hours, which moves a peak without changing its shape.
 """
 
 import math
@@ -10,8 +10,8 @@ from pathlib import Path
 from pilotlight.wire.hop.status import Place
 
 TABLE = Path(__file__).with_name("cities.tsv")
-PEAK_HOUR = 15.0  # local time
-NIGHT_SHARE = 0.2  # of the peak: public traces of interactive services show three- to fivefold differences over a day
+PEAK_HOUR = 15.0  # local hour of the highest activity
+NIGHT_SHARE = 0.2  # share of the peak; public traces of interactive services vary three- to fivefold over a day
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class City:
     weight: float
 
     def activity(self, utc_hour: float) -> float:
-        """1 at the peak of the local day, NIGHT_SHARE twelve hours later."""
+        """Return the relative activity: 1 at the local peak hour, NIGHT_SHARE twelve hours later."""
         phase = 2 * math.pi * (utc_hour + self.place.longitude / 15 - PEAK_HOUR) / 24
         return NIGHT_SHARE + (1 - NIGHT_SHARE) * (1 + math.cos(phase)) / 2
 

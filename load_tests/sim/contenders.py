@@ -1,7 +1,7 @@
 """The compared policies: ours, and those of other routers for model servers.
 
-The strongest have the best parameters of a grid on a tuning seed: `python -m load_tests.scenarios.routing --tune` tries the grids and prints the best
-sets.
+Policies with parameters use the best set of a grid on a tuning seed: `python -m load_tests.scenarios.routing --tune` tries the grids and prints the
+best sets.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Any policy, with sites that decline requests, as with ours.
+"""Wraps another router's policy so that sites may decline requests, as with ours.
 
-Each choice except the last carries the longest queue with which its site should accept.
+Each choice except the last has a maximum queue length, above which its site declines.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ GUESSED_TOKENS_PER_S = 2000.0
 
 class DecliningPolicy:
     def __init__(self, policy: Policy, slack_ms: float) -> None:
-        """Wrap `policy`. `slack_ms`: by how much the queue may be longer than known."""
+        """Wrap `policy`. `slack_ms`: how much longer the queue may be than the router knows."""
         self._policy = policy
         self._slack_ms = slack_ms
 

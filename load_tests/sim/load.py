@@ -1,7 +1,7 @@
-"""The traffic of a load: a share of the highest sustainable rate of requests, in closed form.
+"""The request rate of a load level: a share of the highest sustainable rate, in closed form.
 
-The bound is an ideal network's: every cache infinite and shared, work spread perfectly, no distance. So a share of one is out of any policy's reach,
-and a share says the same of every trace. Both levels were chosen before anything was measured at them.
+The highest rate is that of an ideal network, with one infinite shared cache, perfectly spread work and no distances. So no policy can reach a share
+of one, and shares of different traces are comparable. Both levels were chosen before any measurement.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from functools import cache
 from load_tests.sim.site import CHUNK, STEP_GROWTH, STEP_S, SiteSpec
 from load_tests.sim.traces import Trace, matched
 
-LOADS = {"moderate": 0.3, "heavy": 0.6}  # means over the day; its peak hour has about 1.3 times as much
-QUIET = 0.002  # so little that models fall asleep, for the row on waking
+LOADS = {"moderate": 0.3, "heavy": 0.6}  # means over the day; the peak hour has about 1.3 times as much
+QUIET = 0.002  # so low that models fall asleep, for the row on waking
 SAMPLED_SESSIONS = 1500
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The average cost of one session of a trace."""
+    """The average session of a trace."""
 
     turns: float
     computed_tokens: float  # per turn, with an infinite cache
@@ -26,7 +26,7 @@ class Shape:
 
 @cache
 def shape_of(trace: Trace) -> Shape:
-    """Measure sessions of another seed; the first third fills the cache."""
+    """Measure sessions of a separate seed; the first third only fills the cache."""
     seen: set[bytes] = set()
     tokens = outputs = turns = sessions = 0
     for number in range(SAMPLED_SESSIONS):
@@ -46,9 +46,9 @@ def capacity(sites: tuple[SiteSpec, ...], shape: Shape) -> float:
 
 
 def site_capacity(spec: SiteSpec, shape: Shape) -> float:
-    """Return the rate at which a site's prefill is always busy, or its permits are all taken.
+    """Return the highest rate that a site sustains.
 
-    The lower of the two.
+    Its limit is prefill that is always busy, or all permits in use.
     """
     low, high = 0.0, spec.prefill_tokens_per_s / shape.computed_tokens
     for _ in range(50):
@@ -60,7 +60,7 @@ def site_capacity(spec: SiteSpec, shape: Shape) -> float:
 def _is_bearable(spec: SiteSpec, shape: Shape, rate: float) -> bool:
     """Tell whether a site can sustain a rate, by Little's law.
 
-    As many decodes run as start in the time that one takes; its steps are as long as their number and the prefills make them.
+    The number of running decodes is the arrival rate times the duration of one, which grows with that number and with prefills.
     """
     running = 0.0
     for _ in range(200):

@@ -1,8 +1,8 @@
 """Trace files in Mooncake's format as clients of the simulation.
 
-Each request is a line of JSON: time, lengths, the ids of its prompt's blocks. The files contain when and what, not where: a request that shares more
-than the most common block with an earlier one comes from the same city, others from cities by their weight. Answers have no ids, so a later turn
-finds only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
+Each request is a line of JSON: time, lengths, the ids of its prompt's blocks. The files have no locations: a request that shares more than the most
+common block with an earlier one comes from the same city; other requests are spread over cities by weight. Answers have no ids, so a later turn finds
+only prompts cached. Format: github.com/kvcache-ai/Mooncake, FAST25-release.
 """
 
 import lzma
@@ -32,14 +32,14 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class TraceFile:
-    """The requests of a file, with prompts cut wherever a request ends or two differ.
+    """The requests of a file, with prompts as chains of segments.
 
-    A block that is never alone needs no separate digest.
+    A segment ends where a request ends or two requests differ, so blocks that always occur together share a digest.
     """
 
     def __init__(self, lines: Iterable[Line], name: str = "mooncake") -> None:
         self.name = name
-        self.source = "a file in Mooncake's format; geography drawn by the seed"
+        self.source = "a file in Mooncake's format; cities drawn by the seed"
         self.slo_ttft_s = SLO_TTFT_S
         self.lines = sorted((line for line in lines if line.input_length > 0), key=lambda line: line.timestamp)
         if not self.lines:
@@ -61,7 +61,7 @@ class TraceFile:
         return cls([decoder.decode(line) for line in lines if line.strip()], path.name.partition(".")[0])
 
     def shape(self) -> Shape:
-        """Return the average request; the first third fills the infinite cache."""
+        """Return the average request; the first third only fills the infinite cache."""
         seen: set[bytes] = set()
         computed = outputs = counted = 0
         for number, (prompt, line) in enumerate(zip(self.prompts, self.lines, strict=True)):
@@ -73,13 +73,13 @@ class TraceFile:
         return Shape(1.0, computed / counted, outputs / counted)
 
     def sessions(self, cities: tuple[City, ...], rate: float, requests: int, seed: int) -> list[Session]:
-        """Return the first `requests` of the file, with its times stretched so that `rate` come in a second."""
+        """Return the first `requests` of the file, with times scaled to `rate` requests per second."""
         chosen = self.lines[:requests]
         span_s = (chosen[-1].timestamp - chosen[0].timestamp) / 1000
         stretch = len(chosen) / rate / span_s if span_s > 0 else 1.0
         rng = random.Random(f"{seed} mooncake cities")
         cumulated = list(accumulate(city.weight for city in cities))
-        city_of: dict[int, int] = {}  # by block
+        city_of: dict[int, int] = {}  # city of the first request with each block
         made = []
         for number, line in enumerate(chosen):
             own = [block for block in line.hash_ids if block != self._common]

@@ -1,7 +1,7 @@
 """The results of a run: latencies, goodput, cache hits, shed requests, errors of prediction.
 
-Times are those to the first token, for each further one and to the last; cache hits are compared with an infinite cache's. Only counts here; run.py
-defines a call and when it counts.
+Times are TTFT, TPOT and end-to-end latency; cache hits are compared with those of an infinite cache. This module only counts; run.py decides which
+calls count.
 """
 
 from collections import Counter
@@ -23,27 +23,27 @@ class Outcome:
     p95_ms: float
     p99_ms: float
     mean_ms: float
-    tpot_p50_ms: float  # of a request's mean time for each token after the first
+    tpot_p50_ms: float  # median over requests of the mean time for each token after the first
     tpot_p95_ms: float
-    e2e_p50_ms: float  # to the last token
+    e2e_p50_ms: float  # median time to the last token
     e2e_p95_ms: float
     goodput: float  # share of requests whose first token and pace meet the objectives
-    hit_ratio: float  # share of prompt tokens, among answered requests
-    bound: float  # the same, if all sites' caches were one and infinite
-    shed: float  # share of requests that no site took
+    hit_ratio: float  # cached share of the prompt tokens of answered requests
+    bound: float  # hit_ratio of one infinite cache for all sites
+    shed: float  # share of requests that no site accepted
     cross_region: float
     retried: float
-    declined: float  # sites that declined, per request
+    declined: float  # mean number of sites that declined a request
     cut: int  # streams whose site crashed
-    started: int  # warm-up included
+    started: int  # all started calls, warm-up included
     events: int
     cpu_s: float
     turned_over: float  # evicted tokens, in multiples of the capacity of all caches
     wakes: int
     reasons: dict[str, int]
-    bias_ms: dict[str, float]  # mean of actual minus predicted: in all, of the queue, of prefill
-    error_ms: dict[str, float]  # the same, mean of the absolute difference
-    dearest: dict[str, int]  # among the slowest twentieth, the decisions by their largest term: predicted and actual
+    bias_ms: dict[str, float]  # mean of actual minus predicted time: total, queue, prefill
+    error_ms: dict[str, float]  # mean absolute difference, with the same keys
+    dearest: dict[str, int]  # of the slowest 5 %, counts by the largest predicted and actual term
 
     @property
     def of_bound(self) -> float:
@@ -64,7 +64,7 @@ class Tally:
         self._cross = self._retried = self._declined = 0
         self._reasons: Counter[str] = Counter()
         self._ttft: list[float] = []
-        self._off: list[tuple[float, float, float]] = []  # total, queue, prefill: actual minus predicted
+        self._off: list[tuple[float, float, float]] = []  # actual minus predicted times: total, queue, prefill
         self._terms: list[tuple[str, str]] = []
 
     def answered(

@@ -1,8 +1,8 @@
-"""A site of several devices that all answer, or of which some compute prompts for the others.
+"""A site with several devices, of which some may only compute prompts for the others.
 
-The latter hand their KV blocks over. Simulated step by step, each with at most CHUNK prompt tokens and a token of every running answer, at the costs
-of site.py. The rule for when to compute a prompt on the answering device is the runtime's (runtime/dispatch/dispatcher.py), in closed form, with its
-constants; a test compares them. Left out: caches, preemption, failures, roles that shift.
+These hand their KV blocks over. Each step has at most CHUNK prompt tokens and a token of every running answer, at the costs of site.py. Whether a
+prompt is computed on the answering device is decided by the runtime's rule (runtime/dispatch/dispatcher.py) in closed form, with the same constants;
+a test compares them. Not simulated: caches, preemption, failures, changes of roles.
 """
 
 import random
@@ -22,9 +22,9 @@ from pilotlight.wire.hop.status import Place
 NUM_DEVICES, NUM_FOR_PROMPTS = 4, 2
 PREFILL_TOKENS_PER_S = 4500.0
 LINK_TOKENS_PER_S = 25_000.0  # 25 Gbit/s and 128 KiB a token: an 8B model in bfloat16
-WARM_SHARE = 0.2  # first share of the requests, not measured
+WARM_SHARE = 0.2  # the first share of requests warms up and is not measured
 
-# The runtime's constants, which nothing here may import
+# Copies of the runtime's constants, because this module may not import the runtime
 HAND_OVER_S = 0.02
 SHORT_TOKENS = 64
 NEIGHBOUR_SHARE = 0.02
@@ -37,7 +37,7 @@ class Arrangement:
     name: str
     num_for_prompts: int = 0  # devices that only compute prompts; 0 for no split
     balanced_by: Measure = "tokens"
-    is_judged: bool = False  # whether each prompt goes where it is predicted to cost less
+    is_judged: bool = False  # whether each prompt goes to the device where its predicted cost is lower
 
 
 ARRANGEMENTS = (
@@ -74,7 +74,7 @@ class PooledSequence:
     prompt_tokens: int
     output_tokens: int
     is_measured: bool
-    left_tokens: int  # of the prompt
+    left_tokens: int  # prompt tokens not computed yet
     answers: "Device"
     first_token_at: float = 0.0
 
@@ -83,8 +83,8 @@ class PooledSequence:
 class Device:
     number: int
     prompts: deque[PooledSequence] = field(default_factory=deque)
-    prompt_tokens: int = 0  # not computed yet
-    coming: int = 0  # sequences that will be handed over to it, with prompts being computed elsewhere
+    prompt_tokens: int = 0  # of `prompts`, not computed yet
+    coming: int = 0  # sequences whose prompts other devices are computing for this one
     joined: list[PooledSequence] = field(
         default_factory=list
     )  # handed over: their first token comes with the next step
@@ -103,7 +103,7 @@ class Found(NamedTuple):
     ttft_p90_ms: float
     itl_p90_ms: float
     itl_p99_ms: float
-    handed_over: float  # share of the prompts
+    handed_over: float  # handed-over share of the prompts
 
 
 class Pools:
@@ -172,10 +172,7 @@ class Pools:
             self._begin_step(device, now)
 
     def _begin_step(self, device: Device, now: float) -> None:
-        """Start a step and record its results at once, with the time at which it ends.
-
-        Later arrivals have no part in it.
-        """
+        """Start a step and record its results, which later arrivals cannot change, with the time of its end."""
         if device.is_at_work or not (device.prompts or device.running or device.joined):
             return
         neighbours = len(device.running) + len(device.joined)
@@ -226,8 +223,8 @@ class Pools:
 def hand_over_pays(prompt: int, answers: Device, other: Device, link_tokens_per_s: float) -> bool:
     """Tell whether a prompt costs less on another device.
 
-    Its own time here, once more for each sequence that it delays, against its time there and the part of the transfer that does not overlap. With no
-    queues and a fast link: prompt x open > PREFILL_TOKENS_PER_S x HAND_OVER_S.
+    The cost here is the prompt's time, counted again for each sequence that it delays. The cost there is its time and the part of the transfer that
+    does not overlap. With no queues and a fast link: prompt x open > PREFILL_TOKENS_PER_S x HAND_OVER_S.
     """
     if prompt < SHORT_TOKENS:
         return False
@@ -238,7 +235,7 @@ def hand_over_pays(prompt: int, answers: Device, other: Device, link_tokens_per_
 
 
 def hand_over_s(prompt: int, link_tokens_per_s: float) -> float:
-    """Return what a hand-over adds after the prompt's last chunk.
+    """Return the delay that a hand-over adds after the last chunk.
 
     Earlier blocks are sent while it is computed.
     """

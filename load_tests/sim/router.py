@@ -1,6 +1,6 @@
 """A router of the simulation: the real Backend, SessionTable and policy, with a virtual clock.
 
-Probes are applied when the router next decides, in the order and with the delays that they would have had.
+Probes are applied at the router's next decision, in their order and with their delays.
 """
 
 import random
@@ -27,14 +27,14 @@ from pilotlight.wire.hop.status import SiteStatus
 HEALTH = HealthConfig()
 SESSION_ENTRIES = 100_000
 SESSION_TTL_S = 3600.0
-KEPT_S = 2.0  # history of publications: longer than any path's delay
-JITTER = 0.05  # mean additional time of a probe over the path, as a share of it
+KEPT_S = 2.0  # how long publications are kept: longer than any path's delay
+JITTER = 0.05  # mean additional time of a probe, as a share of the path's round trip
 
 
 class Publication(NamedTuple):
     at: float
     status: SiteStatus
-    unchanged: SiteStatus  # the same for a router that knows this version of its digests
+    unchanged: SiteStatus  # the status for a router that has the current digests
 
     @classmethod
     def of(cls, at: float, status: SiteStatus) -> "Publication":
@@ -63,10 +63,10 @@ class SimRouter:
             self.backends.append(Backend(ref, RoundTrip(seed_rtt_ms(here, place)), HEALTH, clock))
         self.index = {backend.name: i for i, backend in enumerate(self.backends)}
         self._sites = sites
-        self._seen = [-1] * len(sites)  # sequence of the newest status applied
+        self._seen = [-1] * len(sites)  # per site, the sequence number of the newest applied status
         self._next_probe = [0.0] * len(sites)
         self._hinted_at = [float("-inf")] * len(sites)
-        self._look_s = min(HEALTH.interval_s, trouble.publish_s) / 4  # four times as often as there is news
+        self._look_s = min(HEALTH.interval_s, trouble.publish_s) / 4  # four times as often as statuses change
         self._jitter = random.Random(f"jitter {number}")
         self._rtt_ms = [
             1000 * rtt * factor
@@ -82,7 +82,7 @@ class SimRouter:
         now: float,
         published: list[list[Publication]],
     ) -> tuple[RouteRequest, list[Preference]]:
-        """Rank the sites for a request. `turn`: the truth, for the oracle."""
+        """Rank the sites for a request. `turn`: the true request, for the oracle."""
         self._catch_up(now, published)
         recall = self.sessions.recall(conversation)
         request = RouteRequest(
@@ -101,7 +101,7 @@ class SimRouter:
         return request, preferences
 
     def hint(self, preferences: list[Preference], now: float) -> int | None:
-        """Return the site to wake because its sleeping model is wanted, as a real router does with a hint."""
+        """Return the site whose sleeping model a real router would wake with a hint."""
         winner = sleeping_winner(MODEL, preferences)
         if winner is None or now - self._hinted_at[self.index[winner[0]]] < EVERY_S:
             return None

@@ -1,7 +1,7 @@
 """One run: a policy, a trace and a world, from a seed to figures. The event loop of the simulation.
 
-Clients are closed loops (a turn follows the answer before it), sessions arrive openly. Equal seeds replay exactly: events of one moment keep the
-order in which they were made, and no clock of the machine is read except for the run's own speed.
+Sessions arrive in an open loop; within a session, a turn follows the previous answer (a closed loop). Equal seeds give equal runs: events at the same
+time keep their order of creation, and the machine's clock is read only for the speed of the run.
 """
 
 import heapq
@@ -25,10 +25,10 @@ from pilotlight.edge_router.backends.backend import Ticket
 from pilotlight.edge_router.requests.session import ConversationFingerprint, Prefix
 from pilotlight.edge_router.routing.views import MAX_DECLINES, Policy, Preference
 
-PREFIXES_EVERY_S = 10.0  # digests change slowly
+PREFIXES_EVERY_S = 10.0  # seconds between updates of a site's prefix digest
 MAX_TRIES = 3
 CONNECT_TIMEOUT_S = 2.0
-WARM_SHARE = 1 / 3  # first share of a run, not measured: caches fill, sessions reach their usual number
+WARM_SHARE = 1 / 3  # first share of a run, not measured, until caches are full and the number of sessions is steady
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Call:
     session: Session
     turn: Turn
     router: SimRouter
-    conversation: ConversationFingerprint  # as the router sees it, with estimated token counts
+    conversation: ConversationFingerprint  # the router's view, with estimated token counts
     began: float
     tried: list[str] = field(default_factory=list)  # sites that were tried and have not declined
     site: int = -1
@@ -86,15 +86,15 @@ class Simulation:
         self.published: list[list[Publication]] = [[] for _ in self.sites]
         self.seed = seed
         self.tally = Tally(slo_ttft_s)
-        self.started = self.answered = self.shed = 0  # of all calls: started == answered + shed + open at any moment
+        self.started = self.answered = self.shed = 0  # always: started == answered + shed + open_calls
         self.open_calls = 0  # not yet answered completely
         self.events = 0
         self._measured = measured
         self._heap: list[tuple[float, int, Callable[..., None], Any]] = []
         self._order = 0
-        self._live: list[dict[int, Call]] = [{} for _ in self.sites]  # by id, waiting and decoding
+        self._live: list[dict[int, Call]] = [{} for _ in self.sites]  # per site, waiting and decoding calls by id
         self._due: list[float] = [float("inf")] * len(self.sites)  # when each site's next event was last expected
-        self._ever: set[bytes] = set()  # the infinite cache
+        self._ever: set[bytes] = set()  # digests in the infinite cache
         for session in arrivals:
             self.at(session.starts_at, self._next_turn, session)
         for i in range(len(self.sites)):
@@ -136,7 +136,7 @@ class Simulation:
         if len(call.tried) >= MAX_TRIES:
             return self._give_up(call)
         request, preferences = call.router.decide(call.conversation, turn, self.now, self.published)
-        # The last site has to accept: so it may be one that declined, now that its queue is known.
+        # The last choice must accept, so it may be a site that declined and whose queue is known now.
         excluded = call.tried if len(call.declined) == MAX_DECLINES else [*call.tried, *call.declined]
         preference = next((each for each in preferences if each.backend.name not in excluded), None)
         if preference is None:
@@ -186,7 +186,7 @@ class Simulation:
 
     def _site_event(self, whose: tuple[int, float]) -> None:
         number, due = whose
-        if due == self._due[number]:  # otherwise an earlier event came in between
+        if due == self._due[number]:  # else an earlier event has rescheduled it
             self._advance(number)
             self._await(number)
 
@@ -257,7 +257,7 @@ class Simulation:
             self.tally.shed += 1
 
     def _declined(self, call: Call) -> None:
-        """Handle a site that declines because its queue is longer than allowed, and reports its length."""
+        """Handle a site that declines because its queue is too long, and reports the queue's length."""
         assert call.ticket is not None
         queued = self.sites[call.site].told_queue_tokens()
         call.router.backends[call.site].declined(MODEL, queued, self.now - self._path(call))
@@ -278,7 +278,7 @@ class Simulation:
     def _crash(self, number: int) -> None:
         """Crash a site and send its unanswered calls elsewhere.
 
-        The relay would continue started answers elsewhere, which is not simulated.
+        Started answers count as cut: their continuation at another site is not simulated.
         """
         self.sites[number].crash()
         self._due[number] = float("inf")

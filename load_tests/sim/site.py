@@ -1,9 +1,9 @@
 """A modelled site, which may also publish misleading figures.
 
 It has permits, one prefill queue, decodes that slow each other down, a cache that evicts, and a model that sleeps. Prompts are prefilled one after
-the other, in chunks that share a step with all running decodes: so prefill and decodes slow each other down. Time is an argument; between two events
-everything advances at constant rates, so nothing is computed step by step. A decode's end is kept in steps of its site (processor sharing's virtual
-time), which neither joining nor leaving neighbours change. Left out: slower tiers.
+the other, in chunks that share a step with all running decodes, so prefill and decodes slow each other down. Time is an argument. Between two events
+all rates are constant, so the state is advanced in closed form instead of step by step. A decode's end is stored as a count of its site's steps
+(processor sharing's virtual time), which does not change when neighbours join or leave. Not simulated: slower tiers.
 """
 
 import math
@@ -19,13 +19,13 @@ from pilotlight.wire.hop.status import ModelStatus, Place, ProcessStatus, SiteSt
 MODEL = "m"
 BLOCK = 16  # tokens; the KV cache is counted in these
 CHUNK = 256  # prompt tokens in one step, in which every running decode also gets a token
-STEP_S = 0.02  # of a decode that is alone
-STEP_GROWTH = 0.015  # share of that by which each neighbour lengthens a step
+STEP_S = 0.02  # duration of a step of a single decode
+STEP_GROWTH = 0.015  # each further decode lengthens a step by this share of STEP_S
 SLEEP_AFTER_S = 300.0
 INFLOW_WINDOW_S = 10.0  # over which a site averages arrivals
-GRAY = 8.0  # times slower than published
+GRAY = 8.0  # a gray site is this many times slower than it publishes
 
-# How a site misleads: it publishes no load and never declines; it claims to hold all prefixes of other sites; it is slower than published.
+# A faulty site publishes no load and never declines, or claims to have all prefixes of other sites, or is slower than it publishes.
 Fault = Literal["", "says idle", "claims prefixes", "gray"]
 
 
@@ -37,7 +37,7 @@ class SiteSpec:
     kv_tokens: int
     max_inflight: int
     wake_ms: float
-    rate_error: float = 1.0  # of the published rates: a site's own measurement is inexact
+    rate_error: float = 1.0  # factor of the published rates: a site's own measurement is inexact
 
 
 @dataclass(slots=True, eq=False)
@@ -59,27 +59,29 @@ class SimSite:
         self.spec = spec
         self.fault = fault
         self.is_up = True
-        self.life = 0  # incremented by every crash: calls of earlier lives are lost
+        self.life = 0  # number of crashes; calls from before a crash are lost
         self.sequence = 0
         self.evicted_tokens = 0
         self.wakes = 0
         self._rate = spec.prefill_tokens_per_s / (GRAY if fault == "gray" else 1.0)
         self._step_s = STEP_S * (GRAY if fault == "gray" else 1.0)
-        self._at = 0.0  # the time up to which everything below is computed
+        self._at = 0.0  # the attributes below are valid for this time
         self._queue: deque[Job] = deque()  # the first one is being prefilled
         self._queued_tokens = 0.0
         self._decodes: list[tuple[float, int, Job]] = []  # by the step in which each ends
-        self._steps = 0.0  # steps that decodes have had
+        self._steps = 0.0  # number of decode steps so far
         self._jobs = 0
-        self._held_tokens = self._held_outputs = 0  # of open sequences
-        self._arrived_requests = self._arrived_tokens = 0  # since the last status
+        self._held_tokens = self._held_outputs = 0  # tokens of open sequences
+        self._arrived_requests = self._arrived_tokens = 0  # arrivals since the last status
         self._requests_per_s = self._tokens_per_s = 0.0
         self._inflow_at = 0.0
         self._digest = b""
         self._digests = 0  # the digest's version
         self._awake_at = -1.0
         self._last_use = -1e9  # every site starts asleep
-        self._cache: OrderedDict[bytes, int] = OrderedDict()  # least recently used first; tokens of the last segment
+        self._cache: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # tokens of each prefix's last segment; least recently used first
         self._cached = 0
 
     @property
@@ -106,10 +108,10 @@ class SimSite:
     ) -> Job | None:
         """Admit a request; None if the site is full.
 
-        The caller has advanced the site to `now`, and reads when its next event is.
+        The caller has advanced the site to `now`, and must schedule its next event afterwards.
         """
         cached = min(self._match(prefixes), prompt - 1)
-        need = prompt - cached + output  # sequences share the blocks of a common prefix
+        need = prompt - cached + output  # blocks of a cached prefix are shared
         if self.running + self.waiting >= self.spec.max_inflight or self._held_tokens + need > self.spec.kv_tokens:
             return None
         self.wake(now)
@@ -135,10 +137,7 @@ class SimSite:
         return int(self._queued_tokens)
 
     def next_event_at(self) -> float:
-        """Return when a prefill or a decode will end, if nothing comes in between.
-
-        Infinity if the site is idle.
-        """
+        """Return when the next prefill or decode ends, unless a request arrives; infinity if idle."""
         at = math.inf
         if self._queue:
             begins = max(self._at, self._awake_at)
@@ -179,8 +178,8 @@ class SimSite:
     def status(self, now: float, with_prefixes: bool, claimed: tuple[bytes, ...] = ()) -> SiteStatus:
         """Return the site's status.
 
-        `with_prefixes`: the digest of the cache is computed anew; otherwise the last one is repeated, as at a real site. `claimed`: whole digests
-        that a misleading site publishes.
+        `with_prefixes`: compute a new digest of the cache; otherwise the last one is repeated, as at a real site. `claimed`: digests of other sites
+        that a misleading site publishes as its own.
         """
         self.sequence += 1
         self._average_inflow(now)
@@ -192,7 +191,7 @@ class SimSite:
         says_idle = self.fault == "says idle"
         error = (
             self.spec.rate_error * self.spec.prefill_tokens_per_s / self._rate
-        )  # a gray one publishes its former speed
+        )  # a gray site publishes its nominal speed
         inflight = 0 if says_idle else self.running + self.waiting
         model = ModelStatus(
             MODEL,
@@ -238,7 +237,7 @@ class SimSite:
         return not self._queue and not self._decodes and now - self._last_use > SLEEP_AFTER_S
 
     def _progress(self, now: float) -> None:
-        """Advance at the present rates; there is no event before `now`."""
+        """Advance to `now` at the current rates; there must be no event before `now`."""
         begins = max(self._at, self._awake_at) if self._queue else now
         alone_s = min(begins, now) - self._at
         if alone_s > 0 and self._decodes:
@@ -299,7 +298,7 @@ class SimSite:
         return cached
 
     def _keep(self, prefixes: tuple[Prefix, ...]) -> None:
-        """Insert a prompt's segments, the tail first, so that it is evicted before its prefix."""
+        """Insert a prompt's segments, the last one first, so that it is evicted before its prefix."""
         for i in range(len(prefixes) - 1, -1, -1):
             self._insert(prefixes[i].digest, prefixes[i].tokens - (prefixes[i - 1].tokens if i else 0))
         self._evict()
@@ -312,7 +311,7 @@ class SimSite:
             self._cached += tokens
 
     def _evict(self) -> None:
-        """Evict prefixes that exceed the cache. Tokens that open sequences are writing are counted already."""
+        """Evict prefixes that exceed the cache, which includes tokens that open sequences are writing."""
         while self._cached + self._held_outputs > self.spec.kv_tokens and self._cache:
             _, tokens = self._cache.popitem(last=False)
             self._cached -= tokens

@@ -1,7 +1,7 @@
-"""Clients' requests: sessions of turns, each a chain of prompt segments, with published shapes.
+"""Clients' requests: sessions of turns, each a chain of prompt segments, with published statistics.
 
-A trace is a function of its seed alone: each session has separate random numbers, so that every policy gets the same clients. Sources of the shapes
-are given beside them. Knows no site and no router.
+A trace depends only on its seed: each session has separate random numbers, so that every policy gets the same clients. The source of each trace's
+statistics is given beside it. Independent of sites and routers.
 """
 
 import random
@@ -22,7 +22,7 @@ class Turn:
     prefixes: tuple[Prefix, ...]
     prompt_tokens: int
     output_tokens: int
-    answer: Prefix  # the prompt followed by its answer: what the next turn finds cached
+    answer: Prefix  # the prompt with its answer, which may be cached for the next turn
     think_s: float  # seconds between the answer's end and the next turn
 
 
@@ -32,7 +32,7 @@ class Session:
     city: int
     starts_at: float
     turns: Iterator[Turn]
-    guess: float = 1.0  # a router's estimated token count over the true one: it counts bytes
+    guess: float = 1.0  # a router's estimated token count (from bytes) divided by the true one
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Trace:
     ] = ()  # (from, to: shares of the run, city rank, times its load); the network's load is given without them
 
     def dice(self, seed: int, number: int) -> random.Random:
-        """Return the random numbers of a session."""
+        """Return the random generator of a session."""
         return random.Random(seed * 1_000_003 + number)
 
 
@@ -56,7 +56,7 @@ class Chain:
     Digests only need to be distinct and repeatable here; the router's are hashes of the text."""
 
     def __init__(self, *root: int) -> None:
-        self._key = hash((20261121, *root))  # tuples of integers hash alike in every process
+        self._key = hash((20261121, *root))  # the hash of a tuple of integers is the same in every process
         self.prefixes: list[Prefix] = []
         self.tokens = 0
 
@@ -79,7 +79,7 @@ def _conversation(
 ) -> Iterator[Turn]:  # fmt: skip
     """Return a conversation.
 
-    `turns`, `user`, `answer`, `think_s`: means (geometric; the others log-normal, as text lengths are).
+    `turns`, `user`, `answer`, `think_s`: means; `turns` is geometric, the others are log-normal, like text lengths.
     """
     chain = Chain(_zipf(rng, tenants))
     chain.grow(0, system, is_telling=False)
@@ -192,7 +192,7 @@ def sessions(
 
 
 def guess_of(seed: int, number: int) -> float:
-    """Return the factor by which a router misestimates token counts.
+    """Return a router's estimated token count divided by the true one.
 
     Texts have three to six bytes a token, by language and kind, and a router assumes four.
     """

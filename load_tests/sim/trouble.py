@@ -1,7 +1,6 @@
-"""Troubles of a network besides the crashes and the partition of every run.
+"""Further faults of a network, besides the crashes and the partition of every run.
 
-One at a time, for the rows on robustness. A trouble affects the site, or the region, nearest to the heaviest city's router: the one whose loss
-affects most clients.
+A run has one of them, for the tables on robustness. It affects the site or region nearest to the router with the most traffic.
 """
 
 import math
@@ -11,7 +10,7 @@ from random import Random
 from load_tests.sim.site import Fault
 from load_tests.sim.world import REGION_MS, Outage, World
 
-FLAP_S = 6.0  # up for so long, then down for as long
+FLAP_S = 6.0  # a flapping site is up for so long, then down for as long
 LOST_S = 25.0
 
 
@@ -20,7 +19,7 @@ class Trouble:
     name: str = "none"
     fault: Fault = ""
     publish_s: float = 1.0  # seconds between a site's statuses
-    moves: float = 0.02  # share of turns whose client has moved to another router: a phone that changes its network, a router that was restarted
+    moves: float = 0.02  # share of turns whose client has moved to another router, such as a phone in another network
     cache_share: float = 1.0  # share of the usual size of sites' caches
     rtt_error: float = 1.0  # measured round trips are wrong by up to this factor
     is_flapping: bool = False
@@ -65,6 +64,8 @@ TROUBLES = {
         Trouble("statuses are 5 s apart", publish_s=5.0),
         Trouble("every turn at another router", moves=1.0),
         Trouble("round trips are off by up to 3 times", rtt_error=3.0),
-        Trouble("caches are an eighth as large", cache_share=1 / 8),  # so that their content is replaced several times
+        Trouble(
+            "caches are an eighth as large", cache_share=1 / 8
+        ),  # so small that their content is replaced several times
     )
 }

@@ -1,7 +1,7 @@
 """The simulated world: sites, routers, the paths between them, and the times of failures.
 
-Everything is derived from a seed: which cities have a site, how fast each is, how long each path's detour is, what fails when. Seeds with which the
-policy was tuned and seeds of published figures are different sets, named here.
+Everything is derived from a seed: the cities with a site, each site's speed, each path's detour, and all failures. The policy was tuned with other
+seeds than those of published figures.
 """
 
 import random
@@ -13,7 +13,7 @@ from pilotlight.edge_router.backends.rtt import DETOUR, seed_rtt_ms
 from pilotlight.wire.hop.status import Place
 
 TUNING_SEEDS = tuple(range(1, 13))  # seeds used while policies were changed and tuned
-# Published figures: drawn when the policy was frozen, never looked at before.
+# Seeds of published figures, drawn and first used after the policy was frozen.
 HELD_OUT_SEEDS = (22013, 35487, 21617, 82843, 78723)
 
 SITE_CITIES = (
@@ -23,7 +23,7 @@ SITE_CITIES = (
 NUM_SITES = 12  # at cities drawn by the seed
 NUM_ROUTERS = 24  # in the heaviest cities
 SPEEDS = (3000.0, 4500.0, 6000.0)  # prompt tokens a second: three generations of machines
-CACHED_S = 120  # a site's cache holds the tokens that it computes in this time: some 500,000, in host memory too
+CACHED_S = 120  # seconds of prefill that fit into a site's cache, host memory included: some 500,000 tokens
 RATE_ERROR = 0.1  # standard deviation of the error of a site's own measurement of its rate
 REGION_MS = 60.0  # a site whose round trip is longer is in another region
 CRASHES, PARTITIONS = 2, 1
@@ -46,12 +46,12 @@ class World:
     rtt_s: tuple[tuple[float, ...], ...]  # [router][site]
     router_of_city: tuple[int, ...]
     access_s: tuple[float, ...]  # [city]: round trip between its clients and their router
-    region_of_router: tuple[int, ...]  # the nearest site's: other sites beyond REGION_MS count as cross-region
+    region_of_router: tuple[int, ...]  # the nearest site's region; sites farther than REGION_MS count as cross-region
     outages: tuple[Outage, ...] = ()
 
 
 def build_world(cities: tuple[City, ...], seed: int, span: tuple[float, float] | None = None) -> World:
-    """Build a world. `span`: the seconds within which failures happen; without it there are no failures."""
+    """Build a world. `span`: the interval of failures; None for no failures."""
     rng = random.Random(f"{seed} world")
     places = {city.name: city.place for city in cities}
     specs = []

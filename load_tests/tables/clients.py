@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from load_tests.records import Record
 
 MARKS = {"works": "yes", "fails": "**no**: {}", "none": "\u2013: {}"}
-LONGEST = 160  # characters of a reason
+LONGEST = 160  # characters shown of a reason
 
 
 def libraries(results: Record) -> Iterable[list[str]]:

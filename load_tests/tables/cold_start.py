@@ -8,14 +8,14 @@ CLOCKS = {
     "a": "(a) nothing runs, the checkpoint is not in the page cache",
     "b": "(b) nothing runs, the checkpoint is in the page cache",
     "c": "(c) the model sleeps in host memory",
-    "d": "(d) it does, and another one must make room",
+    "d": "(d) the same, and another model must be put to sleep first",
     "e": "(e) the engine host is killed under a stream",
     "e0": "(e) the same, without a standby",
 }
 
 
 def clocks(results: Record) -> Iterable[list[str]]:
-    """Show one line per clock, one column per size; peers and the copy that (c) is compared with below."""
+    """Show a line per clock and a column per size; then the peers and a memory copy to compare (c) with."""
     sizes = results["sizes"]
     yield ["ms to the first token", *(f"{name}, {size['weights_bytes'] / 1e6:,.0f} MB" for name, size in sizes.items())]
     for clock, words in CLOCKS.items():

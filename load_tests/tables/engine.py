@@ -9,7 +9,7 @@ from load_tests.tables.kernels import OURS
 def start_up(results: Record) -> Iterable[list[str]]:
     names = {
         "ready_s": "`pilotlight up` to ready, s",
-        "ttft_first_request_ms": "first token of the first request ever, ms",
+        "ttft_first_request_ms": "first token of the first request, ms",
         "ttft_ms": "first token of later requests, ms",
         "tpot_ms": "each further token, ms",
     }
@@ -53,14 +53,14 @@ def step_cost(results: Record) -> Iterable[list[str]]:
     share = results["prefix_cache"]["share_of_steps"]
     span = f"{share['min']:.3%} to {share['max']:.3%}"
     yield [
-        "prefix cache without a hit, of the step",
+        "prefix cache without a hit, step share",
         f"{share['median']:.3%}",
         span,
         str(share["n"]),
         f"{targets['prefix_cache']:.0%}",
     ]
     tags = results["generation_tags"]
-    yield ["generation tags, of the step", f"{tags['share_of_step']:.3%}", "", "", f"{targets['generation_tags']:.0%}"]
+    yield ["generation tags, step share", f"{tags['share_of_step']:.3%}", "", "", f"{targets['generation_tags']:.0%}"]
 
 
 def engine_on_gpu(results: Record) -> Iterable[list[str]]:
@@ -68,10 +68,10 @@ def engine_on_gpu(results: Record) -> Iterable[list[str]]:
         f"{results['shape']} shape, {results['dtype']}",
         "ms",
         "tokens/s",
-        "of bandwidth or matmul rate",
+        "share of bandwidth or matmul rate",
         "served, steps overlapping: ms",
         "without graphs",
-        "of it the device idle",
+        "idle share of the device",
     ]
     for row in results["decode"]:
         served, without = row["served"], row.get("served_without_graphs")

@@ -12,7 +12,7 @@ def rows(results: Record) -> Iterable[list[str]]:
             yield [name, "", problem]
         elif "again" in row:
             gigabytes = row["wake"]["weights_bytes"] / 1e9
-            for wake, what in (("wake", "in a standby"), ("again", "where it has been before")):
+            for wake, what in (("wake", "in a standby"), ("again", "in the same host after a first wake")):
                 yield [f"asleep in host memory, {what}", *_first_token(row[wake]), f"{gigabytes:.1f} GB of weights"]
         elif "restored" in row:
             for part, what in (

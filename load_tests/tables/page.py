@@ -20,7 +20,7 @@ def operate(results: Record) -> Iterable[list[str]]:
 
 def cost(results: Record) -> Iterable[list[str]]:
     yield ["measure", "found"]
-    yield ["first paint of a browser that was never there, median", f"{results['first_paint_ms']['median']:.0f} ms"]
+    yield ["first paint with an empty browser cache, median", f"{results['first_paint_ms']['median']:.0f} ms"]
     yield ["its files, compressed", f"{results['bytes']['compressed'] / 1000:.0f} kB"]
     router = results["router"]
     yield [f"router's CPU time for {router['pages']} open pages", f"{100 * router['cores_for_ten']:.2f} % of a core"]

@@ -19,7 +19,7 @@ def rows(results: Record) -> Iterable[list[str]]:
 
 
 def _role(module: str) -> str:
-    """Name a process by its package, since modules have moved between commits."""
+    """Return a process's name from its package, because modules have moved between commits."""
     return {"edge_router": "the router", "runtime": "the site", "engine": "the engine host"}[
         module.removeprefix("pilotlight.").partition(".")[0]
     ]

@@ -35,7 +35,7 @@ def account_timing(results: Record) -> Iterable[list[str]]:
         "first token p50, ms",
         "cached tokens",
     ]
-    words = {"others": "one that another account has asked", "nobodys": "one that nobody has", "own": "one of its own"}
+    words = {"others": "sent before by another account", "nobodys": "never sent before", "own": "sent before by itself"}
     for name, what in words.items():
         yield [what, f"{results['first_token_ms'][name]:,.1f}", f"{results['cached_tokens'][name]:,}"]
     low, high = results["difference_95_ms"]
@@ -48,7 +48,7 @@ def soak(results: Record) -> Iterable[list[str]]:
     faults = ", ".join(f"{count} {name}" for name, count in sorted(results["faults"].items()))
     yield [f"{results['minutes']:g} minutes, {results['clients']} clients", ""]
     yield ["requests begun, ended", f"{begun:,}, {ended:,}"]
-    yield ["of these finished with the very tokens of the undisturbed run", f"{finished:,}"]
+    yield ["of these finished with exactly the tokens of the undisturbed run", f"{finished:,}"]
     yield ["faults", faults]
     yield ["violations", str(results["num_wrong"])]
     for name, words in {

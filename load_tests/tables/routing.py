@@ -60,7 +60,7 @@ def _rows(results: Record) -> Iterable[list[str]]:
 def policy_rows(results: Record, load: str) -> Iterable[list[str]]:
     """Return p95 and p99 of every policy in every trace, one line each.
 
-    With the number of seeds if it differs from the record's.
+    A policy's number of seeds is added if it differs from the record's.
     """
     cells = {(cell["policy"], cell["trace"]): cell for cell in results["cells"] if cell["load"] == load}
     traces = list(dict.fromkeys(trace for _, trace in cells))
@@ -73,9 +73,9 @@ def policy_rows(results: Record, load: str) -> Iterable[list[str]]:
 
 
 def worst_rows(results: Record) -> Iterable[list[str]]:
-    """Return how far each policy that had all seeds is from the best except the oracle.
+    """Compare each policy that had all seeds with the best one except the oracle.
 
-    In the median and the worst cell, and the number of cells within 5 %.
+    The columns are the ratio in the median and the worst cell, and the number of cells within 5 %.
     """
     cells: dict[tuple[str, str], dict[str, Record]] = {}
     for cell in results["cells"]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from load_tests.bars import Group, draw
 from load_tests.records import Record
 
-_FEWEST_CHECKED = 30  # drafts of a kind: a rate of fewer is not significant
+_FEWEST_CHECKED = 30  # with fewer drafts of a kind the rate is not shown
 
 
 def workloads(results: Record) -> Iterable[list[str]]:
@@ -40,7 +40,7 @@ def rates(results: Record) -> str:
         often = {kind: one["rate"] for kind, one in found["kinds"].items() if one["checked"] >= _FEWEST_CHECKED}
         if often:
             groups.append(Group(name, often))
-    return draw("Drafts that were right, of those that were checked behind right ones", groups)
+    return draw("Share of correct drafts among those verified after correct ones", groups)
 
 
 def _ratio(spread: Record) -> list[str]:

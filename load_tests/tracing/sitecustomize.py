@@ -17,8 +17,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 SWITCH = signal.SIGRTMIN + 5
-NO_FUNCTIONS = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # names that no reader looks up
-NOT_OURS = (".", "load_tests/", "tests/")  # folders that are not the product: a virtual environment, and these
+NO_FUNCTIONS = {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # code without a function's name
+NOT_OURS = (".", "load_tests/", "tests/")  # folders outside the product, such as a virtual environment
 
 
 class Tracer:

@@ -1,7 +1,7 @@
 """Baseline: llm-d's weighted scores with the weights of its default profile.
 
 Prefix match 3, queue depth 2, KV utilisation 2; each score is between 0 and 1 over the candidates, the highest sum first. It ignores distance, unless
-a weight is given to a score of round trips computed in the same way.
+a weight is given to a score of round trips, computed like the others.
 """
 
 from collections.abc import Sequence

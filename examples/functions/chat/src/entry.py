@@ -1,4 +1,4 @@
-"""A chat that calls a tool of its own: ask the model, run what it calls, and stream its answer to the result.
+"""A chat with a tool: ask the model, run the tool that it calls, and stream its answer to the result.
 
 curl -N localhost:8787 -d '{"messages": [{"role": "user", "content": "What is the weather in Paris?"}]}'
 """
@@ -53,7 +53,7 @@ class Default(WorkerEntrypoint):
 
 
 def get_weather(city):
-    return WEATHER.get(city, {"error": f"nothing is known of {city}"})
+    return WEATHER.get(city, {"error": f"no weather known for {city}"})
 
 
 def tool_call(call):

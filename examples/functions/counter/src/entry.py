@@ -11,8 +11,8 @@ class Default(WorkerEntrypoint):
             counts = {key.name: int(await self.env.COUNTS.get(key.name)) for key in found["keys"]}
             return Response.json(counts)
         if request.method != "POST" or not name:
-            return Response("POST /NAME counts, GET / tells", status=405)
-        # As on any key-value store: two at once may count as one.
+            return Response("POST /NAME adds one, GET / returns the counts", status=405)
+        # A key-value store has no transactions: two concurrent requests may count as one.
         count = int(await self.env.COUNTS.get(name) or 0) + 1
         await self.env.COUNTS.put(name, str(count), {"metadata": {"client": request.headers.get("cf-connecting-ip")}})
         return Response.json({name: count})

@@ -1,7 +1,7 @@
-"""A cron summary: events come in at any time, and once an hour the model says in a sentence what there was.
+"""A cron summary: requests add events at any time, and once an hour the model sums them up in a sentence.
 
 curl localhost:8787/ -d 'the pump was switched on'
-curl 'localhost:8787/cdn-cgi/handler/scheduled?cron=0+*+*+*+*'    # under `pilotlight dev`: not wait for the hour
+curl 'localhost:8787/cdn-cgi/handler/scheduled?cron=0+*+*+*+*'    # under `pilotlight dev`: run it now
 curl localhost:8787/
 """
 

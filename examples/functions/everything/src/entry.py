@@ -1,4 +1,7 @@
-"""Each path uses one binding. Written from the public documentation of Cloudflare's Python Workers alone, and as it would be deployed there."""
+"""A function in which each path uses one binding.
+
+It follows only the public documentation of Cloudflare's Python Workers, and could be deployed there unchanged.
+"""
 
 import json
 from urllib.parse import urlparse

@@ -1,4 +1,6 @@
-"""A queue consumer: requests put jobs into a queue and return at once; batches of them are done later, again where one fails, at least once.
+"""A queue consumer: requests queue jobs and return at once.
+
+Jobs are handled later in batches, at least once, and retried after a failure.
 
 curl localhost:8787/ -d '{"to": ["ada@example.com", "nobody"]}'
 curl localhost:8787/
@@ -24,9 +26,9 @@ class Default(WorkerEntrypoint):
             elif "@" in address:
                 await self.send(address)
             else:
-                print(f"{address} is no address, attempt {message.attempts}")
+                print(f"{address} is not an address, attempt {message.attempts}")
                 message.retry()
 
     async def send(self, address):
-        """Delivered at least once, so what is done twice must do no harm: here the second writes what the first has written."""
+        """Record an address as sent. A job may be delivered twice, so this must be idempotent."""
         await self.env.STATE.put(address, "sent")

@@ -1,4 +1,4 @@
-"""Retrieval: notes in D1, found by full-text search, handed to the model as what it may answer from.
+"""Retrieval: full-text search finds notes in D1, and the model answers a question from them.
 
 curl localhost:8787/notes -d '{"text": "The spare key is under the blue pot."}'
 curl 'localhost:8787/ask?q=Where+is+the+spare+key'
@@ -20,7 +20,7 @@ class Default(WorkerEntrypoint):
             return Response.json(await self.keep((await request.json())["text"]), status=201)
         if path == "/ask" and "q" in query:
             return Response.json(await self.ask(query["q"][0]))
-        return Response("POST /notes keeps one, GET /ask?q= asks", status=404)
+        return Response("POST /notes adds a note, GET /ask?q= answers a question", status=404)
 
     async def keep(self, text):
         await self.env.DB.exec("CREATE VIRTUAL TABLE IF NOT EXISTS notes USING fts5(text)")
@@ -37,7 +37,7 @@ class Default(WorkerEntrypoint):
         return {"answer": answer.response, "notes": notes}
 
     async def search(self, question):
-        """Any of the words; bm25 puts the note first that has the rare ones."""
+        """Return the notes with any of the words, those with rare words first (bm25)."""
         words = re.findall(r"\w+", question)
         if not words:
             return []

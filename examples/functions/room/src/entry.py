@@ -1,4 +1,6 @@
-"""A chat room over WebSockets: one Durable Object per room, which tells everybody what anybody says and shows newcomers the last messages.
+"""A chat room over WebSockets: one Durable Object per room.
+
+It sends each message to everyone in the room, and the last messages to newcomers.
 
 websocat 'ws://127.0.0.1:8787/lobby?name=Ada'
 """
@@ -9,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from js import WebSocketPair
 from workers import DurableObject, Response, WorkerEntrypoint
 
-SHOWN = 20  # messages from before that a newcomer gets
+SHOWN = 20  # earlier messages that a newcomer gets
 
 
 class Default(WorkerEntrypoint):
