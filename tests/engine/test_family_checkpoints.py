@@ -177,7 +177,7 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
          r"quantized \(gptq\); supported for GptOssForCausalLM are float32, float16, bfloat16, mxfp4"),
         (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func = 'softmax'; supported for DeepseekV3ForCausalLM is 'sigmoid'"),
         (DEEPSEEK, {"topk_method": "greedy"}, "topk_method = 'greedy'; supported"),
-        (DEEPSEEK, {"n_group": 5}, "n_group = 5, topk_group = 2 and num_experts_per_tok = 3 for 12 experts: groups must be even"),
+        (DEEPSEEK, {"n_group": 5}, "n_group = 5, topk_group = 2 and num_experts_per_tok = 3 for 12 experts: groups must have equal sizes"),
         (DEEPSEEK, {"topk_group": 1, "num_experts_per_tok": 4}, "must hold as many as a token goes to"),
         (DEEPSEEK, {"attention_bias": True}, "attention_bias = True"),
         (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
