@@ -30,8 +30,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's thread
 
 # Shields, which mark special tokens in a user's text. They consist of digits, which survive whatever a template does to text: JSON with or without
 # escapes, Python's repr of a dict, lower case. No suffix of a shield is the prefix of one, so that digits next to a shield do not hide it. If a
-# user's
-# text contains a shield, it is replaced by U+FFFD.
+# user's text contains a shield, it is replaced by U+FFFD.
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
 INLINE_CHARACTERS = 4_000  # takes about 1 ms to encode; shorter texts are not worth a switch to a thread
 MAX_CHARACTER_BYTES = 4  # in UTF-8

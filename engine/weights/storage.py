@@ -61,8 +61,7 @@ class WeightStorage:
         """Return True if the checkpoint has a tensor of that name.
 
         Only call it for tensors that are loaded unfused, and for those that only a quantized checkpoint has. A bundle has none of the latter, so with
-        a
-        bundle all matrices are plain.
+        a bundle all matrices are plain.
         """
         return name in self._stored
 
