@@ -131,7 +131,7 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._is_closed = False
-        self._lock = threading.Lock()  # guards starting and closing
+        self._lock = threading.Lock()  # guards the start and the end of the process
 
     def run(self, job: GuardedJob) -> Any:
         """Run a job in the child and return its result. Raises JobError, JobEndedError."""

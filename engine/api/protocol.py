@@ -55,10 +55,10 @@ class SamplingParams(_Value, frozen=True):
     min_p: float = 0.0
     seed: int = 0
     repetition_penalty: float = (
-        1.0  # for tokens in prompt or output; 1 for none. Defined in kernels/sampling/penalties.py
+        1.0  # penalty of tokens in the prompt or output (kernels/sampling/penalties.py); 1 for none
     )
-    presence_penalty: float = 0.0  # for tokens in the output
-    frequency_penalty: float = 0.0  # for tokens in the output, once per occurrence
+    presence_penalty: float = 0.0  # penalty of tokens in the output
+    frequency_penalty: float = 0.0  # penalty of tokens in the output per occurrence
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number added to its logit); each token at most once
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -316,7 +316,7 @@ class TokenOutput(_Value, frozen=True):
     num_accepted: int = 0  # number of draft tokens that were accepted into `token_ids`
     # The sequence's share of the device's time since its last output; the sum over all outputs is the device's busy time.
     device_us: int = 0
-    queue_us: int = 0  # in the first output, the time from submission to the first step
+    queue_us: int = 0  # time from submission to the first step, in microseconds; only in the first output
 
 
 class DraftCounts(_Value, frozen=True):

@@ -13,7 +13,7 @@ from pilotlight.engine.api.keys import Keys
 from pilotlight.engine.api.protocol import VERSION, Command, Hello, KeepAlive, Shutdown
 
 LEASE_S = 10.0  # how long a host on another machine keeps the sequences of a silent front end
-_RENEWALS = 4  # number of messages within that time
+_RENEWALS = 4  # number of KeepAlive messages per lease
 _LAST_WORD_S = 1.0  # how long `close` waits until the last messages are sent
 _LOOK_MS = 2  # interval of attempts to connect to a host that does not listen yet, which may delay its first answer
 _HANDSHAKE_FAILED = (

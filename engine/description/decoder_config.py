@@ -177,7 +177,7 @@ class DecoderConfig:
         default_tied: bool = False,
         **own: Any,
     ) -> Self:
-        """`own`: the fields that a family adds. Without `layers` every layer has full attention."""
+        """Parse a config.json. `own`: fields of the family. Without `layers` all layers have full attention."""
         refuse_unless(config, activation_key, allowed_activation)
         method = quantization_method(config)
         if quantizations is None:
@@ -224,7 +224,9 @@ def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json has text_config = {text!r}; it must be an object")
     whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
-    if config.get("tie_word_embeddings") is not None:  # the head belongs to the whole model
+    if (
+        config.get("tie_word_embeddings") is not None
+    ):  # this key is outside text_config, because the output head belongs to the whole model
         whole["tie_word_embeddings"] = config["tie_word_embeddings"]
     return {**text, **whole}
 

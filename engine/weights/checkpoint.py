@@ -297,7 +297,7 @@ def _kind(path: bytes, mounts: bytes) -> str | None:
         fields = before.split(b" ")
         if len(fields) < 5 or not after:
             continue
-        point = fields[4].decode("unicode_escape").encode("latin-1")  # spaces are written \\040
+        point = fields[4].decode("unicode_escape").encode("latin-1")  # the kernel escapes spaces as \040
         is_above = path == point or path.startswith(point.rstrip(b"/") + b"/")
         if is_above and len(point) >= deepest:
             deepest, kind = len(point), after.split(b" ")[0].decode()

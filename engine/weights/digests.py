@@ -110,8 +110,8 @@ def check_sound(directory: Path, folder: Path) -> None:
             is_damaged = _checksum(file, lambda _: None) != found.checksum
         if is_damaged:
             raise CheckpointError(
-                f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If it should differ, put it there by "
-                f"renaming, or remove {record}"
+                f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If you changed it, "
+                f"replace it by a rename, or remove {record}"
             )
 
 

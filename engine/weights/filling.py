@@ -212,7 +212,9 @@ class _Filler:
         if not stored.is_coded:
             read_into(fd, stored.file, span[0], as_bytes(into))
             return
-        from pilotlight.engine.weights.bundles.coded_chunks import decode_chunk  # few models need Zstandard
+        from pilotlight.engine.weights.bundles.coded_chunks import (
+            decode_chunk,
+        )  # imported here because few models need Zstandard
 
         chunk = memoryview(bytearray(span[1] - span[0]))
         read_into(fd, stored.file, span[0], chunk)

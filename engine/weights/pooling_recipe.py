@@ -60,7 +60,7 @@ class PoolingRecipe(NamedTuple):
     prompt: str = ""  # prefix of every text, unless a request names another one
     prompts: tuple[tuple[str, str], ...] = ()  # prefixes that a request may choose, by name
     dense: tuple[DenseModule, ...] = ()
-    classes: Classes | None = None  # None for embeddings
+    classes: Classes | None = None  # None for an embedding model
 
     def vector_size(self, hidden_size: int) -> int:
         """Return the size of a text's vector."""

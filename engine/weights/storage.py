@@ -106,7 +106,7 @@ class LayoutPlan(WeightStorage):
         self._addresses = torch.empty(1 << 60, dtype=torch.uint8, device=META)
         self._starts: list[int] = []
         self._end = 0
-        self._fills: dict[int, list[_Fill]] = {}  # by the tensor's index in `tensors`
+        self._fills: dict[int, list[_Fill]] = {}  # fills of each tensor, by its index in `tensors`
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
         return read_stored(self._checkpoint.find(expected))

@@ -278,7 +278,7 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
     window = sliding_window(text, 4096)
     if is_bidirectional and window is not None:  # transformers puts half of the window on each side
         window = window // 2 + 1
-    period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer has full attention
+    period = positive_int(text, "sliding_window_pattern", 6)  # by default every sixth layer has full attention
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
     return _gemma(
         text,
@@ -293,13 +293,13 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
     """Gemma 4's large dense model (text).
 
     Layers with full attention have wider heads, fewer key-value heads, values that equal their keys, and rotate a part of their pairs; values are
-    normalised. Further features of the small models and of the one with experts are refused by name.
+    normalised. Features that only the small models or the model with experts have are refused by name.
     """
     text = {**_GEMMA4, **text_keys(config)}
     refuse_unless(text, "hidden_size_per_layer_input", 0, None)
     refuse_unless(text, "num_kv_shared_layers", 0, None)
     refuse_unless(text, "enable_moe_block", False, None)
-    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # it applies only to tokens of images
+    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # "vision" affects only tokens of images
     shares = flag(text, "attention_k_eq_v", False)
     types = list(text.get("layer_types") or every_nth(text, 6))
     types[-1] = "full_attention"

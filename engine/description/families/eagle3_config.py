@@ -34,7 +34,7 @@ def parse_config(config: Mapping[str, Any], vocab_size: int, hidden_size: int, n
     if "draft_vocab_size" not in config:
         raise CheckpointError("its config.json has no draft_vocab_size: it is not an EAGLE-3 head")
     own = config.get("eagle_config") or {}
-    key = "eagle_aux_hidden_state_layer_ids"  # each is the number of the layer that has the hidden state as input
+    key = "eagle_aux_hidden_state_layer_ids"  # numbers of the layers that have the hidden states as input
     entered = layer_numbers({**config, **own}, key, num_layers + 1) or [2, num_layers // 2, num_layers - 3]
     taps = tuple(number - 1 for number in entered)
     if len(taps) != NUM_TAPS or list(taps) != sorted(set(taps)) or taps[0] < 0:

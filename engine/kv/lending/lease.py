@@ -29,7 +29,7 @@ class SlabUser(Protocol):
 
     @property
     def is_alone(self) -> bool:
-        """True if no sequence runs beside the oldest."""
+        """True if only the oldest sequence runs."""
 
     def oldest(self) -> Oldest | None: ...
 
@@ -40,7 +40,7 @@ class SlabUser(Protocol):
 
 
 class Capacity(NamedTuple):
-    """The blocks of one model."""
+    """The numbers of blocks of one model."""
 
     free_blocks: int  # blocks that a new sequence could take
     total_blocks: int
@@ -59,7 +59,7 @@ class Lease:
         self.num_short = 0  # blocks that the last schedule could not get
         self.last_used = 0
         self.pool = BlockPool(0, grid.capacity, num_shares=grid.copies)
-        self._is_refused = False  # there is nothing to borrow before the next schedule
+        self._is_refused = False  # True if no slab could be borrowed since the last schedule
         self._map = slabs
         self._policy = policy
 
@@ -190,7 +190,7 @@ class Reservation:
 
 class SlabMap:
     def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
-        """`clear` zeroes a slab; free slabs hold zeros."""
+        """Make a map of free slabs. `clear`: zeroes a slab, because free slabs contain zeros."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
         # The loader's thread opens and closes models; the host's thread does everything else.
@@ -205,12 +205,12 @@ class SlabMap:
 
     @property
     def num_lendable(self) -> int:
-        """Slabs that are not reserved."""
+        """The number of slabs that are not reserved."""
         return self.num_slabs - len(self.reserved)
 
     @property
     def busy(self) -> list[Lease]:
-        """The models that have work."""
+        """The leases of models that have work."""
         return [lease for lease in self.leases if lease.is_busy]
 
     def free_slabs(self) -> list[int]:

@@ -18,7 +18,7 @@ class NoSlabsError(Exception):
 
 class SlabAllocator:
     def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
-        """`clear` zeroes a slab; free slabs hold zeros."""
+        """Make an allocator of free slabs. `clear`: zeroes a slab, because free slabs contain zeros."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
         self._map = SlabMap(num_slabs, slab_bytes, clear)
@@ -30,12 +30,12 @@ class SlabAllocator:
 
     @property
     def num_lendable(self) -> int:
-        """Slabs that are not reserved."""
+        """The number of slabs that are not reserved."""
         return self._map.num_lendable
 
     @property
     def largest_run(self) -> int:
-        """The longest run of slabs for a reservation; one slab remains if models borrow."""
+        """The length of the longest run that can be reserved; one slab must remain if models borrow."""
         with self._map.lock:
             longest = max((len(run) for run in self._map.unreserved_runs()), default=0)
             return min(longest, self._map.num_lendable - bool(self._map.leases))

@@ -19,7 +19,7 @@ class SlabGrid(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Blocks of the whole arena."""
+        """The number of blocks in the whole arena, over all copies."""
         return self.copies * self._capacity
 
     @property
@@ -27,7 +27,7 @@ class SlabGrid(NamedTuple):
         return 2 * self.block_bytes <= self.slab_bytes
 
     def blocks_in(self, slab: int) -> range:
-        """Return the blocks inside the arena that have a byte in the slab."""
+        """Return the blocks that have at least one byte in the slab."""
         return self._of_all(self._blocks_in(slab))
 
     def completed_by(self, slab: int, owned: Collection[int]) -> range:

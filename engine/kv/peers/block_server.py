@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.003  # between two checks for newly computed blocks
+_LOOK_S = 0.003  # interval of checks for newly computed blocks
 _BATCH_BYTES = 4 << 20  # most bytes per announcement
 _WINDOW_BYTES = 32 << 20  # most bytes announced to one reader and not copied yet
 # The same limits for blocks sent inline. With a round trip of 50 ms the window moves 160 MB/s.
@@ -103,7 +103,7 @@ class BlockServer:
 
     @property
     def num_leased(self) -> int:
-        """Return the number of announced blocks that readers have not copied yet."""
+        """The number of announced blocks that readers have not copied yet."""
         return sum(len(grant.leased) for grant in list(self._grants.values()))
 
     def add_cache(self, identity: CacheIdentity) -> None:
@@ -158,7 +158,7 @@ class BlockServer:
                     self._hear(reader, frame)
                 for grant in list(self._grants.values()):
                     self._advance(grant)
-            except Exception:  # without this thread every reader would wait for its timeout
+            except Exception:  # keep the thread alive: without it every reader would wait for its timeout
                 log.exception("serving blocks to other hosts failed")
 
     def _hear(self, reader: bytes, frame: bytes) -> None:

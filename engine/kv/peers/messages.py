@@ -34,7 +34,7 @@ class PeerHello(msgspec.Struct, frozen=True, tag=True):
 class PeerReady(msgspec.Struct, frozen=True, tag=True):
     version: int
     transport: str
-    address: str = ""  # the transport's address of the server's memory
+    address: str = ""  # address at which the transport finds the server's memory
 
 
 class PeerRefused(msgspec.Struct, frozen=True, tag=True):
@@ -54,7 +54,7 @@ class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
 class ReadyBlock(NamedTuple):
     """A block at the server that the reader can copy."""
 
-    place: int  # interpreted by the transport
+    place: int  # number by which the transport finds the block
     checksum: int
 
 

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerLink(NamedTuple):
-    """Both ends of block transfers, for one model."""
+    """The server and the reader of blocks, for one model."""
 
     server: BlockServer
     reader: PeerThread

@@ -86,7 +86,7 @@ class PeerThread:
         self._engine = engine
         self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
-        self._peers: dict[str, _Peer] = {}  # by address
+        self._peers: dict[str, _Peer] = {}  # peers by address
         self._lost_at: dict[tuple[str, str], float] = {}  # (address, transport) -> time of its last loss of blocks
         self._context = zmq.Context()
         self._wake, self._woken = os.pipe()[::-1]
@@ -129,7 +129,7 @@ class PeerThread:
                     self._begin(self._started.get())
                 for peer in list(self._peers.values()):
                     self._serve(peer, found)
-            except Exception:  # without this thread every sequence that asks would wait for its deadline
+            except Exception:  # keep the thread alive: without it every waiting sequence would wait for its deadline
                 log.exception("reading blocks of other hosts failed")
                 for peer in list(self._peers.values()):
                     self._drop(peer, "reading failed")

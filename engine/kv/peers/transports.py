@@ -1,6 +1,6 @@
-"""The transports of a peer's blocks: its file in shared memory, the socket, or Mooncake's engine.
+"""The transports of blocks between hosts: a file in shared memory, the socket, or Mooncake's engine.
 
-Each has two ends: the *offer* of the host that has the blocks, and the *transport* of the one that copies them. The reader verifies copies
+Each has two ends: the *offer* of the host that has the blocks, and the *transport* of the host that copies them. The reader verifies copies
 (peer_thread.py). Does not know messages and threads.
 """
 
@@ -73,7 +73,7 @@ class SharedMemoryTransport:
         if not directory.is_dir():
             raise PeerError(f"{directory} cannot be seen from here")
         self._directory = directory
-        self._files: dict[int, SlotFileReader] = {}  # by slot bytes
+        self._files: dict[int, SlotFileReader] = {}  # files by the size of their slots
 
     def read(self, blocks: Sequence[RemoteBlock], into: Sequence[HostSlot]) -> None:
         for block, slot in zip(blocks, into, strict=True):

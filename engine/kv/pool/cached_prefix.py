@@ -16,7 +16,11 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tiers
 
 _MISSING = -1
-_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # possible places of a prefix, the longest first
+_PLACES = (
+    ("host", "disk", "store"),
+    ("host", "disk"),
+    ("host",),
+)  # tiers from which a prefix may come, tried in this order
 
 
 class CachedPrefix(NamedTuple):

@@ -150,7 +150,7 @@ class CacheLayout:
 
     @property
     def description(self) -> str:
-        """The arithmetic of a block's size, as a sentence."""
+        """A sentence that explains the size of a block."""
         group = max(self.groups, key=lambda group: self._bytes_of_layers(group.layers, self._own))
         segments = self.layers[group.layers[0]].segments if group.layers else ()
         parts = " + ".join(
@@ -164,7 +164,7 @@ class CacheLayout:
 
     def new_blocks(self, num_blocks: int, device: "torch.device") -> "torch.Tensor":
         """Return new zeroed blocks: [num_blocks, block_bytes] uint8."""
-        import torch  # the arithmetic of a plan needs no torch
+        import torch  # imported here because memory plans do without torch
 
         return torch.zeros(num_blocks, self.block_bytes, dtype=torch.uint8, device=device)
 

@@ -90,7 +90,7 @@ class StoreWriter:
                 self._write(store, slots)
             except StoreError as error:
                 self._backoff.fail(str(error))
-            except Exception:  # keep the thread alive: without it nothing more would be stored, unnoticed
+            except Exception:  # keep the thread alive: without it nothing more would be stored
                 log.exception("writing to the KV store failed")
 
     def _next_slots(self) -> list[HostSlot]:

@@ -106,7 +106,7 @@ class Segment:
                 self.num_bytes = offset + num_bytes
                 if is_good:
                     yield block_hash, BlockRecord(self, offset, num_bytes, checksum)
-        if self.num_bytes < size:  # torn by a crash, or damaged
+        if self.num_bytes < size:  # the end was torn by a crash, or is damaged
             log.warning("%s is damaged after %d of %d bytes; the rest is dropped", self.path, self.num_bytes, size)
             yield None
             os.truncate(self.path, self.num_bytes)

@@ -21,8 +21,8 @@ class SlotSpace:
         self.used_bytes = 0  # whole pages of all slots that are filled or being filled
         self._directory = directory
         self._device = device
-        self._files: dict[int, SlotFile] = {}  # by slot bytes
-        self._free: dict[int, list[int]] = {}  # empty slots of each file, by slot bytes
+        self._files: dict[int, SlotFile] = {}  # files by the size of their slots
+        self._free: dict[int, list[int]] = {}  # numbers of empty slots, by the size of the slots
 
     @property
     def num_corrupt(self) -> int:

@@ -82,7 +82,7 @@ class TierRead:
 
         `fill` reads blocks that are not in the host tier. No slot stays reserved, even if `fill` raises.
         """
-        slots: list[tuple[HostSlot, bool]] = []  # pinned, and whether it must be filled
+        slots: list[tuple[HostSlot, bool]] = []  # pinned slots, each with whether it must be filled
         for name in names:
             slot = self._host.pin(name, is_hit=True)
             is_new = slot is None

@@ -46,7 +46,7 @@ class BlockStaging:
         self._buffers = [stream.allocate(self._num_rows * block_bytes) for _ in range(2)]
 
     def store(self, moves: Sequence[BlockMove]) -> None:
-        """Copy from device to host; return when the bytes are there."""
+        """Copy blocks from device to host; return when the copy is complete."""
         waiting: list[tuple[torch.cuda.Event, list[tuple[int, int]]]] = []
         for part in self._parts(moves):
             for row, move in part:
@@ -101,10 +101,10 @@ class BlockCopier(Protocol):
         """
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
-        """Copy from device to host; return when the bytes are there."""
+        """Copy blocks from device to host; return when the copy is complete."""
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        """Copy from host to device; return when the bytes are there."""
+        """Copy blocks from host to device; return when the copy is complete."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
         """Call a function on each item, on CUDA with several threads, because the CPU has no steps to compute."""
@@ -127,7 +127,7 @@ class CpuBlockCopier:
     store_bytes = fetch_bytes = 4 << 20  # takes a millisecond
 
     def __init__(self, blocks: torch.Tensor) -> None:
-        self._blocks = blocks  # kept alive with its address
+        self._blocks = blocks  # keeps the memory at `_start` alive
         self._start = blocks.data_ptr()
         self._block_bytes = blocks.shape[1]
 
@@ -151,7 +151,7 @@ class CudaBlockCopier:
     fetch_bytes = 64 << 20  # 1.4 ms, or 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
 
     def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CudaCopyStream) -> None:
-        self._blocks = blocks  # kept alive with its address
+        self._blocks = blocks  # keeps the memory at `_start` alive
         self._start = blocks.data_ptr()
         self._block_bytes = blocks.shape[1]
         self._registered = registered

@@ -79,7 +79,7 @@ def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progr
     partial = out / f".{identity.source[:16]}-lossless.partial"
     with _opened(partial) as fd:
         try:
-            with TemporaryFile(dir=out) as spool:  # the length of chunks is known only after coding
+            with TemporaryFile(dir=out) as spool:  # spooled because the lengths of chunks are known only after coding
                 specs, coded = _spool(plain, spool, on_progress)
                 bundle = lay_out(identity, plain.bundle.facts, specs, with_checksums=True, coded=coded)
                 os.ftruncate(fd, bundle.size)
@@ -107,7 +107,9 @@ def _spool(
 
     Returns the specs of the written tensors and chunks, and the shapes of the coded tensors.
     """
-    from pilotlight.engine.weights.bundles.coded_chunks import encode_chunk  # few models need Zstandard
+    from pilotlight.engine.weights.bundles.coded_chunks import (
+        encode_chunk,
+    )  # imported here because few models need Zstandard
 
     memory = BundleMemory(plain.map(), plain.bundle)
     specs: list[TensorSpec] = []
