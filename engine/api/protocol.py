@@ -54,9 +54,7 @@ class SamplingParams(_Value, frozen=True):
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
-    repetition_penalty: float = (
-        1.0  # penalty of tokens in the prompt or output (kernels/sampling/penalties.py); 1 for none
-    )
+    repetition_penalty: float = 1.0  # of tokens in prompt or output (kernels/sampling/penalties.py); 1 for no penalty
     presence_penalty: float = 0.0  # penalty of tokens in the output
     frequency_penalty: float = 0.0  # penalty of tokens in the output per occurrence
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number added to its logit); each token at most once
@@ -231,9 +229,8 @@ class Submit(_Value, frozen=True, tag=True):
     hands_over: bool = False  # True if another host fetches the prompt's blocks from here, under this sequence's id
     adapter: AdapterSource | None = None  # None for the plain model
     images: tuple[PromptImage, ...] = ()  # in the order of their positions
-    is_suspect: bool = (
-        False  # True if a host died while it computed this sequence, which then runs alone until its prompt is computed
-    )
+    # True if a host died while it computed this sequence, which then runs alone until its prompt is computed.
+    is_suspect: bool = False
     second_from: int = (
         0  # index of the second text's first token in a pair; 0 for one text, or if the model does not distinguish them
     )
@@ -417,9 +414,7 @@ class ModelInfo(_Value, frozen=True):
     saved_bytes: int = 0  # bytes saved by matrices in 12 bits
     mapped: bool = False  # True if the weights came from a whole bundle, without reading the checkpoint
     load_phases: tuple[tuple[str, float], ...] = ()  # (name, seconds) of the phases of the load, in order
-    image_token_id: int | None = (
-        None  # the prompt token that image embeddings replace; None if images are not supported
-    )
+    image_token_id: int | None = None  # token that image embeddings replace; None if images are not supported
     kv_block_bytes: int = 0  # bytes of one block of the KV cache, summed over ranks; 0 without a cache
     # Per group of layers, the number of tokens that a query sees; None if unlimited.
     kv_windows: tuple[int | None, ...] = ()

@@ -224,9 +224,8 @@ def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json has text_config = {text!r}; it must be an object")
     whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
-    if (
-        config.get("tie_word_embeddings") is not None
-    ):  # this key is outside text_config, because the output head belongs to the whole model
+    # This key is outside text_config, because the output head belongs to the whole model.
+    if config.get("tie_word_embeddings") is not None:
         whole["tie_word_embeddings"] = config["tie_word_embeddings"]
     return {**text, **whole}
 

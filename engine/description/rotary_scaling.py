@@ -94,9 +94,7 @@ def parse_rotary_rule(
     if not 0.0 < share <= 1.0:
         raise CheckpointError(f"config.json has partial_rotary_factor = {share}; it must be above 0 and at most 1")
     theta = positive_number(described, "rope_theta", default_theta)
-    if (
-        rope_type == "proportional"
-    ):  # `share` is a value here, because all pairs are rotated, the others with a frequency of 0
+    if rope_type == "proportional":  # all pairs are rotated, those beyond `share` with a frequency of 0
         values = {"factor": positive_number(described, "factor", 1.0), "share": share}
         return RotaryRule(rope_type, theta, values)
     if rope_type == "longrope":

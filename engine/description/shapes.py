@@ -71,9 +71,7 @@ class Routing(NamedTuple):
     groups: int = 1  # number of groups of experts; only experts of the best `top_groups` groups can be chosen
     top_groups: int = 1
     group_best: int = 2  # number of experts whose summed scores rank a group
-    is_biased: bool = (
-        False  # a bias that balances the use of experts is added to scores for the choice, not for weights
-    )
+    is_biased: bool = False  # a balancing bias is added to scores for the choice, but not for the weights
     is_wide: bool = False  # logits and scores are computed in fp32 with weights in fp32
 
 

@@ -99,8 +99,7 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
 def _peers(config: HostConfig, host: HostTier) -> "HostPeers | None":
     if config.peer_address is None:
         return None
-    from pilotlight.engine.kv.peers.peer_link import (
-        open_peers,
-    )  # imported here because a host without peers needs no sockets
+    # Imported here because a host without peers needs no sockets.
+    from pilotlight.engine.kv.peers.peer_link import open_peers
 
     return open_peers(config, host)

@@ -17,12 +17,7 @@ _TOOL = {
     "function": {"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}},
 }
 LATER_SYSTEM = "later system"  # system messages after the first message
-_ROLES = (
-    "user",
-    "system",
-    "assistant",
-    "tool",
-)  # in this order, because the probe of a role has messages of earlier roles
+_ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's probe has messages of earlier ones
 
 
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:

@@ -20,9 +20,7 @@ from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_text
 from pilotlight.engine.text.spelling import spelling_of
 
-if (
-    TYPE_CHECKING
-):  # imported later, with the first tokenizer and while weights load, because a site's start need not wait 5 ms for it
+if TYPE_CHECKING:  # imported with the first tokenizer, while weights load, because the import takes 5 ms
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 

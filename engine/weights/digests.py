@@ -28,9 +28,8 @@ from pilotlight.kernels.cpu.build import BuildError, private_cache, private_fold
 
 log = logging.getLogger(__name__)
 
-SWITCH = (
-    "PILOTLIGHT_DIGESTS"  # environment variable: a folder of digests instead of one in the user's cache; 0 to keep none
-)
+# Environment variable: a folder of digests instead of the one in the user's cache, or 0 to keep none.
+SWITCH = "PILOTLIGHT_DIGESTS"
 
 _FIRST_AFTER_S = 5.0  # delay of the check, so that other work of a load comes first
 _STEP_BYTES = 4 << 20

@@ -163,9 +163,7 @@ class _Filler:
         into, job = chunk.into, chunk.job
         ranges = [chunk.range_of(stored) for stored in job.stored]
         if job.is_mapped:
-            if (
-                self._is_from_disk
-            ):  # not done for pages in memory, where it would take a tenth of a second for gigabytes
+            if self._is_from_disk:  # for gigabytes of pages in memory this would take a tenth of a second
                 self._announce(job.stored[0].file, *ranges[0])
             return into
         if (
@@ -212,9 +210,8 @@ class _Filler:
         if not stored.is_coded:
             read_into(fd, stored.file, span[0], as_bytes(into))
             return
-        from pilotlight.engine.weights.bundles.coded_chunks import (
-            decode_chunk,
-        )  # imported here because few models need Zstandard
+        # Imported here because few models need Zstandard.
+        from pilotlight.engine.weights.bundles.coded_chunks import decode_chunk
 
         chunk = memoryview(bytearray(span[1] - span[0]))
         read_into(fd, stored.file, span[0], chunk)

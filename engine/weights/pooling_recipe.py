@@ -54,9 +54,7 @@ class PoolingRecipe(NamedTuple):
 
     pooling: Pooling
     is_normalized: bool = False  # whether the vector is scaled to length 1
-    max_tokens: int | None = (
-        None  # most tokens of a text, if the checkpoint's limit is lower than its number of positions
-    )
+    max_tokens: int | None = None  # most tokens of a text, if fewer than the number of positions
     prompt: str = ""  # prefix of every text, unless a request names another one
     prompts: tuple[tuple[str, str], ...] = ()  # prefixes that a request may choose, by name
     dense: tuple[DenseModule, ...] = ()

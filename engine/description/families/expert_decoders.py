@@ -173,9 +173,7 @@ def minimax_m2(config: Mapping[str, Any]) -> SparseConfig:
 
 def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
     """Ernie 4.5 MoE: rotation of adjacent pairs, a softmax with a balancing bias, shared experts."""
-    refuse_unless(
-        config, "use_bias", False, None
-    )  # biases are not supported, because the output head would have one, too
+    refuse_unless(config, "use_bias", False, None)  # with biases the output head would have one, too
     num_layers = positive_int(config, "num_hidden_layers")
     num_experts = positive_int(config, "moe_num_experts", 64)
     intermediate = positive_int(config, "moe_intermediate_size", 1536)

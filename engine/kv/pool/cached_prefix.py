@@ -16,11 +16,7 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tiers
 
 _MISSING = -1
-_PLACES = (
-    ("host", "disk", "store"),
-    ("host", "disk"),
-    ("host",),
-)  # tiers from which a prefix may come, tried in this order
+_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # tiers of a prefix, tried in this order
 
 
 class CachedPrefix(NamedTuple):

@@ -14,9 +14,7 @@ from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, Ho
 
 log = logging.getLogger(__name__)
 
-_LAST_STORES_S = (
-    2.0  # enough for 20 GiB of blocks from a GPU, or 4 GiB on a CPU; the host's other models wait meanwhile
-)
+_LAST_STORES_S = 2.0  # enough for 20 GiB from a GPU, or 4 GiB on a CPU; the host's other models wait meanwhile
 _LAST_COPY_S = 10.0
 
 
@@ -120,9 +118,7 @@ class HostThread:
                     self._mover.fetch(self._fetching)
                 else:
                     self._mover.store(batch, self._release_blocks)
-            except (
-                Exception
-            ):  # keep the thread alive, because callers wait for it; a failing device also ends the engine's steps
+            except Exception:  # keep the thread alive, because callers wait for it; the engine's steps fail, too
                 log.exception("the copies between device and host tier failed; the engine continues without tiers")
                 self.is_broken = True
             finally:

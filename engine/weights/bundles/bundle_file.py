@@ -104,9 +104,7 @@ class BundleWriter:
         """
         end = start + len(content)
         while self._huge_end is not None and self._huge_end < end:
-            self.write(
-                max(self._huge_end, start), memoryview(b"\0")
-            )  # write a byte first, because an unwritten page cannot be made huge
+            self.write(max(self._huge_end, start), memoryview(b"\0"))  # an unwritten page cannot be made huge
             is_huge = pages.make_huge(self.map(), self._huge_end, HUGE_PAGE)
             self._huge_end = self._huge_end + HUGE_PAGE if is_huge else None
         self.write(start, content)

@@ -107,9 +107,8 @@ def _spool(
 
     Returns the specs of the written tensors and chunks, and the shapes of the coded tensors.
     """
-    from pilotlight.engine.weights.bundles.coded_chunks import (
-        encode_chunk,
-    )  # imported here because few models need Zstandard
+    # Imported here because few models need Zstandard.
+    from pilotlight.engine.weights.bundles.coded_chunks import encode_chunk
 
     memory = BundleMemory(plain.map(), plain.bundle)
     specs: list[TensorSpec] = []
