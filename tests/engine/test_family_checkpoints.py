@@ -178,7 +178,7 @@ def test_a_scale_that_is_no_number_is_named_by_its_tensor(tmp_path: Path) -> Non
         (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func = 'softmax'; supported for DeepseekV3ForCausalLM is 'sigmoid'"),
         (DEEPSEEK, {"topk_method": "greedy"}, "topk_method = 'greedy'; supported"),
         (DEEPSEEK, {"n_group": 5}, "n_group = 5, topk_group = 2 and num_experts_per_tok = 3 for 12 experts: groups must have equal sizes"),
-        (DEEPSEEK, {"topk_group": 1, "num_experts_per_tok": 4}, "must hold as many as a token goes to"),
+        (DEEPSEEK, {"topk_group": 1, "num_experts_per_tok": 4}, "the chosen groups at least num_experts_per_tok experts"),
         (DEEPSEEK, {"attention_bias": True}, "attention_bias = True"),
         (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False"),
         (DEEPSEEK, {"qk_rope_head_dim": 7}, "head_dim 7.*head_dim even"),
