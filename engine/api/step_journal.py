@@ -32,7 +32,7 @@ class StepJournal:
         with path.open("w+b") as file:
             file.truncate(_SIZE)
             self._memory = mmap.mmap(file.fileno(), _SIZE)
-        self._held: dict[str, HeldSequences] = {}  # by the model's name
+        self._held: dict[str, HeldSequences] = {}  # sequences by the model's name
 
     def note(self, model: str, held: HeldSequences) -> None:
         """Write a model's sequences; call this before a step starts and after it ends."""

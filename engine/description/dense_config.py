@@ -31,7 +31,7 @@ class DenseConfig(DecoderConfig):
     soft_cap: float | None = None  # soft cap of attention scores
     value_scale: float = 1.0
     value_dim: int | None = None  # size of a head's value if it is smaller than its key
-    norms_values: bool = False  # values are normalised, without weights
+    norms_values: bool = False  # values are normalised by a norm without weights
     is_gated: bool = False  # attention's output is multiplied by a gate, which the query projection also computes
     sinks_name: str = "sinks"
     # How queries grow with their position: (positions per step of growth, weight of the growth, offset of the position).

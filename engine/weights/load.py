@@ -63,7 +63,7 @@ class FilledModel(Generic[ModelT]):
 
     model: ModelT
     is_mapped: bool  # whether the weights come from an existing bundle
-    memory: torch.Tensor | None  # on a CPU, the memory that contains the weights, if they stay in it
+    memory: torch.Tensor | None  # on a CPU, the memory of the weights; None if `pending` will move them
     pending: PendingRelocation[ModelT] | None = None  # how to move the weights to other memory, if they should not stay
     is_proved: bool = False  # whether an earlier load has computed with these bytes
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # all tensors, by name

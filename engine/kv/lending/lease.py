@@ -190,7 +190,7 @@ class Reservation:
 
 class SlabMap:
     def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
-        """Make a map of free slabs. `clear`: zeroes a slab, because free slabs contain zeros."""
+        """Make a map of free slabs. `clear`: function that zeroes a slab, as free slabs must be."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
         # The loader's thread opens and closes models; the host's thread does everything else.

@@ -65,7 +65,7 @@ class SlabGrid(NamedTuple):
         return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self._capacity))
 
     def _of_all(self, blocks: range) -> range:
-        """Return the numbers of these blocks of the arena over all copies."""
+        """Convert a range of blocks of one copy to the block numbers of all copies."""
         return range(self.copies * blocks.start, self.copies * blocks.stop)
 
 

@@ -63,7 +63,7 @@ class BlocksReady(msgspec.Struct, frozen=True, tag=True):
 
     read: int
     blocks: tuple[ReadyBlock, ...]
-    # rate over all reads that are measured with this one; 0 if not measured yet
+    # transfer rate, measured over this read and earlier ones; 0 if not measured yet
     bytes_per_s: float = 0.0
 
 

@@ -150,7 +150,7 @@ class BlockPool:
         return self._references[block]
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Hold blocks that were found by hash; once released, they are evicted after blocks that never were."""
+        """Hold blocks that were found by hash; once released, they are evicted after blocks never found."""
         for block in blocks:
             if self._references[block] == 0:
                 self._share_of(block).evictable.remove(block)

@@ -70,7 +70,7 @@ class PrefixLookup:
             found = self._longest(hashes, cached.num_blocks, self._has_in(places, sequence.share))
             if found == cached.num_blocks:
                 return cached
-            if found == refused:  # without the excluded tier the prefix is the one that did not pay off
+            if found == refused:  # the prefix that did not pay off, of which the excluded tier has no part
                 continue
             prefix = self._prefix(hashes, found, cached.num_blocks, sequence.share)
             num_tokens = (found - cached.num_blocks) * self._groups.block_size

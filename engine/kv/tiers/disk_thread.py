@@ -52,7 +52,7 @@ class DiskThread:
         self._reading: TierRead | None = None
         self._writing = b""
         self._is_unwanted = False  # whether the block that is being written has turned out to be bad
-        self._is_busy = True  # busy from the start, with the scan
+        self._is_busy = True  # True at first, because the thread starts with the scan
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()

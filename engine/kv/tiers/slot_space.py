@@ -93,7 +93,7 @@ class SlotSpace:
         return self.limit_bytes // (-(-block_bytes // PAGE) * PAGE) if block_bytes else 0
 
     def _shrink(self, limit_bytes: int, error: OSError) -> None:
-        """Lower the limit and log it: a container's /dev/shm is often smaller than configured, with 64 MiB."""
+        """Lower the limit and log it, because a container's /dev/shm often has only 64 MiB."""
         if limit_bytes < self.limit_bytes:
             log.warning(
                 "%s: %s; the host KV tier is limited to %.1f MiB instead of %.1f",

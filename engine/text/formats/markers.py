@@ -64,7 +64,7 @@ class Markers:
         return "".join(self.push(detokenizer, token_id) for token_id in token_ids).rstrip()
 
     def as_text(self, text: str) -> str:
-        """Return text as a client may see it: markers are spelled, special tokens removed."""
+        """Return text as a client may see it: with markers spelled out, and without special tokens."""
         return text.translate(self._spelling) if _TOKENS.search(text) else text
 
     def is_quotable(self, character: str) -> bool:

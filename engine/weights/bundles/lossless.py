@@ -38,7 +38,7 @@ class CodedTensors:
     """A model's tensors, with matrices coded where that saves enough.
 
     Call `survey` first. Then `specs` lists the bundle's tensors, in order, and `pieces` yields their bytes. Request a matrix's codes before its
-    escapes, which are filled meanwhile.
+    escapes, because coding fills both.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> None:

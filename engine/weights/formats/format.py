@@ -47,7 +47,7 @@ class WeightRequests(Index, Protocol):
     def fill(
         self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool = True
     ) -> None:
-        """Request a later call of make(into, *stored), from any thread; None copies, and converts the type.
+        """Request a later call of make(into, *stored), from any thread; if `make` is None, copy and convert.
 
         `is_row_wise`: rows of `into` depend only on the same rows of the stored tensors, so `make` may be called for runs of rows.
         """

@@ -120,7 +120,7 @@ class ValueGrammar(NamedTuple):
     close: str  # tag that ends the value
     is_token: bool  # whether that tag is a token
     padding: str  # text between a JSON value and that tag
-    behind: str  # what follows that tag to end the argument
+    behind: str  # text between that tag and the next argument
 
 
 def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar) -> str:

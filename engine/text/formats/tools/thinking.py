@@ -38,7 +38,7 @@ def read(s: Scanner, tags: ThinkTags, thinking: Thinking, also_ends: Sequence[st
     opens, closes = s.markers[tags.open], s.markers[tags.close]
     if thinking is Thinking.CLOSED:
         return
-    s.is_reasoning = thinking is Thinking.OPEN  # an open tag may follow nevertheless, because some models repeat it
+    s.is_reasoning = thinking is Thinking.OPEN  # some models nevertheless write the first tag again
     s.hold()
     yield from s.beyond_space()
     if not (yield from s.skip(opens)) and thinking is Thinking.MAYBE:
