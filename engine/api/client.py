@@ -1,7 +1,7 @@
-"""EngineClient: the front end's view of an engine host.
+"""EngineClient: the front end's interface to an engine host.
 
-Its form for a host in another process is socket_client.py. Knows how to match outputs to submitted sequences and how to abort one when its reader
-leaves; does not know HTTP, text and torch.
+socket_client.py implements it for a host in another process. Knows how to match outputs to submitted sequences, and how to abort a sequence when its
+reader leaves; does not know HTTP, text and torch.
 """
 
 import asyncio
@@ -40,9 +40,9 @@ T = TypeVar("T")
 
 
 class EngineError(Exception):
-    """An error for a request that the engine refused or lost.
+    """The engine refused or lost a request.
 
-    `code` is a word of the protocol; `str()` is a sentence for the user.
+    `code` is an error code of the protocol; `str()` is a sentence for the user.
     """
 
     def __init__(self, code: ErrorCode, message: str) -> None:
@@ -50,7 +50,7 @@ class EngineError(Exception):
         self.code: ErrorCode = code
 
 
-_PREWARMS_FROM = (3, 5)  # the protocol version that introduced it
+_PREWARMS_FROM = (3, 5)  # the protocol version that introduced PrewarmModel
 
 
 class _OutputQueue:
@@ -58,7 +58,7 @@ class _OutputQueue:
 
     def __init__(self) -> None:
         self._outputs: asyncio.Queue[TokenOutput] = asyncio.Queue()  # holds at most max_tokens outputs
-        self.is_finished = False  # the host has sent its last output of the sequence
+        self.is_finished = False  # whether the host has sent the sequence's last output
         self._is_read = False
 
     def put(self, output: TokenOutput) -> None:
@@ -79,33 +79,33 @@ class _OutputQueue:
 
 
 class EngineClient(ABC):
-    """One engine host: calls and the events that answer them, all in one event loop.
+    """A client of one engine host, which makes calls and handles the answering events in one event loop.
 
-    When the host dies, every open call raises EngineError("engine_error"), and later calls do so at once.
+    When the host dies, every open call raises EngineError("engine_error"), and later calls raise it at once.
     """
 
     def __init__(self, greeting: Hello) -> None:
-        self._host_version = (0, 0)  # until it has announced its version
-        self._greeting = greeting  # the first command to every host
+        self._host_version = (0, 0)  # the host's protocol version; (0, 0) until the host has announced it
+        self._greeting = greeting  # the first command to the host
         self._has_started = False
         self._streams: dict[str, _OutputQueue] = {}
         self._greetings: _PendingCalls[HostReady] = _PendingCalls()
         self._loads: _PendingCalls[ModelInfo] = _PendingCalls()
-        self._load_specs: dict[str, ModelSpec] = {}  # the model of each pending load
+        self._load_specs: dict[str, ModelSpec] = {}  # the spec of each pending load, by the model's name
         self._unloads: _PendingCalls[None] = _PendingCalls()
         self._progress: dict[str, ProgressCallback] = {}
         self._step_callbacks: list[Callable[[StepOutput], None]] = []
         self.loads: dict[str, ModelLoad] = {}  # the newest load of every model, by name
-        self.last_event_at = time.monotonic()  # of the newest frame from the host: liveness requires progress
-        self.death: str | None = None  # why the host is known to be dead
-        self.failed_under: tuple[str, ...] = ()  # sequences in the step whose failure ended the host, as it reported
+        self.last_event_at = time.monotonic()  # time of the newest frame from the host, by which its liveness is judged
+        self.death: str | None = None  # why the host is dead; None while it is not known to be dead
+        self.failed_under: tuple[str, ...] = ()  # sequences of the step whose failure ended the host, as reported by it
 
     def on_step(self, callback: Callable[[StepOutput], None]) -> None:
-        """Call `callback` for each frame (for metrics)."""
+        """Call `callback` for each later StepOutput; used for metrics."""
         self._step_callbacks.append(callback)
 
     async def hello(self) -> HostReady:
-        """Wait until the host is able to load a model."""
+        """Greet the host, and wait until it is able to load a model. Raises EngineError."""
         self._start()
         return await self._greetings.answer("host", lambda: self._send(self._greeting))
 
@@ -122,7 +122,7 @@ class EngineClient(ABC):
             self._progress.pop(spec.name, None)
 
     def prewarm_model(self, spec: ModelSpec) -> None:
-        """Prepare a host, once it is ready, for a model that it may have to load; older hosts are not asked."""
+        """Ask a ready host to prepare for a model that it may have to load; skip hosts that are too old."""
         if self.death is None and self._host_version >= _PREWARMS_FROM:
             self._send(PrewarmModel(spec))
 
@@ -132,10 +132,10 @@ class EngineClient(ABC):
 
     @asynccontextmanager
     async def generate(self, submit: Submit) -> AsyncGenerator[AsyncIterator[TokenOutput], None]:
-        """Open a scope around one sequence; iterating yields its outputs.
+        """Open a scope for one sequence; iterating yields its outputs.
 
-        They come in order, up to the one with a finish reason. A finish reason "error" is raised as EngineError instead. Leaving the scope early,
-        for whatever reason, aborts the sequence.
+        Outputs come in order, and the last one has a finish reason. The finish reason "error" raises EngineError instead. Leaving the scope early,
+        for any reason, aborts the sequence.
         """
         self._start()
         if submit.sequence_id in self._streams:
@@ -166,10 +166,10 @@ class EngineClient(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End the host and every open call with EngineError; no other front end uses the host."""
+        """End the host, which no other front end uses, and fail every open call with EngineError."""
 
     def _start(self) -> None:
-        """Greet the host and start to receive, once, in the running event loop.
+        """Greet the host and start to receive in the running event loop, at the first call.
 
         Raises EngineError if the host is dead.
         """
@@ -182,7 +182,7 @@ class EngineClient(ABC):
 
     @abstractmethod
     def _connect(self) -> None:
-        """Start to receive."""
+        """Start to receive events, each of which is passed to `_handle`."""
 
     @abstractmethod
     def _send(self, command: Command) -> None: ...
@@ -194,7 +194,7 @@ class EngineClient(ABC):
                 self.loads = event.loads
                 for output in event.outputs:
                     stream = self._streams.get(output.sequence_id)
-                    if stream is not None:  # otherwise its reader has left, and the host will be notified
+                    if stream is not None:  # otherwise the reader has left, and the host gets an Abort
                         stream.put(output)
                 for callback in self._step_callbacks:
                     callback(event)
@@ -220,7 +220,7 @@ class EngineClient(ABC):
 
 
 class _PendingCalls(Generic[T]):
-    """Pending calls of one kind, by the name of their subject. All of it runs in one event loop."""
+    """Pending calls of one kind, by the name of the model or host that they concern; for one event loop."""
 
     def __init__(self) -> None:
         self._futures: dict[str, asyncio.Future[T]] = {}
@@ -229,9 +229,9 @@ class _PendingCalls(Generic[T]):
         return name in self._futures
 
     async def answer(self, name: str, ask: Callable[[], None]) -> T:
-        """Send a request and wait for its answer.
+        """Send a request by `ask`, and wait for its answer.
 
-        A second call with the same name shares the first one's answer.
+        A second call with the same name sends nothing and shares the answer.
         """
         future = self._futures.get(name)
         if future is None:
@@ -257,5 +257,5 @@ class _PendingCalls(Generic[T]):
     def _settled(self, name: str, future: asyncio.Future[T]) -> None:
         self._futures.pop(name, None)
         if not future.cancelled():
-            # the caller may have left, for instance when a site stops: mark the exception as retrieved
+            # Mark the exception as retrieved, because the caller may have left, for instance when a site stops.
             future.exception()

@@ -13,10 +13,10 @@ class StepError(Exception):
 
 
 class RankLostError(Exception):
-    """A rank is lost, or out of step with the others: its group cannot continue."""
+    """A rank is lost or no longer in step with the others, so its group cannot continue."""
 
     def __init__(self, message: str, was_killed: bool = False) -> None:
-        """`was_killed`: the rank was killed from outside, not by a step."""
+        """Make an error. `was_killed`: the rank was killed from outside, not by a step."""
         super().__init__(message)
         self.was_killed = was_killed
 

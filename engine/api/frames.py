@@ -1,6 +1,6 @@
-"""The byte form of the engine protocol: one ZeroMQ frame holds one message.
+"""Encoding of the engine protocol: one ZeroMQ frame contains one message.
 
-A message is a msgpack map with its name under "type". Both directions are here; engine_host.py and client.py own the sockets.
+A message is a msgpack map with its name under "type". Does not know sockets, which engine_host.py and socket_client.py own.
 """
 
 from typing import TypeVar
@@ -17,7 +17,7 @@ _events: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 
 
 class VersionError(Exception):
-    """A peer speaks another version of the protocol; the message names both."""
+    """A peer uses an incompatible version of the protocol; the message names both versions."""
 
 
 def encode(message: Command | Event) -> bytes:
@@ -27,7 +27,7 @@ def encode(message: Command | Event) -> bytes:
 def decode_command(frame: bytes) -> Command:
     """Decode a command from one frame.
 
-    Raises msgspec.DecodeError for anything else, VersionError for the greeting of another version.
+    Raises VersionError for a greeting with an incompatible version, and msgspec.DecodeError for anything else.
     """
     return _decode(frame, _commands, "front end", "host")
 
@@ -35,7 +35,7 @@ def decode_command(frame: bytes) -> Command:
 def decode_event(frame: bytes) -> Event:
     """Decode an event from one frame.
 
-    Raises msgspec.DecodeError for anything else, VersionError for the greeting of another version.
+    Raises VersionError for a greeting with an incompatible version, and msgspec.DecodeError for anything else.
     """
     return _decode(frame, _events, "host", "front end")
 
@@ -62,7 +62,7 @@ def _check_version(greeting: "Hello | HostReady | _Greeting | None", sender: str
 
 
 class _Greeting(msgspec.Struct):
-    """The fields that greetings have in all versions."""
+    """The fields that Hello and HostReady have in all versions."""
 
     version: tuple[int, int]
 

@@ -1,7 +1,7 @@
 """The state of a machine's GPUs as reported by their driver, through NVML, without CUDA and torch.
 
-Clocks, power, temperature, reasons for reduced clocks, and memory errors. Values that a driver or device does not report are omitted. Does not know
-how the figures are used.
+The state contains clocks, power, temperature, reasons for reduced clocks, memory errors and used memory. Values that a driver or device does not
+report are omitted. Does not know how the figures are used.
 """
 
 from collections.abc import Callable
@@ -10,21 +10,21 @@ from typing import Any
 
 GpuState = dict[str, float]
 
-# Bits of nvmlClocksEventReasons, except "idle" and "as set by the user".
+# Bits of nvmlClocksEventReasons, except those for idle GPUs and for clocks that the user has set.
 _SLOWED_BY = {
     "power_cap": 0x4, "hardware": 0x8, "sync_boost": 0x10, "software_heat": 0x20, "hardware_heat": 0x40, "power_brake": 0x80,
 }  # fmt: skip
 
 
 def read_states() -> tuple[GpuState, ...]:
-    """Return every GPU's state, in the driver's order; empty without a driver or nvidia-ml-py."""
+    """Return the state of every GPU, in the driver's order; empty without a driver or nvidia-ml-py."""
     nvml = _driver()
     return () if nvml is None else states_of(nvml)
 
 
 @cache
 def _driver() -> Any | None:
-    """Open the driver's library for the life of the process: opening takes far longer than a query."""
+    """Open the driver's library once per process, because that takes far longer than a query."""
     try:
         import pynvml
     except ImportError:
@@ -37,7 +37,7 @@ def _driver() -> Any | None:
 
 
 def states_of(nvml: Any) -> tuple[GpuState, ...]:
-    """Return the state of every GPU. `nvml`: the module of nvidia-ml-py, initialised, or a fake."""
+    """Return the state of every GPU. `nvml`: the initialised module of nvidia-ml-py, or a fake."""
     try:
         return tuple(_state(nvml, nvml.nvmlDeviceGetHandleByIndex(i)) for i in range(nvml.nvmlDeviceGetCount()))
     except nvml.NVMLError:
@@ -67,7 +67,7 @@ def _state(nvml: Any, gpu: Any) -> GpuState:
 
 
 def _reading(nvml: Any, read: Callable[[], Any]) -> Any:
-    """Return a reading, or None if this driver, device or permission does not provide it."""
+    """Return the result of `read`, or None if the driver, the device or a missing permission prevents it."""
     try:
         return read()
     except (nvml.NVMLError, AttributeError):

@@ -1,8 +1,8 @@
 """Child processes that run jobs on untrusted bytes, with limits.
 
-Native code that such bytes crash, hang or bloat ends only a child. A job is a call of a function of the project, with arguments and result in JSON. A
-child runs one at a time, within limits of CPU time and memory, and is replaced when it ends. Knows processes, limits and sockets; does not know what
-is computed or how long a caller waits for its turn.
+If such bytes make native code crash, hang or use too much memory, only a child process ends. A job is a call of a function of the project, with
+arguments and result in JSON. A child runs one job at a time, within limits of CPU time and memory, and is replaced when it ends. Knows processes,
+limits and sockets; does not know what a job computes, or how long a caller waits.
 """
 
 import ctypes
@@ -25,20 +25,21 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 EndReason = Literal[
-    "crash",  # the job ended the child by a signal
+    "crash",  # the child was ended by a signal that the job caused
     "memory",  # the job exceeded its memory limit
     "cpu",  # the job exceeded its limit of CPU time
-    "deadline",  # the machine gave the job too little CPU time before its deadline
-    "lost",  # the child ended before the job started, or was ended from outside
+    "deadline",  # the job got too little CPU time before its deadline
+    "lost",  # the child ended before the job started, or was killed from outside
 ]
-# Stack of the thread that runs jobs: half of a main thread's usual one, so that a depth that a child survives overflows no stack of another process.
+# Stack of the thread that runs jobs: half of a main thread's usual stack, so that data nested as deeply as a child survives is safe in other
+# processes.
 STACK_BYTES = 4 << 20
-PREPARE_S = 60.0  # wall time until a child has started and prepared; the vocabulary of a large model takes a second
-SLACK = 4.0  # a job's deadline, as a multiple of its CPU limit: a machine that gives less is overloaded
-MAX_CALLS = 1000  # per child, which is then replaced, because libraries leak
-MAX_KEPT_BYTES = 64 << 20  # memory that one call may leave allocated
-_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent from outside; limits and crashes are other signals
-# A library's threads would count as memory, a stack and an arena each; Rust's backtraces do not belong in a site's log.
+PREPARE_S = 60.0  # most wall time for the start and preparation of a child; a large model's vocabulary takes a second
+SLACK = 4.0  # a job's deadline as a multiple of its CPU limit; a machine on which a job takes longer is overloaded
+MAX_CALLS = 1000  # calls per child, which is then replaced, because libraries leak memory
+MAX_KEPT_BYTES = 64 << 20  # memory that one call may leave allocated before the child is replaced
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # signals from outside; limits and crashes cause other signals
+# A library's threads would each add a stack and an arena to the memory that is limited. Rust's backtraces do not belong in a site's log.
 _ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RUST_BACKTRACE": "0"}
 _LENGTH = struct.Struct("<I")
 
@@ -56,8 +57,8 @@ class JobCall(NamedTuple):
 class GuardedJob(NamedTuple):
     call: JobCall
     cpu_s: float
-    memory_bytes: int  # in addition to what the child has when the call starts
-    # runs before the call, without its limits; it reads and caches a trusted file, for example
+    memory_bytes: int  # limit of the memory that the call adds to the child's
+    # A call that runs first, without the limits, for example to read and cache a trusted file.
     prepare: JobCall | None = None
 
     @property
@@ -66,7 +67,7 @@ class GuardedJob(NamedTuple):
 
 
 class JobError(Exception):
-    """An exception raised by a job's function; `name` is its class, the message its text."""
+    """A job's function raised an exception; `name` is the exception's class, the message its text."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -74,7 +75,7 @@ class JobError(Exception):
 
 
 class JobEndedError(Exception):
-    """The end of a job together with its child; the message gives the reason."""
+    """A job ended together with its child; the message gives the reason."""
 
     def __init__(self, reason: EndReason, message: str) -> None:
         super().__init__(message)
@@ -82,25 +83,25 @@ class JobEndedError(Exception):
 
     @property
     def is_jobs_fault(self) -> bool:
-        """True if the same job would end the next child, too."""
+        """True if the job is the cause, so that it would end another child, too."""
         return self.reason in ("crash", "memory", "cpu")
 
 
 class GuardedPool:
-    """A few children, each started when first needed. Jobs wait for one in order."""
+    """A few children, each started when it is first needed. Jobs wait for a free child in order."""
 
     def __init__(self, size: int, niceness: int = 0) -> None:
         """Make the children without starting them.
 
-        `niceness` is added to this process's. With 5 they get a third of its CPU share under contention, so no caller should have to wait for their
-        jobs.
+        `niceness`: added to the niceness of this process. With 5 a child gets a third of this process's CPU share under contention, so no caller
+        should have to wait for its jobs.
         """
         self._threads = ThreadPoolExecutor(size, "guarded")
         self._children = [_Child(niceness) for _ in range(size)]
-        self._idle = deque(self._children)  # the last one is taken next
+        self._idle = deque(self._children)  # free children; the last one is taken next
 
     def submit(self, job: GuardedJob) -> "Future[Any]":
-        """Return a future of the job's result, JobError or JobEndedError, without waiting."""
+        """Queue a job, and return a future of its result; it may raise JobError or JobEndedError."""
         return self._threads.submit(self._run, job)
 
     def close(self) -> None:
@@ -112,28 +113,28 @@ class GuardedPool:
             child.end()
 
     def _run(self, job: GuardedJob) -> Any:
-        child = self._idle.pop()  # there are as many threads as children
+        child = self._idle.pop()  # never empty, because there are as many threads as children
         is_alive = False
         try:
             result = child.run(job)
             is_alive = True
-        finally:  # put a new child at the far end: the others have prepared already and answer sooner
+        finally:  # take a child that must be restarted last, because the others are prepared and answer sooner
             (self._idle.append if is_alive else self._idle.appendleft)(child)
         return result
 
 
 class _Child:
-    """One child process at a time, as managed by its parent."""
+    """The parent's handle of one child process, which is started and replaced as needed."""
 
     def __init__(self, niceness: int) -> None:
         self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._is_closed = False
-        self._lock = threading.Lock()  # guards starting and closing
+        self._lock = threading.Lock()  # guards the start and the end of the process
 
     def run(self, job: GuardedJob) -> Any:
-        """Return the job's result. Raises JobError, JobEndedError."""
+        """Run a job in the child and return its result. Raises JobError, JobEndedError."""
         channel, has_started = self._start(), False
         prepare = None if job.prepare is None else job.prepare.named()
         try:
@@ -152,7 +153,7 @@ class _Child:
         return answer["result"]
 
     def kill(self) -> None:
-        """End the process and its job; no other is started."""
+        """Kill the process with its job; no other process is started."""
         with self._lock:
             self._is_closed = True
             if self._process is not None:
@@ -183,7 +184,7 @@ class _Child:
     def end(self, *, is_ending: bool = False) -> int | None:
         """End the process, if there is one, and return its exit status.
 
-        With `is_ending` it has closed its socket.
+        `is_ending`: the process has closed its socket, so wait for its own exit status first.
         """
         with self._lock:
             if self._process is None or self._channel is None:
@@ -207,7 +208,7 @@ class _Child:
             return JobEndedError("lost", f"its process ended too early (status {status})")
         if -status == signal.SIGPROF:
             return JobEndedError("cpu", f"it needs more than {job.cpu_s:g} s of CPU time")
-        if -status == signal.SIGABRT:  # Rust ends so if an allocation fails
+        if -status == signal.SIGABRT:  # raised by Rust if an allocation fails
             message = f"it aborted its process, most likely by using more than {job.memory_bytes >> 20} MiB of memory (SIGABRT)"
             return JobEndedError("memory", message)
         return JobEndedError("crash", f"it crashed its process ({signal.Signals(-status).name})")
@@ -223,7 +224,7 @@ def _send(channel: socket.socket, message: Any) -> None:
 
 
 def _receive(channel: socket.socket, within_s: float | None = None) -> Any:
-    """Read one message. Raises TimeoutError, EOFError, OSError."""
+    """Receive one message. Raises TimeoutError, EOFError, OSError."""
     deadline = None if within_s is None else time.monotonic() + within_s
     (length,) = _LENGTH.unpack(_read(channel, _LENGTH.size, deadline))
     return json.loads(_read(channel, length, deadline))
@@ -241,7 +242,7 @@ def _read(channel: socket.socket, length: int, deadline: float | None) -> bytes:
 
 
 def _serve(channel: socket.socket) -> None:
-    """Run jobs until the parent has left, or stops using this process."""
+    """Run jobs until the parent closes the socket, or `MAX_CALLS` is reached."""
     for number in range(MAX_CALLS):
         try:
             (*called, arguments), prepare, cpu_s, memory_bytes = _receive(channel)
@@ -280,16 +281,16 @@ def _address_space() -> int:
 
 
 def _limit(cpu_s: float, address_space: int | None) -> None:
-    """Set both limits of this process from now on; 0 and None remove them."""
+    """Limit this process's CPU time from now on, and its address space; 0 and None remove the limits."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)  # RLIMIT_CPU has a resolution of whole seconds
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard if address_space is None else address_space, hard))
 
 
 def main(arguments: list[str]) -> None:
-    """Serve the parent; the arguments are the number of its socket, its process id and the niceness."""
+    """Serve the parent. Arguments: the descriptor of the socket, the parent's process id, the niceness."""
     descriptor, parent, niceness = map(int, arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, for which the parent is responsible
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes, but the parent handles it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(niceness)
     pr_set_pdeathsig = 1

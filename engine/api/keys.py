@@ -1,6 +1,6 @@
-"""Keys of a front end and an engine host that communicate over a network (CURVE).
+"""CURVE keys of a front end and an engine host that communicate over a network.
 
-Each side authenticates the other, and no third party can read or alter a frame.
+Each side authenticates the other, and frames are encrypted.
 
 python -m pilotlight.engine.api.keys HOST_FILE FRONT_END_FILE
 """
@@ -18,12 +18,12 @@ from zmq.utils import z85
 
 
 class KeysError(Exception):
-    """A file without usable keys; the message gives the reason."""
+    """A file has no usable keys; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of one side, stored in Z85 as ZeroMQ does."""
+    """The keys of one side, in ZeroMQ's Z85 encoding."""
 
     secret: bytes = field(repr=False)
     public: bytes
@@ -48,7 +48,7 @@ def read_keys(path: Path) -> Keys:
 
 
 def write_keys(host: Path, front_end: Path) -> None:
-    """Make the keys of both sides. Raises FileExistsError."""
+    """Generate the keys of both sides, and write each side's file. Raises FileExistsError."""
     pairs = {path: zmq.curve_keypair() for path in (host, front_end)}
     for path, other in ((host, front_end), (front_end, host)):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -57,10 +57,7 @@ def write_keys(host: Path, front_end: Path) -> None:
 
 
 def write_network_keys(path: Path, secret: str) -> None:
-    """Write the keys of hosts that share a secret: all have the same, and accept no others.
-
-    Raises OSError.
-    """
+    """Write the keys for hosts that share a secret, which are the same for all of them. Raises OSError."""
     seed = hashlib.blake2b(b"pilotlight engine hosts", key=hashlib.sha256(secret.encode()).digest(), digest_size=32)
     key = z85.encode(seed.digest())
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

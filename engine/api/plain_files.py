@@ -1,6 +1,6 @@
-"""Plain files of checkpoints and adapters, opened so that nothing else can take their place.
+"""Opens the files of checkpoints and adapters, and refuses anything that is not a regular file.
 
-Opening a pipe of that name would block forever, and a device could do anything: both raise the OSError of a file that cannot be read.
+Opening a pipe would block forever, and a device could do anything: both raise OSError instead.
 """
 
 import errno
@@ -9,11 +9,11 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-MOST_BYTES = 256 << 20  # limit for files that are read into memory; the largest are tokenizers of some 35 MB
+MOST_BYTES = 256 << 20  # most bytes of a file that is read into memory; the largest are tokenizers of some 35 MB
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file to read its bytes. Raises OSError."""
+    """Open a regular file to read its bytes. Raises OSError."""
     return os.fdopen(open_descriptor(path), "rb")
 
 
@@ -26,7 +26,7 @@ def open_descriptor(path: Path) -> int:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a small file. Raises OSError."""
+    """Return the content of a file of at most `MOST_BYTES`. Raises OSError."""
     with open_file(path) as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -35,5 +35,5 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a small file. Raises OSError, UnicodeDecodeError."""
+    """Return the text of a file of at most `MOST_BYTES`. Raises OSError, UnicodeDecodeError."""
     return read_bytes(path).decode("utf-8")

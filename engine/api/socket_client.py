@@ -1,4 +1,4 @@
-"""The front end's view of an engine host in another process, over a ZeroMQ socket."""
+"""The front end's client of an engine host in another process, over a ZeroMQ socket."""
 
 import asyncio
 import os
@@ -13,21 +13,21 @@ from pilotlight.engine.api.keys import Keys
 from pilotlight.engine.api.protocol import VERSION, Command, Hello, KeepAlive, Shutdown
 
 LEASE_S = 10.0  # how long a host on another machine keeps the sequences of a silent front end
-_RENEWALS = 4  # number of renewals within that time
-_LAST_WORD_S = 1.0  # how long the host may take to obey a Shutdown
-_LOOK_MS = 2  # between two looks for a host that does not listen yet: its first answer is delayed by it
+_RENEWALS = 4  # number of KeepAlive messages per lease
+_LAST_WORD_S = 1.0  # how long `close` waits until the last messages are sent
+_LOOK_MS = 2  # interval of attempts to connect to a host that does not listen yet, which may delay its first answer
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
 
 class SocketEngineClient(EngineClient):
-    """A host in another process, at `ipc://PATH` or `tcp://HOST:PORT`; it may start after the client."""
+    """A client of a host at `ipc://PATH` or `tcp://HOST:PORT`, which may start after the client."""
 
     def __init__(self, address: str, keys: Keys | None = None, lease_s: float = LEASE_S) -> None:
-        """`keys`: of this front end, for a host on another machine.
+        """Make a client. `keys`: the front end's keys, for a host on another machine.
 
-        Such a host ends the sequences after `lease_s` without a message.
+        Such a host aborts the sequences after `lease_s` without a message.
         """
         super().__init__(Hello(VERSION, lease_s if keys else None))
         self._address = address
@@ -47,7 +47,7 @@ class SocketEngineClient(EngineClient):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        # before its reader is closed: ZeroMQ would wait forever to report to a closed one
+        # Disable the monitor before its socket is closed, because ZeroMQ would wait forever to report to a closed socket.
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()
@@ -59,7 +59,7 @@ class SocketEngineClient(EngineClient):
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, os.urandom(16))
         self._socket.set_hwm(0)  # commands are few and must not be dropped
-        # Set from the start: a disconnection uses the value of its moment, and an infinite one blocks `term` forever.
+        # Set this from the start: a disconnection uses the value that is set when it happens, and an infinite one blocks `term` forever.
         self._socket.setsockopt(zmq.LINGER, round(_LAST_WORD_S * 1000))
         self._socket.setsockopt(zmq.RECONNECT_IVL, _LOOK_MS)
         if self._keys is not None:
@@ -81,7 +81,7 @@ class SocketEngineClient(EngineClient):
         self._socket.curve_secretkey = keys.secret
         self._socket.curve_publickey = keys.public
         self._socket.curve_serverkey = keys.peer
-        # No socket reports a machine that has lost its power.
+        # Heartbeats are needed, because no socket reports a machine that has lost its power.
         milliseconds = round(1000 * (self._greeting.lease_s or LEASE_S))
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, milliseconds // _RENEWALS)
         for option in (zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL):
@@ -89,11 +89,11 @@ class SocketEngineClient(EngineClient):
 
     def _send(self, command: Command) -> None:
         if self.death is None:
-            # sent at once, or queued by ZeroMQ until the host is there: there is nothing to await
+            # The command is sent at once, or queued by ZeroMQ until the host is there, so there is nothing to await.
             self._socket.send(encode(command))
 
     def _drop_unsent(self) -> None:
-        """Drop unsent messages: no host is left to read them, and `close` would wait for one."""
+        """Drop unsent messages, because no host is left to receive them, and `close` would wait for one."""
         self._socket.setsockopt(zmq.LINGER, 0)
 
     async def _receive(self) -> None:
@@ -109,9 +109,9 @@ class SocketEngineClient(EngineClient):
             self._send(KeepAlive())
 
     async def _watch(self) -> None:
-        """Detect a killed host, whose socket the operating system closes.
+        """Wait until the connection is lost or refused, and fail.
 
-        That is noticed here sooner than a missing heartbeat.
+        The operating system closes the socket of a killed host, which is detected sooner than missing heartbeats.
         """
         event = parse_monitor_message(await self._monitor.recv_multipart())
         if event["event"] == zmq.EVENT_DISCONNECTED or (self._keys is None and self._address.startswith("ipc://")):
@@ -122,4 +122,4 @@ class SocketEngineClient(EngineClient):
             )
             self.fail(f"the engine host at {self._address} {ours}")
         self._drop_unsent()
-        self._socket.disconnect(self._address)  # a successor at the same address does not know this client's calls
+        self._socket.disconnect(self._address)  # a later host at the same address does not know this client's calls

@@ -1,6 +1,6 @@
-"""The base class of messages: msgspec's Struct, or data classes with the same fields without msgspec.
+"""The base class of messages: msgspec's Struct, or dataclasses if msgspec is not installed.
 
-That is for a bare GPU machine, on which an engine runs in-process and no message becomes bytes.
+msgspec may be missing on a machine where an engine runs in-process and no message is encoded.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
-"""Validation: why a configuration or a submitted sequence cannot work, as a sentence with its numbers.
+"""Validation of configurations and submitted sequences; later code relies on valid values.
 
-All later code relies on it.
+A problem is returned as a sentence with the value and its limits.
 """
 
 import math
@@ -42,7 +42,7 @@ def refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
     if not 0 <= submit.num_delivered_tokens < len(prompt):
         return (
             "invalid_request",
-            f"num_delivered_tokens is {submit.num_delivered_tokens}; it must be at least 0 and leave a prompt before it",
+            f"num_delivered_tokens is {submit.num_delivered_tokens}; it must be at least 0 and less than the prompt's length",
         )
     if submit.images and (problem := _image_problem(submit, model)):
         return "invalid_request", problem
@@ -76,7 +76,7 @@ def _wrong_kind(model: ModelInfo) -> str:
 
 
 def _text_refusal(submit: Submit, model: ModelInfo) -> tuple[ErrorCode, str] | None:
-    """Return why a text is refused. No token follows a text, so it may fill the context."""
+    """Return why a text is refused, or None. A text may fill the context, because no token follows it."""
     tokens = len(submit.prompt_token_ids)
     if not 0 <= submit.second_from < tokens:
         return "invalid_request", f"second_from is {submit.second_from}; it must be from 0 to {tokens - 1}"
@@ -95,7 +95,7 @@ def _image_problem(submit: Submit, model: ModelInfo) -> str | None:
         if len(image.digest) != 32:
             return f"an image's digest has {len(image.digest)} bytes; a sha256 has 32"
         if not end <= image.position < len(submit.prompt_token_ids) or image.num_tokens < 1:
-            return f"an image's tokens are {image.num_tokens} from {image.position} on; they must be in the prompt, after those of the image before"
+            return f"an image's tokens are {image.num_tokens} from {image.position} on; they must be in the prompt, after those of the previous image"
         if image.columns < 0 or (image.columns and image.num_tokens % image.columns):
             return f"an image has {image.num_tokens} tokens in rows of {image.columns}; rows must be whole"
         end = image.position + image.num_tokens
@@ -127,7 +127,7 @@ def _sampling_problem(sampling: SamplingParams, vocab_size: int) -> str | None:
 
 
 def _penalty_problem(sampling: SamplingParams) -> str | None:
-    # Bounds that keep a logit finite: a factor of 1e-30 would not.
+    # Bounds that keep logits finite, which a factor of 1e-30 would not.
     if not 0.01 <= sampling.repetition_penalty <= 100.0:
         return f"repetition_penalty is {sampling.repetition_penalty}; it must be from 0.01 to 100"
     for name in ("presence_penalty", "frequency_penalty"):

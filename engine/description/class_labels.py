@@ -1,4 +1,4 @@
-"""The classes of a model that scores texts, as a config.json names them."""
+"""The classes of a classifier or reranker, as its config.json names them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,32 +6,32 @@ from typing import Any
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.description.tensor_sizes import WeightShape
 
-CLASSIFIER = "ForSequenceClassification"  # after the family's name in an architecture
-SCORE = "score"  # the name of a decoder's head
+CLASSIFIER = "ForSequenceClassification"  # suffix of the architectures of classifiers
+SCORE = "score"  # name of a decoder's classification head
 _MOST_CLASSES = 100_000
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:
-    """True if the architecture ends in a head that scores classes."""
+    """Return True if the architecture has a classification head."""
     return any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or [])
 
 
 def scores_by_decoder(config: Mapping[str, Any], architecture: str) -> bool:
-    """True if a decoder scores the classes. `architecture`: the one found for the config."""
+    """Return True if a decoder scores the classes. `architecture`: the result of `find_architecture`."""
     return is_classifier(config) and not architecture.endswith(CLASSIFIER)
 
 
 def score_weights(config: Mapping[str, Any], architecture: str, hidden_size: int) -> list[WeightShape]:
-    """Return the head of a decoder's classes; an encoder's is among its own weights."""
+    """Return the classification head of a decoder; an encoder's own weights include its head."""
     if not scores_by_decoder(config, architecture):
         return []
     return [WeightShape("head", SCORE, len(class_labels(config)), hidden_size, is_unpacked=True)]
 
 
 def class_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels in the order of the head's rows.
+    """Return the labels of the classes, in the order of the head's rows.
 
-    They are those of id2label, which transformers omits for two classes without names.
+    They are in id2label, which transformers omits for two classes without names.
     """
     named = config.get("id2label")
     if named is None:

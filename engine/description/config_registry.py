@@ -1,6 +1,6 @@
-"""The table from `architectures` in config.json to the reader of each.
+"""The registry of architectures: the name in config.json -> the function that parses the config.
 
-It has architectures that the engine runs, and some that can only be planned for.
+It contains the architectures that the engine runs, and some for which only memory can be planned.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ class ArchitectureConfig(Protocol):
 
     @property
     def cached_layers(self) -> tuple[CachedLayer, ...]:
-        """Each layer's cached values per token; none in an encoder."""
+        """The values that each layer caches per token; empty for an encoder."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -33,25 +33,25 @@ class ArchitectureConfig(Protocol):
     def num_heads(self) -> int: ...
     @property
     def num_kv_heads(self) -> int:
-        """Heads whose keys and values are cached; 0 if there are none, or all heads share them on every rank."""
+        """The number of cached KV heads; 0 without a cache, or if all heads of all ranks share one vector."""
 
     @property
     def attended_numbers(self) -> int:
-        """Products with the cached values of one token, in one layer."""
+        """The number of multiplications per cached token and layer."""
 
     @property
     def rotary_numbers(self) -> int:
-        """Numbers of the rotary tables for each position, in fp32."""
+        """The number of fp32 values per position in the rotary tables."""
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Return the memory that attention needs beside its projections, in a step of `tokens` tokens."""
+        """Return the bytes that attention needs, besides its projections, in a step of `tokens` tokens."""
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
-        """Return the memory that images need."""
+        """Return the bytes that images need."""
 
     @property
     def outer_weights(self) -> list[WeightShape]:
-        """The tensors before and after the layers."""
+        """The tensors outside the layers."""
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
         """Return the tensors of a layer whose names start with `name`."""
@@ -60,8 +60,8 @@ class ArchitectureConfig(Protocol):
 PAGE = "docs/models.md"  # generated from this registry by tests/models_page.py
 Parse = Callable[[Mapping[str, Any]], ArchitectureConfig]
 
-# The module in families/ that reads each, and its function if that is not `parse_config`. Imported on demand, since all of them together are a tenth
-# of a site's imports.
+# For each architecture the module in families/ that parses it, and the function if it is not `parse_config`. Modules are imported on demand, because
+# all of them would be a tenth of a site's imports.
 READERS = {
     "BertForSequenceClassification": "bert_config",
     "BertModel": "bert_config",
@@ -143,12 +143,12 @@ PARSERS = {name: _reader(place) for name, place in READERS.items()}
 
 
 def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARSERS) -> str:
-    """Return which of the `known` architectures a config.json names. Raises CheckpointError."""
+    """Return the architecture of `known` that a config.json names. Raises CheckpointError."""
     names = config.get("architectures") or []
     if not isinstance(names, list):
         raise CheckpointError(f"config.json has architectures = {names!r}; it must be a list")
     for name in names:
-        # a decoder that was saved without its head, or with one that scores classes
+        # The config of a decoder that was saved without its head, or with a classification head, names another class of the family.
         family = str(name).removesuffix("Model").removesuffix("ForSequenceClassification")
         for one in (str(name), f"{family}ForCausalLM"):
             if one in known:
@@ -160,8 +160,8 @@ def find_architecture(config: Mapping[str, Any], known: Mapping[str, Any] = PARS
 
 
 def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
-    """Return words that name the supported architecture most similar to one of these, or ""."""
-    from difflib import get_close_matches  # only for a refusal: no start waits for it
+    """Return a clause with the supported architecture that is most similar to one of `names`, or ""."""
+    from difflib import get_close_matches  # imported here because only an error message needs it
 
     stems = {_stem(name): name for name in known}
     found = [close for name in names for close in get_close_matches(_stem(name), stems, 1, cutoff=0.6)]
@@ -169,5 +169,5 @@ def _nearest(names: Iterable[str], known: Iterable[str]) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return an architecture's name without the suffix of its purpose."""
+    """Return an architecture's name without its suffix, such as ForCausalLM, in lower case."""
     return name.partition("For")[0].removesuffix("Model").lower()

@@ -1,6 +1,6 @@
-"""The part of config.json that decoders share: sizes, layers, rotary rules.
+"""The part of config.json that decoders share: sizes, layers and rotary rules.
 
-Knows the keys that families share and refuses, by name, values that no part of the engine supports. Each family's own keys are read in its own file.
+Knows the keys that families share, and refuses unsupported values by name. Keys of one family are read in its file of families/.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,13 +26,13 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 class LayerKind(NamedTuple):
     """The properties of one layer's attention that may differ between layers."""
 
-    window: int | None = None  # tokens that a query sees, itself included; None for all before it
+    window: int | None = None  # number of tokens that a query sees, itself included; None if unlimited
     rotary: int | None = 0  # index of the model's rotary rule; None for no rotation
-    is_chunked: bool = False  # positions are cut into chunks of `window` tokens, and a query sees only its own chunk
-    # If they differ from the model's:
+    is_chunked: bool = False  # a query sees only its chunk of `window` positions
+    # Values for layers that differ from the model:
     num_kv_heads: int | None = None
     head_dim: int | None = None
-    has_sinks: bool = False  # one extra score per head, which takes weight and adds no value
+    has_sinks: bool = False  # attention sinks: one extra score per head, which takes weight and adds no value
     keys_are_values: bool = False  # values are the keys before normalisation and rotation
 
 
@@ -48,7 +48,7 @@ class DecoderConfig:
     tied: bool
     rotary: tuple[RotaryRule, ...]
     layers: tuple[LayerKind, ...]
-    attention_scale: float  # factor of the product of query and key
+    attention_scale: float  # factor of the dot product of query and key
 
     @property
     def num_layers(self) -> int:
@@ -61,17 +61,17 @@ class DecoderConfig:
 
     @property
     def attended_numbers(self) -> int:
-        """Products with the cached values of one token, in one layer: a score and a weighted value per head."""
+        """The number of multiplications per cached token and layer: for a score and a weighted value per head."""
         return 2 * self.num_heads * self.head_dim
 
     @property
     def rotary_numbers(self) -> int:
-        """Numbers of the rotary tables for each position, in fp32."""
+        """The number of fp32 values per position in the rotary tables."""
         return sum(rule.turning(dim) for rule, dim in zip(self.rotary, self.rotary_dims, strict=True))
 
     @property
     def rotary_dims(self) -> list[int]:
-        """The rotated numbers of a head, for each of the rotary rules."""
+        """The size of the heads that each rotary rule rotates."""
         found = {kind.rotary: kind.head_dim or self.head_dim for kind in self.layers}
         return [found.get(i, self.head_dim) for i in range(len(self.rotary))]
 
@@ -81,11 +81,11 @@ class DecoderConfig:
         return ()
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Return the memory that attention needs beside its projections, in a step of `tokens` tokens."""
+        """Return the bytes that attention needs, besides its projections, in a step of `tokens` tokens."""
         return 0
 
     def image_bytes(self, item_bytes: int) -> ImageBytes:
-        """Return the memory that images need."""
+        """Return the bytes that images need."""
         return NO_IMAGES
 
     def layer_weights(self, layer: int, name: str) -> list[WeightShape]:
@@ -94,7 +94,7 @@ class DecoderConfig:
 
     @property
     def outer_weights(self) -> list[WeightShape]:
-        """The tensors before and after the layers."""
+        """The tensors outside the layers."""
         return self.text_weights
 
     @property
@@ -118,7 +118,7 @@ class DecoderConfig:
     ) -> list[WeightShape]:
         """Return the tensors of a layer's attention, and its norms of hidden states.
 
-        `shape`: of the layer; None for that of all.
+        `shape`: shape of the layer's attention; None for that of the first layer.
         """
         shape = shape or self.attention(0)
         heads, kv_heads, dim = shape[:3]
@@ -136,7 +136,7 @@ class DecoderConfig:
             found += projections(
                 "attention", alone, [sizes["v"]], self.hidden_size, bias=qkv_bias, unit=value, repeats=True
             )
-        if qk_norm:  # a row per head, as its kernel reads them
+        if qk_norm:  # stored with a row per head, as the kernel reads them
             for part, size in (("q", heads * dim), ("k", sizes["k"])):
                 found.append(
                     WeightShape("norms", f"{name}.self_attn.{part}_norm", size, 0, "rows", dim, True, is_wide=wide)
@@ -177,7 +177,7 @@ class DecoderConfig:
         default_tied: bool = False,
         **own: Any,
     ) -> Self:
-        """`own`: the fields that a family adds. Without `layers` every layer has full attention."""
+        """Parse a config.json. `own`: fields of the family. Without `layers` all layers have full attention."""
         refuse_unless(config, activation_key, allowed_activation)
         method = quantization_method(config)
         if quantizations is None:
@@ -197,7 +197,7 @@ class DecoderConfig:
             )
         rotary = rotary or (read_rotary_rule(config),)
         for rule in rotary:
-            rule.turning(head_dim)  # raises if numbers do not form pairs
+            rule.turning(head_dim)  # raises if the rotated numbers do not form pairs
         return cls(
             vocab_size=positive_int(config, "vocab_size"),
             hidden_size=hidden,
@@ -217,14 +217,15 @@ class DecoderConfig:
 
 
 def text_keys(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a decoder's keys of a config.json, which are under text_config if there is a vision tower."""
+    """Return the decoder's part of a config.json: text_config if there is one, else all of it."""
     text = config.get("text_config")
     if not text:
         return config
     if not isinstance(text, dict):
         raise CheckpointError(f"config.json has text_config = {text!r}; it must be an object")
     whole = {"architectures": config.get("architectures"), "quantization_config": quantization(config)}
-    if config.get("tie_word_embeddings") is not None:  # the head belongs to the whole model
+    # This key is outside text_config, because the output head belongs to the whole model.
+    if config.get("tie_word_embeddings") is not None:
         whole["tie_word_embeddings"] = config["tie_word_embeddings"]
     return {**text, **whole}
 
@@ -234,7 +235,7 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, *supported: Any) -> None:
-    """Raise CheckpointError if config.json has an unsupported value; a key may be absent."""
+    """Raise CheckpointError unless config.json has a supported value for `key`, or none."""
     value = config.get(key, supported[0])
     if value not in supported:
         raise CheckpointError(
@@ -254,7 +255,7 @@ def mixed_layers(
     sliding_rotary: int = 0,
     full_rotary: int | None = 0,
 ) -> tuple[LayerKind, ...]:
-    """Return the layers listed in `layer_types`, or `default` for a checkpoint older than that key."""
+    """Return the layers according to `layer_types`, or to `default` if an older checkpoint lacks that key."""
     num_layers = positive_int(config, "num_hidden_layers")
     types = config.get("layer_types") or default
     if len(types) != num_layers:
@@ -271,7 +272,7 @@ def mixed_layers(
 
 
 def every_nth(config: Mapping[str, Any], n: int) -> tuple[str, ...]:
-    """Return layer types with full attention in every n-th layer, windows in the others; full if n is 0."""
+    """Return layer types: full attention in every n-th layer, windows in the others; no windows if n is 0."""
     return tuple(
         "sliding_attention" if n and (i + 1) % n else "full_attention"
         for i in range(positive_int(config, "num_hidden_layers"))
@@ -281,9 +282,9 @@ def every_nth(config: Mapping[str, Any], n: int) -> tuple[str, ...]:
 def rules_by_type(
     config: Mapping[str, Any], full_theta: float, sliding_theta: float, default_share: float = 1.0
 ) -> tuple[RotaryRule, RotaryRule]:
-    """Read the rotary rules of layers with full attention, and of those with a window.
+    """Return the rotary rules of layers with full attention, and of layers with a window.
 
-    Newer checkpoints have one for each type; in older ones scaling applies only to full attention.
+    Newer checkpoints describe a rule for each type of layer; in older ones scaling applies only to full attention.
     """
     nested = config.get("rope_parameters") or {}
     if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):

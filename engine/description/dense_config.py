@@ -1,6 +1,6 @@
-"""The config of a decoder of grouped-query attention and gated feed-forwards; families vary fields.
+"""The config of decoders with grouped-query attention and gated feed-forwards.
 
-A family describes itself here; engine/models/dense.py loads it, and a plan counts it.
+Model families differ in its fields. engine/models/dense.py loads such models, and memory plans count their weights.
 """
 
 from dataclasses import dataclass
@@ -24,28 +24,26 @@ class DenseConfig(DecoderConfig):
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # queries and keys are normalised per head, before rotation
-    joint_qk_norm: bool = False  # normalize all queries of a token together, and all keys
+    joint_qk_norm: bool = False  # all queries of a token are normalised together, and all keys
     norms: NormNames = NORMS_BEFORE
     activation: Activation = "silu"
     is_interleaved: bool = False  # the two numbers of a rotated pair are adjacent
-    soft_cap: float | None = None  # of attention scores
+    soft_cap: float | None = None  # soft cap of attention scores
     value_scale: float = 1.0
-    value_dim: int | None = None  # size of a head's value, if smaller than its key's
-    norms_values: bool = False  # without weights
-    is_gated: bool = (
-        False  # attention's output is multiplied by a gate, which the projection of queries computes as well
-    )
+    value_dim: int | None = None  # size of a head's value if it is smaller than its key
+    norms_values: bool = False  # values are normalised by a norm without weights
+    is_gated: bool = False  # attention's output is multiplied by a gate, which the query projection also computes
     sinks_name: str = "sinks"
-    # For queries: tokens per step, its weight, and tokens added to a position first
+    # How queries grow with their position: (positions per step of growth, weight of the growth, offset of the position).
     temperature: tuple[float, float, float] | None = None
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of the results of attention and feed-forward that are added to the hidden states
-    scales_layers: bool = False  # the checkpoint has a number by which a layer's result is multiplied
+    residual_scale: float = 1.0  # factor of the outputs of attention and feed-forward before they are added
+    scales_layers: bool = False  # a layer's result is multiplied by a number from the checkpoint
     logit_scale: float = 1.0
     logit_cap: float | None = None  # a logit l becomes logit_cap * tanh(l / logit_cap)
-    is_fused: bool = False  # the checkpoint has queries, keys and values in one tensor, and gates and ups in one
-    divided: tuple[FusedRows, ...] = ()  # other tensors that the checkpoint splits, or names otherwise
-    recurrent: tuple[RecurrentShape | None, ...] = ()  # by layer, the recurrent mixer in place of attention
+    is_fused: bool = False  # the checkpoint has one tensor for q, k and v, and one for gate and up
+    divided: tuple[FusedRows, ...] = ()  # other tensors of the checkpoint that must be divided or renamed
+    recurrent: tuple[RecurrentShape | None, ...] = ()  # by layer, the recurrent mixer that replaces attention, or None
     is_bidirectional: bool = False  # every token sees tokens on both sides, and nothing is cached
     vision: VisionShape | None = None
 
@@ -53,7 +51,7 @@ class DenseConfig(DecoderConfig):
     def cached_layers(self) -> tuple[CachedLayer, ...]:
         if self.is_bidirectional:
             return ()
-        # super() without arguments does not work in a dataclass with slots, which is created twice
+        # super() without arguments does not work in a dataclass with slots, because the class is created twice.
         layers = super(DenseConfig, self).cached_layers
         mixers = self.recurrent or (None,) * len(layers)
         return tuple(

@@ -1,7 +1,7 @@
-"""The resized dimensions of an image, and its number of embeddings, from its width and height.
+"""The size to which an image is resized, and its number of embeddings, from its width and height.
 
-The rules are those of the checkpoints' own processors, by the keys of their preprocessor_config.json. Knows only numbers: prompts are laid out by
-these without reading an image (engine/text/image_prompt.py), and images are prepared by the same (engine/vision).
+The rules are those of the checkpoints' own processors, with the settings in preprocessor_config.json. Knows only numbers, so that prompts can be laid
+out without decoding an image (engine/text/image_prompt.py). Images are prepared by the same rules (engine/vision).
 """
 
 import math
@@ -16,7 +16,7 @@ from pilotlight.engine.weights.config import flag, number, positive_int, refusin
 
 
 class ColorRule(NamedTuple):
-    """The mean subtracted from each colour, from 0 to 1, and the deviation by which the result is divided."""
+    """The mean that is subtracted from each colour (0 to 1), and the divisor of the result."""
 
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
@@ -35,7 +35,7 @@ class ColorRule(NamedTuple):
 
 
 class TileGrid(NamedTuple):
-    """The tiles of an image; several tiles are followed by the whole image in a separate tile."""
+    """The tiles of an image; if there are several, a tile with the whole image follows."""
 
     rows: int
     columns: int
@@ -48,14 +48,14 @@ class TileGrid(NamedTuple):
 
 
 class TiledImages(NamedTuple):
-    """Llama 4's rule: the canvas of at most `max_tiles` square tiles that changes the image's size least."""
+    """Llama 4's rule: a canvas of at most `max_tiles` square tiles that changes the image's size least."""
 
     tile_size: int
     max_tiles: int
-    fills_canvas: bool  # small images are enlarged to the largest canvas, too
-    tile_tokens: int  # embeddings of a tile
+    fills_canvas: bool  # small images are enlarged, too, to the largest canvas
+    tile_tokens: int  # number of embeddings per tile
     patch_size: int
-    placeholder: int  # the token that represents embeddings of an image
+    placeholder: int  # id of the token that embeddings replace
     colors: ColorRule = ColorRule()
 
     @classmethod
@@ -83,7 +83,7 @@ class TiledImages(NamedTuple):
         side = self.tile_size
         rows, columns = _best_canvas(width, height, side, self.max_tiles, self.fills_canvas)
         inner_width, inner_height = columns * side, rows * side
-        if not self.fills_canvas:  # no image is enlarged beyond one tile
+        if not self.fills_canvas:  # small images are enlarged to one tile at most
             inner_width, inner_height = min(max(width, side), inner_width), min(max(height, side), inner_height)
         by_width, by_height = inner_width / width, inner_height / height
         if by_width < by_height:
@@ -103,7 +103,7 @@ class PatchGrid(NamedTuple):
 
 
 class PatchedImages(NamedTuple):
-    """Kimi's rule: an image is shrunk to at most `max_patches`, with at most `max_side` in a row.
+    """Kimi's rule: shrink an image to at most `max_patches` patches, at most `max_side` of them per side.
 
     An embedding covers `merge` squared patches.
     """
@@ -112,14 +112,14 @@ class PatchedImages(NamedTuple):
     merge: int
     max_patches: int
     max_side: int
-    placeholder: int  # the token that represents embeddings of an image
+    placeholder: int  # id of the token that embeddings replace
     colors: ColorRule = ColorRule()
 
     @classmethod
     def read(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "PatchedImages":
         """Read K2.5's config.json and preprocessor_config.json. Raises CheckpointError.
 
-        The latter has Moonshot's keys (media_proc_cfg) or those of transformers.
+        preprocessor_config.json has the keys of Moonshot (media_proc_cfg) or of transformers.
         """
         vision = config["vision_config"]
         own = processor.get("media_proc_cfg") or {}
@@ -146,11 +146,11 @@ class PatchedImages(NamedTuple):
 
 
 _CLIP = ColorRule((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
-_MOST_PATCHES = 16384  # so that an encoder's memory is known: a processor may allow four times as many
+_MOST_PATCHES = 16384  # limit of an encoder's memory; a checkpoint's processor may allow four times as many
 
 
 class ScaledImages(NamedTuple):
-    """Qwen's and GLM's rule: scale an image to whole embeddings, within limits of its pixels.
+    """The rule of Qwen and GLM: scale an image to whole embeddings, within limits of its pixels.
 
     An embedding covers `merge` squared patches, and is rotated by its row and column.
     """
@@ -159,13 +159,13 @@ class ScaledImages(NamedTuple):
     merge: int
     least_pixels: int
     most_pixels: int
-    placeholder: int  # the token that represents embeddings of an image
+    placeholder: int  # id of the token that embeddings replace
     colors: ColorRule = _CLIP
-    grows_first: bool = False  # an image that is smaller than one embedding is enlarged to it first, which is GLM's
+    grows_first: bool = False  # GLM first enlarges an image with a side smaller than one embedding
 
     @classmethod
     def read_glm(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "ScaledImages":
-        """Read GLM's files, whose limits count an image as two frames. Raises CheckpointError."""
+        """Read GLM's files, whose pixel limits count an image as two video frames. Raises CheckpointError."""
         size = {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000} | (processor.get("size") or {})
         read = cls.read({"image_token_id": 151343, **config}, {**processor, "size": size})
         most = min(positive_int(size, "longest_edge") // 2, _MOST_PATCHES * read.patch_size**2)
@@ -206,17 +206,15 @@ class ScaledImages(NamedTuple):
 
 
 class RowedImages(NamedTuple):
-    """Mistral's rule: shrink an image to `longest` pixels at most, and widen it to whole embeddings.
+    """Mistral's rule: shrink an image to sides of at most `longest` pixels, rounded up to embeddings.
 
-    `longest` limits rows and columns.
-
-    An embedding covers `merge` squared patches; each row of them is followed by a separator.
+    An embedding covers `merge` squared patches; a separator follows each row of embeddings.
     """
 
     patch_size: int
     merge: int
     longest: int
-    placeholder: int  # the token that represents embeddings of an image
+    placeholder: int  # id of the token that embeddings replace
     colors: ColorRule = _CLIP
 
     @classmethod
@@ -254,7 +252,7 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], ImageSizes]
 
 
 def read_image_sizes(folder: Path) -> ImageSizes | None:
-    """Return the rule of a checkpoint's images; None if it takes none. Raises CheckpointError."""
+    """Return a checkpoint's rule for images, or None if it does not support any. Raises CheckpointError."""
     config = read_json(folder, "config.json")
     with refusing_types(f"config.json or preprocessor_config.json in {folder}"):
         read = next((_READERS[name] for name in config.get("architectures") or () if name in _READERS), None)
@@ -266,7 +264,7 @@ def read_image_sizes(folder: Path) -> ImageSizes | None:
 def _processor(folder: Path) -> dict[str, Any]:
     """Return the settings of a checkpoint's image processor, or {}.
 
-    They are in preprocessor_config.json, or a part of processor_config.json.
+    They are in preprocessor_config.json, or in a part of processor_config.json.
     """
     if (folder / "preprocessor_config.json").exists():
         return read_json(folder, "preprocessor_config.json")
@@ -279,8 +277,8 @@ def _processor(folder: Path) -> dict[str, Any]:
 def _best_canvas(width: int, height: int, side: int, max_tiles: int, fills_canvas: bool) -> tuple[int, int]:
     """Return the rows and columns of the best canvas.
 
-    That is one on which the image need not shrink, the one on which it grows least, or most with `fills_canvas`; else the one on which it shrinks
-    least. Of equals the smallest.
+    If the image fits on a canvas without being shrunk, that is the one on which it grows least, or most with `fills_canvas`; otherwise the one on
+    which it is shrunk least. Of equals the smallest is taken.
     """
     canvases = [(rows, columns) for rows in range(1, max_tiles + 1) for columns in range(1, max_tiles // rows + 1)]
     scales = {(rows, columns): min(rows * side / height, columns * side / width) for rows, columns in canvases}

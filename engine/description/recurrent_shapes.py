@@ -1,4 +1,4 @@
-"""Sizes of layers that mix tokens by a recurrent state: their tensors, and the state of a sequence."""
+"""Shapes of layers that mix tokens by a recurrent state: their tensors, and the state of a sequence."""
 
 from typing import NamedTuple
 
@@ -9,10 +9,10 @@ from pilotlight.engine.kv.pool.layout import CacheSegment
 class ShortConvShape(NamedTuple):
     """A gated convolution over the last tokens (LFM2, arXiv 2511.23404, section 2)."""
 
-    name: str  # in the names of its tensors, after the layer's
-    layer: int  # number of its cache, among the model's
+    name: str  # name of the mixer in the names of its tensors, after the layer's name
+    layer: int  # index of the cache among those of the model
     channels: int
-    width: int  # tokens that an output depends on
+    width: int  # number of tokens on which an output depends
     is_biased: bool = False
 
     @property
@@ -33,13 +33,13 @@ class DeltaShape(NamedTuple):
 
     name: str
     layer: int
-    key_heads: int  # of queries and keys; value_heads / key_heads heads of values share each one
+    key_heads: int  # number of query and key heads; each is shared by value_heads / key_heads value heads
     value_heads: int
     key_dim: int
     value_dim: int
     width: int
-    eps: float  # of the norm after the rule
-    is_grouped: bool  # the checkpoint orders the rows of projections by key head, each with its value heads
+    eps: float  # epsilon of the norm after the delta rule
+    is_grouped: bool  # rows of projections are ordered by key head in the checkpoint, each with its value heads
 
     @property
     def key_size(self) -> int:
@@ -51,12 +51,12 @@ class DeltaShape(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: a token's queries, keys and values."""
+        """The number of the convolution's channels: a token's queries, keys and values."""
         return 2 * self.key_size + self.value_size
 
     @property
     def projections(self) -> dict[str, int]:
-        """Rows of each matrix that projects the hidden states, by its name."""
+        """The number of rows of each matrix that projects the hidden states, by its name."""
         if self.is_grouped:
             return {"in_proj_qkvz": self.channels + self.value_size, "in_proj_ba": 2 * self.value_heads}
         return {
@@ -87,14 +87,14 @@ class DeltaShape(NamedTuple):
 
 
 class MambaShape(NamedTuple):
-    """Mamba-2 (arXiv 2405.21060)."""
+    """A Mamba-2 layer (arXiv 2405.21060)."""
 
     name: str
     layer: int
     heads: int
     head_dim: int
-    state: int  # a head's state is [state, head_dim]
-    groups: int  # the heads of a group share B and C, and are normalised together
+    state: int  # size of the state: [state, head_dim] numbers per head
+    groups: int  # number of groups; heads of a group share B and C, and are normalised together
     width: int
     eps: float
     has_conv_bias: bool
@@ -106,7 +106,7 @@ class MambaShape(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: the inputs of all heads, and B and C of each group."""
+        """The number of the convolution's channels: the inputs of all heads, and B and C of each group."""
         return self.inner + 2 * self.groups * self.state
 
     @property
@@ -136,7 +136,7 @@ RecurrentShape = ShortConvShape | DeltaShape | MambaShape
 
 
 def conv_segment(channels: int, width: int) -> CacheSegment:
-    """Return the cache of a convolution, which contains its inputs of the last width - 1 tokens."""
+    """Return the cache segment of a convolution: its inputs for the last width - 1 tokens."""
     return CacheSegment("conv", 1, (width - 1) * channels)
 
 

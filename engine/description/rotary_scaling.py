@@ -1,9 +1,9 @@
 """The scaling rules of rotary embeddings in a config.json.
 
-Knows the rules `default`, `linear`, `llama3`, `yarn`, `proportional` and `longrope`; any other is refused by name rather than approximated: `dynamic`
-rotates a key by the length of the text in which it will be read, which a cached key cannot know. As published, so does `longrope`, which has two
-lists of factors. Here, as in vLLM, a model whose context is longer than its trained one uses the long list at every length, and any other the short
-one.
+Knows the rules `default`, `linear`, `llama3`, `yarn`, `proportional` and `longrope`; any other rule is refused by name. `dynamic` cannot be
+supported, because it rotates keys depending on the final length of the text, which is unknown when a key is cached. The published `longrope` depends
+on the length as well, by its two lists of factors. Here, as in vLLM, a model whose context is longer than the trained one uses the long list at every
+length, and any other model the short list.
 
 A rule may apply to a part of each head only (`partial_rotary_factor`).
 """
@@ -18,18 +18,16 @@ from pilotlight.engine.weights.config import flag, number, positive_number
 
 
 class RotaryRule(NamedTuple):
-    """A rotary rule. `values`: the parameters of its type, by their names in config.json."""
+    """A rotary rule. `values`: parameters of its type, by their names in config.json."""
 
     rope_type: str
     theta: float
     values: Mapping[str, float] = MappingProxyType({})
-    share: float = 1.0  # of each head's numbers, the first ones: the rest is not rotated
-    factors: tuple[float, ...] = ()  # of longrope: divisors of the pairs' frequencies
-    # Of images that are rotated by row and column: how many pairs turn by the position, the row and the column
+    share: float = 1.0  # rotated share of each head's numbers, counted from the first; the rest is not rotated
+    factors: tuple[float, ...] = ()  # divisors of the pairs' frequencies, for longrope
+    # For images that are rotated by row and column: number of pairs that are rotated by the position, by the row and by the column.
     sections: tuple[int, ...] | None = None
-    is_interleaved: bool = (
-        False  # the first pairs of all sections come first, then the second ones; else section by section
-    )
+    is_interleaved: bool = False  # pairs of the sections alternate; else the sections follow each other
 
     def turning(self, head_dim: int) -> int:
         """Return how many numbers of a head are rotated. Raises CheckpointError if they do not form pairs."""
@@ -48,7 +46,7 @@ class RotaryRule(NamedTuple):
 def read_rotary_rule(
     config: Mapping[str, Any], default_theta: float = 10_000.0, default_share: float = 1.0
 ) -> RotaryRule:
-    """Read the scaling rule of a config.json, from either of its two places."""
+    """Return the rule in rope_parameters or rope_scaling of a config.json. Raises CheckpointError."""
     theta = number(config, "rope_theta", default_theta)
     return parse_rotary_rule(config, rotary_parameters(config), theta, default_share)
 
@@ -56,9 +54,9 @@ def read_rotary_rule(
 def by_place(
     rule: RotaryRule, text: Mapping[str, Any], head_dim: int, default: tuple[int, ...], *, interleaved: bool
 ) -> RotaryRule:
-    """Return a rule whose pairs turn in sections, as mrope_section says. Raises CheckpointError."""
+    """Return the rule with the sections of mrope_section, or `default`. Raises CheckpointError."""
     sections, pairs = rotary_parameters(text).get("mrope_section"), rule.turning(head_dim) // 2
-    if sections is None and (interleaved or sum(default) == pairs):  # interleaved ones end where the pairs do
+    if sections is None and (interleaved or sum(default) == pairs):  # interleaved sections need not add up to all pairs
         return rule._replace(sections=default, is_interleaved=interleaved)
     if not isinstance(sections, list) or len(sections) != 3 or sum(sections) != pairs or min(sections) < 0:
         raise CheckpointError(
@@ -78,14 +76,14 @@ def rotary_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def parse_rotary_rule(
     config: Mapping[str, Any], described: Mapping[str, Any], default_theta: float, default_share: float = 1.0
 ) -> RotaryRule:
-    """Parse a rule. `described`: rope_parameters or rope_scaling of `config`, or one layer type's part."""
+    """Parse a rule. `described`: the config's rope_parameters or rope_scaling, or one layer type's part."""
     if not isinstance(described, dict):
         raise CheckpointError(f"config.json has rotary parameters {described!r}; they must be an object")
     rope_type = described.get("rope_type") or described.get("type") or "default"
     rope_type = _OLDER_NAMES.get(rope_type, rope_type)
     if rope_type not in _RULES:
         raise CheckpointError(f"config.json asks for rotary scaling {rope_type!r}; supported are {', '.join(_RULES)}")
-    # A missing length is the one beside the parameters, or the model's own.
+    # A missing trained length is taken from the config itself, or is the model's context length.
     length = config.get("original_max_position_embeddings") or config.get("max_position_embeddings")
     if described.get(_LENGTH) is None and _LENGTH in _RULES[rope_type] and length:
         described = {**described, _LENGTH: length}
@@ -96,7 +94,7 @@ def parse_rotary_rule(
     if not 0.0 < share <= 1.0:
         raise CheckpointError(f"config.json has partial_rotary_factor = {share}; it must be above 0 and at most 1")
     theta = positive_number(described, "rope_theta", default_theta)
-    if rope_type == "proportional":  # the other pairs have a frequency of 0
+    if rope_type == "proportional":  # all pairs are rotated, those beyond `share` with a frequency of 0
         values = {"factor": positive_number(described, "factor", 1.0), "share": share}
         return RotaryRule(rope_type, theta, values)
     if rope_type == "longrope":
@@ -108,7 +106,7 @@ def parse_rotary_rule(
     return RotaryRule(rope_type, theta, values, share)
 
 
-# "mrope" has rows of positions that differ only in images.
+# "mrope" has several positions per token, which differ only for images.
 _OLDER_NAMES = {"su": "longrope", "mrope": "default"}
 _LENGTH = "original_max_position_embeddings"
 _RULES: dict[str, tuple[str, ...]] = {
@@ -122,9 +120,9 @@ _RULES: dict[str, tuple[str, ...]] = {
 
 
 def _longrope(config: Mapping[str, Any], described: Mapping[str, Any]) -> tuple[dict[str, float], tuple[float, ...]]:
-    """Return the factor of cosines and sines, and the factors of frequencies, as in transformers.
+    """Return the factor of cosines and sines, and the divisors of frequencies, as in transformers.
 
-    The formulas are those of Ding et al., arXiv 2402.13753.
+    The formulas are from Ding et al., arXiv 2402.13753.
     """
     trained = positive_number(described, _LENGTH)
     longest = positive_number(config, "max_position_embeddings", trained)
@@ -154,5 +152,5 @@ def _yarn_values(described: Mapping[str, Any]) -> dict[str, float]:
 
 
 def sharpening(factor: float, weight: float) -> float:
-    """Return YaRN's factor for contexts stretched `factor` times (Peng et al., arXiv 2309.00071, eq. 22)."""
+    """Return YaRN's scale for contexts stretched `factor` times (Peng et al., arXiv 2309.00071, eq. 22)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0

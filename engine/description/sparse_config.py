@@ -1,4 +1,4 @@
-"""The config of a decoder with experts, and maybe layers that predict further tokens."""
+"""The config of decoders with experts, some of which have layers that predict further tokens (MTP)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from pilotlight.engine.weights.fused import FusedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseConfig(DenseConfig):
-    """A config with experts. `intermediate_size`: of dense layers."""
+    """The config of a decoder with experts. `intermediate_size` is that of dense layers."""
 
     sparse: SparseShape
     sparse_layers: frozenset[int]
-    num_mtp_layers: int = 0  # after the others: they predict further tokens
-    drafts_by_mtp: bool = False  # with the first of these
+    num_mtp_layers: int = 0  # number of additional layers, after the others, that predict further tokens
+    drafts_by_mtp: bool = False  # whether the first of them is used to draft tokens
 
     @property
     def fused(self) -> tuple[FusedRows, ...]:
@@ -61,7 +61,7 @@ def read_softmax_experts(
     names: ExpertNames = PLAIN_NAMES,
     shared_size: int = 0,
 ) -> SparseShape:
-    """Read experts that a softmax chooses, as in Mixtral."""
+    """Return the shape of experts that a softmax chooses, as in Mixtral."""
     num_experts = positive_int(config, num_experts_key, default_experts)
     shape = ExpertsShape(num_experts, positive_int(config, "hidden_size"), positive_int(config, size_key))
     routing = Routing(read_top_k(config, num_experts, default_top_k), renormalise)
@@ -71,10 +71,10 @@ def read_softmax_experts(
 def read_grouped_experts(
     config: Mapping[str, Any], groups: int = 1, top_groups: int = 1, scale: float = 1.0
 ) -> dict[str, Any]:
-    """Read the fields that SparseConfig adds, as in DeepSeek-V3.
+    """Return the fields that SparseConfig adds, for a model like DeepSeek-V3.
 
-    The first few layers are dense; in others sigmoids with a balancing bias choose experts in groups, with shared experts beside them. `groups`,
-    `top_groups`, `scale`: defaults for a config.json without them.
+    The first few layers are dense. In the others, sigmoids with a balancing bias choose experts in groups, and there are shared experts. `groups`,
+    `top_groups`, `scale`: defaults for a config.json without these keys.
     """
     refuse_unless(config, "scoring_func", "sigmoid", None)
     refuse_unless(config, "topk_method", "noaux_tc", None)
@@ -94,9 +94,9 @@ def read_grouped_experts(
 
 
 def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str, Any]:
-    """Read the fields that SparseConfig adds, from a config.json with DeepSeek's names.
+    """Return the fields that SparseConfig adds, from a config.json with DeepSeek's names.
 
-    `rule`: without the number of experts per token.
+    `rule`: the routing rule, of which `top_k` is still to be set.
     """
     num_layers, num_experts = positive_int(config, "num_hidden_layers"), positive_int(config, "n_routed_experts")
     top_k = read_top_k(config, num_experts)
@@ -109,7 +109,7 @@ def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str
     ):
         raise CheckpointError(
             f"config.json has n_group = {rule.groups}, topk_group = {rule.top_groups} and num_experts_per_tok = {top_k} for {num_experts} experts: "
-            "groups must be even, of two experts at least, and the chosen ones must hold as many as a token goes to"
+            "groups must have equal sizes of at least two experts, and the chosen groups at least num_experts_per_tok experts"
         )
     intermediate = positive_int(config, "moe_intermediate_size")
     shape = ExpertsShape(num_experts, positive_int(config, "hidden_size"), intermediate)
@@ -126,7 +126,7 @@ def read_experts_in_groups(config: Mapping[str, Any], rule: Routing) -> dict[str
 
 
 def _sparse_layers(config: Mapping[str, Any], num_layers: int) -> frozenset[int]:
-    """Return the layers with experts: a list in config.json, or all after some dense ones."""
+    """Return the layers with experts: those listed in config.json, or all after the first dense ones."""
     kinds = config.get("mlp_layer_types")
     if kinds is not None:
         if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:

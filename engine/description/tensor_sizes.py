@@ -1,6 +1,6 @@
-"""The tensors of a model as implied by its config.json: sizes, division among ranks, use in a step.
+"""The tensors of a model, derived from its config.json: sizes, division among ranks, use in a step.
 
-The same tables as the families' loaders request, without torch and without a checkpoint. Does not know bytes (engine/planning).
+They are the tensors that the model's loader requests, but computed without torch and without a checkpoint. Does not know bytes (engine/planning).
 """
 
 from collections.abc import Sequence
@@ -11,36 +11,36 @@ from pilotlight.engine.weights.shard import Split
 
 Part = Literal["embedding", "attention", "dense", "router", "experts", "shared_experts", "norms", "head", "vision"]
 VOCABULARY_UNIT = 64  # a rank's rows of a vocabulary are a multiple of this
-GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # the names in most checkpoints
+GATED_PARTS = ("gate_proj", "up_proj", "down_proj")  # names in most checkpoints
 
 
 class WeightShape(NamedTuple):
-    """One tensor, or one per expert."""
+    """The shape of a tensor, or of the tensors of all experts."""
 
     part: Part
-    name: str  # in the checkpoint; for experts the first one's
+    name: str  # name in the checkpoint; for experts that of the first expert
     rows: int
     columns: int = 0  # 0 for a vector, which no format packs
-    split: Split | None = None  # how ranks share it; None if each has all of it
-    unit: int = 1  # rows or columns that stay together
-    may_repeat: bool = False  # several ranks hold the same rows if there are fewer units than ranks
-    experts: int = 0  # 0 if it belongs to no expert
-    active: int = 1  # experts that compute a token
-    is_sum: bool = False  # a bias of products that are summed: only the first rank has it
-    is_wide: bool = False  # kept in fp32, independently of the others
-    is_unpacked: bool = False  # kept plain in any format
+    split: Split | None = None  # how ranks divide it; None if each rank has all of it
+    unit: int = 1  # number of rows or columns that stay on one rank
+    may_repeat: bool = False  # several ranks have the same rows if there are fewer units than ranks
+    experts: int = 0  # number of experts; 0 if the tensor belongs to no expert
+    active: int = 1  # number of experts that compute each token
+    is_sum: bool = False  # a bias of products that ranks sum, so only the first rank has it
+    is_wide: bool = False  # always in fp32
+    is_unpacked: bool = False  # never packed by a storage format
 
     @property
     def numbers(self) -> int:
         return self.rows * max(1, self.columns) * max(1, self.experts)
 
     def num_read(self, tokens: int) -> float:
-        """Return how many such matrices a step of `tokens` tokens reads, if all experts are equally likely."""
+        """Return how many matrices a step of `tokens` tokens reads on average, if experts are equally likely."""
         return self.experts * (1 - (1 - self.active / self.experts) ** tokens) if self.experts else 1.0
 
     @property
     def takes_adapters(self) -> bool:
-        """True if adapters may change it: a layer's product in its stored form."""
+        """True if adapters may change it: a matrix of a layer that is no expert's."""
         return self.columns > 0 and not (self.experts or self.is_wide or self.is_unpacked)
 
 
@@ -54,9 +54,9 @@ def projections(
     unit: int = 1,
     repeats: bool = False,
 ) -> list[WeightShape]:
-    """Return stacked projections whose rows ranks divide.
+    """Return stacked projections whose rows are divided among ranks.
 
-    Of several, or if it `repeats`, one with fewer units than ranks is held by several ranks.
+    A projection with fewer units than ranks is held by several ranks if it is stacked with others or `repeats`.
     """
     repeats = repeats or len(names) > 1
     found = [WeightShape(part, name, n, columns, "rows", unit, repeats) for name, n in zip(names, rows, strict=True)]
@@ -68,7 +68,7 @@ def projections(
 
 
 def summed(part: Part, name: str, rows: int, columns: int, *, bias: bool = False, unit: int = 1) -> list[WeightShape]:
-    """Return a projection whose columns ranks divide; their products are summed."""
+    """Return a projection whose columns are divided among ranks, which sum their products."""
     found = [WeightShape(part, name, rows, columns, "columns", unit)]
     return [*found, WeightShape(part, f"{name}.bias", rows, is_sum=True)] if bias else found
 
@@ -82,7 +82,7 @@ def gated(
     part: Part = "dense",
     names: Sequence[str] = GATED_PARTS,
 ) -> list[WeightShape]:
-    """Return a gated feed-forward."""
+    """Return the tensors of a gated feed-forward."""
     gate, up, down = (f"{name}.{one}" for one in names)
     return [
         *projections(part, [gate, up], [intermediate_size] * 2, hidden_size, bias=bias),
@@ -91,7 +91,7 @@ def gated(
 
 
 def experts(name: str, shape: ExpertsShape, top_k: int, names: Sequence[str] = GATED_PARTS) -> list[WeightShape]:
-    """Return routed experts, each a gated feed-forward."""
+    """Return the tensors of routed experts, each of which is a gated feed-forward."""
     num_experts, hidden, intermediate = shape
     one = gated(f"{name}.0", hidden, intermediate, part="experts", names=names)
     return [weight._replace(experts=num_experts, active=top_k) for weight in one]

@@ -1,6 +1,6 @@
 """Sizes and weights of vision towers: a transformer over patches, and the projections after it.
 
-Every rank of the first stage has all of them.
+Every rank of the first pipeline stage has a whole tower.
 """
 
 import math
@@ -12,9 +12,9 @@ from pilotlight.engine.description.decoder_config import refuse_unless
 from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number
 
-# Of cached embeddings; in bf16 one of Kimi K2.5's largest images, or three of Llama 4 Scout with 16 tiles.
+# Memory for cached embeddings: in bf16 those of one of Kimi K2.5's largest images, or of three images of Llama 4 Scout with 16 tiles.
 ENCODED_BYTES = 96 << 20
-MOST_PATCHES = 16384  # of one image that is encoded at once, the limit of Kimi's processor
+MOST_PATCHES = 16384  # most patches of an image, which are encoded together: the limit of Kimi's processor
 
 
 class TiledVision(NamedTuple):
@@ -25,10 +25,10 @@ class TiledVision(NamedTuple):
     intermediate_size: int
     num_heads: int
     patch_size: int
-    side: int  # patches in a tile's row
-    merge: int  # adjacent patches in a row that become one embedding
-    joined_size: int  # after the first projection
-    output_size: int  # before the last one
+    side: int  # patches per row and column of a tile
+    merge: int  # `merge` x `merge` patches become one embedding
+    joined_size: int  # size after the first projection
+    output_size: int  # size before the last projection
     theta: float
 
     @property
@@ -36,7 +36,7 @@ class TiledVision(NamedTuple):
         return self.hidden_size // self.num_heads
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return the memory for encoding a tile."""
+        """Return the bytes of temporary memory to encode a tile."""
         return _encoding_bytes(self.side**2 + 1, self.hidden_size, self.intermediate_size, item_bytes)
 
     @classmethod
@@ -55,7 +55,7 @@ class TiledVision(NamedTuple):
         if hidden % (4 * heads) or side % merge or inner != hidden * merge**2:
             raise CheckpointError(
                 f"config.json has a vision tower of hidden_size {hidden}, {heads} heads, intermediate_size {inner} and {side} patches in a row: "
-                f"heads must be multiples of 4, and {merge} x {merge} patches what the projection takes"
+                f"hidden_size must be a multiple of 4 times the heads, and intermediate_size the size of {merge} x {merge} patches"
             )
         rotary = config.get("rope_parameters") or config
         return cls(
@@ -84,8 +84,8 @@ class PatchedVision(NamedTuple):
     intermediate_size: int
     num_heads: int
     patch_size: int
-    positions: tuple[int, int]  # learned, in rows and columns
-    merge: int  # adjacent patches in a row that become one embedding
+    positions: tuple[int, int]  # rows and columns of learned positions
+    merge: int  # `merge` x `merge` patches become one embedding
     projection_eps: float
     theta: float = 10_000.0
 
@@ -94,12 +94,12 @@ class PatchedVision(NamedTuple):
         return self.hidden_size // self.num_heads
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return the memory for encoding the largest image."""
+        """Return the bytes of temporary memory to encode the largest image."""
         return _encoding_bytes(MOST_PATCHES, self.hidden_size, self.intermediate_size, item_bytes)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "PatchedVision":
-        """Read vision_config, with Moonshot's keys or those of `transformers`. Raises CheckpointError."""
+        """Read vision_config, with the keys of Moonshot or of transformers. Raises CheckpointError."""
         refuse_unless(config, "mm_projector_type", "patchmerger")
         refuse_unless(config, "pos_emb_type", "divided_fixed")
         own = "vt_hidden_size" in config
@@ -140,13 +140,15 @@ class GridVision(NamedTuple):
     intermediate_size: int
     num_heads: int
     patch_size: int
-    moments: int  # patches of a video that are encoded together; an image repeats itself so often
-    merge: int  # adjacent patches in a row that become one embedding
-    is_gated: bool  # Qwen 2.5-VL's: RMS norms, gated feed-forwards, windows and no learned positions
-    window: int = 0  # embeddings in a row of a window, within which the patches of most layers see each other
-    full_layers: tuple[int, ...] = ()  # whose patches see all others
-    num_positions: int = 0  # learned, in a square
-    deep_layers: tuple[int, ...] = ()  # whose outputs become embeddings for the decoder's first layers, too
+    moments: int  # number of video frames that are encoded together; an image is repeated this often
+    merge: int  # `merge` x `merge` patches become one embedding
+    is_gated: bool  # Qwen 2.5-VL's tower, with RMS norms, gated feed-forwards, windows and no learned positions
+    window: int = 0  # side of a window in embeddings; in most layers, patches see only others in their window
+    full_layers: tuple[int, ...] = ()  # layers in which patches see all others
+    num_positions: int = 0  # learned positions, in a square; 0 for none
+    deep_layers: tuple[
+        int, ...
+    ] = ()  # layers whose outputs are added to the hidden states of the decoder's first layers
     theta: float = 10_000.0
 
     @property
@@ -154,7 +156,7 @@ class GridVision(NamedTuple):
         return self.hidden_size // self.num_heads
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return the memory for encoding the largest image."""
+        """Return the bytes of temporary memory to encode the largest image."""
         inner = self.intermediate_size * (1 + self.is_gated)
         return _encoding_bytes(MOST_PATCHES, self.hidden_size, inner, item_bytes)
 
@@ -216,10 +218,10 @@ class PixtralVision(NamedTuple):
     intermediate_size: int
     num_heads: int
     patch_size: int
-    merge: int  # adjacent patches in a row that become one embedding
+    merge: int  # `merge` x `merge` patches become one embedding
     activation: str
-    has_bias: bool  # of the projections after the tower
-    eps: float  # of the norm after the tower
+    has_bias: bool  # whether the projections after the tower have biases
+    eps: float  # epsilon of the norm after the tower
     theta: float
 
     @property
@@ -227,7 +229,7 @@ class PixtralVision(NamedTuple):
         return self.hidden_size // self.num_heads
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return the memory for encoding the largest image."""
+        """Return the bytes of temporary memory to encode the largest image."""
         return _encoding_bytes(MOST_PATCHES, self.hidden_size, 2 * self.intermediate_size, item_bytes)
 
     @classmethod
@@ -269,11 +271,11 @@ class GlmVision(NamedTuple):
     merger_size: int  # inner size of the projection after the tower
     num_heads: int
     patch_size: int
-    moments: int  # patches of a video that are encoded together; an image repeats itself so often
-    merge: int  # adjacent patches in a row that become one embedding
-    output_size: int  # of embeddings, and the inner size of the layers' feed-forwards
-    num_positions: int  # learned, in a square
-    has_bias: bool  # of queries, keys and values
+    moments: int  # number of video frames that are encoded together; an image is repeated this often
+    merge: int  # `merge` x `merge` patches become one embedding
+    output_size: int  # size of embeddings, and inner size of the layers' feed-forwards
+    num_positions: int  # learned positions, in a square; 0 for none
+    has_bias: bool  # whether queries, keys and values have biases
     eps: float
     theta: float
 
@@ -282,7 +284,7 @@ class GlmVision(NamedTuple):
         return self.hidden_size // self.num_heads
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return the memory for encoding the largest image."""
+        """Return the bytes of temporary memory to encode the largest image."""
         return _encoding_bytes(MOST_PATCHES, self.hidden_size, 2 * self.output_size, item_bytes)
 
     @classmethod
@@ -321,17 +323,17 @@ class GlmVision(NamedTuple):
 
 
 class VisionShape(Protocol):
-    """The counts of a vision tower for a plan."""
+    """The sizes of a vision tower that a memory plan needs."""
 
     def encoding_bytes(self, item_bytes: int) -> int:
-        """Return the memory for encoding the largest image, or piece of one."""
+        """Return the bytes of temporary memory to encode the largest image, or a tile of it."""
 
     def weights(self, decoder_size: int) -> list[WeightShape]:
         """Return the tensors of the tower and its projections to a decoder of this hidden size."""
 
 
 def _encoding_bytes(patches: int, hidden: int, inner: int, item_bytes: int) -> int:
-    """Return the memory for hidden states, their sum and norm, and the widest further values.
+    """Return the bytes for hidden states, their sum and norm, and the widest intermediate values.
 
     Those are queries, keys and values, one of them twice in fp32 during rotation, or twice the feed-forward's inner size.
     """

@@ -1,1 +1,1 @@
-"""The cache of keys and values: its memory, tiers and index."""
+"""The KV cache: its memory, tiers and index."""

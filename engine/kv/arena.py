@@ -1,18 +1,18 @@
 """One allocation for the KV caches of all models of a host, cut into equal slabs.
 
-Knows bytes; does not know blocks, models and owners of slabs (lease.py). A slab that changes owners is zeroed: attention masks positions after a
-context, but a NaN left there by an earlier borrower would survive the mask (0 * NaN).
+Knows bytes; does not know blocks, models and owners of slabs (lease.py). A slab is zeroed when it changes owners: attention masks the positions after
+a context, but a NaN left there by the previous owner would survive the mask (0 * NaN).
 """
 
 import mmap
 
 import torch
 
-# A slab is whole pages, so that those of a CPU's arena can be returned to the system.
+# A slab consists of whole pages, so that a CPU arena can return them to the operating system.
 ALIGNMENT = mmap.PAGESIZE
-# Finer slabs move more often; coarser ones pin more memory for one held block. 32 slabs divide evenly enough among a few models, and take blocks of 4
-# MiB (34 layers, 4 heads of 256) at the default of 256 MiB. Above 64 MiB a slab would be whole contexts: the arena of a large device has more slabs
-# instead.
+# Smaller slabs move more often; larger ones pin more memory for one held block. 32 slabs divide evenly enough among a few models, and at the default
+# of 256 MiB a slab holds blocks of up to 4 MiB (34 layers, 4 heads of 256). A slab above 64 MiB would hold whole contexts, so a larger arena has more
+# slabs instead.
 MIN_SLABS = 32
 MAX_SLAB_BYTES = 64 << 20
 MIN_SLAB_BYTES = 64 << 10
@@ -39,14 +39,14 @@ class Arena:
         """Zero a slab that no model uses."""
         start = slab * self.slab_bytes
         if self._pages is not None and hasattr(mmap, "MADV_DONTNEED"):
-            # Linux frees the pages of a private map and returns zeros when they are next touched: a sleeping model costs no memory.
+            # Linux frees the pages of a private map and returns zeros at the next access, so a sleeping model costs no memory.
             self._pages.madvise(mmap.MADV_DONTNEED, start, self.slab_bytes)
         else:
             self._memory[start : start + self.slab_bytes].zero_()
 
 
 def _cut(total_bytes: int) -> tuple[int, int]:
-    """Return number and size of the slabs; the unused remainder is less than a page per slab."""
+    """Return the number and size of the slabs; the unused remainder is less than a page per slab."""
     wanted = max(MIN_SLABS, -(-total_bytes // MAX_SLAB_BYTES))
     number = max(1, min(wanted, total_bytes // MIN_SLAB_BYTES))
     size = total_bytes // number // ALIGNMENT * ALIGNMENT
@@ -54,9 +54,9 @@ def _cut(total_bytes: int) -> tuple[int, int]:
 
 
 def _anonymous_pages(num_bytes: int) -> mmap.mmap:
-    """Allocate zeros that cost memory only after they are written.
+    """Allocate zeroed memory whose pages become resident only when they are written.
 
-    torch.zeros writes them all (256 MiB resident per idle host).
+    torch.zeros writes all of it: 256 MiB resident per idle host.
     """
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,8 +1,8 @@
 """Transfers of sequences' blocks between the device and the tiers, while other sequences run.
 
-A fetch from the host tier fills device blocks that its sequence holds; a read from disk or store fills none, and the sequence waits for admission
-meanwhile, as does one whose blocks are being transferred for another. Knows which chains are in transfer; does not know blocks' bytes, or which
-sequences are admitted and run.
+A fetch from the host tier fills device blocks that its sequence already holds. A read from the disk or the store fills the host tier: its sequence
+holds no blocks and waits for admission, as does a sequence whose blocks are in transfer for another one. Knows which chains are in transfer; does not
+know the bytes of blocks, or which sequences run.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class KVConnector:
         self.groups = groups
         self.counts = counts
         self._clock = clock
-        self._loads: list[_Load] = []  # some may have ended
-        # Sequences to be admitted: their transfer failed or timed out, so they compute missing blocks; and those for which the store has been asked.
+        self._loads: list[_Load] = []  # transfers; some may have ended
+        # Waiting sequences: those that compute their missing blocks because a transfer failed or timed out, and those that have queried the store.
         self._gave_up: set[Sequence] = set()
         self._looked_up: set[Sequence] = set()
 
@@ -41,9 +41,9 @@ class KVConnector:
         return sequence not in self._gave_up
 
     def defer(self, sequence: Sequence, prefix: CachedPrefix) -> Awaited | None:
-        """Return a wait for blocks of a transfer, another sequence's or from a tier beyond the host, or None.
+        """Return a wait for another sequence's transfer, or for a new read from disk or store, or None.
 
-        The sequence waits without blocks.
+        The sequence holds no blocks while it waits.
         """
         if not prefix.names:
             return None
@@ -56,7 +56,7 @@ class KVConnector:
         return self._begin(_TierLoad(self, sequence, self.tiers.read(prefix.names), prefix, self._deadline()))
 
     def ask(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
-        """Ask the sequence's source for blocks, once; return the wait for them, or None."""
+        """Request blocks, once, from the host that computes them for this sequence; return the wait, or None."""
         source, sequence.source = sequence.source, None
         transfer = self.tiers.ask(source, names) if source is not None and names else None
         if source is None or transfer is None:
@@ -65,7 +65,7 @@ class KVConnector:
         return self._begin(_PeerLoad(self, sequence, transfer, prefix, self._clock() + source.within_s))
 
     def look_up(self, sequence: Sequence, names: list[bytes]) -> Awaited | None:
-        """Ask the store, once, which of these blocks it has; return the wait for the answer, or None."""
+        """Query the store once for these blocks; return the wait for its answer, or None."""
         self._looked_up.add(sequence)
         transfer = self.tiers.look_up(names) if names else None
         nothing = CachedPrefix(0, [], [], 0)
@@ -77,12 +77,12 @@ class KVConnector:
         return self.tiers.has_store and sequence not in self._looked_up
 
     def fetch(self, sequence: Sequence, prefix: CachedPrefix, blocks: list[int]) -> Awaited:
-        """Fetch the missing part of the sequence's prefix from the host tier into its blocks."""
+        """Start to fetch the missing part of a prefix from the host tier into `blocks`; return the wait."""
         transfer = self.tiers.fetch(prefix.names, blocks)
         return self._begin(_HostLoad(self, sequence, transfer, prefix, self._deadline()))
 
     def on_start(self, sequence: Sequence) -> None:
-        """Record that the sequence runs now, with the blocks that were found."""
+        """Record that the sequence runs now with the blocks found for it; unpin them in the tiers."""
         self._gave_up.discard(sequence)
         self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)
@@ -91,7 +91,7 @@ class KVConnector:
         self.tiers.touch(self._names(sequence, sequence.num_registered_blocks))
 
     def on_end(self, sequence: Sequence) -> None:
-        """Record that the sequence has ended, or was aborted before it ran."""
+        """Record that the sequence has ended, or was aborted while it waited; unpin its blocks in the tiers."""
         self._gave_up.discard(sequence)
         self._looked_up.discard(sequence)
         self.tiers.unpin(sequence)
@@ -100,9 +100,9 @@ class KVConnector:
             self.tiers.end_hand_over(sequence.sequence_id)
 
     def _store_cached(self, sequence: Sequence) -> None:
-        """Store blocks in the host tier that the sequence has found on the device, for other hosts to read.
+        """Copy blocks that the sequence found on the device to the host tier, for other hosts to read.
 
-        Skip a twin of a cached block, because the tiers would not be notified of its end.
+        Skip a twin of a cached block, because the tiers would not be notified when it is overwritten.
         """
         for i, group in self.groups.seen(sequence.num_registered_blocks):
             block, name = sequence.tables[group].blocks[i], block_name(sequence.block_hashes[i], group)
@@ -122,7 +122,7 @@ class KVConnector:
 
 
 class _Load:
-    """Blocks of a sequence's chain, in transfer."""
+    """A transfer of blocks of a sequence's chain."""
 
     is_admitted = False
 
@@ -134,7 +134,7 @@ class _Load:
         self.prefix = prefix
         self.num_tokens = len(sequence.token_ids) - prefix.num_blocks * connector.groups.block_size
         self.has_ended = False
-        self.is_late = False  # it was cancelled at its deadline
+        self.is_late = False  # cancelled at its deadline
         self._connector = connector
         self._transfer = transfer
 
@@ -151,22 +151,19 @@ class _Load:
 
 
 class _TierLoad(_Load):
-    """Blocks in transfer to the host tier, where they stay pinned until the sequence runs."""
+    """A transfer to the host tier, where the blocks stay pinned until the sequence runs."""
 
     def take(self) -> None:
         super().take()
         num_read = self._connector.tiers.take_read(self.sequence, self._transfer)
-        if self.prefix.num_in_store:  # the few that were on disk count with them
+        if self.prefix.num_in_store:  # blocks of the same read that were on disk are few, and count as the store's
             self.sequence.num_store_blocks = num_read
         else:
             self.sequence.num_disk_blocks = num_read
 
 
 class _PeerLoad(_Load):
-    """Blocks that another host computes, in transfer to the host tier, where they stay pinned.
-
-    The sequence unpins them when it runs.
-    """
+    """A transfer of another host's blocks to the host tier, pinned there until the sequence runs."""
 
     def __init__(
         self, connector: KVConnector, sequence: Sequence, transfer: PeerTransfer, prefix: CachedPrefix, deadline: float
@@ -181,7 +178,7 @@ class _PeerLoad(_Load):
 
 
 class _HostLoad(_Load):
-    """Blocks in transfer to the device, where the sequence holds a place for each."""
+    """A transfer from the host tier into device blocks that the sequence holds."""
 
     is_admitted = True
 
@@ -190,8 +187,8 @@ class _HostLoad(_Load):
         connector, sequence = self._connector, self.sequence
         connector.blocks.end_fetch(sequence, self.prefix, self._transfer.num_blocks)
         num_fetched = max(0, sequence.num_registered_blocks - self.prefix.num_cached)
-        if sequence.num_cached_tokens is None:  # otherwise they were counted before a preemption
-            asked = len(self.prefix.names)  # of all groups
+        if sequence.num_cached_tokens is None:  # otherwise the hits were counted before a preemption
+            asked = len(self.prefix.names)  # blocks of all groups
             num_from_peer = num_fetched * min(sequence.num_peer_blocks, asked) // asked
             rest = num_fetched - num_from_peer
             num_from_disk = rest * min(sequence.num_disk_blocks or 0, asked) // asked
@@ -205,14 +202,14 @@ class _HostLoad(_Load):
 
 
 class _Lookup(_Load):
-    """A query of the store for a sequence's chain; its answer comes soon and brings no blocks."""
+    """A query of the store for a sequence's chain; it transfers no blocks."""
 
 
 class _OthersLoad:
-    """Blocks in transfer for another sequence."""
+    """A wait for a transfer of another sequence."""
 
     is_admitted = False
-    num_tokens = 1  # all but a few will be cached
+    num_tokens = 1  # after the transfer nearly all tokens are cached
 
     def __init__(self, sequence: Sequence, load: _Load, gave_up: set[Sequence]) -> None:
         self.sequence = sequence
@@ -228,5 +225,5 @@ class _OthersLoad:
         pass
 
     def take(self) -> None:
-        if self._load.is_late:  # in sequence they would wait for as many deadlines
+        if self._load.is_late:  # else each waiting sequence would in turn repeat the read and wait for its deadline
             self._gave_up.add(self.sequence)

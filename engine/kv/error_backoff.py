@@ -1,6 +1,6 @@
-"""Backoff for something that fails: after a few consecutive errors there are pauses, which double.
+"""Exponential backoff for a failing resource, which starts after a few consecutive errors.
 
-Logs that it stops and that it works again. Does not know what failed.
+Logs when the resource is no longer used and when it works again. Does not know what the resource is.
 """
 
 import logging
@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 3  # consecutive errors, after which there is a pause of:
-_FIRST_PAUSE_S = 10.0  # doubled after each failed try, up to:
+_PATIENCE = 3  # consecutive errors before the first pause
+_FIRST_PAUSE_S = 10.0  # doubled after each failed try, up to the longest pause
 _LONGEST_PAUSE_S = 300.0
 
 
 class ErrorBackoff:
     def __init__(self, what: str, verb: str, clock: Callable[[], float]) -> None:
-        """`what` is no longer `verb` after errors, as in "the disk KV tier at /kv", "written to"."""
+        """Make a backoff; it logs "{what} is no longer {verb}": "the disk KV tier at /kv", "written to"."""
         self._what = what
         self._verb = verb
         self._clock = clock
         self.num_errors = 0
-        self._failures = 0  # consecutive
+        self._failures = 0  # consecutive errors
         self._next_try_at = 0.0
 
     @property
@@ -29,7 +29,7 @@ class ErrorBackoff:
 
     @property
     def is_trying(self) -> bool:
-        """True if the next call is a try after failures."""
+        """True if so many errors preceded that the next use is only a try."""
         return self._failures >= _PATIENCE
 
     def succeed(self) -> None:
@@ -46,6 +46,6 @@ class ErrorBackoff:
         self._next_try_at = self._clock() + pause_s
         if self._failures == _PATIENCE:
             log.error(
-                "%s is no longer %s after %d consecutive errors, the last: %s; it will be tried again from time to time",
+                "%s is no longer %s after %d consecutive errors; the last error: %s; retrying after a pause",
                 self._what, self._verb, _PATIENCE, error,
             )  # fmt: skip

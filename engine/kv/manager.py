@@ -1,8 +1,8 @@
-"""The life of a sequence's blocks: taken, grown, registered by name, swapped out, released.
+"""The blocks of sequences: allocated, registered by name, swapped out and released.
 
-Each group of layers has a table. Groups with a window drop blocks before it as soon as no step reads them any more; other sequences may still find
-these, until they are handed out again. Knows block tables, names and generations; does not know which sequence goes first, or why one must give up
-its blocks (scheduler.py).
+A sequence has a block table per group of layers. A group with a window releases blocks before the window as soon as no step reads them any more;
+other sequences can find them by name until they are reused. Knows block tables, names and generations; does not know which sequence goes first, or
+why one must give up its blocks (scheduler.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -24,26 +24,26 @@ class BlockManager:
         self._has_windows = any(window is not None for window in groups.windows)
 
     def num_missing(self, sequence: Sequence) -> int:
-        """Return how many blocks the sequence may lack until all its tokens are computed."""
+        """Return an upper bound of the blocks that the sequence still needs until all its tokens are computed."""
         uncomputed = len(sequence.token_ids) - sequence.num_completed_tokens
         return max(0, self._groups.most_blocks(len(sequence.token_ids), uncomputed) - sequence.num_blocks)
 
     def num_spare(self, sequence: Sequence) -> int:
-        """Return how many blocks to leave to a running sequence: those it lacks, at least one per table."""
+        """Return how many blocks to keep free for a running sequence: its missing ones, or one per table."""
         return max(len(self._groups.windows), self.num_missing(sequence))
 
     def num_lacking(self, sequence: Sequence, num_tokens: int) -> int:
-        """Return by how many blocks the sequence's tables are too short for `num_tokens`."""
+        """Return how many blocks the sequence's tables need in addition for `num_tokens` tokens."""
         return sum(max(0, self._groups.num_blocks(num_tokens) - len(table)) for table in sequence.tables)
 
     def num_needed(self, sequence: Sequence, prefix: CachedPrefix) -> int:
-        """Return how many blocks the sequence may need besides the cached ones of its prefix."""
+        """Return an upper bound of the blocks that the sequence needs besides the cached ones of its prefix."""
         num_tokens = len(sequence.token_ids)
         uncomputed = num_tokens - prefix.num_blocks * self._groups.block_size
         return self._groups.most_blocks(num_tokens, uncomputed) - len(prefix.cached)
 
     def take(self, sequence: Sequence, prefix: CachedPrefix) -> list[int]:
-        """Start the sequence's tables with its prefix; return the blocks for the missing part, to be fetched."""
+        """Start the sequence's tables with its prefix; return new blocks into which to fetch the rest of it."""
         self._pool.hold(prefix.cached)
         fresh = []
         for place, group in prefix.missing:
@@ -60,16 +60,16 @@ class BlockManager:
         return fresh
 
     def is_cached(self, block: int, name: bytes) -> bool:
-        """True if others find this block under a name."""
+        """True if other sequences find this block under the name."""
         return self._pool.is_found(block, name)
 
     def end_fetch(self, sequence: Sequence, prefix: CachedPrefix, num_arrived: int) -> None:
-        """Publish the blocks that a tier has filled, the first of the missing ones, and continue after them."""
+        """Publish the missing blocks that a tier has filled; the sequence continues after them."""
         for (place, group), name in zip(prefix.missing[:num_arrived], prefix.names, strict=False):
             self._pool.register(sequence.tables[group].blocks[place], name)
         lost = prefix.missing[num_arrived:]
         sequence.num_registered_blocks = lost[0][0] if lost else prefix.num_blocks
-        # the window's blocks of a shorter prefix are not there
+        # A shorter prefix would need blocks of the window that were never taken: start from nothing.
         if lost and any(table.first for table in sequence.tables):
             held = [pair for table in sequence.tables for pair in table.pairs()]
             sequence.num_registered_blocks = 0
@@ -78,9 +78,9 @@ class BlockManager:
                 sequence.tables = [BlockTable() for _ in sequence.tables]
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Extend the block tables to `num_tokens`; on failure keep the blocks taken so far.
+        """Extend the block tables to `num_tokens` tokens; return False if no block is left.
 
-        The next attempt then needs fewer.
+        Blocks taken until then stay, so that the next attempt needs fewer.
         """
         wanted = -(-num_tokens // self._groups.block_size)
         for table in sequence.tables:
@@ -94,12 +94,12 @@ class BlockManager:
     def complete(self, sequence: Sequence, num_tokens: int) -> None:
         """Publish and store the blocks that the first `num_tokens` tokens fill.
 
-        Releases those that neither a running step nor a later one sees.
+        Release blocks before a window, which neither running nor later steps read.
         """
         complete = num_tokens // self._groups.block_size
         if complete == sequence.num_registered_blocks and not self._has_windows:
             return
-        if len(sequence.block_hashes) < complete:  # only of known tokens
+        if len(sequence.block_hashes) < complete:  # hash only tokens that are known already
             known = sequence.token_ids[:num_tokens]
             size = self._groups.block_size
             extend_chain(sequence.block_hashes, sequence.chain_root, known, size, sequence.images)
@@ -109,29 +109,29 @@ class BlockManager:
                 if self._pool.register(table.blocks[i], name):
                     self._tiers.store(table.blocks[i], name)
             if self._groups.windows[group] is not None:
-                # Keep one token's view, because a sequence with equal tokens continues before the last one.
+                # Keep the window of the last token, because a sequence with equal tokens computes it again.
                 self._drop_before(table, self._groups.first_seen(group, (num_tokens - 1) // self._groups.block_size))
         sequence.num_registered_blocks = complete
 
     def swap_out(self, sequence: Sequence) -> bool:
-        """Keep the visible complete blocks in the host tier, if that is cheaper than computing them again."""
+        """Swap the visible complete blocks to the host tier; return False if recomputation is cheaper."""
         if sequence.wants_prompt_logprobs:
-            return False  # it will compute all of them again
+            return False  # it computes the whole prompt again for its logprobs
         tables, generations = sequence.tables, self._pool.generations
         num_blocks = sequence.num_registered_blocks
         kept = [
             block_name(sequence.block_hashes[i], group)
             for i, group in self._groups.seen(num_blocks)
-            # a block handed to another sequence must not be stored under this name
+            # A block that another sequence has taken must not be stored under this name.
             if i >= tables[group].first and generations[tables[group].blocks[i]] == tables[group].generations[i]
         ]
-        # Of twins the published one: the tiers are notified of its reuse, and can copy it until then.
+        # Of two blocks with equal content use the published one: the tiers can copy it until they are notified of its reuse.
         found = [(self._pool.find(name, -1, sequence.share), name) for name in kept]
         blocks, names = [block for block, _ in found if block >= 0], [name for block, name in found if block >= 0]
         return self._tiers.swap_out(sequence, names, blocks, num_blocks * self._groups.block_size)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Remove the sequence's blocks from cache and tiers; return those that no other sequence holds."""
+        """Drop the sequence's bad blocks from pool and tiers; return those that no other sequence holds."""
         pool = self._pool
         blocks = [block for table in sequence.tables for block in table.held]
         pool.forget(blocks)
@@ -147,8 +147,8 @@ class BlockManager:
     def release(self, sequence: Sequence, holders: Callable[[], Iterable[Sequence]]) -> None:
         """Release the sequence's blocks.
 
-        A block with a newer generation belongs to another sequence, through a bug of ours: its holders are counted among the other sequences with
-        blocks.
+        A block with a newer generation belongs to another sequence, due to a bug: correct its reference count by counting it in the tables of
+        `holders`.
         """
         places = sorted((i, g) for g, table in enumerate(sequence.tables) for i in range(table.first, len(table)))
         held = [(sequence.tables[g].blocks[i], sequence.tables[g].generations[i]) for i, g in places]
@@ -169,7 +169,7 @@ class BlockManager:
     def _drop_before(self, table: BlockTable, first: int) -> None:
         """Release the blocks of a table before a position.
 
-        Release none if one belongs to another sequence, through a bug of ours: the next step reports it.
+        Release none if one of them belongs to another sequence, due to a bug, which the next step reports.
         """
         dropped = table.before(first)
         if all([self._pool.generations[block] == generation for block, generation in dropped]):

@@ -1,7 +1,7 @@
-"""The order of eviction of cached things, resistant to long scans.
+"""The order of eviction of cached entries, resistant to long scans.
 
 Segmented LRU (Karedla, Love and Wherry, "Caching strategies to improve disk system performance", IEEE Computer 27(3), 1994): new keys are on
-probation; a hit makes them protected; the least recently used protected ones return to probation when the protected weigh too much. The oldest on
+probation, and a hit makes them protected. When protected keys weigh too much, the least recently used of them return to probation. The oldest key on
 probation is evicted first. Knows keys and weights; does not know what they represent.
 """
 
@@ -11,10 +11,10 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-# The paper's best share was between 0.6 and 0.8 of the cache: even after everything was found once, new keys then have room for a hit.
+# The best share in the paper was 0.6 to 0.8 of the cache. The rest stays on probation, so that new keys live long enough to get a hit.
 PROTECTED_SHARE = 0.8
-# Number of remembered hashes of evicted blocks (ghosts): a set that returns after a scan of up to this many times the cache is recognised. Each takes
-# some 200 bytes, its block took from 10 KB to 4 MB.
+# Remembered hashes of evicted blocks (ghosts) per block of the cache: blocks that return after a scan of up to this many times the cache are
+# recognised. A ghost takes some 200 bytes, its block took 10 KB to 4 MB.
 GHOSTS_PER_BLOCK = 4
 _ABSENT = object()
 
@@ -33,7 +33,7 @@ class SegmentedOrder(Generic[K]):
         return key in self._probation or key in self._protected
 
     def __iter__(self) -> Iterator[K]:
-        """Iterate in the order of eviction."""
+        """Iterate over the keys in the order of eviction."""
         yield from self._probation
         yield from self._protected
 
@@ -57,7 +57,7 @@ class SegmentedOrder(Generic[K]):
         (self._protected if key in self._protected else self._probation).move_to_end(key)
 
     def remove(self, key: K) -> bool:
-        """Remove a key. True if it was protected."""
+        """Remove a key; return True if it was protected."""
         if key in self._probation:
             del self._probation[key]
             return False
@@ -65,7 +65,7 @@ class SegmentedOrder(Generic[K]):
         return True
 
     def oldest(self) -> K | None:
-        """Return the next to be evicted."""
+        """Return the next key to evict, or None."""
         for segment in (self._probation, self._protected):
             for key in segment:
                 return key
@@ -75,13 +75,14 @@ class SegmentedOrder(Generic[K]):
         while self._protected_weight > self._protected_capacity:
             demoted, weight = self._protected.popitem(last=False)
             self._protected_weight -= weight
-            self._probation[demoted] = weight  # newest of the probation, because it was worth more than the others
+            self._probation[demoted] = weight  # added as the newest, because it was used more often than the others
 
 
 class EvictionOrder(SegmentedOrder[int]):
     """The evictable blocks of a cache, with ghosts (2Q, Johnson and Shasha, 1994).
 
-    Each block weighs 1: the protected share is a share of their number. A scan of thousands of blocks that are used once evicts only its own kind.
+    Each block weighs 1, so the protected share is a share of the number of blocks. A scan of thousands of blocks that are used once evicts only other
+    blocks that were used once.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -101,12 +102,12 @@ class EvictionOrder(SegmentedOrder[int]):
         return block
 
     def remember(self, block_hash: bytes) -> None:
-        """Record that the hash's block was evicted."""
+        """Record that the block of this hash was evicted."""
         self._ghosts[block_hash] = None
         self._trim_ghosts()
 
     def recall(self, block_hash: bytes) -> bool:
-        """True if the hash was evicted recently: a block that is cached again was needed twice."""
+        """Forget a ghost; return True if there was one: a block that is cached again was needed twice."""
         return self._ghosts.pop(block_hash, _ABSENT) is not _ABSENT
 
     def _trim_ghosts(self) -> None:

@@ -1,6 +1,7 @@
-"""The tiers of one engine host, shared by its models: opened with the host, left for the next one.
+"""The tiers of one engine host, shared by its models.
 
-A tier that is not available is logged once and omitted: it is a cache. Knows the configuration; does not know blocks.
+Their content outlives the host. A tier that is not available is logged once and omitted, because it is only a cache. Knows the configuration; does
+not know blocks.
 """
 
 import logging
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A site that is restarted right after it was killed finds its old engine host alive until the next heartbeat.
+# After a site is killed, its old engine host lives until the next heartbeat: the host of a site that restarts at once waits for it.
 _PATIENCE_S = 1.0
 
 
@@ -45,7 +46,7 @@ class SharedTiers:
     def memory_for(self, block_bytes: int) -> RegisteredMemory | None:
         """Return the host tier's memory for blocks of this size.
 
-        None if they do not fit, as `cache_for` reports.
+        None if they do not fit; `cache_for` logs that case.
         """
         try:
             return self.host.add_size(block_bytes)
@@ -58,14 +59,14 @@ class SharedTiers:
         try:
             return TieredCache(self.host, self.disk, copier, block_bytes, peers=link, store=self.store)
         except TierError as error:
-            log.warning("%s goes without tiers: %s", identity.model, error)
+            log.warning("%s runs without KV tiers: %s", identity.model, error)
             return Tiers()
 
     def close(self) -> None:
-        """Close the tiers, after the models' views of them."""
+        """Close the tiers. The models' views of them must be closed already."""
         if self.peers is not None:
             self.peers.close()
-        if self.store is not None:  # it reads from the disk, too
+        if self.store is not None:  # closed before the disk, because the store's thread reads from that, too
             self.store.close()
         if self.disk is not None:
             self.disk.close()
@@ -76,11 +77,11 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
     if not config.kv_host_bytes or config.kv_host_dir is None:
         return None
     try:
-        # The host joins several ranks' parts of a block: no device reads a whole one.
+        # With several ranks the host joins their parts of a block, so no device accesses the slots.
         device = choose_device(config.device if len(config.group) < 2 else "cpu")
         host = HostTier.open(Path(config.kv_host_dir), config.kv_host_bytes, patience_s=_PATIENCE_S, device=device)
     except TierError as error:
-        log.warning("%s; this engine host goes without", error)
+        log.warning("%s; this engine host runs without KV tiers", error)
         return None
     disk = None
     if config.kv_disk_dir is not None and config.kv_disk_bytes:
@@ -88,7 +89,7 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
             opened = DiskTier.open(Path(config.kv_disk_dir), config.kv_disk_bytes, _PATIENCE_S)
             disk = DiskThread(opened, host, write_bytes_per_s=config.kv_disk_write_bytes_per_s or math.inf)
         except TierError as error:
-            log.warning("%s; this engine host goes without", error)
+            log.warning("%s; this engine host runs without a disk KV tier", error)
     store = None
     if config.kv_store is not None:
         store = StoreThread(config.kv_store, host, None if disk is None else disk.disk)
@@ -98,6 +99,7 @@ def open_tiers(config: HostConfig) -> SharedTiers | None:
 def _peers(config: HostConfig, host: HostTier) -> "HostPeers | None":
     if config.peer_address is None:
         return None
-    from pilotlight.engine.kv.peers.peer_link import open_peers  # a host without peers needs no sockets
+    # Imported here because a host without peers needs no sockets.
+    from pilotlight.engine.kv.peers.peer_link import open_peers
 
     return open_peers(config, host)

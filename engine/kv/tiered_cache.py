@@ -1,6 +1,7 @@
-"""One model's view of the tiers of its host: what to copy, what to fetch, and whether it pays off.
+"""One model's view of its host's tiers: decides which blocks to copy and fetch, and if that pays off.
 
-The engine's thread makes requests and hardly ever waits: a thread per model moves the bytes (host_thread.py), others those of the disk and the store.
+The engine's thread makes requests and hardly ever waits. A thread per model copies between device and host tier (host_thread.py); other threads read
+and write the disk and the store.
 """
 
 import math
@@ -36,11 +37,13 @@ class TieredCache(Tiers):
         peers: "PeerLink | None" = None,
         store: StoreThread | None = None,
     ) -> None:
-        """`peers`: hosts with which this model's blocks are exchanged.
+        """Start the model's copying thread. `peers`: the link to hosts with which this model exchanges blocks.
 
         Raises TierError if a block does not fit the host tier.
         """
-        self._behind: list[TierBehind] = [tier for tier in (disk, store) if tier is not None]  # the nearest first
+        self._behind: list[TierBehind] = [
+            tier for tier in (disk, store) if tier is not None
+        ]  # beyond the host tier, nearest first
         self.mover = BlockMover(host, self._behind, copier, block_bytes)
         self._host = host
         self._disk = disk
@@ -50,9 +53,9 @@ class TieredCache(Tiers):
         self._block_bytes = block_bytes
         self._prefill_tokens_per_s = 0.0
         self._pins: dict[Hashable, KeptSlots] = {}
-        self._awaited: dict[str, bool] = {}  # sequences whose blocks another host awaits, and whether each is open
-        self._fresh: dict[int, bytes] = {}  # complete, but the step's results have not been published
-        self._reads: list[TierRead] = []  # some may have ended
+        self._awaited: dict[str, bool] = {}  # sequence for whose blocks another host waits -> whether it still computes
+        self._fresh: dict[int, bytes] = {}  # complete blocks that `begin_stores` has not queued for their copy yet
+        self._reads: list[TierRead] = []  # reads; some may have ended
         self._num_lost_reads = 0
         self._thread = HostThread(self.mover)
 
@@ -95,10 +98,10 @@ class TieredCache(Tiers):
         self._thread.drop(block)
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        self._thread.wait_for_batch()  # one of them may be about to be committed
+        self._thread.wait_for_batch()  # a running store may be about to commit one of these blocks
         for tier in self._behind:
             tier.forget(hashes)
-        self._host.forget(hashes)  # last, to include blocks that a tier has returned until then
+        self._host.forget(hashes)  # last, because reads from the other tiers may add these blocks until then
 
     def touch(self, hashes: Sequence[bytes]) -> None:
         self._host.touch(hashes)
@@ -137,7 +140,7 @@ class TieredCache(Tiers):
     def read(self, hashes: Sequence[bytes]) -> Transfer:
         places = set(map(self.place_of, hashes))
         found = [tier for tier in self._behind if tier.kind in places]
-        # it has failed since: the sequence will time out, and compute
+        # If no tier is usable any more, the read ends without blocks or times out, and the sequence computes them.
         source = found[-1] if found else self._behind[0]
         return self._begin(source.read(hashes, self._block_bytes))
 
@@ -160,7 +163,7 @@ class TieredCache(Tiers):
             self._peers.server.begin(hand_over)
 
     def end_hand_over(self, hand_over: str) -> None:
-        self._awaited[hand_over] = False  # its last blocks are still to be stored
+        self._awaited[hand_over] = False  # kept until the next `begin_stores`, which stores its last blocks
         if self._peers is not None:
             self._peers.server.end(hand_over)
 
@@ -184,8 +187,8 @@ class TieredCache(Tiers):
         swap_s = rate.predict_s(len(missing) * self._block_bytes) + self._fetch_s(num_blocks)
         if not num_blocks or self._thread.is_broken or not rate.is_worth_it(swap_s, self._recompute_s(num_tokens)):
             return False
-        # A block that is reused before its copy is not stored, as in every store: gigabytes are never waited for. The head of the chain is copied
-        # first, and the blocks are reused from its tail.
+        # These copies may be gigabytes, so the scheduler does not wait for them: a block that is reused before its copy is not stored. The chain is
+        # copied from its head, and its blocks are reused from its tail.
         self._pin(owner, self._host.pin_prefix(hashes))
         mark, kept = self.mover.mark(), self._pins.setdefault(owner, KeptSlots(self._host))
         for block, _ in missing:
@@ -198,7 +201,7 @@ class TieredCache(Tiers):
         if kept is not None:
             kept.unpin()
 
-    # Ends
+    # Reset and close
 
     def reset(self) -> None:
         self._fresh.clear()
@@ -209,9 +212,9 @@ class TieredCache(Tiers):
             self.unpin(owner)
 
     def close(self) -> None:
-        """Store complete blocks, and end, so that a woken model finds its conversations.
+        """Store the remaining complete blocks, which a woken model then finds, and end.
 
-        There are few, since stores start whenever there is nothing else to do.
+        Few blocks remain, since stores start whenever there is nothing else to do.
         """
         if not self._thread.is_broken:
             self.begin_stores(everything=True)
@@ -222,7 +225,7 @@ class TieredCache(Tiers):
         self._thread.close()
 
     def wait_until_idle(self, timeout_s: float) -> bool:
-        """Wait until everything possible has been stored; for inspection."""
+        """Wait until no copy is queued or running; return False after `timeout_s`. For tests."""
         idle = self._thread.wait_until_idle(timeout_s)
         return idle and all(tier.wait_until_idle(timeout_s) for tier in self._behind)
 

@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat template, formats of answers. Imports no torch."""
+"""Conversion between text and tokens: tokenizer, chat template and answer formats. Imports no torch."""

@@ -1,7 +1,7 @@
-"""The rendering of a conversation to a model's text, by its checkpoint's Jinja template.
+"""The rendering of a conversation to a prompt, by the Jinja template of a model's checkpoint.
 
-Jinja takes 26 ms to import and a few more to compile a template, time that a starting site needs for other work: both happen when `compile` is
-called, or at the first conversation. template_environment.py defines what templates can use. Does not know tokens and HTTP.
+Importing Jinja takes 26 ms, and compiling a template a few more. A starting site needs this time for other work, so both happen when `compile` is
+called, or at the first conversation. template_environment.py defines which functions and tags templates can use. Does not know tokens and HTTP.
 """
 
 import json
@@ -23,41 +23,41 @@ if TYPE_CHECKING:
 Messages = Sequence[dict[str, Any]]
 Tools = Sequence[dict[str, Any]]
 
-_MOST_CHARACTERS = 32 << 20  # limit for a text that a child returns; a body of 8 MiB makes less
-_MOST_COMPILED = 16  # templates that a child caches
-_WORDS = 1000  # characters shown of a template's own error
+_MOST_CHARACTERS = 32 << 20  # most characters that a child process returns; a request body of 8 MiB makes fewer
+_MOST_COMPILED = 16  # number of templates that a child process caches
+_WORDS = 1000  # most characters of a template's error in our message
 
 
 class ChatTemplateError(Exception):
-    """A conversation that the template refuses, or a missing template; the message is for the user."""
+    """The template refuses a conversation, or there is no template; the message is for the user."""
 
 
 class BrokenTemplateError(ChatTemplateError):
-    """A template that works with no conversation: the model's fault, not the user's."""
+    """The template fails for every conversation, which is the model's fault and not the user's."""
 
 
 class ChatTemplate:
-    """One model's template, or its named templates; thread-safe.
+    """A model's chat template, or its named templates; thread-safe.
 
-    `tool_use` is used if tools are listed, `default` otherwise.
+    The template `tool_use` is used for conversations with tools, `default` for others.
     """
 
     def __init__(self, sources: dict[str, str], special_tokens: dict[str, str]) -> None:
         self._special_tokens = special_tokens
         self.sources = sources
-        self.why_broken: str | None = None  # known after it has been compiled
+        self.why_broken: str | None = None  # the error, if `compile` has failed
         self._templates: dict[str, Template] | None = None if sources else {}
-        # by template: the roles whose content it reads as a list of parts
+        # By template, the roles whose content it expects as a list of parts.
         self._part_roles: dict[str, frozenset[str]] = {}
-        # by template, and whether tools are declared: the places whose messages it omits
+        # By template and whether tools are declared, the places whose messages it omits.
         self._lost: dict[tuple[str, bool], frozenset[str]] = {}
         self._compiling = threading.Lock()
 
     @classmethod
     def from_directory(cls, directory: Path) -> "ChatTemplate":
-        """Read the templates.
+        """Read the templates of a checkpoint. Raises ChatTemplateError.
 
-        Files take precedence over tokenizer_config.json, as in transformers. A model without any template can still complete texts.
+        Template files take precedence over tokenizer_config.json, as in transformers. A model without a template can still complete texts.
         """
         try:
             config = read_json(directory / "tokenizer_config.json")
@@ -73,7 +73,7 @@ class ChatTemplate:
 
     @property
     def is_compiled(self) -> bool:
-        """True if the template is compiled, known to be broken, or missing: `render` can then start at once."""
+        """True if the template is compiled, known to be broken, or missing, so that `render` need not compile."""
         return self._templates is not None or self.why_broken is not None
 
     def compile(self) -> None:
@@ -92,7 +92,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Render a conversation. `variables`: further ones for the template. Raises ChatTemplateError."""
+        """Render a conversation. `variables`: further variables of the template. Raises ChatTemplateError."""
         self.compile()
         name = self._choose(tools)
         assert self._templates is not None
@@ -115,7 +115,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ChatTemplateError(f"the model's chat template refuses this conversation: {_brief(error)}") from None
         except (TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
-            # A template written for other messages fails like any program: report it instead of failing the server.
+            # A template may fail on messages that it does not expect: report that to the user, not as a server error.
             raise ChatTemplateError(
                 f"the model's chat template cannot render this conversation: {_brief(error)}"
             ) from None
@@ -125,7 +125,7 @@ class ChatTemplate:
 
     @cached_property
     def as_json(self) -> str:
-        """Return the template in the form that `render_template` takes."""
+        """The template as an argument of `render_template`."""
         return json.dumps([self.sources, self._special_tokens])
 
     def _compile(self) -> None:
@@ -154,18 +154,18 @@ class ChatTemplate:
 
 
 def check_template(template: str) -> None:
-    """Compile a template, `ChatTemplate.as_json`, in a child process. Raises BrokenTemplateError."""
+    """Compile `ChatTemplate.as_json`; to be called in a child process. Raises BrokenTemplateError."""
     _template(template).compile()
 
 
 def render_template(
     template: str, messages: Messages, tools: Tools | None, adds_prompt: bool, variables: Mapping[str, Any]
 ) -> str:
-    """Render a conversation in a child process. Raises ChatTemplateError."""
+    """Render a conversation; to be called in a child process. Raises ChatTemplateError."""
     text = _template(template).render(messages, tools, add_generation_prompt=adds_prompt, variables=variables)
     if len(text) > _MOST_CHARACTERS:
         raise ChatTemplateError(
-            f"the model's chat template makes {len(text)} characters of this conversation; shorten it"
+            f"the model's chat template renders this conversation to {len(text)} characters; shorten it"
         )
     return text
 
@@ -192,7 +192,7 @@ def _named_templates(value: Any) -> dict[str, str]:
 
 
 def import_ahead() -> None:
-    """Start to import Jinja in a thread: a conversation that waits for its model will need both."""
+    """Start to import Jinja in a thread, while a conversation waits for its model."""
     if "pilotlight.engine.text.template_environment" not in sys.modules:
         threading.Thread(target=import_environment, name="import jinja", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Probes of a chat template: whether it reads content as text or parts, and which messages it omits.
+"""Probes of a chat template: whether it expects content as text or parts, and which messages it omits.
 
 Does not know where templates come from, or what else is in a conversation.
 """
@@ -17,13 +17,13 @@ _TOOL = {
     "function": {"name": "f", "description": "A function", "parameters": {"type": "object", "properties": {}}},
 }
 LATER_SYSTEM = "later system"  # system messages after the first message
-_ROLES = ("user", "system", "assistant", "tool")  # each one's probe conversation has others of those before it
+_ROLES = ("user", "system", "assistant", "tool")  # ordered, because a role's probe has messages of earlier ones
 
 
 def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozenset[str]:
-    """Return the roles whose content the template reads as parts.
+    """Return the roles whose content the template expects as a list of parts.
 
-    For these, a probe appears in the rendered text only if it is a part.
+    It renders the content of such a role only if it is a part.
     """
     roles: frozenset[str] = frozenset()
     for role in _ROLES:
@@ -33,7 +33,7 @@ def part_roles(template: "Template", special_tokens: dict[str, str]) -> frozense
 
 
 def with_parts(messages: Messages, roles: frozenset[str]) -> Messages:
-    """Return messages in which the content of these roles is a list of parts."""
+    """Return the messages, with the content of these roles as a list of parts."""
     if not roles:
         return messages
     return [
@@ -49,11 +49,11 @@ def lost_places(
 ) -> frozenset[str]:
     """Return the places whose messages the template omits without an error: roles, and LATER_SYSTEM.
 
-    `roles`: those whose content it reads as parts; `with_tools`: tools are declared.
+    `roles`: roles whose content the template expects as parts. `with_tools`: whether tools are declared.
     """
     tools = [_TOOL] if with_tools else None
     lost = {role for role in _ROLES if _rendered(template, special_tokens, _probing(role), roles, tools) is False}
-    if "user" in lost:  # it transforms content instead of writing it: probes are useless
+    if "user" in lost:  # the template transforms all content, so no probe is found
         return frozenset()
     if any(_rendered(template, special_tokens, messages, roles, tools) is False for messages in _later_systems()):
         lost.add(LATER_SYSTEM)
@@ -61,7 +61,7 @@ def lost_places(
 
 
 def lost_place(messages: Messages, lost: frozenset[str]) -> str | None:
-    """Return the first of the `lost` places at which a conversation has content, or None."""
+    """Return the first place in `lost` where the conversation has content, or None."""
     for number, message in enumerate(messages):
         role = message.get("role")
         place = LATER_SYSTEM if role == "system" and number else role
@@ -81,7 +81,7 @@ def _rendered(
     roles: frozenset[str],
     tools: Sequence[dict[str, Any]] | None = None,
 ) -> bool | None:
-    """True if a conversation's probe is in the rendered text; None if the template refuses it."""
+    """Return whether the probe is in the rendered conversation; None if the template refuses it."""
     try:
         text: str = template.render(
             messages=with_parts(messages, roles),
@@ -90,7 +90,7 @@ def _rendered(
             add_generation_prompt=True,
             **special_tokens,
         )
-    except Exception:  # any error of the template
+    except Exception:  # a template may raise anything
         return None
     return _PROBE in text.lower()
 

@@ -1,4 +1,4 @@
-"""Image files read by Pillow: their size, and their pixels. Does not know how an encoder uses them."""
+"""Reads the size and the pixels of image files with Pillow. Does not know how an encoder uses them."""
 
 import io
 from base64 import b64decode
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def check_image(encoded: str, most_pixels: int) -> tuple[int, int]:
     """Return the width and height of a base64-encoded file; decode it unless it has too many pixels.
 
-    For a child process, which native decoders may crash. Raises ImageError.
+    To be called in a child process, because native decoders may crash. Raises ImageError.
     """
     data = b64decode(encoded)
     width, height = size_of(data)
@@ -24,7 +24,7 @@ def check_image(encoded: str, most_pixels: int) -> tuple[int, int]:
 
 
 def size_of(data: bytes) -> tuple[int, int]:
-    """Return the width and height in a file's header. Raises ImageError if it is no image, or animated."""
+    """Return (width, height) from a file's header. Raises ImageError if it is not an image, or animated."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -38,7 +38,7 @@ def size_of(data: bytes) -> tuple[int, int]:
         ) from None
     except MemoryError:
         raise
-    except Exception as error:  # any other error that a reader of files raises
+    except Exception as error:  # Pillow's readers may raise anything for a broken file
         raise ImageError(f"cannot be read: {error}") from None
     if not is_still:
         raise ImageError("is animated: send a single picture")
@@ -48,9 +48,9 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def decoded(data: bytes) -> tuple[int, int, bytearray]:
-    """Return width, height and pixels, [height, width, 3], of the first picture, on white if transparent.
+    """Return (width, height, pixels) of the first picture; pixels are [height, width, 3] bytes.
 
-    Raises ImageError.
+    A transparent picture is put on white. Raises ImageError.
     """
     from PIL import Image  # imported here because few models read images
 

@@ -1,7 +1,7 @@
-"""The replacement of an image's placeholder in a prompt by the tokens that a model was trained on.
+"""Replaces an image's placeholder in a prompt by the tokens with which the model was trained.
 
-The counts are those of the checkpoint's own processor, by the image's width and height (engine/description/image_sizes.py): no image is read. Knows
-token ids; does not know pixels, files and torch.
+Their number is the same as in the checkpoint's own processor. It only depends on the image's width and height (engine/description/image_sizes.py), so
+no image is decoded. Knows token ids; does not know pixels, files and torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,18 +18,18 @@ from pilotlight.engine.description.image_sizes import (
     read_image_sizes,
 )
 
-# Formats of a file, by Pillow's names; of an animated one the first picture is used.
+# Supported file formats, by Pillow's names.
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-_MOST_STRETCHED = 200  # in Qwen's own processor
-MOST_PIXELS = 64_000_000  # of one image; 192 MB when decoded
+_MOST_STRETCHED = 200  # largest ratio of an image's sides in Qwen's own processor
+MOST_PIXELS = 64_000_000  # most pixels of one image, which take 192 MB when decoded
 
 
 class ImagePromptError(Exception):
-    """A prompt and images that do not match; the message is for the user."""
+    """A prompt and its images do not match, or an image is not supported; the message is for the user."""
 
 
 class SizedImage(NamedTuple):
-    """A file whose header has been read."""
+    """An image file and the size from its header."""
 
     width: int
     height: int
@@ -41,13 +41,13 @@ class ImageRun(NamedTuple):
     """The tokens that represent one image."""
 
     token_ids: tuple[int, ...]
-    first: int  # the run's first placeholder
+    first: int  # index of the first token that an embedding replaces
     last: int
-    columns: int = 0  # embeddings in a row, if they are rotated by row and column
+    columns: int = 0  # embeddings per row, for models that rotate them by row and column; else 0
 
 
 class ImageTokens(Protocol):
-    """One family's way to represent an image."""
+    """The tokens with which a model family represents an image."""
 
     marker: int  # the token that a chat template writes for an image
 
@@ -55,7 +55,7 @@ class ImageTokens(Protocol):
 
 
 class TiledTokens:
-    """Llama 4's tokens: tiles in rows, with separators, then the whole image after a separate token."""
+    """Llama 4's tokens: rows of tiles with separators, then a marker and the whole image as one tile."""
 
     def __init__(self, sizes: TiledImages, token_id: Callable[[str], int]) -> None:
         self._sizes = sizes
@@ -74,7 +74,7 @@ class TiledTokens:
 
 
 class PatchedTokens:
-    """Kimi's and Qwen's tokens: the marker itself, once per embedding."""
+    """The tokens of Kimi and Qwen: the marker, once per embedding."""
 
     def __init__(self, sizes: PatchedImages | ScaledImages) -> None:
         self._sizes = sizes
@@ -91,7 +91,7 @@ class PatchedTokens:
 
 
 class RowedTokens:
-    """Mistral's tokens: the marker itself, once per embedding, and a separator after each row."""
+    """Mistral's tokens: the marker, once per embedding, and a separator after each row."""
 
     def __init__(self, sizes: RowedImages, token_id: Callable[[str], int]) -> None:
         self._sizes = sizes
@@ -113,9 +113,9 @@ class ImagePlaceholders:
 
     @classmethod
     def from_checkpoint(cls, folder: Path, added_token_id: Callable[[str], int | None]) -> "ImagePlaceholders | None":
-        """Read a checkpoint's configuration; return None if the model takes no images.
+        """Read a checkpoint's configuration; return None if the model does not support images.
 
-        `added_token_id`: the Tokenizer's. Raises CheckpointError.
+        `added_token_id`: method of the checkpoint's Tokenizer. Raises CheckpointError.
         """
         sizes = read_image_sizes(folder)
         if sizes is None:
@@ -134,14 +134,14 @@ class ImagePlaceholders:
     def num_tokens(self, width: int, height: int) -> int:
         """Return the number of prompt tokens for an image of this size, including separators.
 
-        Raises ImagePromptError for a size that the model does not take.
+        Raises ImagePromptError for a size that the model does not support.
         """
         return len(self._tokens.run(width, height).token_ids)
 
     def expand(
         self, token_ids: Sequence[int], images: Sequence[SizedImage]
     ) -> tuple[tuple[int, ...], tuple[PromptImage, ...]]:
-        """Replace each image's marker in an encoded prompt by its run.
+        """Replace each image's marker in an encoded prompt by the image's tokens.
 
         Raises ImagePromptError if the numbers of markers and images differ.
         """

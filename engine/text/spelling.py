@@ -1,12 +1,12 @@
-"""The spelling of tokens' bytes in a vocabulary, for tokenizers in which each token can be read alone.
+"""The bytes of tokens, by their spelling in a vocabulary, for tokenizers that decode each token alone.
 
-Knows byte-level BPE, and SentencePiece's word marks with bytes as a last resort; for others only the tokenizers library knows the spelling.
+Knows byte-level BPE, and SentencePiece's word marks with byte fallback. The tokens of other tokenizers can only be decoded by the tokenizers library.
 """
 
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-WORD_MARK = "\u2581"  # SentencePiece writes a space as this
+WORD_MARK = "\u2581"  # SentencePiece's character for a space
 
 
 class Spelling(Protocol):
@@ -14,17 +14,17 @@ class Spelling(Protocol):
 
 
 def _byte_level_alphabet() -> tuple[str, ...]:
-    """Return GPT-2's alphabet: an unprintable byte is written as a character after Latin's."""
+    """Return GPT-2's alphabet: the character of each byte, which is above U+00FF for unprintable bytes."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return tuple(chr(byte if byte in printable else 0x100 + others.index(byte)) for byte in range(256))
 
 
-BYTE_LEVEL_ALPHABET = _byte_level_alphabet()  # by byte
+BYTE_LEVEL_ALPHABET = _byte_level_alphabet()  # character by byte
 
 
 class _ByteLevel:
-    """A spelling in which every byte is one character of the vocabulary."""
+    """A spelling with one character per byte."""
 
     def __init__(self) -> None:
         self._byte_of = {character: byte for byte, character in enumerate(BYTE_LEVEL_ALPHABET)}
@@ -39,7 +39,7 @@ class _ByteLevel:
 class _WordMarks:
     """SentencePiece's spelling: U+2581 is a space, and <0x0A> a byte if the decoder supports that.
 
-    A leading space is kept: an answer may continue a text.
+    A leading space is kept, because an answer may continue a text.
     """
 
     def __init__(self, has_bytes: bool) -> None:
@@ -55,9 +55,9 @@ class _WordMarks:
 
 
 def spelling_of(decoder: dict[str, Any] | None) -> Spelling | None:
-    """Return how tokens spell bytes, from the `decoder` of a tokenizer.json.
+    """Return the spelling for the `decoder` of a tokenizer.json.
 
-    None if only the library knows.
+    Returns None if only the library can decode the tokens.
     """
     steps = [step for step in _steps(decoder) if step.get("type") != "Fuse"]
     kinds = {step.get("type") for step in steps}
@@ -85,6 +85,6 @@ def _reads_word_marks(step: dict[str, Any]) -> bool:
 
 
 def _is_harmless(step: dict[str, Any]) -> bool:
-    """True for bytes, and for the space that such tokenizers put before a text."""
+    """Return True for steps that convert bytes, or strip the space that such tokenizers add before a text."""
     is_strip = step.get("type") == "Strip" and step.get("content") == " " and step.get("stop") == 0
     return step.get("type") == "ByteFallback" or (is_strip and step.get("start") in (0, 1))

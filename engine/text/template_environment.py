@@ -1,9 +1,9 @@
 """The Jinja environment in which chat templates run.
 
 Templates come with checkpoints, so they are untrusted code: they run in Jinja's immutable sandbox, see only plain JSON values, and no operator can
-make something large from something small. The process of a template that takes long or grows otherwise is ended (runtime/generation/rendering.py).
+make a large value from small ones. A process in which a template runs long or needs much memory is killed (runtime/generation/rendering.py).
 Templates get trimmed blocks, `raise_exception`, `strftime_now`, a `tojson` that does not escape HTML, `{% generation %}`, break and continue.
-Imported when a template is compiled (chat_template.py), because Jinja is slow to import. Does not know messages.
+This module is imported when a template is compiled (chat_template.py), because Jinja is slow to import. Does not know messages.
 """
 
 import json
@@ -18,15 +18,15 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MOST_ITEMS = 1_000_000  # of a text or list made by multiplication
-MOST_BITS = 4096  # of a whole number
+MOST_ITEMS = 1_000_000  # most items of a text or list made by multiplication
+MOST_BITS = 4096  # most bits of an integer
 _WIDE = re.compile(
     r"%(?:\([^()]*\))?[^a-zA-Z%]*(?:\*|\d{5})"
-)  # a width or precision beyond 9,999, or one that is an argument
+)  # a format with a width or precision above 9,999, or with one that is an argument
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The immutable sandbox, in which no operator takes long or makes gigabytes."""
+    """Jinja's immutable sandbox, with operators that refuse to make large values."""
 
     intercepted_binops = frozenset({"*", "**", "%"})
 
@@ -50,7 +50,7 @@ def _is_explosive(operator: str, left: Any, right: Any) -> bool:
 
 
 class _Generation(Extension):
-    """The tag `{% generation %}`, which marks the assistant's words for training and has no effect here."""
+    """The tag `{% generation %}`, which marks the assistant's text for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's interface
 
@@ -82,7 +82,7 @@ def _make_environment() -> _Sandbox:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_Generation, loopcontrols],
-        optimized=False,  # constants are computed when a template is rendered, not when it is compiled
+        optimized=False,  # constants are then computed when a template is rendered, and not when it is compiled
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -91,5 +91,5 @@ def _make_environment() -> _Sandbox:
 
 
 ENVIRONMENT = _make_environment()
-# Errors of the compiler for an invalid template; the last three are Python's, for one that is nested too deeply.
+# Errors of compilation for an invalid template; the last three are Python's, for a template that is nested too deeply.
 NOT_COMPILED = (TemplateError, SyntaxError, RecursionError, ValueError)

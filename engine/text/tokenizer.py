@@ -1,7 +1,7 @@
-"""Text to token ids and back, by a checkpoint's tokenizer (tokenizer_files.py finds its files).
+"""Conversion between text and token ids by a checkpoint's tokenizer (read by tokenizer_files.py).
 
-Knows how to turn a growing list of ids into text that never ends in half a character: from the tokens' bytes if spelling.py knows them, else from the
-tokenizers library. Does not know templates, stop conditions and HTTP.
+Converts a growing list of ids to text that never ends within a character: by the tokens' bytes if spelling.py knows them, else by the tokenizers
+library. Does not know templates, stop conditions and HTTP.
 """
 
 import asyncio
@@ -20,22 +20,22 @@ from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_text
 from pilotlight.engine.text.spelling import spelling_of
 
-if TYPE_CHECKING:  # imported with the first tokenizer, while weights load: a site's start does not wait 5 ms for it
+if TYPE_CHECKING:  # imported with the first tokenizer, while weights load, because the import takes 5 ms
     from tokenizers import Encoding
     from tokenizers import Tokenizer as Backend
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # batches of one text need none of the library's threads
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's threads do not help batches of one text
 
-# Shields around special tokens that a user wrote. Digits survive any transformation of a template: JSON with or without escapes, Python's repr of a
-# dict, lower case. No end of either shield is the start of one, so that digits beside them shift nothing; if a user wrote a shield, it is replaced by
-# U+FFFD.
+# Shields, which mark special tokens in a user's text. They consist of digits, which survive whatever a template does to text: JSON with or without
+# escapes, Python's repr of a dict, lower case. No suffix of a shield is the prefix of one, so that digits next to a shield do not hide it. If a
+# user's text contains a shield, it is replaced by U+FFFD.
 SHIELD_BEGIN, SHIELD_END = "683017942955", "951760284433"
-INLINE_CHARACTERS = 4_000  # about 1 ms of encoding: shorter texts are not worth a switch to a thread
-MAX_CHARACTER_BYTES = 4  # of UTF-8
-REPLACEMENT = "\ufffd".encode()  # an answer may contain it like any other character
-MARKED_TOGETHER = 2_000  # special tokens
+INLINE_CHARACTERS = 4_000  # takes about 1 ms to encode; shorter texts are not worth a switch to a thread
+MAX_CHARACTER_BYTES = 4  # in UTF-8
+REPLACEMENT = "\ufffd".encode()  # an answer may contain this character like any other one
+MARKED_TOGETHER = 2_000  # special tokens marked at once, without releasing Python's lock
 
-# Texts of all kinds with which a tokenizer is tested.
+# Texts of several kinds with which `check_tokenizer` tests a tokenizer.
 _TRIED = (
     "", "Hello, world! It's 12:34:56.", "x" * 5000, " " * 5000, "\r\n\t" * 1000, "1234567890" * 200,
     "D\u00e9j\u00e0 vu \u65e5\u672c\u8a9e \U0001f600\u200d\u0301 \u0000\uffff",
@@ -62,7 +62,7 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
         self._special_text = _any_of(content for spelled, content in self._added.values() if not spelled)
         self._plain: Backend | None = None
-        self.special_tokens = special_tokens  # by their names in templates: bos_token, eos_token, ...
+        self.special_tokens = special_tokens  # special tokens by their names in templates: bos_token, eos_token, ...
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.num_base_tokens: int = backend.get_vocab_size(with_added_tokens=False)
 
@@ -82,7 +82,7 @@ class Tokenizer:
         try:
             decoder = json.loads(text).get("decoder")
             backend = Backend.from_str(text)
-        except BaseException as error:  # the library raises bare Exception for everything, and panics
+        except BaseException as error:  # the library raises Exception for all errors, and other classes for panics
             if not _is_librarys(error):
                 raise
             raise TokenizerError(f"{origin} is not a tokenizer: {error}") from None
@@ -91,24 +91,23 @@ class Tokenizer:
         return cls(backend, decoder=decoder, special_tokens=special_tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> tuple[int, ...]:
-        """Encode a text. `add_special_tokens`: add those that the tokenizer puts around a text, such as a BOS.
+        """Encode a text. Raises TokenizerError.
 
-        Raises TokenizerError.
+        `add_special_tokens`: add the tokens that the tokenizer puts around a text, such as a BOS.
         """
         return tuple(_ids(self._backend, text, add_special_tokens))
 
     def encode_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int]:
-        """Encode two texts as one, with special tokens around them.
+        """Encode a pair of texts, with special tokens around them. Raises TokenizerError.
 
-        Returns the tokens, and the index of the first that belongs to the second text, or 0 if the tokenizer does not distinguish the texts. Raises
-        TokenizerError.
+        Returns the tokens, and the index of the second text's first token; 0 if the tokenizer does not distinguish the texts.
         """
         encoding = _encoding(self._backend, (first, second), True)
         types = list(encoding.type_ids)
         return tuple(encoding.ids), types.index(1) if 1 in types else 0
 
     def cut(self, text: str, most: int) -> str:
-        """Return the longest prefix of a text with at most `most` tokens, without special ones around it.
+        """Return the longest prefix of a text with at most `most` tokens, not counting special tokens.
 
         Raises TokenizerError.
         """
@@ -121,15 +120,15 @@ class Tokenizer:
         return text if len(encoding.ids) <= most else text[: encoding.offsets[most - 1][1] if most else 0]
 
     def encode_rendered(self, text: str, enough: int = sys.maxsize) -> tuple[int, ...]:
-        """Encode a rendered template, which spells its special tokens itself; between shields they are text.
+        """Encode a rendered template, in which special tokens are spelled out; between shields they are text.
 
-        May stop after `enough` tokens.
+        May stop once there are `enough` tokens.
         """
         if SHIELD_BEGIN not in text:
             return self.encode(text)
         token_ids: list[int] = []
         position = 0
-        for shielded in _SHIELDED.finditer(text):  # a mark without its partner is dropped
+        for shielded in _SHIELDED.finditer(text):  # `unmarked` drops a shield without its partner
             if len(token_ids) >= enough:
                 return tuple(token_ids)
             token_ids += _ids(self._backend, unmarked(text[position : shielded.start()]), False)
@@ -138,29 +137,29 @@ class Tokenizer:
         return (*token_ids, *_ids(self._backend, unmarked(text[position:]), False))
 
     async def encode_prompt(self, text: str, *, is_rendered: bool, enough: int = sys.maxsize) -> tuple[int, ...]:
-        """Encode a text, a long one in a worker thread, so that other streams keep flowing."""
+        """Encode a prompt; a long one in a worker thread, so that other requests are not delayed."""
         rendered, plain = partial(self.encode_rendered, enough=enough), partial(self.encode, add_special_tokens=True)
         encode = rendered if is_rendered else plain
         return encode(text) if len(text) <= INLINE_CHARACTERS else await asyncio.to_thread(encode, text)
 
     def shield(self, value: JSON) -> JSON:
-        """Return a conversation's strings with special tokens marked as text for `encode_rendered`.
+        """Return a conversation in which shields mark special tokens in strings as text for `encode_rendered`.
 
-        A user's text must not end a turn or open another. Returns the same object if there are none.
+        A user's text must not end a turn or start another one. Returns `value` itself if it has no special tokens.
         """
         if not self._holds_special(value):
             return value
         return self._marked(value)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that a token adds to the text; none for a special token or an unknown id."""
+        """Return the bytes that a token adds to the text; empty for a special token or an unknown id."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._spell(token_id)
         return found
 
     def token_text(self, token_id: int) -> str:
-        """Return the token as readable text for lists of logprobs; special tokens by name."""
+        """Return the token as readable text for lists of logprobs; special tokens are spelled out."""
         if token_id in self._added:
             return self._added[token_id][1]
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
@@ -169,11 +168,11 @@ class Tokenizer:
         return self._token(token_id) is not None
 
     def added_token_id(self, text: str) -> int | None:
-        """Return the added token, special or not, with this text, or None."""
+        """Return the id of the added token, special or not, with this text, or None."""
         return next((token_id for token_id, (_, content) in self._added.items() if content == text), None)
 
     def spelled_tag(self, text: str) -> str | None:
-        """Return an added token that occurs in the text and looks like markup, or None."""
+        """Return an added token like `<...>` that occurs in the text, or None."""
         tags = (content for _, content in self._added.values() if content.startswith("<") and content.endswith(">"))
         return next((tag for tag in tags if tag in text), None)
 
@@ -184,7 +183,7 @@ class Tokenizer:
         return _LibraryDetokenizer(self) if self._spelling is None else IncrementalDetokenizer(self)
 
     def decode_by_library(self, token_ids: Sequence[int]) -> str:
-        """Decode with the library, which uses all ids: tokens joined by spaces have no separate bytes."""
+        """Decode ids together by the library, because some tokenizers add spaces between tokens."""
         return str(self._backend.decode(token_ids))
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -199,13 +198,13 @@ class Tokenizer:
         self._backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own else [])])
 
     def _plain_backend(self) -> "Backend":
-        """Return the same tokenizer with special tokens treated as ordinary text."""
+        """Return a copy of the tokenizer that treats special tokens as ordinary text."""
         if self._plain is None:
             from tokenizers import Tokenizer as Backend
 
             try:
                 plain = Backend.from_str(self._backend.to_str())
-            except Exception as error:  # as above
+            except Exception as error:  # the library raises Exception for all errors
                 raise TokenizerError(f"the tokenizer cannot be read back: {error}") from None
             plain.encode_special_tokens = True
             self._plain = plain
@@ -228,10 +227,10 @@ class Tokenizer:
         return value
 
     def _marked_text(self, text: str) -> str:
-        """Mark special tokens in a text, in parts and by a function, to release Python's lock between them.
+        """Put shields around the special tokens of a text, in parts, to release Python's lock between them.
 
-        For 8 MB of special tokens a pattern would hold it for half a second; joining everything at once would hold it for 38 ms, in parts it takes
-        18.
+        For 8 MB of special tokens a replacement pattern would hold the lock for half a second. With a function as replacement it is held for 38 ms
+        if everything is joined at once, and for 18 ms in parts.
         """
         parts, end = [], 0
         found = self._special_text.finditer(text)
@@ -257,7 +256,7 @@ def _ids(backend: "Backend", text: str, add_special_tokens: bool) -> list[int]:
 
 
 def _encoding(backend: "Backend", text: str | tuple[str, str], add_special_tokens: bool) -> "Encoding":
-    """Encode like `backend.encode`, but without Python's lock, which that holds in any thread."""
+    """Encode like `backend.encode`, but release Python's lock, which `backend.encode` would hold."""
     try:
         [encoding] = backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     except BaseException as error:
@@ -269,15 +268,15 @@ def _encoding(backend: "Backend", text: str | tuple[str, str], add_special_token
 
 
 def _is_librarys(error: BaseException) -> bool:
-    """True if the library raised the error.
+    """Return True if the library raised the error.
 
-    A panic of Rust arrives as a class that is no Exception, and that cannot be imported.
+    A panic in Rust raises a class that is not derived from Exception and cannot be imported.
     """
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
-    """Match any of the words, longer ones first, because shorter ones may be their prefixes."""
+    """Return a pattern that matches any of the words, longer ones first, as shorter ones may be prefixes."""
     return re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)")
 
 
@@ -286,7 +285,7 @@ def _shielded(found: re.Match[str]) -> str:
 
 
 def unmarked(text: str, instead: str = "") -> str:
-    """Return a shielded text as its author wrote it."""
+    """Replace the shields in a text by `instead`."""
     return text.replace(SHIELD_BEGIN, instead).replace(SHIELD_END, instead)
 
 
@@ -296,23 +295,23 @@ class Detokenizer(Protocol):
     def push(self, token_id: int) -> str: ...
 
     def finish(self) -> str:
-        """Return the text that was still held back when the tokens ended."""
+        """End the tokens, and return the text that was still held back."""
 
     def held_before(self, token_id: int) -> int:
-        """Return how many held-back characters precede this token, if it is the next.
+        """Return how many held-back characters precede this token if it is pushed next.
 
-        A token that completes a character starts where that starts.
+        A token that completes a character starts where that character starts.
         """
 
     @property
     def is_pending(self) -> bool:
-        """True if the last tokens' text is not completely delivered yet."""
+        """True if the text of the last tokens has not been returned completely."""
 
 
 class IncrementalDetokenizer:
-    """A converter of token ids to text, each push in O(its own bytes).
+    """A converter of token ids to text; a push takes time proportional to the token's bytes.
 
-    Bytes of an unfinished character wait; invalid ones become U+FFFD.
+    Bytes of an unfinished character are held back; invalid bytes become U+FFFD.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -339,12 +338,12 @@ class IncrementalDetokenizer:
 
 
 class _LibraryDetokenizer:
-    """A converter of ids by the library: a token's text is what it adds to that of its predecessor."""
+    """A converter of ids by the library: a token's text is what it adds to the text of the previous token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._last: list[int] = []  # tokens whose text was returned
-        self._waiting: list[int] = []  # tokens whose text ends in half a character
+        self._last: list[int] = []  # the last token whose text was returned
+        self._waiting: list[int] = []  # tokens whose text ends within a character
 
     def push(self, token_id: int) -> str:
         if self._tokenizer.is_special(token_id) or not self._tokenizer.is_known(token_id):
@@ -381,9 +380,9 @@ class _LibraryDetokenizer:
 
 
 def check_tokenizer(directory: str) -> None:
-    """Read a checkpoint's tokenizer and use it as a site does.
+    """Read a checkpoint's tokenizer and test it. Raises TokenizerError.
 
-    For a child process, because a file may crash the library, or keep it busy forever. Raises TokenizerError.
+    To be called in a child process, because a file may crash the library, or keep it busy forever.
     """
     tokenizer = Tokenizer.from_directory(Path(directory))
     for text in _TRIED:
@@ -394,10 +393,10 @@ def check_tokenizer(directory: str) -> None:
 
 
 def read_special_tokens(directory: Path) -> dict[str, str]:
-    """Return a checkpoint's named special tokens, each written as a string or an object with `content`.
+    """Return a checkpoint's special tokens by name, such as bos_token. Raises TokenizerError.
 
-    As in transformers, special_tokens_map.json takes precedence over tokenizer_config.json, but is ignored if that has `added_tokens_decoder`, as
-    newer ones do. Raises TokenizerError.
+    As in transformers, special_tokens_map.json takes precedence over tokenizer_config.json, but is ignored if the latter has `added_tokens_decoder`,
+    as newer ones do.
     """
     config = read_json(directory / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
@@ -412,9 +411,9 @@ def read_special_tokens(directory: Path) -> dict[str, str]:
 
 
 def read_sentence_config(directory: Path) -> dict[str, Any]:
-    """Read sentence-transformers' settings of an embedding model's texts; empty for other models.
+    """Return sentence-transformers' settings for the texts of an embedding model; empty for other models.
 
-    Different versions use different file names.
+    The file's name depends on the kind of model.
     """
     return next(
         (found for kind in _SENTENCE_KINDS if (found := read_json(directory / f"sentence_{kind}_config.json"))), {}
@@ -422,7 +421,7 @@ def read_sentence_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file; empty when there is no file."""
+    """Read a JSON object from a file; empty if the file does not exist. Raises TokenizerError."""
     try:
         value = json.loads(read_text(path))
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""A checkpoint's tokenizer as a tokenizer.json, the one layout that the tokenizers library reads.
+"""A checkpoint's tokenizer as a tokenizer.json, the only format that the tokenizers library reads.
 
-It is read, or converted from Mistral's tekken.json or Kimi's tiktoken.model. These list the byte strings of a vocabulary by rank, as tiktoken does,
-which joins the two neighbours that make the token of least rank; the library joins listed pairs in their order. So a token's pairs are all its splits
-into two tokens, in the order of the tokens' ranks.
+It is read as it is, or converted from Mistral's tekken.json or Kimi's tiktoken.model. These list the byte strings of a vocabulary by rank. tiktoken
+always joins the two neighbours that form the token of lowest rank, while the library joins pairs in the order of a list of merges. So the list
+contains, for each token in the order of ranks, all its splits into two tokens.
 """
 
 import base64
@@ -16,16 +16,16 @@ from pilotlight.engine.api.errors import TokenizerError
 from pilotlight.engine.api.plain_files import read_bytes, read_text
 from pilotlight.engine.text.spelling import BYTE_LEVEL_ALPHABET
 
-# The pattern by which Kimi's models split a text, from the tokenization_kimi.py beside their weights; no other file has it.
+# The pattern by which Kimi's models split a text, copied from the tokenization_kimi.py beside their weights, the only file that has it.
 KIMI_PATTERN = "|".join([
     r"[\p{Han}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
 ])  # fmt: skip
-KIMI_RESERVED = 256  # token ids after the ranked ones
+KIMI_RESERVED = 256  # number of special token ids after the ranked tokens
 KIMI_CLASS = "TikTokenTokenizer"
-# Tokens that files of versions before 8 omit, from mistral-common.
+# Special tokens, from mistral-common, that tekken.json omits before version 8.
 TEKKEN_SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
     "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]",
@@ -39,11 +39,11 @@ Ranks = dict[bytes, int]
 class SpecialToken(NamedTuple):
     token_id: int
     text: str
-    is_hidden: bool  # it is not part of an answer's text
+    is_hidden: bool  # True if the token is not part of an answer's text
 
 
 def tokenizer_json(directory: Path) -> str:
-    """Return the text of a tokenizer.json. Raises TokenizerError."""
+    """Return a checkpoint's tokenizer as the text of a tokenizer.json. Raises TokenizerError."""
     for name, read in READERS.items():
         path = directory / name
         try:
@@ -66,9 +66,9 @@ def _plain(path: Path) -> str:
 
 
 def _tekken(path: Path) -> str:
-    """Convert tekken.json: ids are ranks after the special tokens, of which the file names the first.
+    """Convert tekken.json: special tokens, of which the file names some, precede the ranked tokens.
 
-    The vocabulary is truncated to the size in its `config`.
+    The vocabulary is truncated to the size in the file's `config`.
     """
     fields = json.loads(read_text(path))
     config = fields["config"]
@@ -99,7 +99,7 @@ def _tiktoken(path: Path) -> str:
     ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
     config = json.loads(read_text(path.parent / "tokenizer_config.json"))
     if config.get("tokenizer_class") != KIMI_CLASS:
-        message = f"tokenizer_class in its tokenizer_config.json is {config.get('tokenizer_class')!r}; how {KIMI_CLASS} cuts a text is known here"
+        message = f"tokenizer_class in its tokenizer_config.json is {config.get('tokenizer_class')!r}; only {KIMI_CLASS} is supported"
         raise ValueError(message)
     special = {
         int(token_id): SpecialToken(int(token_id), token["content"], bool(token.get("special", True)))
@@ -116,14 +116,14 @@ READERS: dict[str, Callable[[Path], str]] = {
 
 
 def _written(ranks: Ranks, pattern: str, special: list[SpecialToken], first_id: int = 0) -> dict[str, Any]:
-    """Return the fields of a tokenizer.json. Special tokens are in the vocabulary, too, to keep their ids."""
+    """Return the fields of a tokenizer.json. The vocabulary includes special tokens, to keep their ids."""
     if sorted(ranks.values()) != list(range(len(ranks))) or not all(bytes([byte]) in ranks for byte in range(256)):
-        raise ValueError("the ranks are not 0, 1, 2, ... with every byte among them")
+        raise ValueError("the ranks are not 0, 1, 2, ..., or a byte is missing from the vocabulary")
     spelled = {token: "".join(BYTE_LEVEL_ALPHABET[byte] for byte in token) for token in ranks}
     vocabulary = {spelled[token]: rank + first_id for token, rank in ranks.items()}
     special.sort()
     if taken := next((token.text for token in special if token.text in vocabulary), None):
-        raise ValueError(f"{taken!r} is a special token and an ordinary one")
+        raise ValueError(f"{taken!r} is both a special token and an ordinary one")
     vocabulary |= {token.text: token.token_id for token in special}
     return {
         "version": "1.0",
@@ -144,7 +144,7 @@ def _written(ranks: Ranks, pattern: str, special: list[SpecialToken], first_id: 
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": {
             "type": "BPE",
-            "ignore_merges": True,  # a piece of text that is a token remains one, as in tiktoken
+            "ignore_merges": True,  # a piece of text that equals a token is not split further, as in tiktoken
             "vocab": vocabulary,
             "merges": [[spelled[left], spelled[right]] for left, right in _merges(ranks)],
         },
@@ -154,6 +154,6 @@ def _written(ranks: Ranks, pattern: str, special: list[SpecialToken], first_id: 
 def _merges(ranks: Ranks) -> Iterator[tuple[bytes, bytes]]:
     for token in sorted(ranks, key=ranks.__getitem__):
         cuts = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in ranks and token[i:] in ranks]
-        # If two splits overlap in a text, as those of "aba" in ab|a|ba, tiktoken takes the left one: there the right part is also a prefix of the
-        # token.
+        # If two splits overlap in a text, as those of "aba" in ab|a|ba, tiktoken takes the left one, which is the split whose right part is also a
+        # prefix of the token.
         yield from sorted(cuts, key=lambda cut: (not token.startswith(cut[1]), ranks[cut[0]], ranks[cut[1]]))

@@ -1,1 +1,1 @@
-"""The path of weights from files to tensors: checkpoints, bundles, loaders and formats of matrices."""
+"""Weights, from files to tensors: checkpoints, bundles, loaders and the storage formats of matrices."""

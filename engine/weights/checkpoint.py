@@ -1,8 +1,8 @@
 """A Hugging Face checkpoint directory (safetensors, single or sharded): where each tensor is stored.
 
 Knows the file format, checks every byte range against the file before use, and names tensor and file in every error. Does not know what a tensor is
-for, and reads none (filling.py). The format (8-byte header length, JSON header, raw little-endian data) is read here and not by the safetensors
-package, because its errors name neither the tensor nor the remedy.
+for, and reads no tensor (filling.py does). The format (8-byte header length, JSON header, raw little-endian data) is parsed here and not by the
+safetensors package, because its errors name neither the tensor nor the remedy.
 """
 
 import json
@@ -21,17 +21,17 @@ from pilotlight.engine.weights.bundles.bundle import CheckpointFacts
 from pilotlight.engine.weights.shard import AxisRange
 
 PACKED_SUFFIX = ".bundle.safetensors"
-# A GGUF file, and the index of its tensors, in the directories that engine/gguf makes.
+# Names of the GGUF file and of the index of its tensors in the directories that engine/gguf makes.
 GGUF_FILE, GGUF_INDEX = "model.gguf", "model.gguf.index"
-_VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit ones
-_MAX_HEADER_BYTES = 32 << 20  # some 250,000 tensors; the format allows 100 MB, which take gigabytes when parsed
+_VALUES_IN_ONE = {"U8": 2, "I32": 8}  # four-bit weights per stored number
+_MAX_HEADER_BYTES = 32 << 20  # enough for 250,000 tensors; the format allows 100 MB, which take gigabytes when parsed
 _MAX_DIMS = 64
-# Bits of one value, by safetensors' names. A tensor that no model requests may have any of these types.
+# Bits of one value, by the type's name in safetensors. A tensor that no model requests may have any of these types.
 _BITS = {
     "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64,
 }  # fmt: skip
-# File systems by Linux's names. Those of a program ("fuse", "fuse.sshfs") may be remote.
+# Remote file systems, by Linux's names. Any FUSE file system ("fuse", "fuse.sshfs") may be remote.
 _REMOTE = frozenset({
     "9p", "afs", "beegfs", "ceph", "cifs", "coda", "fuse", "gfs2", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs",
     "pvfs2", "smb3", "smbfs", "virtiofs",
@@ -42,9 +42,9 @@ class ExpectedTensor(NamedTuple):
     """A stored tensor, or a part of one, as a model expects it."""
 
     name: str
-    shape: tuple[int, ...]  # the whole tensor's
+    shape: tuple[int, ...]  # shape of the whole tensor
     dtypes: Sequence[str]  # allowed types
-    part: tuple[AxisRange, ...] | None = None  # the part of each dimension; None for all
+    part: tuple[AxisRange, ...] | None = None  # the needed range of each dimension; None for the whole tensor
 
     @classmethod
     def of(cls, name: str, dims: Iterable[AxisRange | int], dtypes: Sequence[str]) -> "ExpectedTensor":
@@ -61,8 +61,8 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
     start: int
     end: int
-    inner: tuple[slice, ...] = ()  # the parts of dimensions after the rows, if not all are needed
-    is_coded: bool = False  # a chunk of coded_chunks.py
+    inner: tuple[slice, ...] = ()  # ranges of the dimensions after the rows, if not all of them is needed
+    is_coded: bool = False  # whether it is a chunk of coded_chunks.py
 
     def part(self, spans: tuple[AxisRange, ...]) -> "StoredTensor":
         row = (self.end - self.start) // self.shape[0]
@@ -86,7 +86,7 @@ class Checkpoint:
     def facts(self) -> CheckpointFacts:
         """The number of parameters and their types.
 
-        A byte of packed weights counts as two parameters, a word as eight (and scales as parameters, too: 6 % too many).
+        A byte of packed weights counts as two parameters, and a word as eight. Scales count as parameters, too, so the number may be 6 % too high.
         """
         stored = self.tensors.values()
         num_parameters = sum(prod(s.shape) * _VALUES_IN_ONE.get(s.dtype, 1) for s in stored)
@@ -95,7 +95,7 @@ class Checkpoint:
     def find(self, expected: ExpectedTensor) -> StoredTensor:
         """Return a tensor, or the expected part of it, and mark it as requested.
 
-        Raises CheckpointError for another shape or type, or if there is none.
+        Raises CheckpointError if the tensor is missing, or has another shape or type.
         """
         name, shape, dtypes, part = expected
         stored = self.tensors.get(name)
@@ -115,11 +115,11 @@ class Checkpoint:
         return stored if part is None else stored.part(part)
 
     def skip(self, pattern: str) -> None:
-        """Mark tensors whose names match as requested: they are known to be redundant."""
+        """Mark redundant tensors, whose names match `pattern`, as requested although no model reads them."""
         self._unrequested = {name for name in self._unrequested if not re.fullmatch(pattern, name)}
 
     def refuse_unrequested(self) -> None:
-        """Raise CheckpointError for unrequested tensors: the model would not be the trained one."""
+        """Raise CheckpointError if tensors were not requested: without them the model is not the trained one."""
         if self._unrequested:
             names = sorted(self._unrequested)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -130,7 +130,7 @@ class Checkpoint:
 
 
 def packed_file(directory: Path) -> Path | None:
-    """Return the bundle made by `pilotlight pack`, in a directory without the checkpoint itself."""
+    """Return the bundle made by `pilotlight pack`; None if there is none, or the checkpoint is there, too."""
     if (directory / "model.safetensors").exists() or (directory / "model.safetensors.index.json").exists():
         return None
     found = sorted(directory.glob(f"*{PACKED_SUFFIX}"))
@@ -145,7 +145,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def index_checkpoint(directory: Path) -> dict[str, StoredTensor]:
-    """Return every tensor of the directory's checkpoint, by name. Raises CheckpointError."""
+    """Return where each tensor of the directory's checkpoint is stored, by name. Raises CheckpointError."""
     index_file = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if single.exists():
@@ -180,9 +180,9 @@ def _weight_map(index_file: Path) -> dict[str, str]:
 
 
 def read_header(file: Path, most_bytes: int = _MAX_HEADER_BYTES) -> dict[str, StoredTensor]:
-    """Return a file's tensors, which fill it without holes.
+    """Return where each tensor of a safetensors file is stored, by name.
 
-    Raises CheckpointError, also for a header of more than `most_bytes`.
+    Raises CheckpointError if the file is damaged, or its header has more than `most_bytes`.
     """
     try:
         with open_file(file) as opened:
@@ -215,9 +215,9 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_filled(file: Path, stored: Mapping[str, StoredTensor], data_start: int, size: int) -> None:
-    """Raise CheckpointError for overlapping tensors, or bytes that belong to none.
+    """Raise CheckpointError if tensors overlap, or bytes belong to no tensor.
 
-    Other readers refuse such a file, or read something else.
+    Other readers refuse such a file, or read it differently.
     """
     end = data_start
     for name, tensor in sorted(stored.items(), key=lambda item: item[1][3:5]):
@@ -259,7 +259,7 @@ def _stored_tensor(file: Path, name: str, entry: Any, data_start: int, file_size
 
 
 def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[str, Any]:
-    """Read a JSON object beside the weights, with the keys `wanted`. Raises CheckpointError."""
+    """Read a JSON object beside the weights. Raises CheckpointError, also if a key of `wanted` is missing."""
     file = directory / name
     try:
         content = json.loads(read_bytes(file))
@@ -276,7 +276,7 @@ def read_json(directory: Path, name: str, wanted: Collection[str] = ()) -> dict[
 
 
 def is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
-    """True if a file is on a disk of this machine, as far as the system knows.
+    """Return True if a file is on a disk of this machine, as far as the system knows.
 
     A page of a mapped file may be needed at any time: over a network it may arrive late or not at all, and then a step hangs or the process ends.
     """
@@ -290,14 +290,14 @@ def is_local(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
 
 
 def _kind(path: bytes, mounts: bytes) -> str | None:
-    """Return the type of the file system mounted deepest above `path`; later mounts hide earlier ones."""
+    """Return the type of the file system that contains `path`; a later mount hides one at the same place."""
     deepest, kind = -1, None
     for line in mounts.splitlines():
         before, _, after = line.partition(b" - ")
         fields = before.split(b" ")
         if len(fields) < 5 or not after:
             continue
-        point = fields[4].decode("unicode_escape").encode("latin-1")  # spaces are written \\040
+        point = fields[4].decode("unicode_escape").encode("latin-1")  # the kernel escapes spaces as \040
         is_above = path == point or path.startswith(point.rstrip(b"/") + b"/")
         if is_above and len(point) >= deepest:
             deepest, kind = len(point), after.split(b" ")[0].decode()

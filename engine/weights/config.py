@@ -1,4 +1,4 @@
-"""Fields of a checkpoint's JSON files, read once with their types; errors name key and value."""
+"""Typed fields of a checkpoint's JSON files; errors name key and value."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from pilotlight.engine.weights.checkpoint import read_json
 
 @contextmanager
 def refusing_types(file: str = "config.json") -> Iterator[None]:
-    """Raise CheckpointError for errors inside the `with` that a value of an unexpected type causes."""
+    """Convert errors that a value of an unexpected type causes inside the `with` to CheckpointError."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
@@ -29,7 +29,7 @@ def positive_int(config: Mapping[str, Any], key: str, default: int | None = None
 
 
 def whole_number(config: Mapping[str, Any], key: str, most: int) -> int:
-    """Return a number from 0, the default, to `most`."""
+    """Return an integer from 0 to `most`; 0 if the key is missing."""
     value = config.get(key) or 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
         raise CheckpointError(f"config.json has {key} = {value!r}; it must be a whole number from 0 to {most}")
@@ -37,7 +37,7 @@ def whole_number(config: Mapping[str, Any], key: str, most: int) -> int:
 
 
 def layer_numbers(config: Mapping[str, Any], key: str, num_layers: int) -> list[int]:
-    """Return a list of layers; empty if the key is missing."""
+    """Return a list of layer numbers; empty if the key is missing."""
     value = config.get(key) or []
     if not isinstance(value, list) or not all(isinstance(i, int) and 0 <= i < num_layers for i in value):
         raise CheckpointError(f"config.json has {key} = {value!r}; they must be layers below {num_layers}")
@@ -70,7 +70,7 @@ def flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
 
 
 def quantization(config: Mapping[str, Any]) -> Any:
-    """Return config.json's description of the weights' format, for all of them or the text part only."""
+    """Return `quantization_config` of config.json or of its text_config, or None."""
     text = config.get("text_config")
     return config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
 
@@ -89,7 +89,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def eos_token_ids(directory: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """Return the ids that end a turn, from generation_config.json if it has any, and from config.json.
+    """Return the ids of tokens that end a turn, from generation_config.json and config.json.
 
     Ids outside the vocabulary are ignored.
     """

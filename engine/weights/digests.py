@@ -1,12 +1,12 @@
 """The identity of a checkpoint's bytes: a fingerprint for caches, and digests for later loads.
 
-Keys and values may be reused only with the very weights that computed them. The fingerprint covers config.json, and of every file of weights its
-name, size, time of change, header and a sample of its data: tens of milliseconds, while a full digest would take as long as loading. The time of
-change catches an edit between the samples; files that were merely copied again cost a cold cache, not a wrong answer.
+Keys and values may be reused only with exactly the weights that computed them. The fingerprint covers config.json, and of every weights file its
+name, size, modification time, header and a sample of its data. It takes tens of milliseconds, while a full digest would take as long as loading. The
+modification time reveals edits between the samples. A file that was merely copied again gets another fingerprint, which costs a cold cache.
 
-A load reads no byte only to check it, and most files come with no digest: later loads are compared with the bytes of the first. A file that was
-modified in place is read once more before it is loaded; an unmodified one in the background. Different bytes are damage, and refused by name. A file
-that replaced another by a rename is a new one, and logged. Knows files; does not know tensors.
+Most files come without a digest, so the first load records the checksums of their bytes, and later loads are compared with them. A file that was
+modified in place is checked before it is loaded; an unmodified one is checked in the background. Different bytes are damage, and the checkpoint is
+refused. A file that replaced another by a rename is taken as a new one, which is logged. Knows files; does not know tensors.
 """
 
 import json
@@ -28,18 +28,19 @@ from pilotlight.kernels.cpu.build import BuildError, private_cache, private_fold
 
 log = logging.getLogger(__name__)
 
-SWITCH = "PILOTLIGHT_DIGESTS"  # the folder of digests, instead of one in the user's cache; 0 to keep none
+# Environment variable: a folder of digests instead of the one in the user's cache, or 0 to keep none.
+SWITCH = "PILOTLIGHT_DIGESTS"
 
-_FIRST_AFTER_S = 5.0  # other work of a load comes first
+_FIRST_AFTER_S = 5.0  # delay of the check, so that other work of a load comes first
 _STEP_BYTES = 4 << 20
-_SHARE = 0.25  # of a core's time, at most
-_SAMPLES = 16  # of each file, evenly spread
+_SHARE = 0.25  # largest share of a core's time
+_SAMPLES = 16  # number of samples of each file, evenly spread
 _SAMPLE_BYTES = 4096
-_MAX_HEADER_BYTES = 1 << 20  # a header of a hundred thousand tensors is sufficiently identified by this much
+_MAX_HEADER_BYTES = 1 << 20  # enough to identify a header of a hundred thousand tensors
 
 
 def folder() -> Path | None:
-    """Return the directory of the digests of first loads, or None if they are not kept."""
+    """Return the directory of the records of first loads, or None if they are not kept."""
     own = os.environ.get(SWITCH)
     if own == "0":
         return None
@@ -50,12 +51,12 @@ def folder() -> Path | None:
 
 
 def fingerprint(directory: Path) -> bytes:
-    """Return the 32 bytes that identify a checkpoint's weights. Raises OSError if none can be read."""
+    """Return 32 bytes that identify a checkpoint's weights. Raises OSError if a file cannot be read."""
     return _of_directory(directory, is_dated=True)
 
 
 def content_fingerprint(directory: Path) -> bytes:
-    """Return the fingerprint without times of change, which differ between copies. Raises OSError."""
+    """Return a fingerprint without modification times, which differ between copies. Raises OSError."""
     return _of_directory(directory, is_dated=False)
 
 
@@ -80,10 +81,10 @@ def _of_file(file: Path, is_dated: bool) -> bytes:
 
 
 class _Found(NamedTuple):
-    """A file's state at a load."""
+    """The state of a file when it was last checked."""
 
     size: int
-    written_at: int  # ns
+    written_at: int  # modification time in ns
     checksum: int
     inode: int
     is_damaged: bool = False
@@ -93,9 +94,9 @@ class _Found(NamedTuple):
 
 
 def check_sound(directory: Path, folder: Path) -> None:
-    """Raise CheckpointError for a checkpoint that is known to be damaged or was modified in place.
+    """Raise CheckpointError if the checkpoint is known to be damaged, or was modified in place.
 
-    `folder` has the records of first loads.
+    `folder` contains the records of first loads.
     """
     record = _record_of(directory, folder)
     for name, found in _read(record).items():
@@ -104,12 +105,12 @@ def check_sound(directory: Path, folder: Path) -> None:
             continue
         status = file.stat()
         is_damaged = found.is_of(status) and found.is_damaged
-        if not found.is_of(status) and found.inode == status.st_ino:  # it was modified in place
+        if not found.is_of(status) and found.inode == status.st_ino:  # the file was modified in place
             is_damaged = _checksum(file, lambda _: None) != found.checksum
         if is_damaged:
             raise CheckpointError(
-                f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If it should differ, put it there by "
-                f"renaming, or remove {record}"
+                f"{file} is damaged: its bytes are not those of its first load; fetch the checkpoint again. If you changed it, "
+                f"replace it by a rename, or remove {record}"
             )
 
 
@@ -124,7 +125,7 @@ def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.
         known, status = before.get(file.name), file.stat()
         found = _Found(status.st_size, status.st_mtime_ns, _checksum(file, pause), status.st_ino)
         if not found.is_of(file.stat()):
-            return True  # it is being written: its next load checks again
+            return True  # the file is being written now: its next load checks again
         if known is not None and known.checksum != found.checksum:
             if known.is_of(status) or known.inode == status.st_ino:
                 found = found._replace(checksum=known.checksum, is_damaged=True)
@@ -142,7 +143,7 @@ def verify(directory: Path, folder: Path, pause: Callable[[float], None] = time.
 def verify_in_background(
     directory: Path, folder: Path, on_damage: Callable[[], None], first_after_s: float = _FIRST_AFTER_S
 ) -> None:
-    """Verify in a thread, once per process for each state of the files."""
+    """Verify in a thread, once per process for each state of the files; call `on_damage` if it fails."""
     key = (directory, *((file.name, file.stat().st_mtime_ns) for file in weight_files(directory)))
     if key in _started:
         return

@@ -1,7 +1,8 @@
 """Reads a checkpoint into tensors that the model has laid out, with several threads.
 
-Data stored in the engine's form is read without a copy; data that is converted, transposed or unpacked passes through a thread's buffer, a chunk at a
-time, so that a load takes the weights' memory and a few buffers. Knows byte ranges and chunks; does not know what a tensor is for.
+Data that is stored in the engine's form is read into its final place. Data that must be converted, transposed or unpacked passes through a thread's
+buffer, a chunk at a time, so that a load needs the memory of the weights and a few buffers. Knows byte ranges and chunks; does not know what a tensor
+is for.
 """
 
 import ctypes
@@ -29,14 +30,14 @@ DTYPES = {
     "U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# A core's share of the last-level cache, in which a chunk still is when its values are checked.
+# A core's share of the last-level cache, so that a chunk is still in the cache when its values are checked.
 CHUNK_BYTES = 4 << 20
-_MAPPED_CHUNKS = 8  # chunks joined if they are only checked, and need not be in a cache
-# Chunks joined for a device's copy: each copy takes the interpreter some 80 us, in which a bus moves 4 MiB.
+_MAPPED_CHUNKS = 8  # chunks joined into one if they are only checked, and need not be in a cache
+# Chunks joined into one copy to a device: each copy takes the interpreter some 80 us, in which a bus moves 4 MiB.
 _COPIED_CHUNKS = 4
-# Below this rate, memory that is only checked is being read from a disk.
+# Below this rate, mapped memory that is only checked is being read from a disk.
 _DISK_BYTES_PER_S = 1 << 30
-_MOST_THREADS = 8  # a disk is as fast as it gets, and memory nearly so
+_MOST_THREADS = 8  # more threads make no disk faster, and memory hardly so
 
 
 class Job(NamedTuple):
@@ -45,9 +46,9 @@ class Job(NamedTuple):
     name: str  # for error messages
     stored: tuple[StoredTensor, ...]
     into: torch.Tensor
-    make: Make | None = None  # None for a copy, with its type converted
+    make: Make | None = None  # None for a copy that converts the type
     is_row_wise: bool = True  # rows of `into` come from the same rows of the stored tensors
-    is_mapped: bool = False  # `into` is the file's own memory: its values are only checked
+    is_mapped: bool = False  # `into` is a map of the file, so its values are only checked
 
     @property
     def num_bytes(self) -> int:
@@ -58,7 +59,7 @@ class WeightChunk(NamedTuple):
     """A run of rows of a job."""
 
     job: Job
-    start: int  # rows
+    start: int  # first row
     end: int
 
     @property
@@ -83,10 +84,10 @@ def fill(
     write: Write | None = None,
     copier: Copier | None = None,
 ) -> None:
-    """Do all jobs, and `tasks` beside them.
+    """Do all jobs and tasks, in several threads.
 
-    With `write` the jobs' tensors are only places (on `meta`), whose bytes are passed to it. Raises CheckpointError for NaN or infinity and for files
-    that change meanwhile; OSError if `write` does.
+    With `write` the jobs' tensors are on `meta`, and their bytes are passed to `write` with their offset. Raises CheckpointError for NaN, infinity
+    and files that change meanwhile, and OSError if `write` does.
     """
     chunks = sorted((chunk for job in jobs for chunk in _cut(job)), key=_place_in_files)
     _Filler(chunks, tasks, on_progress, write, copier).run()
@@ -162,7 +163,7 @@ class _Filler:
         into, job = chunk.into, chunk.job
         ranges = [chunk.range_of(stored) for stored in job.stored]
         if job.is_mapped:
-            if self._is_from_disk:  # for gigabytes in memory, this check would take a tenth of a second
+            if self._is_from_disk:  # for gigabytes of pages in memory this would take a tenth of a second
                 self._announce(job.stored[0].file, *ranges[0])
             return into
         if (
@@ -197,7 +198,7 @@ class _Filler:
     ) -> torch.Tensor:
         if make is None and into.is_contiguous() and staged[0].is_contiguous() and staged[0].dtype == into.dtype:
             made = staged[0]
-        else:  # with the strides of its place, whose bytes are contiguous
+        else:  # use the strides of `into`, whose bytes are contiguous
             made = torch.empty_strided(into.shape, into.stride(), dtype=into.dtype)
             (make or copy)(made, *staged)
         flat = made.as_strided((made.numel(),), (1,))
@@ -209,7 +210,8 @@ class _Filler:
         if not stored.is_coded:
             read_into(fd, stored.file, span[0], as_bytes(into))
             return
-        from pilotlight.engine.weights.bundles.coded_chunks import decode_chunk  # few models need Zstandard
+        # Imported here because few models need Zstandard.
+        from pilotlight.engine.weights.bundles.coded_chunks import decode_chunk
 
         chunk = memoryview(bytearray(span[1] - span[0]))
         read_into(fd, stored.file, span[0], chunk)
@@ -219,7 +221,7 @@ class _Filler:
             raise CheckpointError(f"chunk {name} cannot be used: {error}; fetch or pack it again") from None
 
     def _announce(self, file: Path, start: int, end: int) -> None:
-        """Announce to the system that these bytes are about to be checked, for a sequential read from disk."""
+        """Ask the system to read these bytes ahead, sequentially, because they are checked next."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._open(file), start, end - start, os.POSIX_FADV_WILLNEED)
 
@@ -242,11 +244,11 @@ class _Written(NamedTuple):
 
     name: str
     values: torch.Tensor
-    total: torch.Tensor  # finite when every value is, or nearly always
+    total: torch.Tensor  # the sum: finite if all values are, except for a rare overflow
 
 
 def _check_written(chunks: Sequence[_Written]) -> None:
-    """Check all at once, because reading a number from a device waits for it. Raises CheckpointError."""
+    """Raise CheckpointError for NaN or infinity; one check for all, because each waits for the device."""
     if chunks:
         totals = torch.stack([chunk.total for chunk in chunks]).isfinite().tolist()
         for chunk, is_sure in zip(chunks, totals, strict=True):
@@ -254,13 +256,13 @@ def _check_written(chunks: Sequence[_Written]) -> None:
 
 
 def check_finite(name: str, is_finite: bool) -> None:
-    """Raise CheckpointError, with the tensor's name, unless `is_finite`."""
+    """Raise CheckpointError with the tensor's name unless `is_finite`."""
     if not is_finite:
         raise CheckpointError(f"tensor {name} holds NaN or infinity; fetch the checkpoint again")
 
 
 def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
-    """Fill `memory` from offset `start` of a file. Raises CheckpointError if the file is too short."""
+    """Fill `memory` from offset `start` of a file. Raises CheckpointError if the file ends too early."""
     at = 0
     while at < len(memory):
         count = os.preadv(fd, [memory[at:]], start + at)
@@ -270,7 +272,7 @@ def read_into(fd: int, file: Path, start: int, memory: memoryview) -> None:
 
 
 def read_stored(stored: StoredTensor) -> torch.Tensor:
-    """Read a tensor, or a part of one, at once. Raises CheckpointError for an unknown type."""
+    """Read and return a stored tensor, or a part of one. Raises CheckpointError for an unknown type."""
     if stored.dtype not in DTYPES:
         raise CheckpointError(f"{stored.file.name} holds tensors of type {stored.dtype}; known are {', '.join(DTYPES)}")
     memory = torch.empty(stored.end - stored.start, dtype=torch.uint8)
@@ -281,7 +283,7 @@ def read_stored(stored: StoredTensor) -> torch.Tensor:
 
 
 def as_bytes(memory: torch.Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor on the host, also for bf16, which numpy does not support."""
+    """View a contiguous tensor on the host as bytes; also works for bf16, which numpy does not support."""
     assert memory.is_contiguous()
     assert memory.is_cpu
     if memory.nbytes == 0:
@@ -310,5 +312,5 @@ def _place_in_files(chunk: WeightChunk) -> tuple[str, int]:
 
 
 def is_stored_as(into: torch.Tensor, stored: StoredTensor) -> bool:
-    """True if the stored bytes, in their order, are the tensor's."""
+    """Return True if the stored bytes are the tensor's bytes, without conversion."""
     return DTYPES[stored.dtype] == into.dtype and not stored.inner

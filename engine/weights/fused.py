@@ -1,6 +1,6 @@
-"""Tensors of a checkpoint that contain several stacked matrices, under the names of their parts.
+"""Division of checkpoint tensors that contain several stacked matrices, to find each by its name.
 
-A part is a run of the tensor's bytes: dividing it reads and copies nothing, and requests by name find the parts.
+A matrix is a run of the tensor's bytes, so division reads and copies nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,22 +11,22 @@ from typing import NamedTuple
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.engine.weights.checkpoint import Checkpoint, StoredTensor, index_checkpoint
 
-_OF_ALL = ("input_scale", "weight_shape")  # valid for every row alike
-_TURNED = ("qweight", "qzeros", "scales", "g_idx")  # of GPTQ and AWQ: their rows are a matrix's columns
+_OF_ALL = ("input_scale", "weight_shape")  # tensors that are valid for all rows
+_TURNED = ("qweight", "qzeros", "scales", "g_idx")  # tensors of GPTQ and AWQ, whose rows are the matrix's columns
 
 
 class FusedRows(NamedTuple):
     """Matrices that are one tensor in the checkpoint."""
 
-    name: str  # after the layer's name
-    parts: Mapping[str, int]  # the parts' usual names, and the rows of each, in order
-    # a stack of so many experts, each with these rows: `{expert}` in the parts' names is the number; 0 if it is not a stack
+    name: str  # the tensor's name after that of its layer
+    parts: Mapping[str, int]  # usual name of each matrix -> number of its rows, in order
+    # Number of experts if the tensor stacks these rows for each expert, else 0. `{expert}` in the names of parts is replaced by the expert's number.
     experts: int = 0
 
     def holds(self, name: str, shape: Sequence[int]) -> bool:
-        """True if a tensor must be divided.
+        """Return True if the tensor must be divided.
 
-        A stack whose rows are its matrices' columns is not: it is transposed when it is read.
+        A stack of transposed matrices is not divided, but transposed when it is read.
         """
         if f".{self.name}." in name:
             return True
@@ -34,12 +34,12 @@ class FusedRows(NamedTuple):
 
 
 def open_divided(directory: Path, fused: tuple[FusedRows, ...]) -> Checkpoint:
-    """Open a directory's checkpoint. Raises CheckpointError."""
+    """Open a directory's checkpoint with its `fused` tensors divided. Raises CheckpointError."""
     return Checkpoint(divide(index_checkpoint(directory), fused))
 
 
 def divide(tensors: Mapping[str, StoredTensor], fused: tuple[FusedRows, ...]) -> dict[str, StoredTensor]:
-    """Return the tensors with the parts of the `fused` ones in their place.
+    """Return the tensors, with the `fused` ones replaced by their parts.
 
     Raises CheckpointError if rows cannot be assigned to parts.
     """
@@ -76,9 +76,9 @@ def _parts(name: str, stored: StoredTensor, fused: FusedRows, kind: str) -> list
 
 
 def _runs(name: str, stored: StoredTensor, parts: Mapping[str, int]) -> list[tuple[str, StoredTensor]]:
-    """Divide the rows among the parts.
+    """Divide the rows of a tensor among the parts.
 
-    A tensor of scales may have one row for several rows of the matrix.
+    A tensor of scales may have one row for several rows of the matrices.
     """
     total = sum(parts.values())
     num_rows = stored.shape[0] if stored.shape and name.rpartition(".")[2] not in _TURNED else 0

@@ -1,4 +1,4 @@
-"""A checkpoint's scales for a KV cache in FP8, from calibration: for keys and values of each layer.
+"""A checkpoint's calibrated scales for a KV cache in FP8: one for keys and one for values per layer.
 
 Knows their names (`self_attn.k_scale` from compressed-tensors; `self_attn.k_proj.k_scale` from ModelOpt); does not know the cache.
 """
@@ -16,9 +16,9 @@ _NAME = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:[kv]_proj\.)?([kv])_s
 
 
 def read_kv_scales(directory: Path) -> dict[int, tuple[float, float]]:
-    """Return the scales of keys and values of each layer that has any.
+    """Return {layer: (scale of keys, scale of values)} for the layers that have scales.
 
-    A packed directory has lost them. Raises CheckpointError for an invalid scale.
+    A packed checkpoint has none. Raises CheckpointError for an invalid scale.
     """
     if packed_file(directory) is not None:
         return {}

@@ -1,7 +1,7 @@
-"""One load of one model's weights: into shared memory, onto the checkpoint's pages, or private memory.
+"""One load of a model's weights: into shared memory, maps of the checkpoint, or private memory.
 
-Shared memory serves later loads, too. Knows the order of preference and the fallbacks if a bundle cannot be used. Does not know families (its caller
-lays the model out) and KV caches.
+Later loads reuse shared memory. Knows the order of preference, and the fallbacks if a bundle cannot be used. Does not know KV caches and model
+families, because its caller lays the model out.
 """
 
 import logging
@@ -42,19 +42,19 @@ from pilotlight.kernels.matrices import lossless_speed
 
 log = logging.getLogger(__name__)
 
-# From this size on a checkpoint's own pages are used, if they have the model's form. A smaller one is copied in a tenth of a second, and is then in
-# its final memory.
+# From this size on the engine serves from maps of the checkpoint, if it is stored in the model's form. A smaller model is copied in a tenth of a
+# second, and is then in its final memory.
 IN_PLACE_FROM_BYTES = 128 << 20
-IN_PLACE_SHARE = 0.5  # of the bytes, at least
+IN_PLACE_SHARE = 0.5  # least share of the bytes that must be mappable
 
-_PRIVATE = BundleIdentity("", "", "", "")  # of memory that no other process will see
+_PRIVATE = BundleIdentity("", "", "", "")  # identity of layouts in private memory, which no other process sees
 
 ModelT = TypeVar("ModelT", covariant=True)
 
 
 class LayOut(Protocol[ModelT]):
     def __call__(self, loader: WeightLoader) -> ModelT:
-        """Return the model in the loader's storage: the same requests in the same order every time."""
+        """Lay the model out in the loader's storage; every call makes the same requests in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,17 @@ class FilledModel(Generic[ModelT]):
     """A model with its weights."""
 
     model: ModelT
-    is_mapped: bool  # from an existing bundle
-    memory: torch.Tensor | None  # all weights, on a CPU, where they stay
-    pending: PendingRelocation[ModelT] | None = None  # they are in the checkpoint, and may move
-    is_proved: bool = False  # an earlier load has computed with these bytes
-    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # by name, all of them
-    in_files: tuple[torch.Tensor, ...] = ()  # of them, those in a file's own pages, which outlive this process
-    saved_bytes: int = 0  # by matrices in 12 bits
+    is_mapped: bool  # whether the weights come from an existing bundle
+    memory: torch.Tensor | None  # on a CPU, the memory of the weights; None if `pending` will move them
+    pending: PendingRelocation[ModelT] | None = None  # how to move the weights to other memory, if they should not stay
+    is_proved: bool = False  # whether an earlier load has computed with these bytes
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)  # all tensors, by name
+    in_files: tuple[torch.Tensor, ...] = ()  # tensors that are maps of a file, whose pages outlive this process
+    saved_bytes: int = 0  # bytes saved by matrices in 12 bits
 
 
 class WeightLoad(Generic[ModelT]):
-    """A model to be laid out in one type on one device, and filled."""
+    """The load of a model in one type on one device."""
 
     def __init__(
         self,
@@ -85,13 +85,13 @@ class WeightLoad(Generic[ModelT]):
         shard: Shard = WHOLE,
         lossless: Lossless = "off",
     ) -> None:
-        """`lossless`: whether matrices are kept in 12 bits, if possible."""
+        """Prepare a load. `lossless`: whether to keep matrices in 12 bits if possible."""
         self._source = source
         self._shard = shard
         self._matrices: Mapping[str, Matrix] = {}
-        # A plain bundle is used through the file's own pages.
+        # A packed bundle with plain tensors is mapped as it is.
         is_mapped = source.packed is not None and not source.packed.bundle.coded
-        # On a GPU they come from a bundle in host memory, and only on request: products of many rows are not measured there.
+        # On a GPU matrices in 12 bits are only used on request, because products of many rows have not been measured; they come from a shared bundle.
         has_products = device.type == "cpu" or (
             lossless == "always" and source.shared_path is not None and takes_triton()
         )
@@ -99,7 +99,7 @@ class WeightLoad(Generic[ModelT]):
         self._lossless: Lossless = lossless if can_be_coded else "off"
         if lossless == "always" and not can_be_coded:
             log.info(
-                "lossless = always leaves %s as it is: it is for plain bf16 weights, on a GPU from memory that outlives its host",
+                "lossless = always has no effect on %s: it needs plain bf16 weights, and on a GPU shared memory for weights",
                 source.directory,
             )
         self._lay_out_model = lay_out_model
@@ -112,7 +112,7 @@ class WeightLoad(Generic[ModelT]):
     def run(self) -> FilledModel[ModelT]:
         """Lay the model out and fill it. Raises CheckpointError."""
         source = self._source
-        if source.lies_as_stored(self._device):  # the file itself outlives this process
+        if source.lies_as_stored(self._device):  # the mapped file itself outlives this process
             return self._load_in_place(None) or self._load_own(source.checkpoint)
         if source.shared_path is not None:
             try:
@@ -121,7 +121,7 @@ class WeightLoad(Generic[ModelT]):
                 return self._load_shared(source.shared_path)
             except (WeightBundleError, OSError) as error:
                 log.warning(
-                    "the weights of %s go into the engine host's own memory and are read again after it: %s: %s",
+                    "the weights of %s are loaded into private memory, and the next engine host must read them again: %s: %s",
                     source.directory, source.shared_path, error,
                 )  # fmt: skip
         if source.packed is None:
@@ -129,16 +129,16 @@ class WeightLoad(Generic[ModelT]):
         try:
             if source.packed.bundle.coded:
                 return self._load_chunks(source.packed, None)
-            # On a CPU from the system's page cache: 0.1 s instead of 0.5 for a GiB, and decode steps at most 3 % slower.
+            # On a CPU this maps the page cache: 0.1 s instead of 0.5 s per GiB, with decode steps that are at most 3 % slower.
             return self._load_bundle(source.packed)
         except WeightBundleError as error:
             raise CheckpointError(f"{source.directory}: {error}; pack the model again") from error
 
-    # A bundle in memory, which outlives this process
+    # Loads from a bundle in shared memory, which outlives this process
 
     def _load_shared(self, path: Path) -> FilledModel[ModelT]:
         source, identity = self._source, self._source.identity(self._dtype, bool(self._codes()))
-        drop_removed_maps()  # a new bundle may need their memory
+        drop_removed_maps()  # free their memory, because a new bundle may need it
         if (shared := source.shared(identity)) is not None:
             try:
                 return replace(self._load_bundle(shared), is_proved=True)
@@ -169,11 +169,11 @@ class WeightLoad(Generic[ModelT]):
         self._phases.end("weights")
 
     def _write_coded(self, path: Path) -> None:
-        """Code matrices while writing the bundle: for models too small to serve from files, and for a GPU."""
+        """Write the shared bundle with coded matrices, for a GPU or a model too small to be mapped."""
         source = self._source
         storage = self._lay_out_stored(self._private(self._wanted)[1], torch.device("cpu"))
         fill(storage.jobs, storage.tasks, self._report)
-        # a GPU's products of experts read no codes
+        # The GPU kernels for experts cannot read codes.
         matrices = {
             name: matrix for name, matrix in self._matrices.items() if self._device.type == "cpu" or matrix.experts == 1
         }
@@ -187,7 +187,7 @@ class WeightLoad(Generic[ModelT]):
         self._phases.end("weights")
 
     def _lay_out_stored(self, allocate: Allocate, device: torch.device) -> BundleStorage | CheckpointStorage:
-        """Lay the model out, to be filled from its packed file or its checkpoint."""
+        """Lay the model out, and return the storage with jobs that fill it from the packed file or checkpoint."""
         if (packed := self._source.packed) is not None:
             storage = BundleStorage(packed.bundle, allocate, packed.path)
             self._lay_out(storage, device)
@@ -213,14 +213,14 @@ class WeightLoad(Generic[ModelT]):
         self._report(file.bundle.data_bytes, file.bundle.data_bytes)
         self._phases.end("weights")
         if is_shared:
-            register(file, self._device)  # for the next time
+            register(file, self._device)  # for later loads
         saved = plain_bytes(storage.tensors, self._matrices) - sum(part.nbytes for part in storage.tensors.values())
         return FilledModel(model, True, memory, tensors=storage.tensors, saved_bytes=saved)
 
     def _load_copied(self, path: Path) -> FilledModel[ModelT]:
-        """Load packed weights whose layout depends on their content.
+        """Load packed weights whose layout depends on their content, from a copy of the checkpoint in memory.
 
-        The bundle in memory is a copy of the checkpoint: no disk is read again, but they are rearranged.
+        Later loads do not read the disk again, but rearrange the weights again.
         """
         identity = self._source.identity(None)
         shared = self._source.shared(identity)
@@ -248,7 +248,7 @@ class WeightLoad(Generic[ModelT]):
             source.check_unchanged()
         self._phases.end("weights")
 
-    # Private memory
+    # Loads into private memory
 
     def _load_own(self, checkpoint: Checkpoint) -> FilledModel[ModelT]:
         memory: torch.Tensor | None = None
@@ -264,10 +264,9 @@ class WeightLoad(Generic[ModelT]):
         return FilledModel(model, False, memory, tensors=storage.tensors)
 
     def _load_chunks(self, packed: BundleFile, path: Path | None) -> FilledModel[ModelT]:
-        """Decode the output of `pack --lossless`.
+        """Load the output of `pack --lossless`, decoded.
 
-        `path`: of the bundle to which the weights move if they are kept in 12 bits: it is only known from the plain weights which of them are worth
-        that.
+        `path`: the bundle to which the weights move later if some are kept in 12 bits, which is decided from the plain weights.
         """
         memory: torch.Tensor | None = None
         allocate = on_device(self._device)
@@ -283,12 +282,12 @@ class WeightLoad(Generic[ModelT]):
         pending = self._pending(path, packed.bundle.specs, storage.tensors)
         return FilledModel(model, False, None, pending, tensors=storage.tensors)
 
-    # The checkpoint's own pages
+    # Loads that map the checkpoint
 
     def _load_in_place(self, path: Path | None) -> FilledModel[ModelT] | None:
-        """Map what is stored in the model's form; return None if the model is small, or too little of it is.
+        """Map tensors stored in the model's form; return None if the model, or that part of it, is too small.
 
-        `path`: of the bundle to which the weights move.
+        `path`: the bundle to which the weights move later; None for private memory.
         """
         source = self._source
         if (
@@ -336,10 +335,10 @@ class WeightLoad(Generic[ModelT]):
 
         return PendingRelocation(path, bundle, tensors, source.check_unchanged, rebuild, coding)
 
-    # All of them
+    # Helpers of all loads
 
     def _codes(self) -> bool | None:
-        """Return whether matrices are kept in 12 bits; None if the speed has not been measured yet."""
+        """Return whether to keep matrices in 12 bits; None if their speed has not been measured yet."""
         return lossless_speed.known() if self._lossless == "auto" else self._lossless == "always"
 
     def _measured(self) -> bool:

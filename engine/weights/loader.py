@@ -1,8 +1,8 @@
-"""The requests of a layer for its weights: by name and shape, for storage that is filled later.
+"""The requests of layers for weights, by name and shape, which return storage that is filled later.
 
-It is filled after the whole model has been laid out. Until then nothing may be computed from it: a conversion is part of the request. Fused
+Storage is filled after the whole model has been laid out. Until then nothing may be computed from it, so a conversion is part of the request. Fused
 projections are one matrix whose rows come from several tensors, so that a step does one matmul instead of three. If several ranks share a model, a
-request describes how (`split`), and each rank gets its rows or columns.
+request describes how to divide the tensor (`split`), and each rank gets its rows or columns.
 """
 
 import re
@@ -24,13 +24,13 @@ from pilotlight.kernels.matrices.lossless import PALETTE, LosslessWeight, num_pa
 from pilotlight.kernels.matrices.plain import PlainWeight
 from pilotlight.kernels.matrices.weight import Weight
 
-Arrange = Callable[[torch.Tensor], torch.Tensor]  # converts the stored tensor to the model's
+Arrange = Callable[[torch.Tensor], torch.Tensor]  # converts a stored tensor to the shape of the model's tensor
 
 
 class WeightLoader:
     """The requests of a model, or of one of its ranks, in one storage and one type.
 
-    With `keeps_packed`, weights stored in `format` stay packed, for kernels that decode them; without, they are unpacked once, in `dtype`.
+    `keeps_packed`: weights stored in `format` stay packed, for kernels that decode them; otherwise they are unpacked to `dtype` during the load.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class WeightLoader:
         shard: Shard = WHOLE,
         reads_codes: bool = False,
     ) -> None:
-        """`reads_codes`: the storage is a bundle's, in which matrices may be coded in 12 bits."""
-        self.matrices: dict[str, Matrix] = {}  # matrices that are plain or could be, by their tensors' names
+        """Make a loader. `reads_codes`: the storage is a bundle, in which matrices may be coded in 12 bits."""
+        self.matrices: dict[str, Matrix] = {}  # matrices that may be coded in 12 bits, by their tensors' names
         self._reads_codes = reads_codes
-        # Those that adapters may change, in layout order. None for a derived loader, whose matrices adapters do not change.
+        # Projections that adapters may change, in layout order. None for a derived loader, whose matrices adapters do not change.
         self.projections: list[MatrixPart] | None = []
         self._storage = storage
         self.dtype = dtype
@@ -67,9 +67,9 @@ class WeightLoader:
         return DTYPES[self._storage.dtype(name)]
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
-        """Read a small tensor, on whose content the layout depends, at once.
+        """Read a small tensor at once, because the layout depends on its content.
 
-        Returns None if there is nothing to read: config.json then decides.
+        Returns None if its content is not available; config.json then decides.
         """
         return self._storage.look(expected)
 
@@ -77,11 +77,11 @@ class WeightLoader:
         return self._changed(dtype=dtype)
 
     def unshared(self) -> "WeightLoader":
-        """Return a loader of the same model that gives this rank whole tensors."""
+        """Return a loader of the same model that loads whole tensors on this rank."""
         return self._changed(shard=WHOLE)
 
     def unpacked(self) -> "WeightLoader":
-        """Return a loader of the same model whose matrices are plain, in any format."""
+        """Return a loader of the same model that unpacks all matrices."""
         return self._changed(_keeps_packed=False)
 
     def _changed(self, **attributes: object) -> "WeightLoader":
@@ -98,7 +98,7 @@ class WeightLoader:
         return self._format is not None
 
     def tensor(self, name: str, *shape: int) -> torch.Tensor:
-        """Return storage for the stored tensor of this name and shape."""
+        """Request the stored tensor of this name and shape."""
         into = self.empty(name, *shape)
         self.read(name, into)
         return into
@@ -112,7 +112,7 @@ class WeightLoader:
         unit: int = 1,
         repeats: bool = False,
     ) -> torch.Tensor:
-        """Return storage for several stored tensors, stacked along their first dimension."""
+        """Request several stored tensors, stacked along their first dimension."""
         may_repeat = repeats or len(names) > 1
         spans = [
             self.shard.span(n, unit, name, split == "rows", may_repeat) for name, n in zip(names, rows, strict=True)
@@ -133,10 +133,10 @@ class WeightLoader:
         unit: int = 1,
         repeats: bool = False,
     ) -> Weight:
-        """Return the projections `names`, stacked, [sum(rows), columns], packed if stored so and supported.
+        """Request the projections `names` stacked, [sum(rows), columns], packed if stored so and supported.
 
-        `experts`: they belong to so many experts, [experts, rows, columns]. `split`: ranks share each one's rows, or its columns, in multiples of
-        `unit`; among fused matrices, one with fewer units than ranks is held by several ranks, and a single one if it `repeats`.
+        `experts`: number of experts to which they belong, for [experts, rows, columns]. `split`: ranks share the rows or the columns of each
+        projection, in multiples of `unit`. A projection with fewer units than ranks is held by several ranks if it is fused with others or `repeats`.
         """
         parts = self._parts(names, rows, columns, split, unit, repeats)
         of_parts = [self._format_of(name) for name in names]
@@ -167,7 +167,7 @@ class WeightLoader:
     ) -> tuple[int, tuple[int, ...]]:
         """Number the projections of a matrix, for adapters that change them.
 
-        Returns the first one's number, and the last row of each on this rank; no rows if no adapter may change them.
+        Returns the number of the first projection, and where the rows of each end on this rank; no ends if no adapter may change them.
         """
         if self.projections is None:
             return 0, ()
@@ -186,10 +186,10 @@ class WeightLoader:
         are_pairs: bool = False,
         num_parts: int = 1,
     ) -> Weight:
-        """Return the matrices of all experts, [experts, rows, columns], from one stored tensor.
+        """Request the matrices of all experts, [experts, rows, columns], from one stored tensor.
 
-        With `are_pairs`, gate and up rows alternate there; here gates come first. `num_parts`: number of matrices stacked there, each of which ranks
-        share. Raises CheckpointError if each rank should have some of the experts.
+        `are_pairs`: gate and up rows alternate in the stored tensor; here gate rows come first. `num_parts`: number of matrices stacked per expert,
+        each of which ranks share. Raises CheckpointError if ranks have different experts.
         """
         if self.shard.experts is not None:
             raise CheckpointError(
@@ -215,19 +215,19 @@ class WeightLoader:
         return PlainWeight(into)
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return storage of any type, which the caller fills."""
+        """Return a new tensor of any type, which the caller fills with `fill`."""
         return self._storage.take(name, shape, dtype)
 
     def empty(self, name: str, *shape: int) -> torch.Tensor:
-        """Return storage that the caller fills in parts, with `read` or `fill`."""
+        """Return a new tensor that the caller fills in parts, with `read` or `fill`."""
         return self._storage.take(name, shape, self.dtype)
 
     def read(
         self, name: str, into: torch.Tensor, stored_shape: tuple[int, ...] | None = None, arrange: Arrange | None = None
     ) -> None:
-        """Fill `into` from tensor `name`, its type converted.
+        """Request to fill `into` from tensor `name`, with its type converted.
 
-        The shape must be exactly that of `into`, or `stored_shape`, which `arrange` converts.
+        The stored tensor must have the shape of `into`, or `stored_shape` if `arrange` converts it.
         """
         stored = ExpectedTensor(name, stored_shape or tuple(into.shape), FLOATS)
         if arrange is None:
@@ -238,27 +238,27 @@ class WeightLoader:
     def fill(
         self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool = True
     ) -> None:
-        """Call make(into, *stored), from any thread, after the storage is allocated.
+        """Request a later call of make(into, *stored), from any thread; if `make` is None, copy and convert.
 
-        If rows of `into` come from the same rows of the stored tensors (`is_row_wise`), it is called for one run of rows after another.
+        `is_row_wise`: rows of `into` depend only on the same rows of the stored tensors, so `make` may be called for runs of rows.
         """
         self._storage.fill(into, stored, make, is_row_wise)
 
     def compute(self, task: Callable[[], None]) -> None:
-        """Compute something that is in no checkpoint, while the weights are read."""
+        """Request a task that computes data that is in no checkpoint, while the weights are read."""
         self._storage.compute(task)
 
     def skip(self, pattern: str) -> None:
-        """Ignore redundant tensors, whose names match."""
+        """Ignore redundant tensors, whose names match `pattern`."""
         self._storage.skip(pattern)
 
     def skip_tensors(self, names: Sequence[str]) -> None:
-        """Ignore tensors that another rank has."""
+        """Ignore tensors that other ranks load."""
         for name in names:
             self.skip(re.escape(name))
 
     def _coded(self, name: str, rows: int, matrix: Matrix) -> LosslessWeight | None:
-        """Return a matrix that the bundle has in 12 bits; None if it must be plain."""
+        """Request a matrix in 12 bits; return None if the storage does not have it in 12 bits."""
         self.matrices[name] = matrix
         if not self._reads_codes or name + CODES not in self._storage:
             return None

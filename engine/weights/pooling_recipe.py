@@ -1,7 +1,7 @@
-"""The recipe of a model of whole texts: from hidden states to an embedding or class scores.
+"""The steps from a text's hidden states to an embedding or class scores.
 
-It is read from config.json and from sentence-transformers' files (modules.json, 1_Pooling/config.json, 2_Dense/config.json,
-config_sentence_transformers.json, sentence_bert_config.json). Steps in them that the engine does not support are refused by name.
+They are read from config.json and from the files of sentence-transformers (modules.json, 1_Pooling/config.json, 2_Dense/config.json,
+config_sentence_transformers.json, sentence_bert_config.json). Unsupported steps are refused by name.
 """
 
 import json
@@ -24,9 +24,9 @@ _PREFIX = "pooling_mode_"
 _SENTENCES = "config_sentence_transformers.json"
 _SCORE_ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
 _DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU")
-# By the first word of their class; all others are decoders, whose last token has seen all others.
+# First words of the architectures that pool the first token. All others are decoders, of which the last token has attended to all others.
 _POOLED_FIRST = ("Bert", "Roberta", "XLMRoberta")
-# Arguments of a tokenizer's call that change no token of a single text.
+# Arguments of a tokenizer call that do not change the tokens of a single text.
 _HARMLESS_CALL = frozenset({"padding", "padding_side", "truncation", "return_tensors", "pad_to_multiple_of"})
 
 
@@ -37,15 +37,15 @@ class DenseModule(NamedTuple):
     inputs: int
     outputs: int
     has_bias: bool
-    activation: str  # a class of torch.nn
+    activation: str  # name of a class of torch.nn
 
 
 class Classes(NamedTuple):
     """The classes that a classifier or reranker scores."""
 
     labels: tuple[str, ...]
-    activation: Activation  # from logits to the scores for clients
-    # of a model that answers by a token: the ids whose logits are compared, (yes, no), or only (yes,); empty if it has a head
+    activation: Activation  # function from logits to the scores for clients
+    # For a model that answers by its next token, the ids of the tokens whose logits are compared, (yes, no) or (yes,); empty if it has a head.
     tokens: tuple[int, ...] = ()
 
 
@@ -53,12 +53,12 @@ class PoolingRecipe(NamedTuple):
     """The steps from the hidden states of a text to one vector: an embedding, or the logits of classes."""
 
     pooling: Pooling
-    is_normalized: bool = False  # to length 1
-    max_tokens: int | None = None  # of a text, if the checkpoint's limit is lower than its positions allow
-    prompt: str = ""  # prefix of every text, if a request names no other
+    is_normalized: bool = False  # whether the vector is scaled to length 1
+    max_tokens: int | None = None  # most tokens of a text, if fewer than the number of positions
+    prompt: str = ""  # prefix of every text, unless a request names another one
     prompts: tuple[tuple[str, str], ...] = ()  # prefixes that a request may choose, by name
     dense: tuple[DenseModule, ...] = ()
-    classes: Classes | None = None  # None for embeddings
+    classes: Classes | None = None  # None for an embedding model
 
     def vector_size(self, hidden_size: int) -> int:
         """Return the size of a text's vector."""
@@ -73,7 +73,7 @@ class PoolingRecipe(NamedTuple):
 
 
 def read_recipe(directory: Path, config: Mapping[str, Any]) -> PoolingRecipe | None:
-    """Return the recipe of a model of whole texts; None for a model that generates.
+    """Return the recipe of an embedding or scoring model, or None for a model that generates text.
 
     Raises CheckpointError.
     """
@@ -130,7 +130,7 @@ def _embedder(directory: Path, modules: list[tuple[str, str]]) -> PoolingRecipe:
 
 
 def _classifier(directory: Path, config: Mapping[str, Any], kinds: list[str]) -> PoolingRecipe:
-    """Read a model with a head of classes."""
+    """Return the recipe of a model with a classification head."""
     architecture = str(config["architectures"][0])
     if kinds not in ([], ["Transformer"]):
         raise CheckpointError(
@@ -156,10 +156,7 @@ def _classifier(directory: Path, config: Mapping[str, Any], kinds: list[str]) ->
 
 
 def _judge(directory: Path, config: Mapping[str, Any], tokens: tuple[int, ...]) -> PoolingRecipe:
-    """Read a model that generates and judges by its next token whether a document answers a query.
-
-    An example is Qwen3-Reranker.
-    """
+    """Return the recipe of a reranker that answers by its next token, such as Qwen3-Reranker."""
     vocab_size = positive_int(config, "vocab_size")
     if any(not 0 <= token < vocab_size for token in tokens):
         raise CheckpointError(f"{directory} scores by the tokens {list(tokens)}, and its vocabulary has {vocab_size}")
@@ -169,7 +166,7 @@ def _judge(directory: Path, config: Mapping[str, Any], tokens: tuple[int, ...]) 
 
 
 def _score_tokens(directory: Path) -> tuple[int, ...]:
-    """Read the tokens of a LogitScore module."""
+    """Return the ids of a LogitScore module's tokens, (true, false) or (true,)."""
     config = read_json(directory, "config.json")
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise CheckpointError(
@@ -184,7 +181,7 @@ def _score_tokens(directory: Path) -> tuple[int, ...]:
 
 
 def _tokens_of(directory: Path, words: Any) -> tuple[int, ...]:
-    """Return the ids of vLLM's `classifier_from_token`: the words for no and yes, in this order."""
+    """Return the ids (yes, no) for vLLM's `classifier_from_token`, which has the words for no and yes."""
     from pilotlight.engine.text.tokenizer import Tokenizer
 
     if not isinstance(words, list) or len(words) != 2 or not all(isinstance(word, str) for word in words):
@@ -204,7 +201,7 @@ def _tokens_of(directory: Path, words: Any) -> tuple[int, ...]:
 def _activation(directory: Path, config: Mapping[str, Any], num_labels: int) -> Activation:
     """Return the function from logits to scores.
 
-    It is the one that sentence-transformers saved, or else a sigmoid for one class and a softmax for several.
+    It is the function that sentence-transformers saved, or by default a sigmoid for one class and a softmax for several.
     """
     own = config.get("sentence_transformers")
     places = (
@@ -218,7 +215,7 @@ def _activation(directory: Path, config: Mapping[str, Any], num_labels: int) -> 
             if found is None:
                 supported = ", ".join(_SCORE_ACTIVATIONS)
                 raise CheckpointError(f"{file} asks for the activation {named!r}; supported are {supported}")
-            # for several classes the library leaves a softmax to its caller
+            # For several classes the library leaves the softmax to its caller.
             return "softmax" if found == "none" and num_labels > 1 else found
     if num_labels == 1 or config.get("problem_type") == "multi_label_classification":
         return "sigmoid"
@@ -242,7 +239,7 @@ def _modules(file: Path) -> list[tuple[str, str]]:
 
 
 def _pooling(directory: Path) -> Pooling:
-    """Read the pooling mode: older files have a flag for every mode, newer ones name it."""
+    """Return the pooling mode: older files have a flag for every mode, newer files name it."""
     config = read_json(directory, "config.json")
     named = config.get("pooling_mode")
     modes = [named] if isinstance(named, str) else list(named or [])
@@ -274,7 +271,7 @@ def _dense(directory: Path) -> DenseModule:
 
 
 def _prompts(directory: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Return the prompt that `encode` puts before texts by default, and all named prompts."""
+    """Return the prompt that sentence-transformers puts before texts by default, and all named prompts."""
     config = _sentences(directory)
     name, prompts = config.get("default_prompt_name"), config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
@@ -286,7 +283,7 @@ def _prompts(directory: Path) -> tuple[str, tuple[tuple[str, str], ...]]:
     if name is None:
         return "", tuple(prompts.items())
     if not isinstance(prompt := prompts.get(name), str):
-        raise CheckpointError(f"{directory / _SENTENCES} has default_prompt_name {name!r}, and no prompt of this name")
+        raise CheckpointError(f"{directory / _SENTENCES} has default_prompt_name {name!r}, but no prompt of this name")
     return prompt, tuple(prompts.items())
 
 
@@ -295,9 +292,9 @@ def _sentences(directory: Path) -> dict[str, Any]:
 
 
 def _max_tokens(directory: Path) -> int | None:
-    """Return the most tokens of a text from sentence_bert_config.json.
+    """Return the most tokens of a text according to sentence_bert_config.json, or None.
 
-    Raises CheckpointError for unsupported steps in it.
+    Raises CheckpointError for unsupported settings in that file.
     """
     try:
         config = read_sentence_config(directory)
@@ -306,7 +303,7 @@ def _max_tokens(directory: Path) -> int | None:
     limits = [config.get(key) for key in ("max_seq_length", "query_length", "document_length")]
     if any(limits[1:]) or config.get("query_expansion"):
         raise CheckpointError(
-            "sentence_bert_config.json has query_length, document_length or query_expansion, which are for models of many vectors a text; "
+            "sentence_bert_config.json has query_length, document_length or query_expansion, which are for models with several vectors per text; "
             "supported is max_seq_length"
         )
     calls = config.get("processing_kwargs") or {}

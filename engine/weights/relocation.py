@@ -1,8 +1,8 @@
 """Moves a serving model's weights to huge pages, from which products of few rows read a third faster.
 
-That is 60 GB/s instead of 44 on two cores. Relocation writes a bundle of a model that serves from its checkpoint's own pages, and lays the model out
-again there: the same numbers in the same order, so that one may replace the other at any time. HugePages moves memory in place, private or a
-file's. Both take a share of one core, and no request waits for them. Knows tensors, pauses and files; does not know models.
+On two cores they read 60 GB/s instead of 44. Relocation writes a bundle of a model that serves from maps of its checkpoint, and lays the model out
+again in the bundle's memory: with the same numbers in the same order, so that it may replace the other model at any time. HugePages moves private
+memory or maps of files in place. Both use a share of one core, and no request waits for them. Knows tensors, pauses and files; does not know models.
 """
 
 import logging
@@ -28,39 +28,39 @@ from pilotlight.kernels.cpu.mapped_file import HUGE_PAGE, copy_to_huge
 log = logging.getLogger(__name__)
 
 _MOVE_BYTES = 32 << 20
-_SHARE = 0.25  # of a core's time, at most
-_FIRST_AFTER_S = 0.5  # the request that woke the model comes first
-_LOOK_S = 0.05  # between two looks at whether the process ends
-_LAST_STEP_S = 2.0  # by then no step computes on the old pages, and this thread unmaps them
+_SHARE = 0.25  # largest share of a core's time
+_FIRST_AFTER_S = 0.5  # delay of the start, because the request that woke the model comes first
+_LOOK_S = 0.05  # interval of checks whether the process is ending
+_LAST_STEP_S = 2.0  # time after which no step computes on the old pages any more, and this thread unmaps them
 
 ModelT = TypeVar("ModelT")
 T = TypeVar("T")
 
 
 class Coding(NamedTuple):
-    """The parts of a bundle with matrices in 12 bits that its plain form lacks."""
+    """The coding of matrices in 12 bits during a relocation."""
 
     identity: BundleIdentity
     matrices: Mapping[str, Matrix]
-    is_wanted: Callable[[], bool]  # may measure
+    is_wanted: Callable[[], bool]  # decides whether to code; it may measure the speed first
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRelocation(Generic[ModelT]):
-    """A model on its checkpoint's own pages, and the data needed to lay it out elsewhere."""
+    """The data needed to move a model's weights to a bundle or to private memory."""
 
-    path: Path | None  # of the bundle; None for private memory
+    path: Path | None  # path of the bundle; None for private memory
     bundle: Bundle
-    tensors: Mapping[str, torch.Tensor]  # by name, in the bundle's form
+    tensors: Mapping[str, torch.Tensor]  # the model's tensors, by their names in the bundle
     check_unchanged: Callable[[], None]  # raises CheckpointError if the checkpoint's files have changed
-    rebuild: Callable[[torch.Tensor, Bundle], ModelT]  # on memory that contains the bundle's bytes
+    rebuild: Callable[[torch.Tensor, Bundle], ModelT]  # lays the model out on memory with the bundle's bytes
     coding: Coding | None = None  # None if matrices stay plain
 
 
 class Relocation(Generic[ModelT]):
-    """A thread that ends by itself after the model has moved, or cannot.
+    """A thread that moves a model's weights, and ends once that is done or has failed.
 
-    It finishes a bundle even if the model is closed meanwhile, because the model will wake from it.
+    It finishes a shared bundle even if the model is closed meanwhile, because the model will wake from the bundle.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class Relocation(Generic[ModelT]):
         first_after_s: float = _FIRST_AFTER_S,
         share: float = _SHARE,
     ) -> None:
-        """`adopt` receives the new model, in place of the old one."""
+        """Start the thread. `adopt` is called with the new model, which replaces the old one."""
         self.is_done = False
         self._pending: PendingRelocation[ModelT] | None = pending
         self._adopt: Callable[[ModelT], None] | None = adopt
         self._share = share
         self._is_closed = threading.Event()
-        # Not a daemon: it holds tensors, and freeing one while the interpreter ends aborts the process.
+        # Not a daemon, because the thread holds tensors, and freeing one while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="relocation")
         self._thread.start()
 
     def close(self) -> None:
-        """Stop moving a model that is no longer used; a started bundle is finished without waiting for it."""
+        """Stop a move to private memory; a bundle is still written, in the background."""
         self._is_closed.set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -101,8 +101,8 @@ class Relocation(Generic[ModelT]):
         except _NotNeeded:
             pass
         except (WeightBundleError, CheckpointError, OSError) as error:
-            where = path or "memory of its own"
-            log.info("a model stays on its checkpoint's own pages and does not move to %s: %s", where, error)
+            where = path or "private memory"
+            log.info("a model's weights are not moved to %s: %s", where, error)
         self._pending = self._adopt = None
 
     def _lay_out(self, pending: PendingRelocation[ModelT]) -> tuple[Bundle, CodedTensors]:
@@ -136,7 +136,7 @@ class Relocation(Generic[ModelT]):
         return memory
 
     def _share_bundle(self, bundle: Bundle, path: Path, copy: Callable[[Write], None]) -> torch.Tensor:
-        """Map the bundle at `path`, after this process or another one has written it."""
+        """Write the bundle at `path`, unless another process does, and return a map of it."""
         while is_being_written(path):
             self._check_needed()
             self._pause(_LOOK_S)
@@ -147,7 +147,7 @@ class Relocation(Generic[ModelT]):
 
             def write(start: int, content: memoryview) -> None:
                 if not new.is_linked:
-                    raise WeightBundleError("its place was taken by another bundle")
+                    raise WeightBundleError("another bundle has replaced it")
                 new.write_huge(start, content)
 
             copy(write)
@@ -161,9 +161,9 @@ class Relocation(Generic[ModelT]):
         pending.check_unchanged()
 
     def _slowly(self, steps: Iterator[T]) -> Iterator[T]:
-        """Run the steps with pauses between them."""
+        """Yield from `steps`, with pauses that limit this thread to its share of a core."""
         while True:
-            began = time.thread_time()  # by wall time, a busy machine would slow it down twice
+            began = time.thread_time()  # not wall time, by which a busy machine would slow this thread down twice
             step = next(steps, None)
             if step is None:
                 return
@@ -175,7 +175,7 @@ class Relocation(Generic[ModelT]):
             raise _NotNeeded
 
     def _pause(self, seconds: float) -> None:
-        """Sleep, unless the process is about to end."""
+        """Sleep; raise _NotNeeded as soon as the process is ending."""
         until = time.monotonic() + seconds
         while True:
             if not threading.main_thread().is_alive():
@@ -191,7 +191,7 @@ class _NotNeeded(Exception):
 
 
 def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
-    """Map the bundle at `path`; return None if it is another one, or missing."""
+    """Map the bundle at `path`; return None if it is missing or another bundle."""
     try:
         with BundleFile.open(path) as file:
             is_same = (file.bundle.identity, file.bundle.tensors) == (bundle.identity, bundle.tensors)
@@ -201,11 +201,10 @@ def _map(path: Path, bundle: Bundle) -> torch.Tensor | None:
 
 
 class HugePages:
-    """A thread that ends by itself when weights have been moved in place, or on `close`.
+    """A thread that moves weights to huge pages in place, and ends when that is done, or on `close`.
 
-    Weights are read into small pages first, since a system that has to find huge pages takes longer to fill them: seconds per GiB in a virtual
-    machine whose free memory belongs to its host, and 0.4 s with small ones. Those in a file's pages are copied piece by piece, so that a model
-    is never in memory twice.
+    Weights are loaded into small pages first, because a system that must find huge pages takes longer: seconds per GiB in a virtual machine whose
+    free memory belongs to its host, instead of 0.4 s. Weights in maps of files are copied piece by piece, so that a model is never in memory twice.
     """
 
     def __init__(
@@ -215,19 +214,19 @@ class HugePages:
         first_after_s: float = _FIRST_AFTER_S,
         share: float = _SHARE,
     ) -> None:
-        """Move weights. `memory` comes from pages.small; `in_files` are tensors in read-only maps of files."""
+        """Start the thread. `memory`: made by pages.small. `in_files`: tensors in read-only maps of files."""
         self.moved_bytes = 0
         self._memory = memory
         self._in_files = in_files
         self._share = share
         self._closing = threading.Event()
-        # Not a daemon: it holds a tensor, and freeing one while the interpreter ends aborts the process.
+        # Not a daemon, because the thread holds a tensor, and freeing one while the interpreter ends aborts the process.
         self._thread = threading.Thread(target=self._run, args=(first_after_s,), name="huge-pages")
         self._thread.start()
 
     @classmethod
     def start(cls, memory: torch.Tensor | None, in_files: Sequence[torch.Tensor] = ()) -> "HugePages | None":
-        """Move them; return None if there is nothing to move, or the system cannot."""
+        """Start a move; return None if there is nothing to move, or the system does not support it."""
         if memory is not None and (memory.nbytes < HUGE_PAGE or not pages.can_make_huge()):
             memory = None
         if not pages.can_copy_to_huge():
@@ -235,7 +234,7 @@ class HugePages:
         return cls(memory, in_files) if memory is not None or in_files else None
 
     def close(self) -> None:
-        """Stop after the current step, without waiting for it: its memory is freed when it ends."""
+        """Stop after the current piece, without waiting for it; the thread holds the memory until then."""
         self._closing.set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -246,15 +245,15 @@ class HugePages:
         for num_bytes, move in self._moves():
             if self._closing.wait(pause_s) or not threading.main_thread().is_alive():
                 return
-            began = time.thread_time()  # by wall time, a busy machine would slow it down twice
+            began = time.thread_time()  # not wall time, by which a busy machine would slow this thread down twice
             if not move():
-                log.info("the system has no more huge pages to give: weights stay in small ones")
+                log.info("the system has no more huge pages: the rest of the weights stays in small pages")
                 return
             self.moved_bytes += num_bytes
             pause_s = (time.thread_time() - began) * (1 / self._share - 1)
 
     def _moves(self) -> Iterator[tuple[int, Callable[[], bool]]]:
-        """Yield the bytes of each piece, and what moves it."""
+        """Yield the number of bytes of each piece, and a function that moves it."""
         if self._memory is not None:
             for start in range(0, self._memory.nbytes, _MOVE_BYTES):
                 num_bytes = min(_MOVE_BYTES, self._memory.nbytes - start)

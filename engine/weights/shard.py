@@ -1,7 +1,7 @@
-"""Shards of a model's weights: the runs of rows and columns that each of several ranks holds.
+"""Shards of a model's weights: the runs of rows and columns that each of several ranks has.
 
-A division by rows (output features: attention heads, feed-forward channels, a vocabulary) is joined by concatenation, one by columns (input features)
-by a sum. Knows numbers; does not know tensors.
+If rows (output features: attention heads, feed-forward channels, a vocabulary) are divided, the ranks' results are concatenated; if columns (input
+features) are divided, the results are summed. Knows numbers; does not know tensors.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ class AxisRange(NamedTuple):
         return self.end - self.start == self.total
 
     def over(self, unit: int) -> "AxisRange":
-        """Return the run in units of so many, including partial ones."""
+        """Return the run in units of `unit`, including units that it cuts."""
         return AxisRange(*(-(-n // unit) for n in (self.total, self.start - self.start % unit, self.end)))
 
     def require_units(self, unit: int, name: str, of: str) -> None:
-        """Raise CheckpointError if the run starts or ends within a unit."""
+        """Raise CheckpointError if the run starts or ends within a unit of `unit`."""
         if self.start % unit or (self.end % unit and self.end != self.total):
             raise CheckpointError(
                 f"{name}: this rank's part, {self.start} to {self.end} of {self.total}, cuts {unit} {of}"
@@ -47,9 +47,9 @@ class MatrixPart(NamedTuple):
     columns: AxisRange
 
     def group(self, num_columns: int | None, block: int) -> int:
-        """Return how many columns share a scale: `num_columns`, or all of a row for None.
+        """Return how many columns share a scale: `num_columns`, or all columns for None.
 
-        Raises CheckpointError if kernels, which read in blocks, do not support that, or this part starts or ends within a group.
+        Raises CheckpointError if kernels, which read blocks of `block` columns, do not support that, or the part cuts a group.
         """
         total = self.columns.total
         group = num_columns or total
@@ -63,7 +63,7 @@ class MatrixPart(NamedTuple):
 
 
 class ExpertStack(NamedTuple):
-    """The matrices of all experts in one stored tensor; with `are_pairs`, gate and up rows alternate."""
+    """The needed part of a stored tensor of all experts; with `are_pairs`, gate and up rows alternate."""
 
     name: str
     experts: int
@@ -73,9 +73,9 @@ class ExpertStack(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """A run of a model's layers, one of several that ranks compute in sequence.
+    """A pipeline stage: a run of a model's layers.
 
-    The first stage has the embedding and the head, too, and the last the norm between.
+    The first stage also has the embedding and the output head, and the last stage the final norm.
     """
 
     number: int
@@ -92,20 +92,20 @@ class Stage(NamedTuple):
 
 
 class ExpertShard(NamedTuple):
-    """One of `size` ranks that each have some of a layer's experts, whole."""
+    """A rank's part of a layer's experts, if each of `size` ranks has some whole experts."""
 
     rank: int
     size: int
-    spare: int = 0  # additional experts, copies of others'
+    spare: int = 0  # number of additional experts, which are copies of others
 
 
 class Shard(NamedTuple):
-    """One of `size` ranks that share matrices, of one stage if the model has several."""
+    """A rank's part of a model: one of `size` shards of each matrix, in one stage if there are several."""
 
     rank: int = 0
     size: int = 1
     stage: Stage | None = None  # None for all layers
-    experts: ExpertShard | None = None  # None for a part of each expert, as of other matrices
+    experts: ExpertShard | None = None  # None if each expert is divided like other matrices
 
     def stage_of(self, num_layers: int) -> Stage:
         return self.stage or Stage(0, 1, range(num_layers))
@@ -113,10 +113,10 @@ class Shard(NamedTuple):
     def span(
         self, total: int, unit: int = 1, name: str = "", is_split: bool = True, may_repeat: bool = False
     ) -> AxisRange:
-        """Return this rank's run of `total`, all of it unless `is_split`, in whole units.
+        """Return this rank's run of `total` in whole units, or all of it unless `is_split`.
 
-        Numbers of units differ by one between ranks if they do not divide evenly. If there are fewer units than ranks, several ranks hold each, if
-        they `may_repeat`: KV heads. Raises CheckpointError.
+        If units do not divide evenly, ranks differ by one unit. With fewer units than ranks, as with KV heads, several ranks have the same unit if
+        `may_repeat`. Raises CheckpointError if units cannot be shared.
         """
         if self.size == 1 or not is_split:
             return AxisRange(total, 0, total)
@@ -128,9 +128,9 @@ class Shard(NamedTuple):
         return AxisRange(total, start * unit, min(end * unit, total))
 
     def heads(self, heads: Sequence[int], name: str) -> list[int]:
-        """Return how many of the query heads and of the KV heads this rank holds.
+        """Return the numbers of query heads and of KV heads of this rank, given those of the model.
 
-        Raises CheckpointError if they do not divide evenly.
+        Raises CheckpointError if heads do not divide evenly.
         """
         num_heads, num_kv_heads = heads
         if num_heads % self.size or (num_kv_heads % self.size and self.size % num_kv_heads):

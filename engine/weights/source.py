@@ -29,14 +29,14 @@ from pilotlight.engine.weights.fused import FusedRows, open_divided
 log = logging.getLogger(__name__)
 
 DTYPE_NAMES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-CHUNKED = ", in coded chunks"  # suffix of the type of `pack --lossless` output
-_AS_STORED = "tensors as the checkpoint has them"  # in place of the type that other bundles name
+CHUNKED = ", in coded chunks"  # suffix of `BundleIdentity.dtype` for the output of `pack --lossless`
+_AS_STORED = "tensors as the checkpoint has them"  # `BundleIdentity.dtype` of a copy of the checkpoint
 
 
 class WeightSource:
-    """One directory's weights; `close` it.
+    """The weights of one directory; to be closed.
 
-    Its `facts` and its fingerprint are available first, since types and caches depend on them.
+    Its `facts` and its fingerprint are available before a load, because types and caches depend on them.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class WeightSource:
         format: WeightFormat | None = None,
         fused: tuple[FusedRows, ...] = (),
     ) -> None:
-        """`shared_path` is that of a bundle in memory, which may not exist yet.
+        """Open the directory. `shared_path`: path of the bundle in memory, which may not exist yet.
 
-        `fused`: tensors that contain several of the model's matrices. Raises CheckpointError if the directory has no weights.
+        `fused`: tensors that contain several of the model's matrices. Raises CheckpointError if a packed bundle cannot be used.
         """
         self.directory = directory
         self.format = format
@@ -59,7 +59,7 @@ class WeightSource:
         self._config = config_digest(read_bytes(directory / "config.json"))
         self._open = ExitStack()
         self.packed = self._open_packed()
-        self._shared = self._open_shared()  # of this checkpoint, perhaps in another type
+        self._shared = self._open_shared()  # bundle in memory of this checkpoint, perhaps in another type
 
     def close(self) -> None:
         self._open.close()
@@ -73,12 +73,12 @@ class WeightSource:
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
-        """The directory's own tensors, if it is not a packed one."""
+        """The directory's checkpoint. Raises CheckpointError, also for a packed directory, which has none."""
         return open_divided(self.directory, self.fused)
 
     @property
     def packed_dtype(self) -> torch.dtype | None:
-        """The one type for which the checkpoint was packed."""
+        """The type for which the checkpoint was packed, or None if it was not packed."""
         return None if self.packed is None else DTYPE_NAMES[self.packed.bundle.identity.dtype.removesuffix(CHUNKED)]
 
     @property
@@ -89,20 +89,20 @@ class WeightSource:
         return self.checkpoint.facts
 
     def stays_packed(self, device: torch.device) -> bool:
-        """True if weights are loaded in their stored form, for kernels that decode them."""
+        """Return True if weights stay in their stored format, for kernels that decode it."""
         return self.packed is None and self.format is not None and self.format.stays_packed(device)
 
     def lies_as_stored(self, device: torch.device) -> bool:
-        """True if weights that stay packed mostly have the stored bytes.
+        """Return True if weights stay packed and mostly have the stored bytes.
 
-        Others are laid out by their content, at every load, and a bundle of them in memory is a copy of the checkpoint.
+        Other packed weights are rearranged at every load, and their bundle in memory is a copy of the checkpoint.
         """
         return self.stays_packed(device) and self.format is not None and self.format.lies_as_stored()
 
     def identity(self, dtype: torch.dtype | None, is_coded: bool = False) -> BundleIdentity:
-        """Return the identity of a bundle in one type, or of a copy of the checkpoint for None.
+        """Return the identity of a bundle in `dtype`, or of a copy of the checkpoint for None.
 
-        `is_coded`: its matrices are in 12 bits.
+        `is_coded`: the bundle's matrices are in 12 bits.
         """
         name = _AS_STORED if dtype is None else str(dtype).removeprefix("torch.") + (CODED if is_coded else "")
         return BundleIdentity(self._architecture, name, self._config, self.fingerprint.hex())
@@ -114,23 +114,23 @@ class WeightSource:
 
     @property
     def shared_file(self) -> BundleFile | None:
-        """The bundle in memory of this checkpoint, in any type."""
+        """The bundle in memory of this checkpoint, in any type, or None."""
         return self._shared
 
     def shared(self, identity: BundleIdentity) -> BundleFile | None:
-        """Return the bundle in memory; remove one of another identity."""
+        """Return the bundle in memory with this identity, or None; remove a bundle of another identity."""
         if self._shared is not None and (wrong := difference(self._shared.bundle.identity, identity)) is not None:
             self.refuse_shared(wrong)
         return self._shared
 
     def reopen_shared(self) -> BundleFile:
-        """Return the bundle that was written to `shared_path`."""
+        """Open and return the bundle that has just been written to `shared_path`."""
         assert self.shared_path is not None
         self._shared = self._open.enter_context(BundleFile.open(self.shared_path))
         return self._shared
 
     def refuse_shared(self, why: str) -> None:
-        """Remove the bundle in memory: it will be written again, and until then its memory is free."""
+        """Remove the bundle in memory, which frees its memory until a new one is written."""
         assert self.shared_path is not None
         log.warning("the bundle %s is not used and will be made again: %s", self.shared_path, why)
         self._shared = None
@@ -138,7 +138,7 @@ class WeightSource:
             self.shared_path.unlink()
 
     def discard_shared(self) -> None:
-        """Remove the bundle in memory because the model computes NaN or infinity: no later load may use it."""
+        """Remove the bundle in memory because the model computes NaN or infinity; no later load may use it."""
         if self.shared_path is not None:
             self.shared_path.unlink(missing_ok=True)
 
@@ -172,5 +172,7 @@ class WeightSource:
         if file.bundle.identity.config != self._config:
             raise CheckpointError(f"{path.parent} was packed with another config.json; pack the model again")
         if file.bundle.identity.dtype.removesuffix(CHUNKED) not in DTYPE_NAMES:
-            raise CheckpointError(f"{path} holds {file.bundle.identity.dtype}, an earlier form; pack the model again")
+            raise CheckpointError(
+                f"{path} holds {file.bundle.identity.dtype}, a form that is no longer supported; pack the model again"
+            )
         return file

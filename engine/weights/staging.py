@@ -1,7 +1,8 @@
-"""Moves a chunk of weights from the thread that has read it to its final place.
+"""Moves a chunk of weights from the buffer of the thread that has read it to its final place.
 
-On a CPU a thread has one buffer, from which the final tensor is made directly. On CUDA two pinned buffers alternate: while the device copies one, the
-next chunk is read into the other, and the thread waits only for the copy before last. Knows buffers and marks; does not know files.
+On a CPU a thread has one buffer, from which the final tensor is made directly. On CUDA a thread has two pinned buffers: while the device copies from
+one, the thread reads the next chunk into the other, and waits only until the copy from that one has ended. Knows buffers and marks; does not know
+files.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from pilotlight.engine.device.transfer import Mark
 
-Make = Callable[..., object]  # (into, *staged): writes `into`
+Make = Callable[..., object]  # called with (into, *staged); writes `into`
 
 
 class Waitable(Protocol):
@@ -24,23 +25,23 @@ class Copier(Protocol):
 
     @property
     def num_buffers(self) -> int:
-        """Buffers of a thread: 2 if it may read on during a copy."""
+        """The number of buffers per thread: 2 if the thread may read the next chunk during a copy."""
 
     def in_thread(self) -> AbstractContextManager[object]:
-        """Return the context of a thread's work."""
+        """Return a context in which each thread does its work."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Allocate bytes on the host."""
+        """Allocate a buffer on the host: [num_bytes] uint8."""
 
     def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable | None:
-        """Call make(into, *staged), perhaps later; return the event after which `staged` may be overwritten.
+        """Call make(into, *staged), perhaps asynchronously.
 
-        None if it may be overwritten at once.
+        Returns the event after which `staged` may be overwritten; None if that is allowed at once.
         """
 
 
 class Staging:
-    """A thread's buffers: `next`, then `send` its content, in turns; `wait` at the end."""
+    """A thread's buffers. Call `next`, fill the buffer, `send` it, and so on; `wait` at the end."""
 
     def __init__(self, copier: Copier) -> None:
         self._copier = copier
@@ -49,7 +50,7 @@ class Staging:
         self._turn = 0
 
     def next(self, num_bytes: int) -> torch.Tensor:
-        """Return at least so many bytes that are no longer being read."""
+        """Return a buffer of at least `num_bytes`; waits until its last copy has ended."""
         self._turn = (self._turn + 1) % len(self._buffers)
         if (mark := self._marks[self._turn]) is not None:
             mark.wait()
@@ -60,7 +61,7 @@ class Staging:
         return buffer
 
     def send(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> None:
-        """Start to copy views of the buffer that `next` returned last."""
+        """Start to copy `staged`, which are views of the buffer that `next` returned last."""
         self._marks[self._turn] = self._copier.begin(into, staged, make)
 
     def wait(self) -> None:
@@ -74,7 +75,7 @@ def make_copier(device: torch.device) -> Copier:
 
 
 def copy(into: torch.Tensor, staged: torch.Tensor) -> None:
-    """Convert and copy: the usual way to fill a tensor."""
+    """Copy and convert `staged`: the default `Make`."""
     into.copy_(staged)
 
 
@@ -92,9 +93,9 @@ class CpuCopier:
 
 
 class CudaCopier:
-    """A copier with one stream per thread, ordered after the creating thread's launches.
+    """A copier with one stream per thread.
 
-    The memory that it writes to may just have been freed there.
+    The streams wait for the work that the creating thread has launched, which may still use the memory that the copies overwrite.
     """
 
     num_buffers = 2
@@ -115,6 +116,6 @@ class CudaCopier:
     def begin(self, into: torch.Tensor, staged: Sequence[torch.Tensor], make: Make) -> Waitable:
         if make is copy and staged[0].dtype == into.dtype and into.is_contiguous():
             into.copy_(staged[0], non_blocking=True)
-        else:  # a copy that converts would wait for the device, where conversion and unpacking are quick
+        else:  # convert and unpack on the device, where that is quick; a copy that converts would wait for the device
             make(into, *(part.to(self._device, non_blocking=True) for part in staged))
         return Mark(self._device)

@@ -1,7 +1,7 @@
-"""The memory of a model's tensors during layout, and how their bytes are loaded.
+"""Storage: it provides the memory of a model's tensors during layout, and records how to fill them.
 
-A model is laid out twice if memory must be allocated first: once on a `LayoutPlan`, to learn its requests, and once for real. Storage records jobs;
-filling.py does them.
+A model is laid out twice if memory must be allocated first: on a `LayoutPlan`, to record its requests, and then on the real storage. Storage records
+jobs; filling.py does them.
 """
 
 import os
@@ -36,7 +36,7 @@ from pilotlight.kernels.cpu.mapped_file import can_join, map_parts, opened
 
 Allocate = Callable[[str, tuple[int, ...], torch.dtype], torch.Tensor]
 META = torch.device("meta")
-_LEAST_PART = 64 << 10  # below it, several maps cost more than a copy
+_LEAST_PART = 64 << 10  # bytes; smaller parts are copied, which costs less than several maps
 _LARGEST_ITEM = max(ITEM_BYTES.values())
 
 
@@ -49,19 +49,19 @@ class StoredRange(NamedTuple):
 
 
 class WeightStorage:
-    """The memory of a model's tensors, and the way of their bytes into it.
+    """The memory of a model's tensors, and the requests to fill it.
 
-    The base class knows the names, shapes and types of stored tensors; it neither reads nor records other requests, unless a subclass does.
+    The base class only knows the names, shapes and types of stored tensors, and ignores requests.
     """
 
     def __init__(self, stored: Mapping[str, StoredTensor] | Mapping[str, TensorSpec]) -> None:
         self._stored = stored
 
     def __contains__(self, name: str) -> bool:
-        """True if the checkpoint has a tensor of that name.
+        """Return True if the checkpoint has a tensor of that name.
 
-        Only for tensors that are loaded alone, by `tensor`, and those that only a quantized checkpoint has: a bundle has none of the latter, so a
-        storage filled from one reports plain matrices.
+        Only call it for tensors that are loaded unfused, and for those that only a quantized checkpoint has. A bundle has none of the latter, so with
+        a bundle all matrices are plain.
         """
         return name in self._stored
 
@@ -72,7 +72,7 @@ class WeightStorage:
         return self._stored[name].dtype
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
-        """Read a small tensor, on whose content the layout depends, at once; None if there is nothing to read."""
+        """Read a small tensor at once, because the layout depends on its content; None if not available."""
         return None
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -80,33 +80,33 @@ class WeightStorage:
         raise NotImplementedError
 
     def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
-        """Record that `make(into, *stored)` fills a taken tensor, or a part of it.
+        """Record that make(into, *stored) fills a taken tensor, or a part of it.
 
-        None for a copy, with its type converted.
+        `make` is None for a copy that converts the type.
         """
 
     def compute(self, task: Callable[[], None]) -> None:
         """Record a task to be done while the weights are read."""
 
     def skip(self, pattern: str) -> None:
-        """Ignore tensors whose names match."""
+        """Ignore redundant tensors, whose names match `pattern`."""
 
 
 class LayoutPlan(WeightStorage):
     """Storage on `meta`, without memory, that records requests.
 
-    `tensors` are the requested ones, in order, and `in_files` has those that a file contains byte for byte.
+    `tensors` lists the requested tensors, in order; `in_files` has those that files contain byte for byte.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.tensors)
         self.tensors: list[TensorSpec] = []
         self._checkpoint = checkpoint
-        # Each tensor has a separate range of addresses, by which `fill` recognises its parts.
+        # Each tensor gets a separate range of addresses, by which `fill` recognises parts of it.
         self._addresses = torch.empty(1 << 60, dtype=torch.uint8, device=META)
         self._starts: list[int] = []
         self._end = 0
-        self._fills: dict[int, list[_Fill]] = {}  # by index in `tensors`
+        self._fills: dict[int, list[_Fill]] = {}  # fills of each tensor, by its index in `tensors`
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
         return read_stored(self._checkpoint.find(expected))
@@ -130,7 +130,7 @@ class LayoutPlan(WeightStorage):
 
     @property
     def in_files(self) -> dict[str, tuple[StoredRange, ...]]:
-        """The ranges of the tensors that can be mapped from files, by the tensor's name: usually one each."""
+        """The file ranges of the tensors that can be mapped, by the tensor's name: usually one range each."""
         found = {}
         for index, wanted in enumerate(self.tensors):
             parts = _in_files(self._fills.get(index, []), wanted)
@@ -142,15 +142,15 @@ class LayoutPlan(WeightStorage):
 class _Fill(NamedTuple):
     """A part of a tensor that one stored tensor fills."""
 
-    start: int  # in the tensor's bytes
+    start: int  # offset in the tensor's bytes
     num_bytes: int
-    stored: StoredTensor | None  # its bytes are unchanged; None if they are converted
+    stored: StoredTensor | None  # the stored tensor with exactly these bytes; None if bytes are converted
 
 
 def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
-    """Return the ranges that contain the tensor.
+    """Return the file ranges that, joined, are the tensor's bytes.
 
-    None if a part is converted, or has another offset in its page than it would have in memory.
+    Returns none if a part is converted, or the ranges cannot be joined because their offsets within a page do not match.
     """
     parts: list[StoredRange] = []
     done = 0
@@ -172,9 +172,9 @@ def _in_files(fills: list[_Fill], wanted: TensorSpec) -> list[StoredRange]:
 
 
 class FilledStorage(WeightStorage):
-    """Tensors that `allocate` makes, by name, with the `jobs` that fill them and further `tasks`.
+    """Storage whose tensors `allocate` makes; it records the `jobs` that fill them, and further `tasks`.
 
-    The base class fills none: `allocate` returns memory that is already filled.
+    The base class records no jobs, for memory that is already filled.
     """
 
     def __init__(self, stored: Mapping[str, StoredTensor] | Mapping[str, TensorSpec], allocate: Allocate) -> None:
@@ -193,9 +193,9 @@ class FilledStorage(WeightStorage):
 
 
 class CheckpointStorage(FilledStorage):
-    """Tensors to be filled from a checkpoint.
+    """Storage whose tensors are filled from a checkpoint.
 
-    Those made by `mapped` are its files' pages, and only checked.
+    Tensors that `mapped` makes are maps of the checkpoint's files, whose values are only checked.
     """
 
     def __init__(self, checkpoint: Checkpoint, allocate: Allocate, mapped: "MappedTensors | None" = None) -> None:
@@ -208,7 +208,7 @@ class CheckpointStorage(FilledStorage):
 
     def fill(self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool) -> None:
         found = tuple(self._checkpoint.find(one) for one in stored)
-        # The last: among packed weights the scales, which alone can contain NaN or infinity.
+        # Errors name the last stored tensor: of packed weights the scales, which alone can contain NaN or infinity.
         name = f"{stored[-1].name} in {found[-1].file.name}"
         is_mapped = self._mapped is not None and self._mapped.holds(into)
         self.jobs.append(Job(name, found, into, make, is_row_wise, is_mapped))
@@ -218,7 +218,7 @@ class CheckpointStorage(FilledStorage):
 
 
 class BundleStorage(FilledStorage):
-    """A bundle's tensors, filled from the `file`, or without one already filled by `allocate`."""
+    """Storage of a bundle's tensors, filled from `file`; without `file`, `allocate` returns filled memory."""
 
     def __init__(self, bundle: Bundle, allocate: Allocate, file: Path | None = None) -> None:
         super().__init__({spec.name: spec for spec in bundle.specs}, allocate)
@@ -227,7 +227,7 @@ class BundleStorage(FilledStorage):
         self._placed = {placed.spec.name: placed for placed in bundle.tensors}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return the tensor `name`. Raises WeightBundleError if the bundle lacks it or has another one."""
+        """Return the tensor `name`. Raises WeightBundleError if the bundle lacks it in this shape and type."""
         wanted, found = TensorSpec(name, NAMES[dtype], shape), self._stored.get(name)
         if found != wanted:
             raise WeightBundleError(f"it has {found} but the model needs {wanted}")
@@ -271,7 +271,9 @@ class MappedTensors:
     """An allocator that maps the tensors in `in_files` from their files; `allocate` makes the others."""
 
     def __init__(self, in_files: Mapping[str, Sequence[StoredRange]], allocate: Allocate) -> None:
-        self.tasks: list[Callable[[], None]] = []  # make page tables of joined maps before their first use
+        self.tasks: list[
+            Callable[[], None]
+        ] = []  # tasks that fill the page tables of joined maps before their first use
         self._in_files = in_files
         self._allocate = allocate
         files = sorted({part.file for parts in in_files.values() for part in parts})
@@ -286,7 +288,7 @@ class MappedTensors:
         return memory.view(dtype).view(shape)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """True if the tensor is in a file's own pages."""
+        """Return True if the tensor is a map of a file."""
         return any(start <= tensor.data_ptr() < end for start, end in self._mapped)
 
     def _part(self, part: StoredRange) -> torch.Tensor:

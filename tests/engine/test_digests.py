@@ -69,7 +69,7 @@ def test_a_file_that_was_written_into_is_refused_before_it_is_loaded(checkpoint:
     file = checkpoint / "model-1.safetensors"
     whole = file.read_bytes()
     flip(file, secretly=False)
-    with pytest.raises(CheckpointError, match=r"model-1\.safetensors is damaged: .* by renaming, or remove "):
+    with pytest.raises(CheckpointError, match=r"model-1\.safetensors is damaged: .* by a rename, or remove "):
         check_sound(checkpoint, checkpoint.parent)
     assert not looks(checkpoint), "hosts that already serve the checkpoint must notice"
     file.write_bytes(whole)

@@ -223,7 +223,7 @@ def test_the_prompt_of_a_recipe_is_read_or_refused_by_name(tmp_path: Path) -> No
         assert load_engine(tmp_path).info.text_prompt == prompt
     for wrong in ({"default_prompt_name": "query"}, {"prompts": {"query": 1}, "default_prompt_name": "query"}):
         file.write_text(json.dumps(wrong))
-        with pytest.raises(CheckpointError, match="has default_prompt_name 'query', and no prompt of this name"):
+        with pytest.raises(CheckpointError, match="has default_prompt_name 'query', but no prompt of this name"):
             load_engine(tmp_path)
 
 

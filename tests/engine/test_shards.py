@@ -207,7 +207,7 @@ def test_columns_in_an_order_of_importance_cannot_be_shared(tmp_path: Path) -> N
     format = read_format({"quantization_config": GPTQ})
     for keeps_packed in (True, False):
         with pytest.raises(
-            CheckpointError, match=r"down has its columns in an order of importance \(g_idx\): ranks cannot"
+            CheckpointError, match=r"down has columns in an order of importance \(g_idx\), which ranks cannot"
         ):
             load(
                 tmp_path,

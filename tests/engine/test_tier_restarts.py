@@ -128,7 +128,7 @@ def test_a_second_host_at_the_same_place_goes_without_and_says_so(
     first = open_tiers(tiered_config(tmp_path))
     assert first is not None
     assert open_tiers(tiered_config(tmp_path)) is None
-    assert "another engine host is using it; this engine host goes without" in caplog.text
+    assert "another engine host is using it; this engine host runs without" in caplog.text
     first.close()
 
 
@@ -148,7 +148,7 @@ def test_a_block_larger_than_the_host_tier_leaves_that_model_without(
     tiers = open_tiers(HostConfig(kv_host_bytes=4096, kv_host_dir=str(tmp_path / "host")))
     assert tiers is not None
     engine = load_engine(tmp_path / "model", tiers=tiers)
-    assert "tiny goes without tiers" in caplog.text
+    assert "tiny runs without KV tiers" in caplog.text
     assert len(one(engine, submit("a", PROMPT)).token_ids) == 8
     engine.close()
     tiers.close()

@@ -1,1 +1,1 @@
-"""config.json of each model family."""
+"""The parsers of config.json, by model family."""

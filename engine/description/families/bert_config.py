@@ -1,4 +1,4 @@
-"""BERT's config: a bidirectional encoder without cache, optionally with a head that scores classes."""
+"""BERT's config: a bidirectional encoder without a cache, optionally with a classification head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class BertConfig:
     context_length: int
     num_token_types: int
     eps: float
-    first_position: int = 0  # in the table of positions
-    num_classes: int = 0  # classes of the head; 0 without one
+    first_position: int = 0  # index of the first token's position in the table of positions
+    num_classes: int = 0  # number of classes of the head; 0 without a head
     cached_layers: tuple[CachedLayer, ...] = ()
 
     @property
@@ -76,7 +76,9 @@ def parse_config(config: Mapping[str, Any]) -> BertConfig:
     refuse_unless(config, "is_decoder", False)
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     if hidden % heads:
-        raise CheckpointError(f"config.json has hidden_size {hidden} and {heads} heads: it must be a multiple of them")
+        raise CheckpointError(
+            f"config.json has hidden_size {hidden} and {heads} heads: it must be a multiple of the heads"
+        )
     return BertConfig(
         vocab_size=positive_int(config, "vocab_size"),
         hidden_size=hidden,

@@ -1,6 +1,7 @@
-"""The families of plain decoders: the keys of their config.json, with transformers' defaults.
+"""The families of dense decoders.
 
-A family is a function here and a row of config_registry.py. Families differ in the fields of DenseConfig.
+Each function parses the config.json of one family, with the defaults of transformers. A family is a function here, and a row of config_registry.py.
+Families differ in the fields of DenseConfig.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ _BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_la
 _AROUND_IN_GLM = NormNames(
     "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"
 )
-# Defaults of a family for keys under text_config that a config.json omits.
+# Defaults of a family for keys under text_config that a config.json may omit.
 _MINISTRAL3 = {
     "sliding_window": None, "rms_norm_eps": 1e-5, "head_dim": 128,
     "rope_parameters": {
@@ -49,16 +50,16 @@ _GEMMA3 = {
 
 
 def llama(config: Mapping[str, Any], **own: Any) -> DenseConfig:
-    """Llama 2 and 3: the plain decoder. `own`: fields with other values in another family."""
+    """Llama 2 and 3. Other families pass fields that differ as `own`."""
     bias = flag(config, "attention_bias", False)
     fields = {"qkv_bias": bias, "o_bias": bias, "mlp_bias": flag(config, "mlp_bias", False)}
     return DenseConfig.read(config, intermediate_size=positive_int(config, "intermediate_size"), **{**fields, **own})
 
 
 def mistral(config: Mapping[str, Any]) -> DenseConfig:
-    """Mistral, Mistral 3 and Ministral 3 (text): a window in each layer, or none.
+    """Mistral, Mistral 3 and Ministral 3 (text): a window in all layers, or in none.
 
-    In the newest, queries grow with their position.
+    In Ministral 3 queries grow with their position.
     """
     text = text_keys(config)
     if text.get("model_type") == "ministral3":
@@ -72,9 +73,9 @@ def mistral(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def growing_queries(config: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """Read the factor of queries that grows with their position, in Ministral 3 and Mistral 4.
+    """Return how queries grow with their position (DenseConfig.temperature), in Ministral 3 and Mistral 4.
 
-    None if there is none.
+    None if they do not.
     """
     described = rotary_parameters(config)
     if not described.get("llama_4_scaling_beta"):
@@ -84,19 +85,19 @@ def growing_queries(config: Mapping[str, Any]) -> tuple[float, float, float] | N
 
 
 def qwen2(config: Mapping[str, Any]) -> DenseConfig:
-    """Qwen 2 and 2.5, and 2.5-VL's text: biases on queries, keys and values."""
+    """Qwen 2 and 2.5, and the text part of 2.5-VL: biases on queries, keys and values."""
     text = text_keys(config)
     return llama(text, layers=qwen_layers(text), qkv_bias=True, o_bias=False, mlp_bias=False)
 
 
 def qwen3(config: Mapping[str, Any]) -> DenseConfig:
-    """Qwen 3, and 3-VL's text: queries and keys normalised per head."""
+    """Qwen 3, and the text part of 3-VL: queries and keys are normalised per head."""
     text = text_keys(config)
     return llama(text, layers=qwen_layers(text), default_head_dim=128, mlp_bias=False, qk_norm=True)
 
 
 def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-    """Return the layers; those from `max_window_layers` on have a window, if windows are enabled."""
+    """Return the layers; if windows are enabled, layers from `max_window_layers` on have one."""
     num_layers = positive_int(config, "num_hidden_layers")
     window = sliding_window(config, 4096) if flag(config, "use_sliding_window", False) else None
     full = min(num_layers, int(config.get("max_window_layers", 28)) if window else num_layers)
@@ -105,7 +106,7 @@ def qwen_layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
 
 
 def phi3(config: Mapping[str, Any]) -> DenseConfig:
-    """Phi 3 and 4: Llama's with fused tensors; Phi 4 mini rotates a part of each head."""
+    """Phi 3 and 4: like Llama, with fused tensors; Phi 4 mini rotates a part of each head."""
     return llama(
         config,
         layers=uniform_layers(config, sliding_window(config, None)),
@@ -118,12 +119,12 @@ def phi3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def granite(config: Mapping[str, Any]) -> DenseConfig:
-    """Granite 3: Llama's with a multiplier at each junction."""
+    """Granite 3: like Llama, with multipliers of embeddings, attention scores, residuals and logits."""
     return llama(config, **granite_scales(config))
 
 
 def granite_scales(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the multipliers of Granite 3, dense or of experts."""
+    """Return the multipliers of Granite 3, dense or with experts."""
     return {
         "attention_scale": positive_number(config, "attention_multiplier", 1.0),
         "embedding_scale": number(config, "embedding_multiplier", 1.0),
@@ -133,12 +134,12 @@ def granite_scales(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def olmo2(config: Mapping[str, Any]) -> DenseConfig:
-    """OLMo 2: norms only after attention and feed-forward; joint norms of queries and of keys."""
+    """OLMo 2: norms only after attention and feed-forward; joint norms of all queries and of all keys."""
     return llama(config, default_eps=1e-5, mlp_bias=False, norms=_BEHIND, joint_qk_norm=True)
 
 
 def olmo3(config: Mapping[str, Any]) -> DenseConfig:
-    """OLMo 3: OLMo 2's with a window in three of four layers, which are rotated without scaling."""
+    """OLMo 3: like OLMo 2, with windows in three of four layers, which have no rotary scaling."""
     theta = number(config, "rope_theta", 500_000.0)
     return llama(
         config,
@@ -152,15 +153,15 @@ def olmo3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def exaone4(config: Mapping[str, Any]) -> DenseConfig:
-    """EXAONE 4: norms only after attention and feed-forward, heads normalised.
+    """EXAONE 4: norms only after attention and feed-forward; heads are normalised.
 
     If some layers have a window, the others are not rotated.
     """
     pattern = config.get("sliding_window_pattern", 4)
-    if isinstance(pattern, str):  # a letter per layer of a period: L for a window, G for full attention
+    if isinstance(pattern, str):  # such as LLLG: the layers of a period, L with a window, G with full attention
         if pattern.strip("L") != "G":
             raise CheckpointError(
-                f"config.json has sliding_window_pattern = {pattern!r}; it must be L's and then one G"
+                f"config.json has sliding_window_pattern = {pattern!r}; it must be some L's, then one G"
             )
         pattern = len(pattern)
     window = sliding_window(config, 4096)
@@ -179,7 +180,7 @@ def exaone4(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def smollm3(config: Mapping[str, Any]) -> DenseConfig:
-    """SmolLM 3: Llama's, without rotation in every fourth layer."""
+    """SmolLM 3: like Llama, without rotation in every fourth layer."""
     num_layers = positive_int(config, "num_hidden_layers")
     turns = layers_that_turn(config, num_layers)
     window = sliding_window(config, None) if flag(config, "use_sliding_window", False) else None
@@ -196,7 +197,7 @@ def smollm3(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def layers_that_turn(config: Mapping[str, Any], num_layers: int) -> list[bool]:
-    """Read which layers rotate queries and keys: those with a 1 in `no_rope_layers`, or most."""
+    """Return, per layer, whether it rotates queries and keys: 1 in `no_rope_layers`; most do by default."""
     interval = positive_int(config, "no_rope_layer_interval", 4)
     turns = config.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(num_layers)]
     if not isinstance(turns, list) or len(turns) < num_layers:
@@ -207,7 +208,7 @@ def layers_that_turn(config: Mapping[str, Any], num_layers: int) -> list[bool]:
 
 
 def seed_oss(config: Mapping[str, Any]) -> DenseConfig:
-    """Seed-OSS: Llama's with a bias before attention, and optionally another one after it."""
+    """Seed-OSS: like Llama, with biases on queries, keys and values, and optionally on attention's output."""
     return llama(
         config,
         default_head_dim=128,
@@ -217,9 +218,9 @@ def seed_oss(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def glm4(config: Mapping[str, Any]) -> DenseConfig:
-    """GLM-4: rotation of half of each head, in adjacent pairs; norms before and after.
+    """GLM-4: half of each head is rotated, in adjacent pairs; norms before and after each block.
 
-    Gates and ups in one tensor.
+    The checkpoint has gate and up projections in one tensor.
     """
     return llama(
         config,
@@ -236,7 +237,7 @@ def glm4(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def ernie(config: Mapping[str, Any]) -> DenseConfig:
-    """Ernie 4.5: Llama's, with rotation of adjacent pairs."""
+    """Ernie 4.5: like Llama, with rotation of adjacent pairs."""
     bias = flag(config, "use_bias", False)
     return llama(
         config,
@@ -264,7 +265,7 @@ def gemma2(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def gemma3(config: Mapping[str, Any]) -> DenseConfig:
-    """Gemma 3 (text): Gemma 2's without caps, with normalised heads and windows in most layers.
+    """Gemma 3 (text): like Gemma 2 without caps, with normalised heads and windows in most layers.
 
     Layers with a window have a separate rotary base.
     """
@@ -275,9 +276,9 @@ def gemma3(config: Mapping[str, Any]) -> DenseConfig:
         refuse_unless(text, key, None)
     is_bidirectional = flag(text, "use_bidirectional_attention", False)
     window = sliding_window(text, 4096)
-    if is_bidirectional and window is not None:  # half of the window on each side, as in transformers
+    if is_bidirectional and window is not None:  # transformers puts half of the window on each side
         window = window // 2 + 1
-    period = positive_int(text, "sliding_window_pattern", 6)  # every sixth layer has full attention
+    period = positive_int(text, "sliding_window_pattern", 6)  # by default every sixth layer has full attention
     thetas = number(text, "rope_theta", 1_000_000.0), number(text, "rope_local_base_freq", 10_000.0)
     return _gemma(
         text,
@@ -292,13 +293,13 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
     """Gemma 4's large dense model (text).
 
     Layers with full attention have wider heads, fewer key-value heads, values that equal their keys, and rotate a part of their pairs; values are
-    normalised. Further features of the small models and of the one with experts are refused by name.
+    normalised. Features that only the small models or the model with experts have are refused by name.
     """
     text = {**_GEMMA4, **text_keys(config)}
     refuse_unless(text, "hidden_size_per_layer_input", 0, None)
     refuse_unless(text, "num_kv_shared_layers", 0, None)
     refuse_unless(text, "enable_moe_block", False, None)
-    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # it applies only to tokens of images
+    refuse_unless(text, "use_bidirectional_attention", None, "vision")  # "vision" affects only tokens of images
     shares = flag(text, "attention_k_eq_v", False)
     types = list(text.get("layer_types") or every_nth(text, 6))
     types[-1] = "full_attention"
@@ -320,9 +321,9 @@ def gemma4(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def _with_own_heads(kind: LayerKind, config: Mapping[str, Any], layer: int) -> LayerKind:
-    """Return a full-attention layer of Gemma 4 with its own heads.
+    """Return a layer of Gemma 4 with the heads of layers with full attention.
 
-    Published checkpoints describe them once for all such layers, those written by transformers per layer.
+    Published checkpoints describe these heads once; checkpoints that transformers writes describe them per layer.
     """
     head_dim, few = config.get("global_head_dim", 512), config.get("num_global_key_value_heads")
     listed = config.get("per_layer_config")
@@ -361,5 +362,5 @@ def _gemma(config: Mapping[str, Any], **own: Any) -> DenseConfig:
 
 
 def _cap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
-    """Read a cap; null means no cap."""
+    """Return a cap, or None if config.json has null."""
     return None if config.get(key, default) is None else positive_number(config, key, default)

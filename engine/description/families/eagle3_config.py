@@ -1,6 +1,6 @@
 """The config of an EAGLE-3 head (arXiv:2503.01840), in the form that SafeAILab/EAGLE publishes.
 
-It is one layer of Llama's kind, which reads each token beside three of the model's hidden states, with a vocabulary of the most frequent tokens.
+The head is one layer like Llama's. Its inputs are a token and three of the model's hidden states; its vocabulary has only the most frequent tokens.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,21 @@ class Eagle3Config(DenseConfig):
     draft_vocab_size: int
     model_hidden_size: int
     taps: tuple[int, ...]  # layers of the model after which its hidden states are taken
-    adds_normed: bool  # the residual of the layer's output was normalised before
+    adds_normed: bool  # whether the residual that is added to the layer's output is normalised
 
     @property
     def head_layers(self) -> tuple[CachedLayer, ...]:
-        """The caches of the layer and of its input per token."""
+        """The cached values per token: the layer's keys and values, and its input."""
         features = CacheSegment("features", 1, self.hidden_size)
         return CachedLayer(keys_and_values(self.num_kv_heads, self.head_dim)), CachedLayer((features,))
 
 
 def parse_config(config: Mapping[str, Any], vocab_size: int, hidden_size: int, num_layers: int) -> Eagle3Config:
-    """Read a head's config.json. The other arguments are those of the model, for which it must be trained."""
+    """Parse a head's config.json. The other arguments describe the model, for which it must be trained."""
     if "draft_vocab_size" not in config:
         raise CheckpointError("its config.json has no draft_vocab_size: it is not an EAGLE-3 head")
     own = config.get("eagle_config") or {}
-    key = "eagle_aux_hidden_state_layer_ids"  # counted by the layers that they enter
+    key = "eagle_aux_hidden_state_layer_ids"  # numbers of the layers that have the hidden states as input
     entered = layer_numbers({**config, **own}, key, num_layers + 1) or [2, num_layers // 2, num_layers - 3]
     taps = tuple(number - 1 for number in entered)
     if len(taps) != NUM_TAPS or list(taps) != sorted(set(taps)) or taps[0] < 0:

@@ -1,6 +1,7 @@
-"""The families of decoders with experts: the keys of their config.json, with transformers' defaults.
+"""The families of decoders with experts.
 
-Attention is that of plain decoders. A family is a function here and a row of config_registry.py. Families differ in the fields of SparseConfig.
+Each function parses the config.json of one family, with the defaults of transformers. Attention is that of dense decoders. A family is a function
+here, and a row of config_registry.py. Families differ in the fields of SparseConfig.
 """
 
 from collections.abc import Mapping
@@ -52,7 +53,7 @@ def mixtral(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def qwen2_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """Qwen 1.5 and 2 MoE: Qwen 2's attention, experts, and a shared one weighed by a sigmoid."""
+    """Qwen 1.5 and 2 MoE: Qwen 2's attention, experts, and a shared expert weighted by a sigmoid."""
     return SparseConfig.read(
         config,
         layers=qwen_layers(config),
@@ -73,7 +74,7 @@ def qwen2_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def qwen3_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """Qwen 3 MoE, and 3-VL's text: Qwen 3's attention, and experts in most or all layers."""
+    """Qwen 3 MoE, and the text part of 3-VL MoE: Qwen 3's attention, and experts in most or all layers."""
     text = text_keys(config)
     bias = flag(text, "attention_bias", False)
     window = sliding_window(text, 4096) if flag(text, "use_sliding_window", False) else None
@@ -96,7 +97,7 @@ def qwen3_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def olmoe(config: Mapping[str, Any]) -> SparseConfig:
-    """OLMoE: joint norms of a token's queries and of its keys; experts in every layer."""
+    """OLMoE: joint norms of all queries and of all keys of a token; experts in every layer."""
     refuse_unless(config, "clip_qkv", None)
     bias = flag(config, "attention_bias", False)
     return SparseConfig.read(
@@ -114,7 +115,7 @@ def olmoe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 class GraniteMoeConfig(SparseConfig):
-    """A config whose checkpoint has gates and ups of all experts in one stack, and downs in another."""
+    """A config whose checkpoint stacks all experts: gate and up in one tensor, down in another."""
 
     __slots__ = ()
 
@@ -146,9 +147,9 @@ def granite_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def minimax_m2(config: Mapping[str, Any]) -> SparseConfig:
-    """MiniMax-M2: joint norms, partial rotation, experts chosen by sigmoids with a balancing bias."""
+    """MiniMax-M2: joint norms, partly rotated heads, experts chosen by sigmoids with a balancing bias."""
     head_dim = positive_int(config, "head_dim", 128)
-    # Published checkpoints have the number of rotated values, not their share of a head.
+    # Published checkpoints have the number of rotated values instead of their share of a head.
     share = positive_int(config, "rotary_dim", head_dim) / head_dim
     num_experts = positive_int(config, "num_local_experts", 256)
     shape = ExpertsShape(
@@ -172,7 +173,7 @@ def minimax_m2(config: Mapping[str, Any]) -> SparseConfig:
 
 def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
     """Ernie 4.5 MoE: rotation of adjacent pairs, a softmax with a balancing bias, shared experts."""
-    refuse_unless(config, "use_bias", False, None)  # the head has one, too
+    refuse_unless(config, "use_bias", False, None)  # with biases the output head would have one, too
     num_layers = positive_int(config, "num_hidden_layers")
     num_experts = positive_int(config, "moe_num_experts", 64)
     intermediate = positive_int(config, "moe_intermediate_size", 1536)
@@ -199,7 +200,7 @@ def ernie_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def glm4_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """GLM-4.5, 4.6 and 4.7: attention with rotation of half of each head, and DeepSeek-V3's experts."""
+    """GLM-4.5, 4.6 and 4.7: attention in which half of each head is rotated, and DeepSeek-V3's experts."""
     return SparseConfig.read(
         config,
         rotary=(read_rotary_rule(config, default_share=0.5),),
@@ -211,14 +212,14 @@ def glm4_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
-    """MiMo-V2-Flash: windows in most layers, with twice the key-value heads, and sinks.
+    """MiMo-V2-Flash: windows in most layers, which have twice as many key-value heads, and sinks.
 
-    Values are smaller than keys; a third of each head is rotated; sigmoids with a balancing bias choose experts.
+    Values are smaller than keys. A third of each head is rotated. Sigmoids with a balancing bias choose experts.
     """
     num_layers, kv_heads = positive_int(config, "num_hidden_layers"), positive_int(config, "num_key_value_heads")
     default = tuple("full_attention" if i == 0 or (i + 1) % 6 == 0 else "sliding_attention" for i in range(num_layers))
     window = sliding_window(config, 129)
-    if config.get("sliding_window_size") is not None:  # tokens before the query's own
+    if config.get("sliding_window_size") is not None:  # a count without the query's own token
         window = positive_int(config, "sliding_window_size") + 1
     layers = mixed_layers(config, window, default, sliding_rotary=1)
     kinds = config.get("mlp_layer_types") or ["dense"] + ["sparse"] * (num_layers - 1)
@@ -242,7 +243,7 @@ def mimo_v2(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def glm_v(config: Mapping[str, Any]) -> DenseConfig:
-    """GLM-4.1V, 4.5V and 4.6V (text): GLM-4's or, with experts, GLM-4.5's decoder."""
+    """GLM-4.1V, 4.5V and 4.6V (text): the decoder of GLM-4 or, with experts, of GLM-4.5."""
     text = text_keys(config)
     if text.get("n_routed_experts") is not None:
         return glm4_moe(text)
@@ -258,7 +259,7 @@ def _all_layers(config: Mapping[str, Any]) -> frozenset[int]:
 
 
 def every_step(config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the layers with experts: every n-th, except those listed as dense."""
+    """Return the layers with experts: every n-th layer, except layers that config.json lists as dense."""
     num_layers = positive_int(config, "num_hidden_layers")
     step, dense = positive_int(config, "decoder_sparse_step", 1), layer_numbers(config, "mlp_only_layers", num_layers)
     return frozenset(i for i in range(num_layers) if (i + 1) % step == 0 and i not in dense)

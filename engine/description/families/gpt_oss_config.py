@@ -1,6 +1,6 @@
-"""gpt-oss' config: attention with sinks, a window in every second layer, experts with biases.
+"""gpt-oss' config: attention with sinks, windows in every second layer, experts with biases.
 
-Weights of experts are plain or in MXFP4.
+The experts' weights are plain or in MXFP4.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""Decoders beside the vision towers of Qwen and GLM, whose images are rotated by row and column.
+"""Models of Qwen and GLM with a vision tower, in which images are rotated by row and column.
 
-The keys of a tower are under vision_config, those of the decoder under text_config.
+The keys of the tower are under vision_config, those of the decoder under text_config.
 """
 
 from collections.abc import Callable, Mapping
@@ -58,9 +58,9 @@ def _with_tower(
     *,
     is_gated: bool = False,
 ) -> DenseConfig:
-    """Read a decoder with `read`, and its tower if config.json describes one.
+    """Parse the decoder with `read`, and the tower if config.json describes one.
 
-    `sections` is the default of mrope_section.
+    `sections`: default of mrope_section.
     """
     decoder, vision = read(config), config.get("vision_config")
     if not vision:

@@ -30,7 +30,7 @@ _LFM2_EXPERTS = ExpertNames(mlp="feed_forward", bias="expert_bias", parts=("w1",
 
 
 def lfm2(config: Mapping[str, Any]) -> DenseConfig:
-    """LFM2: short convolutions between two gates, and attention in some layers."""
+    """LFM2: short convolutions between two gates in most layers, and attention in the others."""
     inner = positive_int(config, "block_ff_dim", positive_int(config, "intermediate_size", 12288))
     if flag(config, "block_auto_adjust_ff_dim", True):
         inner = int(positive_number(config, "block_ffn_dim_multiplier", 1.0) * int(2 * inner / 3))
@@ -40,7 +40,7 @@ def lfm2(config: Mapping[str, Any]) -> DenseConfig:
 
 
 def lfm2_moe(config: Mapping[str, Any]) -> SparseConfig:
-    """LFM2 MoE: LFM2's layers, with experts in all but the first ones."""
+    """LFM2 MoE: LFM2's layers, with experts in all but the first layers."""
     inner, num_layers = positive_int(config, "intermediate_size", 7168), positive_int(config, "num_hidden_layers")
     num_experts = positive_int(config, "num_experts", 32)
     shape = ExpertsShape(
@@ -66,7 +66,7 @@ def lfm2_moe(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def _lfm2_fields(config: Mapping[str, Any], inner: int) -> dict[str, Any]:
-    """Return the fields that LFM2 and LFM2 MoE share. `inner`: channels of a dense feed-forward."""
+    """Return the fields that LFM2 and LFM2 MoE share. `inner`: number of a dense feed-forward's channels."""
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     dim = positive_int(config, "head_dim", hidden // heads)
     width, bias = positive_int(config, "conv_L_cache", 3), flag(config, "conv_bias", False)
@@ -95,9 +95,9 @@ def _lfm2_fields(config: Mapping[str, Any], inner: int) -> dict[str, Any]:
 
 
 def qwen3_next(config: Mapping[str, Any]) -> SparseConfig:
-    """Qwen3-Next: three layers of four with the gated delta rule, the fourth with gated attention.
+    """Qwen3-Next: three of four layers use the gated delta rule, the fourth gated attention.
 
-    Layers with experts have another one that all tokens share.
+    Layers with experts also have a shared expert.
     """
     return SparseConfig.read(
         **_qwen_fields(config, is_grouped=True),
@@ -108,7 +108,7 @@ def qwen3_next(config: Mapping[str, Any]) -> SparseConfig:
 
 
 def qwen3_5(config: Mapping[str, Any]) -> DenseConfig:
-    """Qwen 3.5 and 3.6 (text): Qwen3-Next's layers, with feed-forwards."""
+    """Qwen 3.5 and 3.6 (text): Qwen3-Next's layers, with dense feed-forwards."""
     text = text_keys(config)
     return DenseConfig.read(
         **_qwen_fields(text, is_grouped=False), intermediate_size=positive_int(text, "intermediate_size", 12288)
@@ -164,7 +164,7 @@ def _granite_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     refuse_unless(config, "position_embedding_type", None, "nope", "rope")
     if any(one not in (0.0, math.inf, None) for one in _limits(config)):
         raise CheckpointError(
-            f"config.json has time_step_limit = {config['time_step_limit']!r}; steps are not limited here"
+            f"config.json has time_step_limit = {config['time_step_limit']!r}; limits of time steps are not supported"
         )
     types = _layer_types(config, ["mamba"] * num_layers, ("mamba", "linear_attention", "attention", "full_attention"))
     heads, inner = positive_int(config, "mamba_n_heads", 128), hidden * positive_int(config, "mamba_expand", 2)
@@ -198,7 +198,7 @@ def _granite_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _limits(config: Mapping[str, Any]) -> list[Any]:
-    """Return the limits of a time step; transformers may have written infinity as an object."""
+    """Return the limits of a time step; transformers may write infinity as an object."""
     limits = config.get("time_step_limit") or []
     return [math.inf if one == {"__float__": "Infinity"} else one for one in limits]
 
@@ -261,7 +261,7 @@ def _lfm2_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def _layer_types(config: Mapping[str, Any], default: list[str], known: tuple[str, ...]) -> list[str]:
-    """Return the type of each layer, from config.json, or else `default`. Raises CheckpointError."""
+    """Return the type of each layer from config.json, or `default`. Raises CheckpointError."""
     num_layers, types = positive_int(config, "num_hidden_layers"), config.get("layer_types") or default
     if not isinstance(types, list) or len(types) != num_layers or not set(types) <= set(known):
         raise CheckpointError(

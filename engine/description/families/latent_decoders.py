@@ -25,8 +25,8 @@ from pilotlight.engine.description.vision_config import ENCODED_BYTES, PatchedVi
 from pilotlight.engine.kv.pool.layout import CachedLayer, CacheSegment
 from pilotlight.engine.weights.config import flag, number, positive_int, positive_number, whole_number
 
-# Upper bound of the keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py): in bf16 those of 10,900 tokens
-# in 16 heads of DeepSeek-V3's. Every rank reserves as much beside its cache.
+# Most bytes of keys and values that are expanded from a context's vectors (engine/layers/expanded_attention.py): in bf16 those of 10,900 tokens in 16
+# of DeepSeek-V3's heads. Every rank reserves this memory in addition to its cache.
 EXPANDED_BYTES = 128 << 20
 
 
@@ -52,7 +52,7 @@ class LatentConfig(SparseConfig):
         return self.num_heads * (2 * self.kv_rank + self.head_dim)
 
     def attention_bytes(self, tokens: int, ranks: int, item_bytes: int) -> int:
-        """Return the larger of the absorbed form's queries and results, and of expanded keys and values."""
+        """Return the bytes of absorbed queries and results, or of expanded keys and values if larger."""
         absorbed = 2 * tokens * self.num_heads // ranks * self.kv_rank * item_bytes
         width = max(self.nope_dim + self.head_dim, self.value_dim)
         return max(absorbed, EXPANDED_BYTES + EXPANDED_BYTES * (self.nope_dim + self.value_dim) // (2 * width))
@@ -108,7 +108,7 @@ def deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
-    """GLM-4.7-Flash: DeepSeek-V3's with one group of experts and a dense first layer."""
+    """GLM-4.7-Flash: like DeepSeek-V3, with one group of experts and a dense first layer."""
     num_layers = positive_int(config, "num_hidden_layers")
     dense = whole_number({"first_k_dense_replace": 1, **config}, "first_k_dense_replace", num_layers)
     kinds = config.get("mlp_layer_types") or ["dense"] * dense + ["sparse"] * (num_layers - dense)
@@ -120,7 +120,7 @@ def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
     """DeepSeek-V2 and V2-Lite: a softmax chooses experts; in V2 from the groups with the best experts."""
     refuse_unless(config, "scoring_func", "softmax", None)
     refuse_unless(config, "topk_method", "greedy", "group_limited_greedy", None)
-    refuse_unless(config, "norm_topk_prob", False, None)  # the published code and transformers treat true differently
+    refuse_unless(config, "norm_topk_prob", False, None)  # true differs between the published code and transformers
     is_grouped = config.get("topk_method") == "group_limited_greedy"
     rule = Routing(
         0,
@@ -134,7 +134,7 @@ def deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def mistral4(config: Mapping[str, Any]) -> LatentConfig:
-    """Mistral Small 4 (text): DeepSeek's attention with growing queries; a softmax chooses experts."""
+    """Mistral Small 4 (text): DeepSeek's attention; queries grow with position; a softmax chooses experts."""
     text = text_keys(config)
     if not rotary_parameters(text):
         text = {**text, "rope_parameters": _MISTRAL4}
@@ -152,7 +152,7 @@ def mistral4(config: Mapping[str, Any]) -> LatentConfig:
 
 
 def mistral3(config: Mapping[str, Any]) -> DenseConfig:
-    """Mistral Small 3 and 4, Ministral 3 and Devstral, which share one name and differ in the text's type."""
+    """Mistral Small 3 and 4, Ministral 3 and Devstral: one architecture, with several types of text model."""
     if text_keys(config).get("model_type") == "mistral4":
         return mistral4(config)
     dense = mistral(config)
@@ -167,11 +167,11 @@ _MISTRAL4 = {
 
 
 def _latent(config: Mapping[str, Any], text: Mapping[str, Any], fields: Mapping[str, Any]) -> LatentConfig:
-    """Read the common fields. With a vision tower the decoder's keys, `text`, are under text_config."""
+    """Parse the fields that the families share. `text`: the decoder's keys of `config`."""
     refuse_unless(text, "attention_bias", False)
     refuse_unless(text, "rope_interleave", True, None)
     nope_dim, rope_dim = positive_int(text, "qk_nope_head_dim"), positive_int(text, "qk_rope_head_dim")
-    # The rotated share of a head follows from the sizes.
+    # `head_dim` is the rotated part of a head, so all of it is rotated.
     rule = read_rotary_rule(text)._replace(share=1.0)
     read = LatentConfig.read(
         {**text, "head_dim": rope_dim},
@@ -189,11 +189,11 @@ def _latent(config: Mapping[str, Any], text: Mapping[str, Any], fields: Mapping[
 
 
 def _has_tower(config: Mapping[str, Any]) -> bool:
-    """True if there is a vision tower of a supported kind."""
+    """Return True if the model has a vision tower of a supported kind."""
     return bool(config.get("vision_config")) and "KimiK25ForConditionalGeneration" in config["architectures"]
 
 
 def _sharpened(config: Mapping[str, Any], rule: RotaryRule) -> float:
-    """Return YaRN's factor of scores. The part of it in `rule` is already in queries and keys."""
+    """Return YaRN's factor of scores, in addition to the factor in `rule` that scales queries and keys."""
     weight = number(rotary_parameters(config), "mscale_all_dim", 0.0)
     return sharpening(rule.values["factor"], weight) ** 2 if rule.rope_type == "yarn" and weight else 1.0

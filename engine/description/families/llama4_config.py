@@ -1,4 +1,4 @@
-"""Llama 4's config: chunked attention, every fourth layer full, experts with a shared one, a tower."""
+"""Llama 4's config: chunked attention, full in every fourth layer; experts; optionally a vision tower."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ from pilotlight.engine.weights.config import flag, layer_numbers, number, positi
 class Llama4Config(DecoderConfig):
     attention_bias: bool
     qk_norm: bool
-    temperature: tuple[float, float, float] | None  # of queries that are not rotated, as in DenseConfig
-    intermediate_size: int  # of dense layers
+    temperature: tuple[float, float, float] | None  # growth of queries that are not rotated, as in DenseConfig
+    intermediate_size: int  # inner size of dense layers
     experts: ExpertsShape
     top_k: int
     sparse_layers: frozenset[int]
@@ -57,7 +57,7 @@ class Llama4Config(DecoderConfig):
 
 
 def parse_config(config: Mapping[str, Any]) -> Llama4Config:
-    """Read a config.json. With a vision tower the decoder's keys are under text_config."""
+    """Parse a config.json. With a vision tower the decoder's keys are under text_config."""
     text = text_keys(config)
     num_layers, step = positive_int(text, "num_hidden_layers"), positive_int(text, "interleave_moe_layer_step", 1)
     num_experts = positive_int(text, "num_local_experts", 16)
@@ -86,7 +86,7 @@ def parse_config(config: Mapping[str, Any]) -> Llama4Config:
 
 
 def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[LayerKind, ...]:
-    """Return the layers; those with rotation attend within chunks, which need a window of one chunk."""
+    """Return the layers; those with rotation attend within chunks, for which they cache one chunk."""
     chunk = positive_int(config, "attention_chunk_size", 8192)
     turns = layers_that_turn(config, num_layers)
     types = ["chunked_attention" if turns[i] else "full_attention" for i in range(num_layers)]

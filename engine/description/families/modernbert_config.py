@@ -13,7 +13,7 @@ from pilotlight.engine.description.tensor_sizes import WeightShape
 from pilotlight.engine.kv.pool.layout import CachedLayer
 from pilotlight.engine.weights.config import flag, number, positive_int
 
-_FULL, _SLIDING = 0, 1  # the two rotary rules
+_FULL, _SLIDING = 0, 1  # indices of the two rotary rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,13 @@ class ModernBertConfig:
     num_heads: int
     context_length: int
     eps: float
-    layers: tuple[LayerKind, ...]  # a window counts a token's own place and those on one side
+    layers: tuple[LayerKind, ...]  # a window counts a token itself and the tokens on one side
     rotary: tuple[RotaryRule, ...]
     norm_bias: bool
     attention_bias: bool
     mlp_bias: bool
-    head_bias: bool  # of the head's first layer
-    num_classes: int = 0  # classes of the head; 0 without one
+    head_bias: bool  # whether the head's first layer has a bias
+    num_classes: int = 0  # number of classes of the head; 0 without a head
     cached_layers: tuple[CachedLayer, ...] = ()
 
     @property
@@ -99,7 +99,7 @@ def parse_config(config: Mapping[str, Any]) -> ModernBertConfig:
     hidden, heads = positive_int(config, "hidden_size"), positive_int(config, "num_attention_heads")
     if hidden % heads or hidden // heads % 2:
         raise CheckpointError(
-            f"config.json has hidden_size {hidden} and {heads} heads: it must be an even multiple of them"
+            f"config.json has hidden_size {hidden} and {heads} heads: it must be an even multiple of the heads"
         )
     return ModernBertConfig(
         vocab_size=positive_int(config, "vocab_size"),
@@ -119,7 +119,7 @@ def parse_config(config: Mapping[str, Any]) -> ModernBertConfig:
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
-    period = positive_int(config, "global_attn_every_n_layers", 3)  # the first of every three has full attention
+    period = positive_int(config, "global_attn_every_n_layers", 3)  # the first layer of each period has full attention
     default = tuple(
         "sliding_attention" if i % period else "full_attention"
         for i in range(positive_int(config, "num_hidden_layers"))
@@ -129,9 +129,9 @@ def _layers(config: Mapping[str, Any]) -> tuple[LayerKind, ...]:
 
 
 def _rotary(config: Mapping[str, Any]) -> tuple[RotaryRule, ...]:
-    """Return the rules of layers with full attention and with a window.
+    """Return the rotary rules of layers with full attention and of layers with a window.
 
-    Older checkpoints only have a base each.
+    Older checkpoints have only a base for each.
     """
     nested = config.get("rope_parameters") or {}
     if not isinstance(nested, dict) or not nested.keys() <= set(LAYER_TYPES):

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa: BERT, with positions counted from after the padding token's id."""
+"""The config of RoBERTa and XLM-RoBERTa: BERT, with positions that start after the padding token's id."""
 
 from collections.abc import Mapping
 from dataclasses import replace

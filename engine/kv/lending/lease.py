@@ -1,7 +1,7 @@
 """The lending of an arena's slabs among models: owners, transfers, and the choice of a slab.
 
-A `Lease` is what one model borrows, yields and reclaims; a `Reservation` is a run of slabs for one model only; `SlabMap` knows the owner of each
-slab; `SlabPolicy` chooses, and moves nothing. Does not know tensors, tokens and time.
+A `Lease` holds the slabs that one model borrows, yields and reclaims. A `Reservation` is a run of slabs for one model only. `SlabMap` knows the owner
+of each slab. `SlabPolicy` chooses slabs, and moves none. Does not know tensors, tokens and time.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,33 +14,33 @@ from pilotlight.engine.kv.pool.block_pool import BlockPool
 
 
 class Oldest(NamedTuple):
-    """A model's oldest running sequence, or the next to run if none does."""
+    """A model's oldest running sequence, or the next one to run if none is running."""
 
     arrival: int
-    blocks: Sequence[int]  # blocks that it holds
-    num_missing: int  # further blocks for all of its tokens
+    blocks: Sequence[int]  # blocks that the sequence holds
+    num_missing: int  # further blocks that its tokens need
 
 
 class SlabUser(Protocol):
-    """A model's scheduler from the view of its lease."""
+    """A model's scheduler, as its lease uses it."""
 
     @property
     def has_work(self) -> bool: ...
 
     @property
     def is_alone(self) -> bool:
-        """True if no sequence runs beside the oldest."""
+        """True if only the oldest sequence runs."""
 
     def oldest(self) -> Oldest | None: ...
 
     def preempt_youngest(self, keep_oldest: bool) -> bool:
-        """Preempt the youngest sequence; return False if there is none to preempt."""
+        """Preempt the youngest sequence; return False if there is none."""
 
     def preempt_holders(self, blocks: range) -> None: ...
 
 
 class Capacity(NamedTuple):
-    """The blocks of one model."""
+    """The numbers of blocks of one model."""
 
     free_blocks: int  # blocks that a new sequence could take
     total_blocks: int
@@ -52,14 +52,14 @@ class Lease:
     def __init__(self, slabs: "SlabMap", policy: "SlabPolicy", name: str, grid: SlabGrid) -> None:
         self.name = name
         self.grid = grid
-        self.arrivals = slabs.arrivals  # numbers sequences across all models
+        self.arrivals = slabs.arrivals  # counter of sequences across all models
         self.slabs: set[int] = set()
-        self.max_blocks = 0  # the most blocks it could have: those in all unreserved slabs
+        self.max_blocks = 0  # blocks in all unreserved slabs
         self.user: SlabUser | None = None
-        self.num_short = 0  # missing blocks at its last schedule
+        self.num_short = 0  # blocks that the last schedule could not get
         self.last_used = 0
         self.pool = BlockPool(0, grid.capacity, num_shares=grid.copies)
-        self._is_refused = False  # there is nothing to borrow before the next schedule
+        self._is_refused = False  # True if no slab could be borrowed since the last schedule
         self._map = slabs
         self._policy = policy
 
@@ -68,11 +68,11 @@ class Lease:
         return self.user is not None and self.user.has_work
 
     def serve(self, user: SlabUser) -> None:
-        """Ask this scheduler for slabs that are due to other models from now on."""
+        """Set the scheduler that must preempt sequences when other models are due slabs."""
         self.user = user
 
     def new_pool(self, on_forget: Callable[[int], None] = lambda block: None) -> BlockPool:
-        """Return every slab, with any content, and return the pool of a new scheduler."""
+        """Give back every slab, drop its content, and return an empty pool for a new scheduler."""
         self._release_all()
         self.pool = BlockPool(0, self.grid.capacity, self._borrow, on_forget, num_shares=self.grid.copies)
         return self.pool
@@ -88,22 +88,22 @@ class Lease:
                 assert self.user is not None
                 blocks = self.grid.blocks_in(slab)
                 self.user.preempt_holders(blocks)
-                if not self.pool.is_held(blocks):  # otherwise a running copy holds them: try the next time
+                if not self.pool.is_held(blocks):  # otherwise a running copy holds them: retry at the next schedule
                     slabs.move(slab, slabs.recalled[slab])
             while (claimant := self._policy.claimant_on(self)) is not None and self._yield_slab(claimant):
                 pass
 
     def reclaim(self, num_blocks: int) -> bool:
-        """Record that so many blocks of one share are missing.
+        """Record that one share lacks `num_blocks` blocks.
 
-        Returns True if another model yields slabs at its next schedule, so that waiting pays off.
+        Returns True if another model yields slabs at its next schedule, so that waiting helps.
         """
         self.num_short += num_blocks * self.grid.copies
         with self._map.lock:
             return self._policy.borrower(self) is not None
 
     def capacity(self) -> Capacity:
-        """Return how many blocks a new sequence could take, and how many this model could have now."""
+        """Return the blocks that new sequences could take now, and the total that this model could have now."""
         total = max(self.max_blocks, self.pool.num_blocks)
         if any(other.slabs for other in self._map.leases if other is not self):
             with self._map.lock:
@@ -116,7 +116,7 @@ class Lease:
             self._map.leases.remove(self)
 
     def unheld(self, without: Collection[int] = ()) -> list[int]:
-        """Return the slabs of which no sequence holds a block."""
+        """Return the slabs, except those in `without`, of which no sequence holds a block."""
         return [s for s in self.slabs if s not in without and not self.pool.is_held(self.grid.blocks_in(s))]
 
     def gain(self, slab: int) -> int:
@@ -131,7 +131,7 @@ class Lease:
         self.pool.remove_blocks(self.grid.blocks_in(slab))
 
     def _borrow(self) -> bool:
-        """Add a slab without affecting any sequence; return False if there is none."""
+        """Take a slab from which no sequence holds a block; return False if there is none."""
         if self._is_refused:
             return False
         with self._map.lock:
@@ -152,7 +152,7 @@ class Lease:
         return True
 
     def _release_all(self) -> None:
-        """Free every slab, or give it to a waiting reservation; the blocks' content is lost."""
+        """Free every slab, or hand it to the reservation that recalls it; the content of the blocks is lost."""
         with self._map.lock:
             self.pool = BlockPool(0, self.grid.capacity, num_shares=self.grid.copies)
             for slab in list(self.slabs):
@@ -168,7 +168,7 @@ class Reservation:
         self._map = slabs
 
     def is_complete(self) -> bool:
-        """True if other models have returned all of its slabs; takes free and unheld ones now."""
+        """Take the recalled slabs that no sequence uses; return True if no slab is missing any more."""
         slabs = self._map
         with slabs.lock:
             for slab in [slab for slab, caller in slabs.recalled.items() if caller is self]:
@@ -190,27 +190,27 @@ class Reservation:
 
 class SlabMap:
     def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
-        """`clear` zeroes a slab; free slabs hold zeros."""
+        """Make a map of free slabs. `clear`: function that zeroes a slab, as free slabs must be."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
-        # the loader's thread opens and closes models, the host's thread does everything else
+        # The loader's thread opens and closes models; the host's thread does everything else.
         self.lock = RLock()
-        self.arrivals = count()  # numbers sequences across all models
-        self.schedules = count(1)  # numbers schedules, too
+        self.arrivals = count()  # counter of sequences across all models
+        self.schedules = count(1)  # counter of schedules across all models
         self.owners: list[Lease | Reservation | None] = [None] * num_slabs
-        self.recalled: dict[int, Reservation] = {}  # slabs that their owner must return for a reservation
-        self.reserved: set[int] = set()  # these, and slabs of reservations
+        self.recalled: dict[int, Reservation] = {}  # borrowed slabs that their lease must return for a reservation
+        self.reserved: set[int] = set()  # recalled slabs, and slabs of reservations
         self.leases: list[Lease] = []
         self._clear = clear
 
     @property
     def num_lendable(self) -> int:
-        """Slabs that are not reserved."""
+        """The number of slabs that are not reserved."""
         return self.num_slabs - len(self.reserved)
 
     @property
     def busy(self) -> list[Lease]:
-        """The models that have work."""
+        """The leases of models that have work."""
         return [lease for lease in self.leases if lease.is_busy]
 
     def free_slabs(self) -> list[int]:
@@ -224,7 +224,7 @@ class SlabMap:
             start = end + 1
 
     def move(self, slab: int, to: Lease | Reservation | None) -> int:
-        """Hand over a slab, zeroed, and return how many blocks it adds. The caller has the lock."""
+        """Zero a slab, hand it over, and return how many blocks that adds. The caller holds the lock."""
         owner = self.owners[slab]
         if isinstance(owner, Lease):
             owner.lose(slab)
@@ -235,10 +235,7 @@ class SlabMap:
         return to.gain(slab) if isinstance(to, Lease) else 0
 
     def set_limits(self) -> None:
-        """Update the most blocks that every model could have, after a change of reservations.
-
-        The caller has the lock.
-        """
+        """Update `max_blocks` of every lease after a change of reservations. The caller holds the lock."""
         lendable = set(range(self.num_slabs)) - self.reserved
         for lease in self.leases:
             lease.max_blocks = lease.grid.num_blocks(lendable)
@@ -257,17 +254,17 @@ class SlabPolicy:
     """The choice of slabs.
 
     A model that needs a block takes, in this order: a free block, a free slab, an unheld slab of an *idle* model (the least recently used first), an
-    unheld slab of a busy model that has more than its fair share while this one has less, and only then its cached blocks. If sequences hold all of
-    those, it *reclaims*: from a model above its share while it is below its share; or, if its oldest sequence is the oldest of the whole host and
-    runs alone, from any. The borrower yields at its next schedule, by preempting its youngest sequences. So every model has its share when it has
-    work, and the oldest sequence of the host always advances, even one as long as the arena: every sequence ends.
+    unheld slab of a busy model that has more than its fair share while this one has less, and only then its own cached blocks. If sequences hold all
+    of those, it *reclaims* a slab: from a model above its share if it is below its own; or from any model if its oldest sequence is the oldest of the
+    whole host and runs alone. The borrower yields at its next schedule, by preempting its youngest sequences. So every model has its share when it
+    has work, and the oldest sequence of the host always advances, even one as long as the arena: every sequence ends.
     """
 
     def __init__(self, slabs: SlabMap) -> None:
         self._map = slabs
 
     def slab_for(self, lease: Lease) -> int | None:
-        """Choose a slab that the model may have without affecting any sequence."""
+        """Choose a slab for the model of which no sequence holds a block, or None."""
         if free := self._map.free_slabs():
             return min(free, key=lambda slab: (-len(lease.grid.completed_by(slab, lease.slabs)), slab))
         others = [a for a in self._map.leases if a is not lease and a.slabs]
@@ -284,7 +281,7 @@ class SlabPolicy:
         return None
 
     def cheapest(self, owner: Lease, taker: Lease) -> int | None:
-        """Choose the owner's unheld slab with the fewest cached blocks; of equals the one that adds most."""
+        """Choose the owner's unheld slab with the fewest cached blocks; of equals, the one that adds most."""
         slabs = owner.unheld(self._map.recalled)
 
         def cost(slab: int) -> tuple[int, int, int]:
@@ -294,7 +291,7 @@ class SlabPolicy:
         return min(slabs, key=cost) if slabs else None
 
     def borrower(self, claimant: Lease) -> Lease | None:
-        """Choose the model that must yield to one that found nothing to borrow."""
+        """Choose the model that must yield slabs to `claimant`, which found none to borrow, or None."""
         others = [a for a in self._map.busy if a is not claimant and a.slabs - self._map.recalled.keys()]
         share = self._share(claimant)
         if len(claimant.slabs) < share:
@@ -306,12 +303,12 @@ class SlabPolicy:
         return None
 
     def claimant_on(self, lease: Lease) -> Lease | None:
-        """Choose the model to which this one must yield."""
+        """Choose the model to which this one must yield slabs, or None."""
         claimants = [a for a in self._map.busy if a.num_short > 0 and self.borrower(a) is lease]
         return min(claimants, key=lambda a: len(a.slabs)) if claimants else None
 
     def senior(self) -> Lease | None:
-        """Return the model with the oldest sequence."""
+        """Return the model with the oldest sequence of the host."""
         oldest = [
             (oldest.arrival, lease)
             for lease in self._map.busy
@@ -320,7 +317,7 @@ class SlabPolicy:
         return min(oldest, key=lambda pair: pair[0])[1] if oldest else None
 
     def num_within_reach(self, lease: Lease) -> int:
-        """Return how many blocks the model could have now: its own, those to borrow, and at least its share's."""
+        """Return how many blocks the model could have now: its own, and those it can borrow or reclaim."""
         share = self._share(lease)
         reach = lease.slabs | set(self._map.free_slabs())
         for other in self._map.leases:
@@ -333,13 +330,13 @@ class SlabPolicy:
         return max(min(lease.grid.num_blocks(reach) + reclaimable, lease.max_blocks), lease.pool.num_blocks)
 
     def place_for(self, num_slabs: int) -> range:
-        """Choose the run to reserve that affects others least, as high as possible: models borrow low slabs."""
+        """Choose the run with the most free slabs; of equals the highest, because models borrow low slabs."""
         starts = [i for run in self._map.unreserved_runs() for i in range(run.start, run.stop - num_slabs + 1)]
         first = min(starts, key=lambda i: (num_slabs - self._map.owners[i : i + num_slabs].count(None), -i))
         return range(first, first + num_slabs)
 
     def _share(self, lease: Lease) -> int:
-        """Return the share of slabs of each model with work."""
+        """Return the fair share, in slabs, of this model and of each other model with work."""
         return self._map.num_lendable // len({lease, *self._map.busy})
 
     def _can_yield(self, lease: Lease) -> bool:
@@ -347,7 +344,7 @@ class SlabPolicy:
         return len(lease.slabs - pinned - self._map.recalled.keys()) > needed
 
     def _pinned(self, lease: Lease) -> tuple[set[int], int]:
-        """Return the senior model's slabs with its oldest sequence, and how many more it will need."""
+        """Return the slabs of the host's oldest sequence, if it is this model's, and how many more it needs."""
         oldest = lease.user.oldest() if lease.user is not None and self.senior() is lease else None
         if oldest is None:
             return set(), 0

@@ -1,6 +1,6 @@
-"""The allocation of a model's part of the arena: a lease on slabs that models share, or a reservation.
+"""The allocation of a model's part of the arena: a lease on shared slabs, or a reserved run of slabs.
 
-A reservation is a run of slabs for one model. lease.py moves slabs later, and knows their owners. `find_place` chooses for a model.
+lease.py knows the owners of slabs and moves slabs later. `find_place` chooses between lease and reservation.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class NoSlabsError(Exception):
 
 class SlabAllocator:
     def __init__(self, num_slabs: int, slab_bytes: int, clear: Callable[[int], None]) -> None:
-        """`clear` zeroes a slab; free slabs hold zeros."""
+        """Make an allocator of free slabs. `clear`: function that zeroes a slab, as free slabs must be."""
         self.num_slabs = num_slabs
         self.slab_bytes = slab_bytes
         self._map = SlabMap(num_slabs, slab_bytes, clear)
@@ -30,18 +30,18 @@ class SlabAllocator:
 
     @property
     def num_lendable(self) -> int:
-        """Slabs that are not reserved."""
+        """The number of slabs that are not reserved."""
         return self._map.num_lendable
 
     @property
     def largest_run(self) -> int:
-        """The longest run of slabs for a reservation; one slab remains if models borrow."""
+        """The length of the longest run that can be reserved; one slab must remain if models borrow."""
         with self._map.lock:
             longest = max((len(run) for run in self._map.unreserved_runs()), default=0)
             return min(longest, self._map.num_lendable - bool(self._map.leases))
 
     def open(self, name: str, block_bytes: int, copies: int = 1) -> Lease:
-        """Let a model borrow. `copies`: ranks with separate blocks in each slab. Raises NoSlabsError."""
+        """Open a model's lease. `copies`: number of ranks with separate blocks. Raises NoSlabsError."""
         grid = SlabGrid(self.num_slabs, self.slab_bytes, block_bytes, copies)
         with self._map.lock:
             if self._map.num_lendable == 0:
@@ -56,7 +56,7 @@ class SlabAllocator:
         return lease
 
     def reserve(self, name: str, num_slabs: int) -> Reservation:
-        """Give a model its own run of slabs. Raises NoSlabsError."""
+        """Reserve a run of slabs for a model. Raises NoSlabsError."""
         slabs = self._map
         with slabs.lock:
             if num_slabs > self.largest_run:
@@ -80,7 +80,7 @@ def find_place(
 ) -> Lease | Reservation:
     """Return the model's place in the arena. Raises CheckpointError if there is no room.
 
-    `arena_bytes`: the total, for the error. `copies`: ranks that each have such a place, for separate sequences.
+    `arena_bytes`: size of the arena, for the error message. `copies`: number of ranks with separate sequences, each with such a place.
     """
     try:
         if spec.kv_tokens is None:
@@ -101,5 +101,5 @@ def find_place(
 
 
 def num_reserved_blocks(spec: ModelSpec, layout: CacheLayout) -> int:
-    """Return the blocks for `kv_tokens`, on each rank, of one sequence or of several short ones."""
+    """Return how many blocks `kv_tokens` tokens need on each rank, rounded up."""
     return len(layout.groups) * -(-(spec.kv_tokens or 0) // layout.block_size)

@@ -1,10 +1,10 @@
 """The arithmetic of one model's blocks over the slabs of an arena.
 
 Every model sees the whole arena as an array of its blocks: block b is the bytes b * block_bytes to (b + 1) * block_bytes. It may use the blocks that
-lie entirely in slabs it has. A block is at most half a slab, so that every slab alone adds at least one, and touches at most two.
+are entirely in slabs it has. A block is at most half a slab, so every slab adds at least one block, and a block touches at most two slabs.
 
-Ranks with separate sequences (`copies`) have an arena each, in which a slab is the same bytes: block b belongs to rank b % copies, where it is block
-b // copies.
+Ranks with separate sequences (`copies`) have an arena each, and a slab is the same byte range in all of them. Block b belongs to rank b % copies,
+where it is block b // copies.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,7 +19,7 @@ class SlabGrid(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Blocks of the whole arena."""
+        """The number of blocks in the whole arena, over all copies."""
         return self.copies * self._capacity
 
     @property
@@ -27,13 +27,13 @@ class SlabGrid(NamedTuple):
         return 2 * self.block_bytes <= self.slab_bytes
 
     def blocks_in(self, slab: int) -> range:
-        """Return the blocks inside the arena that have a byte in the slab."""
+        """Return the blocks that have at least one byte in the slab."""
         return self._of_all(self._blocks_in(slab))
 
     def completed_by(self, slab: int, owned: Collection[int]) -> range:
-        """Return the blocks that the slab completes for a model that has `owned` already.
+        """Return the blocks that the slab adds for a model that has `owned` already.
 
-        These include those that straddle into an owned neighbour.
+        Includes blocks that straddle the border to an owned neighbour.
         """
         blocks = self._blocks_in(slab)
         start, end = slab * self.slab_bytes, (slab + 1) * self.slab_bytes
@@ -65,7 +65,7 @@ class SlabGrid(NamedTuple):
         return range(first, min(-(-(slab + 1) * self.slab_bytes // self.block_bytes), self._capacity))
 
     def _of_all(self, blocks: range) -> range:
-        """Return the numbers of these blocks in every copy."""
+        """Convert a range of blocks of one copy to the block numbers of all copies."""
         return range(self.copies * blocks.start, self.copies * blocks.stop)
 
 

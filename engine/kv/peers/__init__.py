@@ -1,1 +1,1 @@
-"""Transfers of blocks from one engine host's tier to another's, by name, while they are computed."""
+"""Transfers of KV blocks, by name, between the tiers of two engine hosts, while one computes them."""

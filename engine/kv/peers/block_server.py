@@ -1,8 +1,8 @@
-"""Serves the blocks of a host tier to other engine hosts, by name, existing ones and future ones.
+"""Serves blocks of a host tier to other engine hosts, by name, including blocks not computed yet.
 
-An announced block is kept unchanged until the reader has copied it, or has been silent for a lease. A sequence that computes for a reader is *open*
-from its submission to its end; blocks still missing shortly after that never come, and the reader gets a message. Knows names, pins and readers; does
-not know how a reader copies or what a block contains. Has its own thread.
+An announced block stays unchanged until the reader has copied it, or has been silent for `LEASE_S`. A sequence that computes for a reader is *open*
+from its submission to its end. If blocks are still missing shortly after that, they never come, and the reader gets a message. Knows names, pins and
+readers; does not know how a reader copies or what a block contains. Has its own thread.
 """
 
 import logging
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.003  # between two checks for newly computed blocks
-_BATCH_BYTES = 4 << 20  # announced at once
-_WINDOW_BYTES = 32 << 20  # announced to one reader and not copied yet
-# The same for blocks sent inline, at most: at a round trip of 50 ms the window moves 160 MB/s
+_LOOK_S = 0.003  # interval of checks for newly computed blocks
+_BATCH_BYTES = 4 << 20  # most bytes per announcement
+_WINDOW_BYTES = 32 << 20  # most bytes announced to one reader and not copied yet
+# The same limits for blocks sent inline. With a round trip of 50 ms the window moves 160 MB/s.
 _SENT_BATCH_BYTES, _SENT_WINDOW_BYTES = 1 << 20, 8 << 20
-# and by measured rate: a batch must take less than SILENCE_S, a reader's timeout
+# Further limits of them, in seconds of the measured rate: a batch must take less than SILENCE_S, the reader's timeout.
 _SENT_BATCH_S, _SENT_WINDOW_S = 0.5, 2.0
-_FIRST_SENT_BYTES = 128 << 10  # per batch, before there is a measurement: half a second at 2 Mbit/s
-_LATE_S = 1.0  # a sequence may start so much later than its reader, and its last blocks be stored so much after its end
-_REMEMBERED = 1024  # number of ended sequences
-_FORGOTTEN_S = 300.0  # of silence, after which a reader has certainly closed its socket
+_FIRST_SENT_BYTES = 128 << 10  # most bytes per inline batch until a rate is measured: half a second at 2 Mbit/s
+_LATE_S = 1.0  # delay from a read to the start of its sequence, or from that sequence's end to its last stored block
+_REMEMBERED = 1024  # number of ended sequences to keep
+_FORGOTTEN_S = 300.0  # silence after which a reader has certainly closed its socket
 
 
 class BlockServer:
@@ -69,17 +69,17 @@ class BlockServer:
         *,
         lend_address: str | None = None,
     ) -> None:
-        """Open the server's sockets and thread.
+        """Open the server's sockets and start its thread.
 
-        `keys`: only readers with the same keys are accepted. `engine`: an additional way to read blocks. `lend_address`: for other sites' hosts.
-        Raises zmq.ZMQError if an address is not available.
+        `keys`: only readers with the same keys are accepted. `engine`: offers Mooncake as an additional transport. `lend_address`: a second address,
+        for hosts of other sites. Raises zmq.ZMQError if an address is not available.
         """
-        self.rate = TransferRate()  # to this site's hosts
-        self.num_expired = 0  # leases of readers that fell silent
+        self.rate = TransferRate()  # measured over readers of this site
+        self.num_expired = 0  # reads that ended because their reader fell silent
         self._host = host
         self._lock = threading.Lock()
         self._caches: set[CacheIdentity] = set()
-        self._hand_overs: dict[str, float | None] = {}  # time of each end, the oldest first; None while open
+        self._hand_overs: dict[str, float | None] = {}  # sequence -> time of its end, None while open; the oldest first
         self._grants: dict[tuple[bytes, int], _Grant] = {}
         offers = [Offer(SHARED_MEMORY, str(host.directory)), Offer(INLINE)]
         if engine is not None:
@@ -103,11 +103,11 @@ class BlockServer:
 
     @property
     def num_leased(self) -> int:
-        """Return the number of announced blocks that readers have not copied yet."""
+        """The number of announced blocks that readers have not copied yet."""
         return sum(len(grant.leased) for grant in list(self._grants.values()))
 
     def add_cache(self, identity: CacheIdentity) -> None:
-        """Serve blocks of this cache."""
+        """Accept reads from caches with this identity."""
         with self._lock:
             self._caches.add(identity)
 
@@ -123,7 +123,7 @@ class BlockServer:
                 del self._hand_overs[ended]
 
     def end(self, hand_over: str) -> None:
-        """Record that the sequence computes no more."""
+        """Record that the sequence computes no more blocks."""
         with self._lock:
             if hand_over in self._hand_overs:
                 self._hand_overs[hand_over] = time.monotonic()
@@ -158,7 +158,7 @@ class BlockServer:
                     self._hear(reader, frame)
                 for grant in list(self._grants.values()):
                     self._advance(grant)
-            except Exception:  # without this thread every reader would wait for its timeout
+            except Exception:  # keep the thread alive: without it every reader would wait for its timeout
                 log.exception("serving blocks to other hosts failed")
 
     def _hear(self, reader: bytes, frame: bytes) -> None:
@@ -221,7 +221,7 @@ class BlockServer:
     def _note_copied(self, grant: "_Grant", num_blocks: int) -> None:
         while grant.batches and grant.batches[0].end <= num_blocks:
             batch, now, reader = grant.batches.popleft(), time.monotonic(), self._readers[grant.reader]
-            # Consecutive batches: time spent waiting for earlier ones does not count.
+            # Batches are copied one after another: do not count the time in which the reader copied earlier ones.
             reader.rate.add(batch.num_blocks * grant.block_bytes, now - max(batch.sent_at, reader.copied_at))
             reader.copied_at = now
             grant.release(self._host, batch.num_blocks)
@@ -229,7 +229,7 @@ class BlockServer:
             self._end(grant.reader, grant.read)
 
     def _advance(self, grant: "_Grant") -> None:
-        """Announce newly available blocks to a reader, or the end of the read."""
+        """Announce newly available blocks to the reader, or send a heartbeat or the end of the read."""
         now = time.monotonic()
         if now - grant.heard_at > LEASE_S:
             self.num_expired += 1
@@ -241,7 +241,7 @@ class BlockServer:
             grant.moved_at = now
             self._send_blocks(grant, slots)
         elif not grant.is_announced and self._has_ended(grant, now):
-            self._send(grant.reader, NoMoreBlocks(grant.read, "the host computed no more of it"))
+            self._send(grant.reader, NoMoreBlocks(grant.read, "the host computes no more blocks of the sequence"))
             self._end(grant.reader, grant.read)
         elif now - self._readers[grant.reader].told_at >= HEARTBEAT_S:
             self._send(grant.reader, StillThere())
@@ -266,7 +266,7 @@ class BlockServer:
         return slots
 
     def _has_ended(self, grant: "_Grant", now: float) -> bool:
-        """True if missing blocks never come: their sequence has ended or never started, some time ago."""
+        """True if missing blocks never come: their sequence ended, or should have started, `_LATE_S` ago."""
         with self._lock:
             ended_at = self._hand_overs.get(grant.hand_over, grant.began_at)
         return ended_at is not None and now - max(ended_at, grant.moved_at) > _LATE_S
@@ -289,7 +289,7 @@ class BlockServer:
 
 
 class _KnownReader:
-    """Another host that has greeted: its transport and measured rate."""
+    """A reader that has greeted: its transport and its measured rate."""
 
     def __init__(self, offer: Offer, rate: TransferRate, now: float) -> None:
         self.offer = offer
@@ -298,7 +298,7 @@ class _KnownReader:
         self.copied_at = 0.0
 
     def most_bytes(self) -> tuple[int, int]:
-        """Return the most bytes per announcement, and the most announced but not copied."""
+        """Return the most bytes per announcement, and the most bytes announced but not copied yet."""
         if self.offer.kind != INLINE:
             return _BATCH_BYTES, _WINDOW_BYTES
         rate = self.rate.bytes_per_s or _FIRST_SENT_BYTES / _SENT_BATCH_S
@@ -307,19 +307,19 @@ class _KnownReader:
 
 class _Batch(NamedTuple):
     num_blocks: int
-    end: int  # blocks of the read, from the first to this batch's last
+    end: int  # number of the read's blocks up to the end of this batch
     sent_at: float
 
 
 class _Grant:
-    """One read of one reader: names not announced yet, and blocks kept for it."""
+    """A read of one reader: the names not announced yet, and the pinned blocks not copied yet."""
 
     def __init__(self, reader: bytes, message: ReadBlocks, now: float) -> None:
         self.reader = reader
         self.read = message.read
         self.hand_over = message.hand_over
         self.block_bytes = message.block_bytes
-        self.names = deque(message.names)  # blocks not announced yet
+        self.names = deque(message.names)  # names of blocks not announced yet
         self.num_announced = 0
         self.leased: deque[HostSlot] = deque()
         self.batches: deque[_Batch] = deque()
@@ -338,7 +338,7 @@ class _Grant:
 
 
 def _difference(wanted: CacheIdentity, caches: "set[CacheIdentity]") -> str:
-    """Return, in a sentence, why none of this host's caches matches the reader's."""
+    """Return a sentence: why none of this host's caches matches the reader's."""
     same = next((cache for cache in caches if cache.model == wanted.model), None)
     if same is None:
         return f"this host does not have {wanted.model!r}"

@@ -1,8 +1,8 @@
-"""The messages of two engine hosts about blocks that one computes and the other fetches.
+"""The messages between two engine hosts about blocks that one of them computes and the other fetches.
 
 A reader greets (`PeerHello`, answered by `PeerReady` or `PeerRefused`), then requests blocks by name (`ReadBlocks`). The server announces each
 complete batch (`BlocksReady`, followed by the bytes if they share no memory), and keeps it until the reader confirms its copy (`BlocksCopied`), or is
-silent for a lease. Does not know sockets and threads.
+silent for `LEASE_S`. Does not know sockets and threads.
 """
 
 from typing import NamedTuple
@@ -11,30 +11,30 @@ import msgspec
 
 from pilotlight.engine.kv.pool.prefix_index import CacheIdentity
 
-PEER_VERSION = 1  # of these messages; peers of two versions refuse each other
-LEASE_S = 5.0  # of silence, after which a reader's blocks may be overwritten
-HEARTBEAT_S = 0.25  # of a server that is computing for a reader, and of a waiting reader
-SILENCE_S = 2.0  # of a server, after which a reader computes itself
+PEER_VERSION = 1  # version of these messages; peers of different versions refuse each other
+LEASE_S = 5.0  # silence of a reader after which the blocks kept for it may be overwritten
+HEARTBEAT_S = 0.25  # interval of heartbeats of a server that computes for a reader, and of a waiting reader
+SILENCE_S = 2.0  # silence of a server after which its reader computes the blocks itself
 
 
 class PeerError(Exception):
-    """A message of a peer that cannot be used; the text gives the reason."""
+    """A peer or one of its messages cannot be used; the text gives the reason."""
 
 
 class TransportLostError(PeerError):
-    """A transport to a peer's blocks that no longer works; another one may."""
+    """A transport to a peer's blocks no longer works; another one may work."""
 
 
 class PeerHello(msgspec.Struct, frozen=True, tag=True):
     version: int
     transports: tuple[str, ...]  # transports that the reader supports, in order of preference
-    borrows: bool = False  # the reader belongs to another site: its rate is irrelevant for this site's hosts
+    borrows: bool = False  # True if the reader belongs to another site: its rate is not counted for this site's hosts
 
 
 class PeerReady(msgspec.Struct, frozen=True, tag=True):
     version: int
     transport: str
-    address: str = ""  # the transport's address of the server's memory
+    address: str = ""  # address at which the transport finds the server's memory
 
 
 class PeerRefused(msgspec.Struct, frozen=True, tag=True):
@@ -42,38 +42,38 @@ class PeerRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReadBlocks(msgspec.Struct, frozen=True, tag=True):
-    """A request for blocks, which may still have to be computed."""
+    """A request for blocks, which the server may still have to compute."""
 
-    read: int  # chosen by the reader; different for all its open reads
-    hand_over: str  # the sequence that computes them
+    read: int  # number chosen by the reader; unique among its open reads
+    hand_over: str  # the sequence that computes the blocks
     identity: CacheIdentity
     block_bytes: int
     names: tuple[bytes, ...]
 
 
 class ReadyBlock(NamedTuple):
-    """A block at the server, in the order of the request."""
+    """A block at the server that the reader can copy."""
 
-    place: int  # interpreted by the transport
+    place: int  # number by which the transport finds the block
     checksum: int
 
 
 class BlocksReady(msgspec.Struct, frozen=True, tag=True):
-    """The next blocks of a read; with the transport "inline", their bytes follow in as many frames."""
+    """The next blocks of a read, in its order; the transport "inline" adds a frame of bytes per block."""
 
     read: int
     blocks: tuple[ReadyBlock, ...]
-    # the reader's measured rate, over this read and others; 0 if not measured yet
+    # transfer rate, measured over this read and earlier ones; 0 if not measured yet
     bytes_per_s: float = 0.0
 
 
 class BlocksCopied(msgspec.Struct, frozen=True, tag=True):
     read: int
-    num_blocks: int  # counted from the first
+    num_blocks: int  # number of copied blocks, counted from the first of the read
 
 
 class StopReading(msgspec.Struct, frozen=True, tag=True):
-    """The reader no longer needs the rest."""
+    """The reader no longer needs the rest of a read."""
 
     read: int
 
@@ -83,7 +83,7 @@ class StillThere(msgspec.Struct, frozen=True, tag=True):
 
 
 class NoMoreBlocks(msgspec.Struct, frozen=True, tag=True):
-    """The end of a read whose rest never comes."""
+    """The end of a read whose remaining blocks never come."""
 
     read: int
     reason: str

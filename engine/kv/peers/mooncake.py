@@ -1,7 +1,7 @@
-"""Mooncake's transfer engine: reads of one host's registered memory by another, over TCP or RDMA.
+"""Mooncake's transfer engine: one host reads the registered memory of another, over TCP or RDMA.
 
 Its connections are not authenticated: any machine that reaches the port of a host that uses it can read the KV blocks of that host's tier. So it is
-used only if a site file enables it, between machines on a private network. Does not know which blocks are read.
+used only if a site file enables it, and only between machines on a private network. Does not know which blocks are read.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from pilotlight.engine.kv.tiers.slot_file import SlotFile
 
 class TransferEngine:
     def __init__(self, host: str) -> None:
-        """`host`: this machine's address for its peers. Raises PeerError if Mooncake is not installed."""
+        """Start the engine. `host`: this machine's address for its peers. Raises PeerError if it fails."""
         bound_waits()
         try:
             from mooncake.engine import TransferEngine as Engine
@@ -25,10 +25,10 @@ class TransferEngine:
             raise PeerError(f"Mooncake cannot be used: {error}; pip install 'pilotlight-inference[mooncake]'") from None
         self._engine: Any = Engine()
         if self._engine.initialize(host, "P2PHANDSHAKE", "tcp", ""):
-            raise PeerError(f"Mooncake has no way to move blocks by tcp at {host}")
+            raise PeerError(f"Mooncake cannot transfer blocks over TCP at {host}")
         self.session = f"{host}:{self._engine.get_rpc_port()}"
         self._lock = threading.Lock()
-        self._registered: dict[SlotFile, int] = {}  # with the address of its memory
+        self._registered: dict[SlotFile, int] = {}  # file -> address of its memory
 
     def address_of(self, slot: HostSlot) -> int:
         """Return the address of a block's bytes, in memory that peers may read."""

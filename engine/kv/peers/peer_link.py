@@ -1,6 +1,6 @@
-"""An engine host's links to other hosts: a server of blocks, and a reader of other hosts' blocks.
+"""An engine host's links to other hosts: a server and a reader of blocks.
 
-Opened after the host tier, closed before it.
+They are opened after the host tier and closed before it.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class PeerLink(NamedTuple):
-    """Both ends of block transfers, for one model."""
+    """The server and the reader of blocks, for one model."""
 
     server: BlockServer
     reader: PeerThread
@@ -47,7 +47,7 @@ class HostPeers(NamedTuple):
 
 
 def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
-    """Open both ends; return None, with a log message, on failure: other hosts then compute themselves."""
+    """Open server and reader; on failure log it and return None: blocks are then not exchanged."""
     assert config.peer_address is not None
     transports: tuple[str, ...] = (SHARED_MEMORY, INLINE)
     try:
@@ -63,5 +63,5 @@ def open_peers(config: HostConfig, host: HostTier) -> HostPeers | None:
 
 
 def _own_host(address: str) -> str:
-    """Return the name under which peers reach this machine; a socket file is only visible on it."""
+    """Return the address under which peers reach this machine; loopback if `address` is a socket file."""
     return address.removeprefix("tcp://").rpartition(":")[0] if address.startswith("tcp://") else "127.0.0.1"

@@ -1,8 +1,8 @@
 """Fetches blocks that other engine hosts compute into this host's tier, for waiting sequences.
 
-All messages of a peer are checked: names against the request, bytes by their checksum, liveness by heartbeats and socket. If a peer refuses, is
-silent, gone or wrong, its reads end with the blocks received so far, and the rest is computed here. Knows peers and messages; does not know which
-sequences wait, or how bytes are copied (transports.py). Has its own thread.
+All messages of a peer are checked: names against the request, bytes against their checksum, liveness by heartbeats and the socket's state. If a peer
+refuses, falls silent, disconnects or sends wrong data, its reads end with the blocks received so far, and this host computes the rest. Knows peers
+and messages; does not know which sequences wait, or how bytes are copied (transports.py). Has its own thread.
 """
 
 import logging
@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_IDLE_S = 60.0  # an unused peer's socket is then closed
-_AVOIDED_S = 60.0  # a transport is avoided so long after a peer's blocks were lost on it
+_IDLE_S = 60.0  # time after which the socket of an unused peer is closed
+_AVOIDED_S = 60.0  # time for which a transport to a peer is avoided after it lost blocks
 
 
 class PeerRead(TierRead):
-    """A chain that another host computes, in transfer."""
+    """A read of a chain that another host computes."""
 
     def __init__(
         self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, source: BlockSource, identity: CacheIdentity
@@ -65,7 +65,7 @@ class PeerRead(TierRead):
         super().__init__(host, hashes, block_bytes)
         self.source = source
         self.identity = identity
-        self.bytes_per_s = 0.0  # rate of the host's blocks, measured by that host; 0 if unknown
+        self.bytes_per_s = 0.0  # transfer rate, measured by the other host; 0 if unknown
 
 
 class PeerThread:
@@ -76,18 +76,18 @@ class PeerThread:
         transports: Sequence[str] = (SHARED_MEMORY, INLINE),
         engine: "TransferEngine | None" = None,
     ) -> None:
-        """`transports`: in order of preference. `engine` is Mooncake's."""
-        self.num_heard = 0  # messages of peers
+        """Start the thread. `transports`: in order of preference. `engine`: Mooncake's transfer engine."""
+        self.num_heard = 0  # messages received from peers
         self.num_lost = 0  # reads that ended early
-        self.num_corrupt = 0  # blocks that arrived whole and do not match their checksums
+        self.num_corrupt = 0  # blocks that arrived complete and do not match their checksums
         self._host = host
         self._keys = keys
         self._transports = tuple(transports)
         self._engine = engine
         self._started: queue.SimpleQueue[PeerRead] = queue.SimpleQueue()
         self._numbers = count()
-        self._peers: dict[str, _Peer] = {}  # by address
-        self._lost_at: dict[tuple[str, str], float] = {}  # transports by address
+        self._peers: dict[str, _Peer] = {}  # peers by address
+        self._lost_at: dict[tuple[str, str], float] = {}  # (address, transport) -> time of its last loss of blocks
         self._context = zmq.Context()
         self._wake, self._woken = os.pipe()[::-1]
         self._closing = False
@@ -129,7 +129,7 @@ class PeerThread:
                     self._begin(self._started.get())
                 for peer in list(self._peers.values()):
                     self._serve(peer, found)
-            except Exception:  # without this thread every sequence that asks would wait for its deadline
+            except Exception:  # keep the thread alive: without it every waiting sequence would wait for its deadline
                 log.exception("reading blocks of other hosts failed")
                 for peer in list(self._peers.values()):
                     self._drop(peer, "reading failed")
@@ -153,7 +153,7 @@ class PeerThread:
             peer.ask(number)
 
     def _ways_to(self, source: BlockSource) -> tuple[str, ...]:
-        """Return the transports to offer to a peer: all of them, if each has recently lost its blocks."""
+        """Return the transports to offer: those that have not lost blocks recently, or all if none is left."""
         if source.is_lent:
             return (INLINE,)
         oldest = time.monotonic() - _AVOIDED_S
@@ -168,8 +168,8 @@ class PeerThread:
                 peer.heard_at = time.monotonic()
                 self.num_heard += 1
                 self._hear(peer, decode_from_server(frame), payload)
-            if peer.monitor in found:  # after its last messages
-                raise PeerError("it is gone, or does not accept this host's keys")
+            if peer.monitor in found:  # checked after the peer's last messages are handled
+                raise PeerError("it has disconnected, or does not accept this host's keys")
             now = time.monotonic()
             if peer.reads and now - peer.heard_at > SILENCE_S:
                 raise PeerError(f"it sent nothing for {SILENCE_S:g} s")
@@ -221,7 +221,7 @@ class PeerThread:
     def _copy(
         self, peer: "_Peer", number: int, read: PeerRead, blocks: Sequence[ReadyBlock], payload: list[bytes]
     ) -> bool:
-        """Copy announced blocks; return False if the read cannot continue."""
+        """Copy announced blocks and confirm them; return False if the read cannot continue."""
         names = read.hashes[len(read.slots) : len(read.slots) + len(blocks)]
         if len(names) < len(blocks) or (payload and len(payload) != len(blocks)) or peer.transport is None:
             log.warning("%s announced blocks that were not requested", peer.address)
@@ -258,7 +258,7 @@ class PeerThread:
             raise
         except PeerError as error:
             log.warning("%s: %s", peer.address, error)
-        finally:  # checksums show what was copied before an error
+        finally:  # after an error the checksums show which blocks were copied
             for slot in slots:
                 _, checksum = ready[slot.block_hash]
                 if crc32(slot.memory) != checksum:
@@ -274,7 +274,7 @@ class PeerThread:
         read.finish()
 
     def _drop(self, peer: "_Peer", why: str) -> None:
-        """Close a peer's socket, and end what was read from it."""
+        """Close a peer's socket, and end its reads."""
         if why and peer.reads:
             log.warning("no more blocks come from %s: %s", peer.address, why)
         for read in peer.reads.values():
@@ -291,8 +291,8 @@ class _Peer:
     ) -> None:
         self.address = address
         self.reads: dict[int, PeerRead] = {}
-        self.transport: Transport | None = None  # None until it has answered the greeting
-        self.kind = ""  # of the transport
+        self.transport: Transport | None = None  # None until the peer has answered the greeting
+        self.kind = ""  # kind of the transport
         self.heard_at = self.said_at = now
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -306,7 +306,7 @@ class _Peer:
         try:
             self.socket.connect(address)
         except zmq.ZMQError:
-            self.close()  # an open socket would block the end of the context
+            self.close()  # the context could not terminate while a socket is open
             raise
 
     def send(self, message: FromReader) -> None:
@@ -314,7 +314,7 @@ class _Peer:
         self.socket.send(encode(message))
 
     def ask(self, number: int) -> None:
-        """Request all blocks that a read still lacks."""
+        """Request all blocks of a read."""
         read = self.reads[number]
         names = tuple(read.hashes)
         self.send(ReadBlocks(number, read.source.hand_over, read.identity, read.block_bytes, names))

@@ -1,6 +1,6 @@
-"""The transports of a peer's blocks: its file in shared memory, the socket, or Mooncake's engine.
+"""The transports of blocks between hosts: a file in shared memory, the socket, or Mooncake's engine.
 
-Each has two ends: the *offer* of the host that has the blocks, and the *transport* of the one that copies them. The reader verifies copies
+Each has two ends: the *offer* of the host that has the blocks, and the *transport* of the host that copies them. The reader verifies copies
 (peer_thread.py). Does not know messages and threads.
 """
 
@@ -20,23 +20,23 @@ INLINE, SHARED_MEMORY, MOONCAKE = "inline", "shared_memory", "mooncake"
 
 class RemoteBlock(NamedTuple):
     name: bytes
-    place: int  # its place at the peer, as given by the offer
-    frame: bytes | None  # its bytes, if they came with the message
+    place: int  # the block's place at the peer, as its offer gave it
+    frame: bytes | None  # the block's bytes if they came with the message
 
 
 class Offer(NamedTuple):
     """One way to read a host's blocks."""
 
     kind: str
-    address: str = ""  # a reader's address of the memory
+    address: str = ""  # the address at which a reader finds the memory
     engine: "TransferEngine | None" = None
 
     def place_of(self, slot: HostSlot) -> int:
-        """Return a block's place for a reader."""
+        """Return the number by which a reader finds the block: its slot, or its address for Mooncake."""
         return slot.index if self.engine is None else self.engine.address_of(slot)
 
     def frame_of(self, slot: HostSlot) -> list[bytes]:
-        """Return the frames to send with its announcement."""
+        """Return the frames to send with the block's announcement: its bytes if it is sent inline, else none."""
         return [bytes(slot.memory)] if self.kind == INLINE else []
 
 
@@ -63,17 +63,17 @@ class InlineTransport:
 
 
 class SharedMemoryTransport:
-    """Blocks in the file of a host on this machine.
+    """Blocks in a slot file of another host on this machine.
 
-    They are read, not mapped: a truncated file would end this process.
+    The file is read, not mapped: access to a mapped file that another process truncates would kill this process.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Raises PeerError if this host cannot see the directory."""
+        """Set the directory of slot files. Raises PeerError if this host cannot see it."""
         if not directory.is_dir():
             raise PeerError(f"{directory} cannot be seen from here")
         self._directory = directory
-        self._files: dict[int, SlotFileReader] = {}  # by slot bytes
+        self._files: dict[int, SlotFileReader] = {}  # files by the size of their slots
 
     def read(self, blocks: Sequence[RemoteBlock], into: Sequence[HostSlot]) -> None:
         for block, slot in zip(blocks, into, strict=True):

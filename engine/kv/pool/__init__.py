@@ -1,1 +1,1 @@
-"""KV blocks of one model on its device."""
+"""The KV blocks of one model on its device."""

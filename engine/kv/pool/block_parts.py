@@ -1,8 +1,9 @@
-"""The bytes of a block that each rank of a group keeps.
+"""The parts of a block that each rank of a group keeps.
 
-Outside of the device a block is *whole*: as a single rank would keep it, for any number of ranks. So blocks in the tiers or in transfers of a host of
-two ranks are valid for a host of one or four. A rank's part has its heads of every segment; if there are fewer heads than ranks, and for latent
-vectors, several ranks have the same. The parts of stages stay separate, one after the other. Knows layouts; does not know how bytes are moved.
+Outside the device a block is *whole*: laid out as a single rank would keep it, whatever the number of ranks. So blocks in the tiers or in transfers
+of a host with two ranks are valid for a host with one or four. A rank's part contains its heads of every segment; several ranks have the same heads
+if there are fewer heads than ranks, or if the segment is a latent vector. The parts of pipeline stages follow each other. Knows layouts; does not
+know how bytes are moved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from pilotlight.engine.weights.shard import Shard
 
 
 class Piece(NamedTuple):
-    """A run of bytes in a whole block and in a rank's part of it."""
+    """A run of `size` bytes, at offset `whole` of the whole block and at offset `part` of a rank's part."""
 
     whole: int
     part: int
@@ -21,16 +22,16 @@ class Piece(NamedTuple):
 
 
 class BlockParts(NamedTuple):
-    """The pieces of all ranks, in order."""
+    """The pieces of a block, by rank."""
 
     pieces: tuple[tuple[Piece, ...], ...]
     whole_bytes: int
     part_bytes: int
-    is_whole: bool  # False: parts are concatenated, and only valid for the same number of ranks
+    is_whole: bool  # False if the parts are concatenated, which is only valid for the same number of ranks
 
     @classmethod
     def of(cls, wholes: Sequence[CacheLayout], parts: Sequence[CacheLayout], per_stage: int) -> "BlockParts":
-        """`wholes`, `parts`: the layouts of each stage for a single rank, and for each of its ranks."""
+        """Map whole blocks to parts; the layouts are given per stage, for one rank and for `per_stage` ranks."""
         whole_bytes, part_bytes = wholes[0].block_bytes, parts[0].block_bytes
         found = []
         for stage, (whole, part) in enumerate(zip(wholes, parts, strict=True)):
@@ -51,7 +52,7 @@ class BlockParts(NamedTuple):
         return cls(tuple(pieces), size * part_bytes, part_bytes, is_whole=False)
 
     def put(self, rank: int, part: memoryview, whole: memoryview) -> None:
-        """Copy a rank's part of a block to its place in the whole one."""
+        """Copy a rank's part of a block to its places in the whole block."""
         for at, start, size in self.pieces[rank]:
             whole[at : at + size] = part[start : start + size]
 
@@ -62,7 +63,7 @@ class BlockParts(NamedTuple):
 
 
 def _pieces(whole: CacheLayout, part: CacheLayout, shard: Shard) -> tuple[Piece, ...] | None:
-    """Return the pieces of any block; None if they differ between groups of layers, or the groups do."""
+    """Return the pieces of a rank's part; None if they are not the same for blocks of all layer groups."""
     if whole.groups != part.groups:
         return None
     of_groups = [tuple(_pieces_of(whole, part, group.layers, shard)) for group in whole.groups]

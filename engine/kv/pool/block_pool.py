@@ -1,11 +1,11 @@
-"""The KV blocks of one model: held, cached or free, and the order of eviction.
+"""The KV blocks of one model: held, evictable or free, and the order of eviction.
 
-Knows block numbers and reference counts; does not know tensors, sequences and hashes' meaning. A block in the pool is in exactly one of three states:
-held (count > 0), evictable (count 0, its content findable by hash) or free (count 0, content worthless). Blocks come and go while the model lives, as
-lease.py decides.
+Knows block numbers and reference counts; does not know tensors, sequences and the meaning of hashes. A block in the pool is in exactly one of three
+states: held (count > 0), evictable (count 0, its content findable by hash) or free (count 0, its content worthless). lease.py adds and removes blocks
+while the model is open.
 
-Ranks with separate sequences have a *share* of the blocks each: block b belongs to share b % num_shares. A sequence takes and finds blocks of one
-share only.
+Each rank with separate sequences has a *share* of the blocks: block b belongs to share b % num_shares. A sequence takes and finds blocks of one share
+only.
 """
 
 from array import array
@@ -16,10 +16,10 @@ from pilotlight.engine.kv.recency import EvictionOrder
 
 
 class _Share:
-    """The unheld blocks of one share, and all its blocks that can be found."""
+    """The free and evictable blocks of one share, and its index by hash."""
 
     def __init__(self, blocks: Iterable[int], num_blocks: int) -> None:
-        # A heap: low numbers are handed out first, so that held blocks stay close and whole slabs can be returned.
+        # A heap, which hands out low numbers first, so that held blocks are in few slabs and other slabs can be returned.
         self.free = list(blocks)
         self.evictable = EvictionOrder(num_blocks)
         self.block_by_hash: dict[bytes, int] = {}
@@ -40,18 +40,18 @@ class BlockPool:
     ) -> None:
         """Make a pool.
 
-        `capacity`: upper bound of block numbers, for later additions. `borrow` is called when no block is free, before any is evicted: it adds some
-        and returns True, or returns False. `on_forget` is called for every cached block whose content will be overwritten or is bad.
+        `capacity`: upper bound of block numbers, including blocks added later. `borrow` is called when no block is free, before one is evicted: it
+        adds blocks and returns True, or returns False. `on_forget` is called for every cached block whose content will be overwritten or is bad.
         """
         capacity = num_blocks if capacity is None else capacity
         self.num_blocks = num_blocks
-        # How often each block was handed out again. A holder keeps the number, to recognise its content later.
+        # Per block, how often it was allocated or removed. A holder keeps the number, to recognise later whether the block is still its own.
         self.generations = array("q", bytes(8 * capacity))
         self._borrow = borrow
         self._on_forget = on_forget
         self._references = [0] * capacity
         self._is_present = bytearray(b"\1" * num_blocks + bytes(capacity - num_blocks))
-        self._is_reused = bytearray(capacity)  # whether it was found by its hash since it was cached
+        self._is_reused = bytearray(capacity)  # per block, whether it was found by its hash since it was cached
         self._shares = [
             _Share(range(share, num_blocks, num_shares), num_blocks // num_shares) for share in range(num_shares)
         ]
@@ -63,7 +63,7 @@ class BlockPool:
 
     @property
     def num_available(self) -> int:
-        """Return the number of blocks that new holders could take: free or evictable."""
+        """The number of free and evictable blocks."""
         return sum([share.num_available for share in self._shares])
 
     @property
@@ -71,7 +71,7 @@ class BlockPool:
         return self.num_blocks - self.num_available
 
     def num_available_in(self, share: int) -> int:
-        """Return the number of blocks that a new holder could take of a share."""
+        """Return the number of free and evictable blocks of a share."""
         return self._shares[share].num_available
 
     def num_held_in(self, share: int) -> int:
@@ -86,7 +86,7 @@ class BlockPool:
         self._resize()
 
     def remove_blocks(self, blocks: Iterable[int]) -> None:
-        """Remove blocks that no sequence holds, with cached content; ignore missing ones."""
+        """Remove blocks that no sequence holds; ignore blocks that are not in the pool."""
         gone = {block for block in blocks if self._is_present[block]}
         for block in gone:
             assert self._references[block] == 0, f"block {block} was removed while it is held"
@@ -103,20 +103,20 @@ class BlockPool:
         self._resize()
 
     def is_held(self, blocks: range) -> bool:
-        """True if one of them is held."""
+        """True if at least one of the blocks is held."""
         return any(self._references[blocks.start : blocks.stop])
 
     def num_cached(self, blocks: range) -> int:
         return sum(block in self._hash_by_block for block in blocks)
 
     def make_room(self, num_blocks: int, share: int = 0) -> None:
-        """Borrow until so many blocks of a share are free, or nothing is left to borrow."""
+        """Borrow until `num_blocks` blocks of a share are free, or nothing is left to borrow."""
         of = self._shares[share]
         while len(of.free) < num_blocks and self._borrow():
             pass
 
     def allocate(self, share: int = 0) -> int | None:
-        """Take an unheld block of a share and drop its content; return None if all are held."""
+        """Hold a free block of a share, or evict one; return None if all blocks are held."""
         self.make_room(1, share)
         of = self._shares[share]
         if of.free:
@@ -135,22 +135,22 @@ class BlockPool:
         return block_name in self._shares[share].block_by_hash
 
     def find(self, block_name: bytes, default: int, share: int = 0) -> int:
-        """Return the cached block of a share with a name. Only `hold` protects it from eviction."""
+        """Return the share's block with this name, or `default`. Only `hold` protects it from eviction."""
         return self._shares[share].block_by_hash.get(block_name, default)
 
     def is_found(self, block: int, block_name: bytes) -> bool:
-        """True if holders of its share find this block under a name."""
+        """True if this is the block that its share finds under the name."""
         return self._share_of(block).block_by_hash.get(block_name) == block
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks` would no longer be available if they were held."""
+        """Return how many of these cached blocks have no holder."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def num_holders(self, block: int) -> int:
         return self._references[block]
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """Hold blocks that were found, which are evicted after those that were not."""
+        """Hold blocks that were found by hash; once released, they are evicted after blocks never found."""
         for block in blocks:
             if self._references[block] == 0:
                 self._share_of(block).evictable.remove(block)
@@ -160,7 +160,7 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Release one hold on each block.
 
-        A sequence's tail becomes evictable before its head: a chain is useless without its start.
+        The tail of a chain becomes evictable before its head, without which it is useless.
         """
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released more often than it was held"
@@ -169,9 +169,9 @@ class BlockPool:
                 self._settle(block)
 
     def register(self, block: int, block_hash: bytes) -> bool:
-        """Publish a block whose content is complete; return False for a twin.
+        """Publish a block whose content is complete; return False if its share has this hash already.
 
-        The first block of a hash stays; a later twin of its share remains private to its holder.
+        Such a twin remains private to its holder.
         """
         assert self._references[block] > 0, f"block {block} registered while it is not held"
         share = self._share_of(block)
@@ -189,7 +189,7 @@ class BlockPool:
             self._forget(block)
 
     def discard(self, block_names: Iterable[bytes]) -> list[int]:
-        """Drop bad content, held or not, and return the unheld blocks."""
+        """Drop the blocks with these names, whose content is bad, and return those without a holder."""
         found = []
         names = list(block_names)
         for share in self._shares:
@@ -202,9 +202,9 @@ class BlockPool:
         return found
 
     def recount(self, block: int, num_holders: int) -> None:
-        """Correct an unreliable reference count to the known number of holders.
+        """Set a reference count that is unreliable to the known number of holders.
 
-        The content is dropped if there are none.
+        If there are none, drop the content.
         """
         if self._references[block] > 0:
             self._references[block] = num_holders

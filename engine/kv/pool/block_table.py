@@ -1,7 +1,7 @@
 """The blocks of one sequence in one group of layers, by position.
 
-Released blocks leave an entry that points at another block of the sequence: a kernel may read it, its content is finite, and attention masks it.
-Knows numbers; does not know the pool they come from.
+The entry of a released block points at another block of the sequence: a kernel may read that one, because its content is finite and attention masks
+it. Knows block numbers; does not know the pool that they come from.
 """
 
 from array import array
@@ -12,16 +12,14 @@ class BlockTable:
     __slots__ = ("blocks", "first", "generations")
 
     def __init__(self, blocks: Iterable[int] = (), generations: Iterable[int] = (), first: int = 0) -> None:
-        """Hold blocks.
+        """Make a table of `blocks` from position `first` on; there must be at least one if `first` is not 0.
 
-        `blocks` start at position `first`, at least one if that is not 0; `generations` are the blocks' generations when they were taken.
-
-        `generations`: each one's when it was taken.
+        `generations`: the generation of each block when it was taken.
         """
-        # Arrays, not lists: a step copies whole tables into its tensors, 64 of 250 blocks in 0.02 ms instead of 0.3.
+        # Arrays, not lists, because a step copies whole tables into its tensors: 64 tables of 250 blocks in 0.02 ms instead of 0.3.
         self.blocks = array("q", blocks)
         self.generations = array("q", generations)
-        self.first = 0  # earlier entries are released blocks
+        self.first = 0  # position of the first held block
         if first:
             self.blocks = array("q", [self.blocks[0]]) * first + self.blocks
             self.generations = array("q", [self.generations[0]]) * first + self.generations
@@ -51,12 +49,12 @@ class BlockTable:
         self.generations.append(generation)
 
     def before(self, place: int) -> list[tuple[int, int]]:
-        """Return the held blocks before a position, except the last block of all, with their generations."""
+        """Return the held blocks before a position with their generations, never the last block of the table."""
         end = min(place, len(self.blocks) - 1)
         return list(zip(self.blocks[self.first : end], self.generations[self.first : end], strict=True))
 
     def drop(self, num_blocks: int) -> None:
-        """Drop the first held blocks: their entries point at the first remaining one."""
+        """Drop the first `num_blocks` held blocks: their entries then point at the first remaining block."""
         if num_blocks:
             self.first = first = self.first + num_blocks
             self.blocks[:first] = self.blocks[first : first + 1] * first

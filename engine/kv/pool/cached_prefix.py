@@ -1,4 +1,4 @@
-"""The longest prefix of a sequence that need not be computed, because device or tiers have it.
+"""The longest prefix of a sequence that need not be computed, since device or tiers have its blocks.
 
 Knows names and groups; does not know which sequences hold or take blocks (manager.py).
 """
@@ -16,40 +16,40 @@ from pilotlight.engine.kv.pool.prefix_index import block_name, extend_chain
 from pilotlight.engine.kv.tier_protocol import Tiers
 
 _MISSING = -1
-_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # possible places of a prefix, the longest first
+_PLACES = (("host", "disk", "store"), ("host", "disk"), ("host",))  # tiers of a prefix, tried in this order
 
 
 class CachedPrefix(NamedTuple):
-    """The prefix of a sequence that need not be computed, and the blocks of it that later tokens see."""
+    """The prefix of a sequence that need not be computed, and its blocks that later tokens see."""
 
-    num_blocks: int  # complete blocks of tokens
+    num_blocks: int  # length of the prefix, in blocks of tokens
     tables: list[list[int]]  # per group, the visible blocks; _MISSING for one that comes from a tier
-    cached: list[int]  # of all groups, blocks on the device
-    num_cached: int  # complete blocks of tokens that the device alone provides
-    missing: tuple[Place, ...] = ()  # the head of the prefix first
-    names: tuple[bytes, ...] = ()  # of those
-    num_behind: int = 0  # of those, the ones that must first be read into the host tier
-    num_in_store: int = 0  # of these, the ones in the store
+    cached: list[int]  # visible blocks of all groups that are on the device
+    num_cached: int  # length of the prefix that needs no tier, in blocks of tokens
+    missing: tuple[Place, ...] = ()  # places of visible blocks that come from a tier, head of the prefix first
+    names: tuple[bytes, ...] = ()  # names of the missing blocks
+    num_behind: int = 0  # number of missing blocks that must first be read into the host tier
+    num_in_store: int = 0  # number of missing blocks that are read from the store
 
 
 class PrefixLookup:
     def __init__(self, pool: BlockPool, tiers: Tiers, groups: CacheGroups, shares_prefixes: bool) -> None:
-        """`shares_prefixes`: False if sequences cannot share blocks, because attention is bidirectional."""
+        """Make a lookup. `shares_prefixes`: False if bidirectional attention prevents sharing."""
         self._pool = pool
         self._tiers = tiers
         self._groups = groups
         self._shares_prefixes = shares_prefixes
 
     def num_sharable(self, sequence: Sequence) -> int:
-        """Return how many blocks may come from other sequences.
+        """Return how many blocks of tokens may come from other sequences.
 
-        Excludes tokens whose logits are needed, at least the last: these are computed even if their blocks are cached.
+        Excludes tokens whose logits are needed, at least the last one: these are computed even if their blocks are cached.
         """
         last, needed = len(sequence.token_ids) - 1, sequence.first_needed_token
         return (last if needed is None else min(last, needed)) // self._groups.block_size
 
     def names_elsewhere(self, sequence: Sequence) -> list[bytes]:
-        """Return the names of visible blocks that neither the device nor the host tier has, head first."""
+        """Return the names of visible blocks that are neither on the device nor in the host tier, head first."""
         hashes = self._sharable(sequence)
         names = [block_name(hashes[i], group) for i, group in self._groups.seen(len(hashes))]
         is_here = partial(self._pool.has, share=sequence.share)
@@ -62,7 +62,7 @@ class PrefixLookup:
         return self._prefix(hashes, found, found, share)
 
     def find_in_tiers(self, sequence: Sequence, cached: CachedPrefix) -> CachedPrefix:
-        """Return a longer prefix with parts from the tiers, if fetching them pays off; else `cached`."""
+        """Return a longer prefix with blocks from the tiers if fetching pays off, else `cached`."""
         hashes = self._sharable(sequence)
         was_read = sequence.num_disk_blocks is not None or sequence.num_store_blocks is not None
         refused = -1
@@ -70,7 +70,7 @@ class PrefixLookup:
             found = self._longest(hashes, cached.num_blocks, self._has_in(places, sequence.share))
             if found == cached.num_blocks:
                 return cached
-            if found == refused:  # the excluded tier has no part of it
+            if found == refused:  # the prefix that did not pay off, of which the excluded tier has no part
                 continue
             prefix = self._prefix(hashes, found, cached.num_blocks, sequence.share)
             num_tokens = (found - cached.num_blocks) * self._groups.block_size
@@ -87,7 +87,7 @@ class PrefixLookup:
         return [name for name in names if not is_here(name) and self._tiers.place_of(name) is None]
 
     def _sharable(self, sequence: Sequence) -> list[bytes]:
-        """Return the hashes of the blocks that a prefix may contain."""
+        """Return the hashes of the sequence's blocks that may come from other sequences."""
         if not self._shares_prefixes or not self.num_sharable(sequence):
             return []
         size = self._groups.block_size
@@ -98,9 +98,9 @@ class PrefixLookup:
         return lambda name: self._pool.has(name, share) or self._tiers.place_of(name) in places
 
     def _longest(self, hashes: list[bytes], known: int, has: Callable[[bytes], bool]) -> int:
-        """Return how many blocks of tokens need not be computed, because all that later ones see is there.
+        """Return the length, in blocks of tokens, of the longest prefix whose visible blocks all exist.
 
-        `known`: the number for which that is already known.
+        `known`: a length for which they are known to exist.
         """
         longest = len(hashes)
         for group, window in enumerate(self._groups.windows):
@@ -108,7 +108,7 @@ class PrefixLookup:
                 names = self._names(hashes[known:longest], group)
                 longest = known + sum([1 for _ in takewhile(has, names)])
         while longest > known:
-            # Backwards: a missing block rules out every prefix from which it is visible.
+            # Search backwards, because a missing block rules out every prefix whose later tokens see it.
             gaps = [
                 gap
                 for group in range(len(self._groups.windows))
@@ -120,7 +120,7 @@ class PrefixLookup:
         return longest
 
     def _gap(self, hashes: list[bytes], num_blocks: int, group: int, has: Callable[[bytes], bool]) -> int:
-        """Return the last missing block in the window before block `num_blocks`, or -1."""
+        """Return the last missing block in the window after `num_blocks` blocks, or -1 if none is missing."""
         if self._groups.windows[group] is None:
             return -1
         seen = range(self._groups.first_seen(group, num_blocks), num_blocks)

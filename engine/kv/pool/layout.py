@@ -1,12 +1,12 @@
 """The layout of a KV cache block: *segments* per layer, and *groups* of layers with one block table.
 
 A block contains the keys and values (or other segments) of `block_size` tokens in the layers of one group, contiguously, so that one copy moves it
-between tiers and machines. A segment is stored head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of it.
+between tiers and machines. A segment is stored head by head, [num_heads, block_size, head_dim], so that a rank's heads are few pieces of a block.
 
-A layer may keep a *state* instead of data per token: a block then contains the state after the last computed token of the block. The next token reads
-it there and writes its own state, into the same block or, after a block's last token, into the next block. So a full block contains a snapshot, which
-nothing changes, and a token needs the block of the previous token: a window of two tokens. Tables, names, prefix hits, tiers and peers know no more
-than that about states.
+A layer may keep a *state* instead of data per token: a block then contains the state after its last computed token. The next token reads that state
+and writes its own, into the same block or, after a block's last token, into the next block. So a full block contains a snapshot, which nothing
+changes, and a token needs only the block of the previous token: a window of two tokens. Tables, names, prefix hits, tiers and peers treat a state as
+such a window.
 
 Blocks of all groups have the same size and come from one pool. Knows bytes and shapes; does not know which block has which tokens.
 """
@@ -24,33 +24,33 @@ from pilotlight.engine.weights.shard import Shard
 if TYPE_CHECKING:
     import torch
 
-# Increment it when the meaning of a block's bytes changes, so that no tier returns old ones.
+# Increment this when the meaning of a block's bytes changes, so that tiers do not return old blocks.
 _VERSION = 2
-_ALIGNMENT = 16  # bytes: a kernel is compiled again for unaligned arguments
-# A group is one more table to fill and copy in every step: use fewer groups if a full context needs at most this factor more memory.
+_ALIGNMENT = 16  # bytes, because a kernel is compiled again for unaligned arguments
+# Every group is one more table to fill and copy in each step: use fewer groups if a full context then needs at most this factor more memory.
 _WASTE = 1.02
-STATE_WINDOW = 2  # tokens: the one before is what a state is of
-# Every full block of a state is a snapshot. Where these would take more than so many times the bytes of the keys and values of as many tokens, blocks
-# are longer, up to a length at which a prefix hit still leaves little of a long prompt to compute.
+STATE_WINDOW = 2  # tokens: a token and the previous one, whose state it reads
+# Every full block of a state is a snapshot. If snapshots took more than this many times the bytes of the keys and values of the same tokens, blocks
+# are made longer, up to a length at which a prefix hit still leaves little of a long prompt to compute.
 _SNAPSHOT_SHARE = 3
 _LONGEST_BLOCK = 1024  # tokens
 
 
 class CacheSegment(NamedTuple):
-    """One layer's cached values per token under one name: `num_heads` vectors of `head_dim` numbers."""
+    """A layer's cached vectors of one kind, such as keys: `num_heads` per token, of `head_dim` numbers."""
 
     name: str
     num_heads: int
     head_dim: int
-    dtype: "torch.dtype | None" = None  # None for the cache's
-    scale: float = 1.0  # of FP8: the factor for stored numbers
-    is_state: bool = False  # one vector per head and block, not per token
+    dtype: "torch.dtype | None" = None  # None for the cache's dtype
+    scale: float = 1.0  # with FP8, the factor by which stored numbers are multiplied
+    is_state: bool = False  # True for one vector per head and block instead of per token
     is_wide: bool = False  # always fp32
 
 
 class CachedLayer(NamedTuple):
     segments: tuple[CacheSegment, ...]
-    window: int | None = None  # tokens that a query sees, itself included; None for all before it
+    window: int | None = None  # number of tokens that a query sees, itself included; None if unlimited
 
     @classmethod
     def of_state(cls, *segments: CacheSegment) -> "CachedLayer":
@@ -61,7 +61,7 @@ class CachedLayer(NamedTuple):
         return self.segments[0].is_state
 
     def part_of(self, shard: Shard) -> "CachedLayer":
-        """Return one rank's part: its heads of each segment, shared if there are fewer than ranks."""
+        """Return one rank's part of the layer: its heads of each segment, at least one."""
         parts = tuple(
             [segment._replace(num_heads=max(1, segment.num_heads // shard.size)) for segment in self.segments]
         )
@@ -75,7 +75,7 @@ def in_fp8(
 ) -> tuple[CachedLayer, ...]:
     """Return the layers with keys and values in FP8, of type `dtype`; states stay unchanged.
 
-    `scales`: of keys and of values, by layer; 1 by default. Raises CheckpointError for layers that cache something else.
+    `scales`: (of keys, of values) by layer, 1 by default. Raises CheckpointError for layers that cache other segments.
     """
     found = []
     for i, layer in enumerate(layers):
@@ -102,9 +102,9 @@ class LayerGroup(NamedTuple):
 class LayerCache(NamedTuple):
     """One layer's view of the blocks."""
 
-    segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head; of a state [num_blocks, 1, ...]
-    group: int  # number of the group whose block table locates its blocks
-    scales: "torch.Tensor | None" = None  # [len(segments)] fp32, if they are in FP8
+    segments: "tuple[torch.Tensor, ...]"  # each [num_blocks, block_size, num_heads, head_dim], stored head by head; a state: [num_blocks, 1, ...]
+    group: int  # number of the group whose block table locates the layer's blocks
+    scales: "torch.Tensor | None" = None  # [len(segments)] fp32 if the segments are in FP8
     block_size: int = 0  # tokens
     is_state: bool = False
 
@@ -121,8 +121,8 @@ class CacheLayout:
     ) -> None:
         """Choose groups and block size.
 
-        `block_size`: tokens, or more if there are states. `dtype`: of segments without a type; `context_length`: for which the block size is
-        optimised. `stages`: the ranks' runs of layers, of which this one has `stage`; blocks and groups are the same on all.
+        `block_size`: tokens; the layout may choose more if there are states. `dtype`: for segments without a dtype. `context_length`: the length for
+        which memory is minimised. `stages`: the layers of each pipeline stage; `stage`: this rank's stage. Blocks and groups are the same on all.
         """
         self.layers = tuple(layers)
         self.dtype = dtype
@@ -143,14 +143,14 @@ class CacheLayout:
 
     @property
     def identity(self) -> str:
-        """All that determines the meaning of a block's bytes."""
+        """A string of everything that determines the meaning of a block's bytes."""
         groups = [(group.window, [self.layers[i].segments for i in group.layers]) for group in self.groups]
         cut = f":{[len(stage) for stage in self._stages]}" if len(self._stages) > 1 else ""
         return f"{_VERSION}:{self.block_size}:{self.dtype}:{groups}{cut}"
 
     @property
     def description(self) -> str:
-        """The arithmetic of a block's size, as a sentence."""
+        """A sentence that explains the size of a block."""
         group = max(self.groups, key=lambda group: self._bytes_of_layers(group.layers, self._own))
         segments = self.layers[group.layers[0]].segments if group.layers else ()
         parts = " + ".join(
@@ -164,14 +164,14 @@ class CacheLayout:
 
     def new_blocks(self, num_blocks: int, device: "torch.device") -> "torch.Tensor":
         """Return new zeroed blocks: [num_blocks, block_bytes] uint8."""
-        import torch  # the arithmetic of a plan needs no torch
+        import torch  # imported here because memory plans do without torch
 
         return torch.zeros(num_blocks, self.block_bytes, dtype=torch.uint8, device=device)
 
     def views(self, blocks: "torch.Tensor") -> list[LayerCache]:
         """Return each layer's view of blocks, [num_blocks, block_bytes] uint8.
 
-        Empty for another stage's layer.
+        The view of another stage's layer has no segments.
         """
         views = dict.fromkeys(range(len(self.layers)), LayerCache((), 0))
         for number, group in enumerate(self.groups):
@@ -199,12 +199,12 @@ class CacheLayout:
                 start += self._bytes_of(segment)
 
     def head_bytes(self, segment: CacheSegment, block_size: int | None = None) -> int:
-        """Return the bytes of one head's vectors in a block."""
+        """Return the number of bytes of one head's vectors in a block."""
         rows = 1 if segment.is_state else block_size or self.block_size
         return rows * segment.head_dim * self._item_bytes(segment)
 
     def _length(self, block_size: int) -> int:
-        """Return how many tokens a block holds: so many, or more where there are states."""
+        """Return how many tokens a block holds: more than `block_size` if snapshots would be too large."""
         state = sum(self._layer_bytes(layer, 1) for layer in self.layers if layer.is_state)
         token = sum(self._layer_bytes(layer, block_size) for layer in self.layers if not layer.is_state) / block_size
         while block_size < _LONGEST_BLOCK and state > _SNAPSHOT_SHARE * token * block_size:
@@ -212,13 +212,13 @@ class CacheLayout:
         return block_size
 
     def _view(self, segment: CacheSegment, blocks: "torch.Tensor", start: int) -> "torch.Tensor":
-        """Return the segment at byte `start` of each block."""
+        """Return a view of the segment that starts at byte `start` of each block."""
         import torch
 
         rows = 1 if segment.is_state else self.block_size
         numbers = blocks.view(torch.float32 if segment.is_wide else segment.dtype or self.dtype)
         shape = (len(blocks), rows, segment.num_heads, segment.head_dim)
-        # Explicit: with a single block torch would choose the stride between blocks freely.
+        # The strides are explicit, because torch would choose any stride between blocks if there is only one.
         strides = (numbers.shape[1], segment.head_dim, rows * segment.head_dim, 1)
         return numbers.as_strided(shape, strides, numbers.storage_offset() + start // numbers.itemsize)
 
@@ -237,7 +237,7 @@ class CacheLayout:
 
 
 def keys_and_values(num_heads: int, head_dim: int) -> tuple[CacheSegment, ...]:
-    """Return the segments of grouped-query attention."""
+    """Return the segments of one layer of grouped-query attention."""
     return CacheSegment("k", num_heads, head_dim), CacheSegment("v", num_heads, head_dim)
 
 
@@ -252,10 +252,10 @@ def _scales_of(layer: CachedLayer, blocks: "torch.Tensor") -> "torch.Tensor | No
 def _groups(
     layers: Sequence[CachedLayer], sizes: Sequence[int], context_length: int, stages: Sequence[range]
 ) -> tuple[LayerGroup, ...]:
-    """Group layers of one window, in order.
+    """Group layers that have the same window.
 
-    Chooses the largest block size whose cost for a full context, with all snapshots of its states, is close to the minimum. Stages alternate, so that
-    each has equally much of every group.
+    Chooses the largest block, in bytes, whose memory for a full context, including all snapshots of states, is close to the minimum. Layers of the
+    stages alternate, so that every stage has an equal part of each group.
     """
     kinds: dict[int | None, list[int]] = defaultdict(list)
     in_turns = [i for at_once in zip_longest(*stages) for i in at_once if i is not None]
@@ -280,7 +280,7 @@ def _groups(
 
 
 def _cut(layers: Sequence[int], sizes: Sequence[int], block_bytes: int) -> list[tuple[int, ...]]:
-    """Cut layers into groups that fit a block; return none if a layer does not."""
+    """Cut layers into groups that fit into a block; return no groups if a layer does not fit."""
     groups: list[list[int]] = []
     room = 0
     for i in layers:

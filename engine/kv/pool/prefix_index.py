@@ -1,8 +1,8 @@
-"""The hash chain that names a block's content: all that a key or value depends on, and nothing else.
+"""The hash chain that names the content of blocks: it covers exactly what a key or value depends on.
 
-A block's hash covers its tokens, the images that some of them represent and, through the chain, everything before it; the chain starts from (tenant
-salt, identity of the cache, adapter), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names outlive the process that made
-them: the tiers keep blocks under them for the next one. Does not know where a block is.
+A block's hash covers its tokens, the images that some of them represent and, through the chain, everything before it. The chain starts from (tenant
+salt, identity of the cache, adapter), so that no hit crosses tenants, models, weights, arithmetic or layouts. The names stay valid for later
+processes, because the tiers keep blocks under them. Does not know where a block is.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pilotlight.engine.images.prompt import SequenceImage, images_name
 
-_DIGEST_BYTES = 32  # a collision would show one conversation's cache to another: as strong as the salt is secret
+_DIGEST_BYTES = 32  # a collision would let one conversation use the cache of another
 
 
 class CacheIdentity(NamedTuple):
@@ -21,23 +21,23 @@ class CacheIdentity(NamedTuple):
     model: str
     dtype: str
     block_size: int
-    layout: str = ""  # the byte order of a block, and the device whose arithmetic computed it
-    weights: bytes = b""  # the checkpoint's fingerprint
+    layout: str = ""  # the layout of a block's bytes, and the device whose arithmetic computed them
+    weights: bytes = b""  # fingerprint of the checkpoint
 
 
 def chain_root(salt: bytes, identity: CacheIdentity, adapter: str = "") -> bytes:
-    """Return the start of a chain. `adapter`: the digest of the one that changes the weights, or ""."""
+    """Return the hash from which a chain starts. `adapter`: digest of the adapter in use, or ""."""
     model, dtype, block_size, layout, weights = identity
     root = blake2b(digest_size=_DIGEST_BYTES)
     parts = (salt, model.encode(), dtype.encode(), str(block_size).encode(), layout.encode(), weights)
     for part in (*parts, adapter.encode()) if adapter else parts:
-        root.update(len(part).to_bytes(8, "little"))  # length first: ("a", "bc") must not equal ("ab", "c")
+        root.update(len(part).to_bytes(8, "little"))  # the length keeps ("a", "bc") and ("ab", "c") apart
         root.update(part)
     return root.digest()
 
 
 def block_name(block_hash: bytes, group: int) -> bytes:
-    """Return the name of one layer group's block for the tokens of a hash: the hash itself for group 0."""
+    """Return the name of a layer group's block for a hash of tokens: the hash itself for group 0."""
     return block_hash if group == 0 else block_hash[:-1] + bytes([block_hash[-1] ^ group])
 
 
@@ -46,7 +46,7 @@ def extend_chain(
 ) -> None:
     """Append the missing hashes of all full blocks of `token_ids` to `chain`.
 
-    `images`: those that some tokens represent.
+    `images`: the images that some of the tokens represent.
     """
     parent = chain[-1] if chain else root
     for start in range(len(chain) * block_size, len(token_ids) - block_size + 1, block_size):

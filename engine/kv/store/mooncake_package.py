@@ -1,9 +1,9 @@
-"""The timeouts of Mooncake's package, set through its environment, which it reads when it is imported."""
+"""The timeouts of the Mooncake package, set by environment variables before the package is imported."""
 
 import os
 
-# By default it waits 30 s for bytes of an unreachable machine, and forever for a hanging master. A transfer that it gives up has lost its connection,
-# so no byte comes late. Joining holds Python's lock while it asks a master, which may just have stopped, 22 times: for 23 s in all.
+# By default the package waits 30 s for bytes of an unreachable machine, and forever for a hanging master. It closes the connection of a transfer that
+# times out, so no byte arrives late. Joining holds Python's lock while it asks the master up to 22 times, which takes 23 s if that has just stopped.
 _SETTINGS = {
     "MC_TCP_PROGRESS_TIMEOUT_SEC": "2",
     "MC_TCP_STATUS_TIMEOUT_SEC": "2",
@@ -13,6 +13,6 @@ _SETTINGS = {
 
 
 def bound_waits() -> None:
-    """Set the package's timeouts, except those that the environment already has."""
+    """Set the package's timeouts in the environment, except those that are already set."""
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -2,7 +2,8 @@
 
 python -m pilotlight.engine.kv.store.store_node --address 127.0.0.1:50051 --gib 8
 
-The master is a child, and restarted when it exits; it is then empty, since its index of the memory is lost. Does not know blocks.
+The master is a child process, and is restarted when it exits; the store is then empty, since the master's index of the memory is lost. Does not know
+blocks.
 """
 
 import argparse
@@ -28,7 +29,7 @@ _PACKAGE = "pip install 'pilotlight-inference[mooncake]'"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", default="127.0.0.1:50051", help="HOST:PORT on which the master listens")
-    parser.add_argument("--gib", type=float, default=4.0, help="of memory, for all models")
+    parser.add_argument("--gib", type=float, default=4.0, help="GiB of memory, for all models")
     options = parser.parse_args()
     try:
         serve(options.address, round(options.gib * 2**30))
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def serve(address: str, segment_bytes: int) -> None:
-    """Run until SIGTERM or SIGINT. Raises StoreError if it cannot start."""
+    """Run the store until SIGTERM or SIGINT. Raises StoreError if it cannot start."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     own = own_address(address)
     with contextlib.ExitStack() as stack:
@@ -54,11 +55,11 @@ def serve(address: str, segment_bytes: int) -> None:
                     master = _start_master(address)
         except (KeyboardInterrupt, SystemExit):
             notify_stopping()
-            store.close()  # while there is a master to leave
+            store.close()  # closed while the master still runs, so that it can be notified
 
 
 def _start_master(address: str) -> "subprocess.Popen[bytes]":
-    """Start the master, listening only at its address, and wait until it does. Raises StoreError."""
+    """Start the master and wait until it listens at `address`. Raises StoreError."""
     host, _, port = address.rpartition(":")
     if _answers(host, int(port)):
         raise StoreError(f"{address} is taken: stop what listens there, or name another port")
@@ -66,7 +67,7 @@ def _start_master(address: str) -> "subprocess.Popen[bytes]":
         str(_master_path()), f"--rpc_address={host}", f"--rpc_port={port}", "--metrics_host=127.0.0.1", "--metrics_port=0",
         "--enable_metric_reporting=false", "--logtostderr", "--minloglevel=2",
     ]  # fmt: skip
-    # In its own session: Ctrl-C then only reaches this process, which can leave the store while the master runs.
+    # The master has its own session, so that Ctrl-C reaches only this process, which leaves the store while the master still runs.
     master = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent)
     deadline = time.monotonic() + _START_S
     while not _answers(host, int(port)):

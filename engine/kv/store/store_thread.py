@@ -1,7 +1,7 @@
 """The thread between a cluster's store and the host tier: it joins the store and reads blocks.
 
-A failing store is not used for a while, and a hanging one gets no requests until it answers: this is a cache. Knows which names were found; does not
-know how the store keeps blocks (store_tier.py), or what is written to it (store_writer.py).
+A failing store is not used for a while, and a hanging one gets no requests until it answers: this is only a cache. Knows which names were found; does
+not know how the store keeps blocks (store_tier.py), or what is written to it (store_writer.py).
 """
 
 import logging
@@ -24,14 +24,14 @@ from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 log = logging.getLogger(__name__)
 
-_MAX_FOUND = 1 << 16  # names, of 100 bytes or so
+_MAX_FOUND = 1 << 16  # names of about 100 bytes
 _LAST_JOB_S = 1.0
-_RETRY_S = 1.0  # between attempts to join
-_IDENTITY_S = 60.0  # a restarted, empty master has another store's name
+_RETRY_S = 1.0  # pause between attempts to join
+_IDENTITY_S = 60.0  # interval of requests for the store's identity, which changes if the master restarts and is empty
 
 
 class StoreLookup:
-    """A lookup of names in the store; found ones can be read afterwards."""
+    """A lookup of names in the store; the names found can be read afterwards."""
 
     num_blocks = 0
 
@@ -51,11 +51,11 @@ class StoreThread:
     def __init__(
         self, master: str, host: HostTier, disk: DiskTier | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`disk`: closer than the store; a chain may have blocks in both."""
+        """Start the threads. `disk`: read before the store, because a chain may have blocks in both."""
         self.rate = TransferRate()
         self.num_corrupt = 0
-        self.identity = ""  # the store's own name; empty until known
-        self._identity_at = -math.inf  # when it was last requested
+        self.identity = ""  # the store's random name; empty until known
+        self._identity_at = -math.inf  # time at which the identity was last requested
         self.writer = StoreWriter(host, f"the KV store of {master}", clock)
         self._host = host
         self._disk = disk
@@ -64,7 +64,7 @@ class StoreThread:
         self._condition = threading.Condition()
         self._jobs: deque[StoreLookup | TierRead] = deque()
         self._job: StoreLookup | TierRead | None = None
-        self._found: OrderedDict[bytes, None] = OrderedDict()  # names that the store has, the latest last
+        self._found: OrderedDict[bytes, None] = OrderedDict()  # names found in the store, the latest last
         self._closing = False
         self._thread = threading.Thread(target=self._run, args=(master,), name="kv-store", daemon=True)
         self._thread.start()
@@ -78,7 +78,7 @@ class StoreThread:
 
     @property
     def is_usable(self) -> bool:
-        """True if a sequence may wait for the store: it does not fail, and no request is overdue."""
+        """True if a sequence may wait for the store: it is joined, is not failing, and no request is overdue."""
         with self._condition:
             oldest = self._job or (self._jobs[0] if self._jobs else None)
         is_stuck = oldest is not None and self._clock() > oldest.deadline
@@ -100,10 +100,10 @@ class StoreThread:
             self.writer.offer(block_hash)
 
     def note_reuse(self, names: Sequence[bytes]) -> None:
-        """Do nothing: the store alone decides how long it keeps blocks."""
+        """Do nothing, because the store alone decides how long it keeps blocks."""
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Drop bad content, here and for all other hosts."""
+        """Remove bad blocks from the store, for all hosts."""
         for name in names:
             self._found.pop(name, None)
         self.writer.forget(names)
@@ -114,7 +114,7 @@ class StoreThread:
         return idle and self.writer.wait_until_idle(timeout_s)
 
     def close(self) -> None:
-        """End. A thread that waits for the store is abandoned."""
+        """End the threads; a thread that still waits for the store is abandoned."""
         self.writer.close()
         with self._condition:
             self._closing = True
@@ -147,13 +147,13 @@ class StoreThread:
                     job.bring(partial(self._fill, store), num_at_once, self.rate, self._clock)
             except StoreError as error:
                 self._backoff.fail(str(error))
-            except Exception:  # a thread that ended would leave its readers waiting; each of them may compute instead
+            except Exception:  # keep the thread alive: without it later readers would wait in vain
                 log.exception("the KV store failed")
         if self.writer.has_ended:
             store.close()
 
     def _open(self, master: str) -> StoreTier | None:
-        """Join the store, as soon as the master is there."""
+        """Join the store, with retries until the master answers; return None if `close` is called first."""
         while True:
             if not self._backoff.is_exhausted:
                 try:
@@ -180,7 +180,7 @@ class StoreThread:
             self.identity = store.identity()
 
     def _fill(self, store: StoreTier, slots: Sequence[HostSlot], checksums: dict[bytes, int]) -> None:
-        """Fill slots from the disk or the store."""
+        """Fill slots from the disk, and the rest from the store."""
         if self._disk is not None:
             fill_from_disk(self._disk, slots, checksums)
         if rest := [slot for slot in slots if slot.block_hash not in checksums]:

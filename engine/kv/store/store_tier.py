@@ -1,8 +1,8 @@
 """The store tier: KV blocks of all hosts and sites of a cluster, in a Mooncake Store, by name.
 
-Checksums verify them. A stored block is a header (magic, checksum, name, size) and its bytes. The store never overwrites: a bad block is removed, so
-that a good one can replace it. Its connections are not authenticated: any machine that reaches a member's port can read and write all blocks, so it
-is used between machines on a private network. Does not know which sequences wait, or when a block is worth fetching (store_thread.py).
+A stored block is a header (magic, checksum, name, size) and its bytes. Its checksum is verified when it is read. The store never overwrites: a bad
+block is removed, so that a good one can replace it. Connections are not authenticated: any machine that reaches a member's port can read and write
+all blocks, so a private network is required. Does not know which sequences wait, or when a block is worth fetching (store_thread.py).
 """
 
 import ctypes
@@ -20,18 +20,18 @@ from pilotlight.engine.kv.store.mooncake_package import bound_waits
 
 log = logging.getLogger(__name__)
 
-BATCH_BYTES = 8 << 20  # per call: the most for which a cancelled sequence may still have to wait
+BATCH_BYTES = 8 << 20  # most bytes per call, which bounds how long a cancelled read still takes
 _HEADER = struct.Struct("<8sI32sQ")  # magic, checksum of the block, its name, its bytes
 _MAGIC = b"PLkvblk1"
 _KEY = "pilotlight/"
 _IDENTITY = _KEY + "identity"
 _NO_SUCH_KEY, _LARGER_THAN_ASKED = -704, -600
-_ANSWER_S = 10.0  # for a master, including the second that importing the package takes on a busy machine
-_PACKAGE_BUFFER_BYTES = 16 << 20  # the package's minimum for transfers without our buffers
+_ANSWER_S = 10.0  # timeout of the master's answer, including a second to import the package on a busy machine
+_PACKAGE_BUFFER_BYTES = 16 << 20  # the package's minimum for transfers that do not use our buffers
 
 
 class StoreError(Exception):
-    """A failed operation of the store; the message names it."""
+    """An operation of the store failed; the message names the operation."""
 
 
 class StoredBlock(NamedTuple):
@@ -41,12 +41,12 @@ class StoredBlock(NamedTuple):
 
 
 class StoreTier:
-    """A member of the store without memory for it; one thread may read while one writes."""
+    """A member of the store that contributes no memory. One thread may read while another one writes."""
 
     def __init__(self, master: str) -> None:
-        """`master`: HOST:PORT of Mooncake's master.
+        """Join the store. `master`: HOST:PORT of Mooncake's master.
 
-        Raises StoreError if it does not answer, or Mooncake is not installed.
+        Raises StoreError if the master does not answer, or Mooncake is not installed.
         """
         self.num_corrupt = 0
         self._store = open_member(master, own_address(master), segment_bytes=0)
@@ -54,18 +54,18 @@ class StoreTier:
         self._writes = _Buffer(self._store)
 
     def identity(self) -> str:
-        """Return the store's own name, independent of its address; empty if it is full and has none.
+        """Return the store's random name, which is independent of its address; empty if there is none.
 
-        Its first member has put it there; later puts have no effect. A store that lost its content gets another one.
+        The first member puts the name there; later puts have no effect. A store that lost its content gets another name; a full one may have none.
         """
         self._store.put(_IDENTITY, secrets.token_hex(8).encode())
         found: bytes = self._store.get(_IDENTITY)
         return found.decode("ascii", "replace") if len(found) == 16 else ""
 
     def find(self, names: Sequence[bytes]) -> list[bytes]:
-        """Return the stored names among `names`, as far as the master knows.
+        """Return the names that are stored according to the master.
 
-        It drops a lost member after seconds.
+        The master drops the blocks of a lost member only after seconds.
         """
         answers = self._store.batch_is_exist([_key(name) for name in names])
         if len(answers) != len(names) or any(answer < 0 for answer in answers):
@@ -73,7 +73,7 @@ class StoreTier:
         return [name for name, answer in zip(names, answers, strict=True) if answer]
 
     def read(self, names: Sequence[bytes], into: Sequence[memoryview]) -> list[int | None]:
-        """Fill memory with blocks; return each one's checksum, None if it is gone or damaged."""
+        """Fill memory with blocks; return each one's checksum, or None if it is missing or damaged."""
         views = self._reads.views([_HEADER.size + len(memory) for memory in into])
         addresses, sizes = [view.address for view in views], [len(view.memory) for view in views]
         answers = self._store.batch_get_into([_key(name) for name in names], addresses, sizes)
@@ -86,7 +86,7 @@ class StoreTier:
         return found
 
     def write(self, blocks: Sequence[StoredBlock]) -> None:
-        """Store blocks; existing ones stay unchanged. Raises StoreError if one could not be stored."""
+        """Store blocks; blocks that exist stay unchanged. Raises StoreError if one could not be stored."""
         views = self._writes.views([_HEADER.size + len(block.memory) for block in blocks])
         for block, view in zip(blocks, views, strict=True):
             _HEADER.pack_into(view.memory, 0, _MAGIC, block.checksum, block.name, len(block.memory))
@@ -106,7 +106,7 @@ class StoreTier:
         self._store.close()
 
     def _checked(self, name: bytes, memory: memoryview, stored: memoryview) -> int | None:
-        """Copy a stored block's bytes to `memory` and return their checksum; remove a bad one and return None."""
+        """Copy a stored block to `memory` and return its checksum; remove a bad block and return None."""
         if len(stored) == _HEADER.size + len(memory):
             magic, checksum, of, num_bytes = _HEADER.unpack_from(stored)
             body = stored[_HEADER.size :]
@@ -120,7 +120,7 @@ class StoreTier:
 
 
 def open_member(master: str, own: str, segment_bytes: int) -> Any:
-    """Return the package's store after this process has joined it with `segment_bytes` of memory.
+    """Join the store with `segment_bytes` of memory for it; return the package's store object.
 
     Raises StoreError.
     """
@@ -137,9 +137,10 @@ def open_member(master: str, own: str, segment_bytes: int) -> Any:
 
 
 def _require_answer(master: str, own: str) -> None:
-    """Raise StoreError if the master accepts no member now; another process asks it.
+    """Raise StoreError if the master does not accept members now.
 
-    Joining holds Python's lock until the master answers, forever if its name is wrong, and an engine would stand still.
+    A separate process tries to join, because joining holds Python's lock until the master answers, or forever if its name is wrong: the engine would
+    stop meanwhile.
     """
     script = (
         "import os, sys; from mooncake.store import MooncakeDistributedStore as Store; "
@@ -158,11 +159,11 @@ def _require_answer(master: str, own: str) -> None:
 
 
 def own_address(master: str) -> str:
-    """Return this machine's address on the master's network; loopback for loopback. Raises StoreError."""
+    """Return the local address from which this machine reaches the master. Raises StoreError."""
     host, _, port = master.rpartition(":")
     try:
         family, kind, *_, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:  # a datagram socket: connecting sends nothing
+        with socket.socket(family, kind) as probe:  # connecting a datagram socket sends nothing
             probe.connect(address)
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
@@ -175,14 +176,14 @@ class _View(NamedTuple):
 
 
 class _Buffer:
-    """Memory that the package may copy to and from, used by one thread."""
+    """Memory registered with the package for its transfers, used by one thread."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
-        self._bytes = bytearray()  # registered
+        self._bytes = bytearray()  # registered with the package unless empty
 
     def views(self, sizes: Sequence[int]) -> list[_View]:
-        """Return memory for blocks of these sizes, consecutively, until the next call."""
+        """Return consecutive views of these sizes, in bytes, which are valid until the next call."""
         if sum(sizes) > len(self._bytes):
             self._grow(max(sum(sizes), BATCH_BYTES))
         memory, views, start = memoryview(self._bytes), [], 0

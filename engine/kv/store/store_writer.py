@@ -1,7 +1,7 @@
 """The thread that writes recently computed blocks to a cluster's store.
 
-Writes wait in a bounded queue and are dropped when it is full, or when the store has accepted none for a while: this is a cache. Knows the host
-tier's blocks; does not know how the store keeps them (store_tier.py).
+Writes wait in a bounded queue. They are dropped when it is full, or while the store is failing: this is only a cache. Knows the host tier's blocks;
+does not know how the store keeps them (store_tier.py).
 """
 
 import logging
@@ -26,7 +26,7 @@ class StoreWriter:
         self._condition = threading.Condition()
         self._writes: deque[bytes] = deque()
         self._writing: frozenset[bytes] = frozenset()
-        self._unwanted: set[bytes] = set()  # to be removed
+        self._unwanted: set[bytes] = set()  # names of blocks to remove from the store
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -43,10 +43,10 @@ class StoreWriter:
         return self._backoff.num_errors
 
     def start(self, store: StoreTier) -> None:
-        """Start to write, now that there is a store."""
+        """Start to write to the store, which has just been joined."""
         thread = threading.Thread(target=self._run, args=(store,), name="kv-store-writer", daemon=True)
         thread.start()
-        self._thread = thread  # started: `close` may wait for it
+        self._thread = thread  # set after the start, because `close` cannot join an unstarted thread
 
     def offer(self, name: bytes) -> None:
         if not self.is_open or self._backoff.is_exhausted:
@@ -57,7 +57,7 @@ class StoreWriter:
                 self._condition.notify_all()
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Remove bad content: stored, waiting to be written, or being written now."""
+        """Remove bad blocks, whether they are stored, queued or being written now."""
         with self._condition:
             self._writes = deque(name for name in self._writes if name not in names)
             self._unwanted.update(names)
@@ -68,7 +68,7 @@ class StoreWriter:
             return self._condition.wait_for(lambda: not (self._writes or self._writing or self._unwanted), timeout_s)
 
     def close(self) -> None:
-        """Write offered blocks for a moment, and end."""
+        """Write offered blocks for up to `_LAST_WRITE_S`, then end the thread."""
         self.wait_until_idle(_LAST_WRITE_S)
         with self._condition:
             self._closing = True
@@ -90,11 +90,11 @@ class StoreWriter:
                 self._write(store, slots)
             except StoreError as error:
                 self._backoff.fail(str(error))
-            except Exception:  # without this thread nothing would be stored any more, without notice
+            except Exception:  # keep the thread alive: without it nothing more would be stored
                 log.exception("writing to the KV store failed")
 
     def _next_slots(self) -> list[HostSlot]:
-        """Pin the next blocks to be written; skip evicted ones, and all while the store accepts nothing."""
+        """Pin and return the next blocks to write; skip evicted ones, and all while the store is failing."""
         slots: list[HostSlot] = []
         while self._writes and sum(slot.file.slot_bytes for slot in slots) < BATCH_BYTES // 2:
             name = self._writes.popleft()

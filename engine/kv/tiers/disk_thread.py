@@ -1,8 +1,8 @@
-"""The thread between the host tier and the disk: writes recent stores, reads for waiting sequences.
+"""The thread between host tier and disk: it writes recent blocks, and reads for waiting sequences.
 
-Reads go first. Writes wait in bounded queues and are dropped when these are full: this is a cache, and a disk that is slower than the engine must not
-delay it. Reused blocks are written before those used once, and are offered again if they were dropped; so if more is computed than may be written,
-the disk has the blocks that are likely to be needed. Knows queues; does not know how either tier keeps its blocks.
+Reads go first. Writes wait in bounded queues and are dropped when these are full: this is only a cache, and a disk that is slower than the engine
+must not delay it. Reused blocks are written before blocks used once, and are offered again if they were dropped. So if more blocks are computed than
+may be written, the disk has those that are likely to be needed. Knows queues; does not know how either tier keeps its blocks.
 """
 
 import logging
@@ -21,8 +21,8 @@ from pilotlight.engine.kv.tiers.tier_read import TierRead
 
 log = logging.getLogger(__name__)
 
-_MAX_WRITES = 512  # in each queue: at 2 MiB a block, a second of a fast disk
-_BURST_S = 1.0  # of unused bandwidth that may be used at once
+_MAX_WRITES = 512  # most blocks per queue: with blocks of 2 MiB a fast disk writes them in a second
+_BURST_S = 1.0  # seconds of unused bandwidth that may be used at once
 _LAST_WRITE_S = 1.0
 
 
@@ -37,7 +37,7 @@ class DiskThread:
         *,
         write_bytes_per_s: float = math.inf,
     ) -> None:
-        """`write_bytes_per_s`: upper bound, to leave bandwidth to others and to spare the disk."""
+        """Start the thread. `write_bytes_per_s`: upper bound, to limit load and wear of the disk."""
         self.disk = disk
         self.rate = TransferRate()
         self.num_dropped = 0  # writes dropped because the queue was full
@@ -46,13 +46,13 @@ class DiskThread:
         self._condition = threading.Condition()
         self._write_bytes_per_s = write_bytes_per_s
         self._may_write_at = clock()
-        self._writes: dict[bytes, None] = {}  # used once, the oldest first
+        self._writes: dict[bytes, None] = {}  # blocks used once, the oldest first
         self._reused: dict[bytes, None] = {}
         self._reads: deque[TierRead] = deque()
         self._reading: TierRead | None = None
         self._writing = b""
-        self._is_unwanted = False  # whether the block that is being written has become bad
-        self._is_busy = True  # with the scan
+        self._is_unwanted = False  # whether the block that is being written has turned out to be bad
+        self._is_busy = True  # True at first, because the thread starts with the scan
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
@@ -80,7 +80,7 @@ class DiskThread:
             self._condition.notify_all()
 
     def note_reuse(self, hashes: Sequence[bytes]) -> None:
-        """Offer reused blocks that the disk lacks."""
+        """Queue reused blocks that the disk lacks to be written first."""
         missing = [block_hash for block_hash in hashes if block_hash not in self.disk]
         if not missing or not self.disk.is_writable:
             return
@@ -91,7 +91,7 @@ class DiskThread:
             self._condition.notify_all()
 
     def forget(self, hashes: Sequence[bytes]) -> None:
-        """Drop bad content: on the disk, waiting to be written, or being written now."""
+        """Drop bad blocks, whether they are on the disk, queued or being written now."""
         with self._condition:
             for block_hash in hashes:
                 self._writes.pop(block_hash, None)
@@ -113,7 +113,7 @@ class DiskThread:
             )
 
     def close(self) -> None:
-        """Write offered blocks for a moment, even if many remain, and end."""
+        """Write offered blocks for up to `_LAST_WRITE_S`, without a bandwidth limit, then end the thread."""
         with self._condition:
             self._write_bytes_per_s, self._may_write_at = math.inf, -math.inf
             self._condition.notify_all()
@@ -147,7 +147,7 @@ class DiskThread:
                     read.bring(partial(fill_from_disk, self.disk), 1, self.rate, self._clock)
                 else:
                     self._write(block_hash)
-            except Exception:  # a thread that ended would leave its readers waiting; each of them may compute instead
+            except Exception:  # keep the thread alive: without it later readers would wait in vain
                 log.exception("the disk KV tier failed")
 
     def _wait_for_work(self) -> None:
@@ -167,7 +167,7 @@ class DiskThread:
     def _write(self, block_hash: bytes) -> None:
         slot = self._host.pin(block_hash, is_hit=False)
         if slot is None:
-            return  # it has been evicted already
+            return  # the block has been evicted already
         try:
             if self._host.is_sound(slot) and self.disk.write(block_hash, slot.memory, slot.checksum):
                 began = max(self._may_write_at, self._clock() - _BURST_S)
@@ -177,7 +177,7 @@ class DiskThread:
 
 
 def fill_from_disk(disk: DiskTier, slots: Sequence[HostSlot], checksums: dict[bytes, int]) -> None:
-    """Fill slots with blocks from the disk (tier_read.py's Fill)."""
+    """Fill slots with blocks from the disk; a `Fill` of tier_read.py."""
     for slot in slots:
         checksum = disk.read(slot.block_hash, slot.memory)
         if checksum is not None:

@@ -1,7 +1,7 @@
 """The disk tier: KV blocks in append-only segments of one directory, by hash, with checksums.
 
 The least recently used segment is evicted as a whole. A block that a crash has torn is computed again. A disk that keeps failing is not used for a
-while, and then tried again. Knows files and errors; does not know models, tokens and threads (disk_thread.py keeps disks out of the engine's way).
+while, and then tried again. Knows files and errors; does not know models, tokens and threads (disk_thread.py accesses the disk for the engine).
 Thread-safe.
 """
 
@@ -22,12 +22,12 @@ from pilotlight.engine.kv.tiers.slot_file import lock_directory
 
 log = logging.getLogger(__name__)
 
-_SEGMENTS = 16  # per limit: the largest part of the cache that is evicted at once
+_SEGMENTS = 16  # the limit has room for at least 16 segments, so at most 1/16 of the cache is evicted at once
 _MAX_SEGMENT_BYTES = 256 << 20
 
 
 class DiskTier:
-    """Use as `DiskTier.open(directory, limit_bytes)`; `scan` then finds the blocks of an earlier process."""
+    """The disk tier. Open it with `DiskTier.open`; `scan` then finds the blocks of an earlier process."""
 
     def __init__(
         self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float] = time.monotonic
@@ -40,7 +40,7 @@ class DiskTier:
         self._segment_bytes = min(_MAX_SEGMENT_BYTES, limit_bytes // _SEGMENTS)
         self._segments: OrderedDict[Segment, None] = OrderedDict()  # the least recently used first
         self._records: dict[bytes, BlockRecord] = {}
-        self._active: Segment | None = None  # written to by one thread
+        self._active: Segment | None = None  # the segment to which one thread writes
         self._next_number = 0
         self._write_errors = ErrorBackoff(f"the disk KV tier at {directory}", "written to", clock)
         self._read_errors = ErrorBackoff(f"the disk KV tier at {directory}", "read", clock)
@@ -49,7 +49,7 @@ class DiskTier:
     def open(
         cls, directory: Path, limit_bytes: int, patience_s: float = 0.0, clock: Callable[[], float] = time.monotonic
     ) -> "DiskTier":
-        """Become the directory's owner. Raises TierError."""
+        """Lock the directory and open the tier in it, still without blocks. Raises TierError."""
         try:
             return cls(directory, limit_bytes, lock_directory(directory, patience_s), clock)
         except OSError as error:
@@ -89,7 +89,7 @@ class DiskTier:
             log.info("the disk KV tier holds %d blocks (%.1f MiB)", len(self), self.used_bytes / 2**20)
 
     def write(self, block_hash: bytes, block: memoryview, checksum: int) -> bool:
-        """Append a block; return False if it exists already or cannot be written. For one thread at a time."""
+        """Append a block; return False if it exists already or cannot be written. Only one thread may write."""
         size = HEADER_BYTES + len(block)
         if block_hash in self._records or not self.is_writable or size > self.limit_bytes:
             return False
@@ -99,10 +99,10 @@ class DiskTier:
                 record = segment.append(block_hash, block, checksum)
             except OSError as error:
                 segment.drop_torn()
-                # A try after a pause must not evict valid blocks: other users of the disk would take their space.
+                # A retry after a pause must not evict valid blocks, because other users of the disk would take their space.
                 if error.errno != errno.ENOSPC or self._write_errors.is_trying or not self._give_up_oldest():
                     raise
-                # others are filling the disk: its limit becomes lower
+                # Other users fill the disk: keep less than the limit.
                 record = segment.append(block_hash, block, checksum)
         except OSError as error:
             self._write_errors.fail(error.strerror or str(error))
@@ -115,7 +115,7 @@ class DiskTier:
         return True
 
     def read(self, block_hash: bytes, into: memoryview) -> int | None:
-        """Fill `into` with the block's bytes; return their checksum, or None if they are damaged.
+        """Fill `into` with the block's bytes; return their checksum, or None if they are missing or damaged.
 
         A damaged block is dropped.
         """
@@ -160,7 +160,7 @@ class DiskTier:
 
     def _scan_segment(self, path: Path) -> None:
         segment = Segment(path)
-        # at once, so that its blocks can be read before the rest, which may be unreadable
+        # Added before the scan, because blocks that it has found are readable at once, and stay so if the rest of the segment is not.
         self._segments[segment] = None
         try:
             for found in segment.scan():
@@ -177,7 +177,7 @@ class DiskTier:
                 del self._segments[segment]
 
     def _segment_for(self, size: int) -> Segment:
-        """Return the segment for the next record of `size` bytes."""
+        """Return the segment for the next record of `size` bytes; evict segments to make room for it."""
         with self._lock:
             if self._active is None or self._active.num_bytes + size > max(self._segment_bytes, size):
                 self._begin_segment()

@@ -1,7 +1,7 @@
-"""The host tier: finished KV blocks in shared memory that outlives the engine process, found by hash.
+"""The host tier: complete KV blocks in shared memory that outlives the engine process, found by hash.
 
-All models of a host share one limit; a block takes a slot in the file of its size. The opener chooses the place of the tier and removes it; a second
-owner is refused. Knows names, bytes, pins and ages; does not know models and tokens. Thread-safe.
+All models of a host share one limit. A block takes a slot in the file for its size. The caller of `open` chooses the directory and removes it; a
+second owner is refused. Knows names, bytes, pins and ages; does not know models and tokens. Thread-safe.
 """
 
 import logging
@@ -28,17 +28,17 @@ _CPU = torch.device("cpu")
 
 @dataclass(eq=False, slots=True)
 class HostSlot:
-    """A block's place. Its bytes do not change while it is pinned."""
+    """The place of a block in the host tier. Its bytes do not change while it is pinned."""
 
     file: SlotFile
     index: int
     block_hash: bytes
     checksum: int = 0
     pins: int = 0
-    is_written: bool = False  # findable; until then only its writer knows it
+    is_written: bool = False  # True once the block is complete and can be found
     is_verified: bool = False  # written by this process, or verified by its checksum
-    is_protected: bool = False  # while it is pinned: the segment to which it returns
-    is_forgotten: bool = False  # while it is pinned: it will be freed when unpinned
+    is_protected: bool = False  # while it is pinned: whether it returns to the protected segment of the eviction order
+    is_forgotten: bool = False  # while it is pinned: whether it is freed when it is unpinned
 
     @property
     def memory(self) -> memoryview:
@@ -46,7 +46,7 @@ class HostSlot:
 
 
 class HostTier:
-    """Use as `HostTier.open(directory, limit_bytes)`, and `close` it."""
+    """The host tier. Open it with `HostTier.open`."""
 
     def __init__(
         self, directory: Path, limit_bytes: int, lock_fd: int, clock: Callable[[], float], device: torch.device
@@ -58,8 +58,8 @@ class HostTier:
         self._lock_fd = lock_fd
         self._clock = clock
         self._lock = threading.Lock()
-        self._slots: dict[bytes, HostSlot] = {}  # written, or being written
-        self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # written and not pinned
+        self._slots: dict[bytes, HostSlot] = {}  # slots that are written or being written, by block hash
+        self._order: SegmentedOrder[bytes] = SegmentedOrder(limit_bytes)  # hashes of written slots that are not pinned
         self._num_filling = 0  # slots that are neither committed nor abandoned
 
     @classmethod
@@ -71,9 +71,9 @@ class HostTier:
         patience_s: float = 0.0,
         device: torch.device = _CPU,
     ) -> "HostTier":
-        """Open the tier with the blocks of an earlier process of the same owner. Raises TierError.
+        """Open the tier with the blocks that an earlier process left in the directory. Raises TierError.
 
-        The slots are registered with `device`.
+        Slots are registered with `device`; the directory's lock is awaited for up to `patience_s`.
         """
         try:
             lock_fd = lock_directory(directory, patience_s)
@@ -92,7 +92,7 @@ class HostTier:
 
     @property
     def num_pinned(self) -> int:
-        """Return the number of blocks that are being filled, or pinned."""
+        """The number of slots that are pinned or being filled."""
         with self._lock:
             return len(self._slots) - len(self._order)
 
@@ -101,7 +101,7 @@ class HostTier:
         return slot is not None and slot.is_written
 
     def add_size(self, block_bytes: int) -> RegisteredMemory:
-        """Make slots for blocks of this size, and return their memory. Raises TierError if none fits."""
+        """Make slots for blocks of this size, and return their memory. Raises TierError if not even one fits."""
         with self._lock:
             try:
                 return self.space.file_of(block_bytes).registered
@@ -109,7 +109,7 @@ class HostTier:
                 raise TierError(f"the host KV tier at {self.directory} cannot grow: {error.strerror}") from error
 
     def reserve(self, block_hash: bytes, block_bytes: int) -> HostSlot | None:
-        """Return a pinned slot to be filled, then committed or abandoned.
+        """Return a pinned slot, which the caller fills and then commits or abandons.
 
         None if the block exists already, or nothing can be evicted for it.
         """
@@ -125,7 +125,7 @@ class HostTier:
             return slot
 
     def commit(self, slot: HostSlot, checksum: int) -> None:
-        """Publish a slot whose bytes are complete. The pin stays."""
+        """Publish a slot whose bytes are complete. It stays pinned."""
         with self._lock:
             self._num_filling -= 1
             slot.checksum = checksum
@@ -142,7 +142,7 @@ class HostTier:
             self._unpin(slot)
 
     def pin(self, block_hash: bytes, *, is_hit: bool) -> HostSlot | None:
-        """Return the block's slot, unchanged until it is unpinned. `is_hit`: its content is used again."""
+        """Pin and return the block's slot, or None if there is none. `is_hit`: count it as a reuse."""
         with self._lock:
             slot = self._slots.get(block_hash)
             if slot is None or not slot.is_written:
@@ -156,7 +156,7 @@ class HostTier:
             return slot
 
     def pin_prefix(self, hashes: Iterable[bytes]) -> list[HostSlot]:
-        """Pin the longest run of a chain, as hits."""
+        """Pin and return the blocks of a chain, as hits, up to the first that is missing."""
         pinned = []
         for block_hash in hashes:
             slot = self.pin(block_hash, is_hit=True)
@@ -166,13 +166,13 @@ class HostTier:
         return pinned
 
     def unpin(self, slots: Sequence[HostSlot]) -> None:
-        """Unpin a chain. Its tail becomes older than its head, without which it is useless."""
+        """Unpin a chain so that its tail is evicted before its head, without which it is useless."""
         with self._lock:
             for slot in reversed(slots):
                 self._unpin(slot)
 
     def is_sound(self, slot: HostSlot) -> bool:
-        """True if the pinned slot matches its checksum; checked once, and dropped if it does not."""
+        """Verify the checksum of a pinned slot once; return False, and drop the block, if it does not match."""
         if slot.is_verified:
             return True
         sound = crc32(slot.memory) == slot.checksum
@@ -185,14 +185,14 @@ class HostTier:
         return sound
 
     def refresh(self, hashes: Sequence[bytes]) -> None:
-        """Make the tail of a chain, which was written head first, older than its head; not a hit."""
+        """Reorder a chain, without a hit, so that its tail is evicted before its head."""
         with self._lock:
             for block_hash in reversed(hashes):
                 if block_hash in self._order:
                     self._order.refresh(block_hash)
 
     def touch(self, hashes: Sequence[bytes]) -> None:
-        """Record that a chain was used on the device, so that it does not age here."""
+        """Record that a chain was used on the device, which counts as a hit here."""
         with self._lock:
             now = self._clock()
             for block_hash in reversed(hashes):
@@ -212,19 +212,19 @@ class HostTier:
     def close(self) -> None:
         """Close the files, which stay for the next owner.
 
-        If a hanging thread may still write to them, they are closed by the process's end.
+        If a hanging thread may still write to them, their lock is kept until the process ends.
         """
         with self._lock:
             if self._num_filling:
                 log.warning("%d blocks of the host KV tier are still being filled", self._num_filling)
             else:
-                os.close(self._lock_fd)  # first: unregistering 64 GiB takes a second
+                os.close(self._lock_fd)  # unlock before unregistering the memory, which takes a second for 64 GiB
             self._slots.clear()
             self.space.close()
 
     def _recover(self) -> None:
         for (index, block_hash, checksum, _), file in sorted(self.space.find(), key=lambda pair: pair[0].last_use):
-            if block_hash in self._slots:  # of two sizes: no model would use one of them
+            if block_hash in self._slots:  # the same block in two sizes: no model uses one of them
                 self.space.release(file, index)
                 continue
             self._slots[block_hash] = HostSlot(file, index, block_hash, checksum, is_written=True)
@@ -242,7 +242,7 @@ class HostTier:
             if not self._evict(file):
                 return None
         index = self.space.take(file)
-        if index is None:  # the limit is lower now: the next one evicts
+        if index is None:  # the file system is full and `take` has lowered the limit, so the next call evicts
             self._order.resize(self.space.limit_bytes)
         return index
 
@@ -257,7 +257,7 @@ class HostTier:
         return True
 
     def _forget(self, slot: HostSlot) -> None:
-        """Make a slot unfindable, and free it as soon as it is not pinned."""
+        """Make a slot unfindable, and free it now, or once it is no longer pinned."""
         if slot.is_forgotten:
             return
         del self._slots[slot.block_hash]

@@ -1,6 +1,7 @@
 """Segments: append-only files of records, each a header and one block, verified by checksum.
 
-Nothing is flushed: a record torn by a crash is truncated or fails its checksum. Knows the byte format; does not know which blocks are worth keeping.
+Writes are not flushed to the disk: a record torn by a crash is truncated or fails its checksum. Knows the byte format; does not know which blocks are
+worth keeping.
 """
 
 import errno
@@ -16,7 +17,7 @@ from zlib import crc32
 
 log = logging.getLogger(__name__)
 
-# magic, checksum of the rest, hash, bytes of the block, their checksum
+# magic, checksum of the next three, hash, number of bytes of the block, checksum of these bytes
 _HEADER = struct.Struct("<4sI32sQI12x")
 _NAME = struct.Struct("<32sQI")
 _MAGIC, _BLOTTED = b"PLkv", b"PLno"
@@ -25,7 +26,7 @@ HEADER_BYTES = _HEADER.size
 
 class BlockRecord(NamedTuple):
     segment: "Segment"
-    offset: int  # of the block's bytes
+    offset: int  # position of the block's bytes in the file
     num_bytes: int
     checksum: int
 
@@ -38,7 +39,7 @@ class BlockRecord(NamedTuple):
             os.close(fd)
 
     def blot_out(self) -> None:
-        """Mark the record as bad; it keeps its place, so that later records are still found."""
+        """Mark the record as bad; its bytes stay, so that later records are still found."""
         fd = os.open(self.segment.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             os.pwrite(fd, _BLOTTED, self.offset - HEADER_BYTES)
@@ -50,8 +51,8 @@ class BlockRecord(NamedTuple):
 class Segment:
     path: Path
     num_bytes: int = 0
-    hashes: set[bytes] = field(default_factory=set)  # hashes of blocks that are found here
-    fd: int = -1  # while it is written to
+    hashes: set[bytes] = field(default_factory=set)  # hashes of the valid blocks in this segment
+    fd: int = -1  # open while the segment is written to
 
     @classmethod
     def create(cls, path: Path) -> "Segment":
@@ -67,7 +68,7 @@ class Segment:
     def append(self, block_hash: bytes, block: memoryview, checksum: int) -> BlockRecord:
         """Write a record after the last valid one, and return it. Raises OSError.
 
-        It becomes valid when `num_bytes` includes it.
+        The caller adds its size to `num_bytes` to make it valid.
         """
         header = _HEADER.pack(
             _MAGIC, crc32(_NAME.pack(block_hash, len(block), checksum)), block_hash, len(block), checksum
@@ -78,13 +79,13 @@ class Segment:
         return BlockRecord(self, self.num_bytes + HEADER_BYTES, len(block), checksum)
 
     def drop_torn(self) -> None:
-        """Truncate an incomplete record."""
-        os.ftruncate(self.fd, self.num_bytes)  # no partial record before the next one
+        """Remove an incomplete record from the end of the file."""
+        os.ftruncate(self.fd, self.num_bytes)
 
     def scan(self) -> Iterator[tuple[bytes, BlockRecord] | None]:
-        """Yield hash and record of each block of an earlier process, None per damaged run of bytes.
+        """Yield hash and record of each block of an earlier process, and None for each damaged run of bytes.
 
-        A damaged end is truncated.
+        A damaged end of the file is truncated.
         """
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -105,7 +106,7 @@ class Segment:
                 self.num_bytes = offset + num_bytes
                 if is_good:
                     yield block_hash, BlockRecord(self, offset, num_bytes, checksum)
-        if self.num_bytes < size:  # torn by a crash, or damaged
+        if self.num_bytes < size:  # the end was torn by a crash, or is damaged
             log.warning("%s is damaged after %d of %d bytes; the rest is dropped", self.path, self.num_bytes, size)
             yield None
             os.truncate(self.path, self.num_bytes)
@@ -130,7 +131,7 @@ def _read_header(header: bytes) -> _Header | None:
 
 
 def _find_record(fd: int, start: int, size: int) -> int | None:
-    """Return where the next whole record starts, from `start` on."""
+    """Return the offset of the next record with a valid header from `start` on, or None."""
     with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
         while (start := content.find(_MAGIC, start)) >= 0:
             if _read_header(content[start : start + HEADER_BYTES]) is not None:

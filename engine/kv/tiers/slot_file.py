@@ -1,11 +1,12 @@
-"""One file of fixed-size slots under a shared map: the host tier's byte format, safe against kills.
+"""One memory-mapped file of fixed-size slots, the byte format of the host tier.
 
-A slot contains one KV block. Its header marks it as valid only after the body is complete: mark cleared, body written, header written, mark set, in
-program order, which a killed process preserves. Opening reads only headers; a body is verified by its checksum when it is first read. Bodies are
-registered with the host's device in groups of slots, as soon as all of a group have pages: registered memory is allocated, and freed memory must not
-be registered. Knows offsets and pages; does not know which slots are worth keeping.
+The file stays valid if its process is killed. A slot contains one KV block. Its header marks it as valid only after the body is complete: the mark is
+cleared, the body written, the header written, and the mark set, in program order, which a killed process preserves. Opening reads only headers; a
+body is verified by its checksum when it is first read. Bodies are registered with the host's device in groups of slots, once all slots of a group
+have pages: registering allocates missing pages, and memory must not stay registered when it is freed. Knows offsets and pages; does not know which
+slots are worth keeping.
 
-file header | slot header * num_slots | body * num_slots        each part begins on a page, so does each body
+file header | slot header * num_slots | body * num_slots        each part begins on a page, and so does each body
 """
 
 import errno
@@ -32,9 +33,9 @@ _FILE_HEADER = struct.Struct("<8sIQQ")  # magic, version, slot bytes, slots
 _MAGIC, _VERSION = b"PLkvslot", 1
 _MARK = 0x4B56_4F4B
 _MARK_STRUCT = struct.Struct("<I")
-# The mark comes first and is written last: mark, checksum of the next two, hash, checksum of the body, unused, time of last use.
+# mark, checksum of the next two, hash, checksum of the body, unused, time of last use. The mark is written last.
 _SLOT_HEADER = struct.Struct("<II32sI4xd8x")
-_NAME = struct.Struct("<32sI")  # covered by the header's own checksum
+_NAME = struct.Struct("<32sI")  # the fields that the header's checksum covers
 _LAST_USE = struct.Struct("<d")
 _NAME_OFFSET, _LAST_USE_OFFSET = 8, 48
 
@@ -51,13 +52,13 @@ def slot_file_path(directory: Path, slot_bytes: int) -> Path:
 
 
 class SlotFile:
-    """The file at `path`, opened if it has the same geometry, else created."""
+    """The file at `path`, opened if its slots have the same size and number, else created anew."""
 
     def __init__(self, path: Path, slot_bytes: int, num_slots: int, device: torch.device) -> None:
         assert _SLOT_HEADER.size == 64
         self.slot_bytes = slot_bytes
         self.num_slots = num_slots
-        self.num_corrupt = 0  # headers, of the file or of slots, that were found damaged
+        self.num_corrupt = 0  # damaged headers that were found, of the file or of slots
         self.stride = _whole_pages(slot_bytes)
         self._bodies = PAGE + _whole_pages(num_slots * _SLOT_HEADER.size)
         self._size = self._bodies + num_slots * self.stride
@@ -72,7 +73,7 @@ class SlotFile:
         except BaseException:
             os.close(self._fd)
             raise
-        self._group = max(1, PIECE_BYTES // self.stride)  # slots
+        self._group = max(1, PIECE_BYTES // self.stride)  # slots per registration
         self._has_pages = bytearray(num_slots)
         bodies = torch.frombuffer(self._map, dtype=torch.uint8)[self._bodies :]
         self.registered = RegisteredMemory(bodies, device, self._group * self.stride)
@@ -87,7 +88,7 @@ class SlotFile:
                 found.append(FoundSlot(index, block_hash, checksum, last_use))
                 self._has_pages[index] = True
             else:
-                self.num_corrupt += mark != 0  # a process that is killed leaves the mark cleared, or the header whole
+                self.num_corrupt += mark != 0  # not due to a kill, which leaves the mark cleared or the header complete
                 worthless.append(index)
         for first, end in runs(worthless):
             self._discard_pages(first, end - 1)
@@ -100,7 +101,7 @@ class SlotFile:
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def offset_of(self, index: int) -> int:
-        """Return the offset of the body in the file."""
+        """Return the offset of a slot's body in the file."""
         return self._bodies + index * self.stride
 
     @property
@@ -109,9 +110,9 @@ class SlotFile:
         return memoryview(self._map)
 
     def provide(self, index: int) -> None:
-        """Allocate pages for the body.
+        """Allocate pages for a slot's body.
 
-        Raises OSError if the file system is full: a write to the map would be a SIGBUS.
+        Raises OSError if the file system is full, in which case a write to the map would end in a SIGBUS.
         """
         if self._has_pages[index]:
             return
@@ -139,13 +140,13 @@ class SlotFile:
         """Empty a slot and return its memory to the system."""
         self.clear(index)
         self._has_pages[index] = False
-        # First: a device keeps using the pages that were registered.
+        # Unregister before discarding the pages: a device would keep using the pages that it has registered.
         self.registered.release(index * self.stride, (index + 1) * self.stride)
         self._discard_pages(index, index)
 
     def close(self) -> None:
         self.registered.close()
-        with suppress(BufferError):  # a body is still in use: the map ends with its last view
+        with suppress(BufferError):  # a body is still in use; the map is closed with its last view
             self._map.close()
         os.close(self._fd)
 
@@ -157,9 +158,9 @@ class SlotFile:
         return header == self._file_header() and os.fstat(self._fd).st_size == self._size
 
     def _is_damaged(self) -> bool:
-        """Return whether the file is damaged; a new file, or one of another limit or release, is not."""
+        """Return whether the file is damaged; a new file, or one with another limit or version, is not."""
         header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")
-        if not any(header):  # a process was killed before it had made the file
+        if not any(header):  # a new file, or its process was killed before it wrote the header
             return False
         magic, version, slot_bytes, num_slots = _FILE_HEADER.unpack(header)
         if (magic, slot_bytes) != (_MAGIC, self.slot_bytes):
@@ -169,7 +170,7 @@ class SlotFile:
 
     def _make_anew(self) -> None:
         os.ftruncate(self._fd, 0)
-        os.ftruncate(self._fd, self._size)  # sparse: a body costs memory after `provide`
+        os.ftruncate(self._fd, self._size)  # sparse: a body costs no memory before `provide`
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(self._fd, 0, self._bodies)
         os.pwrite(self._fd, self._file_header(), 0)
@@ -178,7 +179,7 @@ class SlotFile:
         return _FILE_HEADER.pack(_MAGIC, _VERSION, self.slot_bytes, self.num_slots)
 
     def _register_group(self, index: int) -> None:
-        """Register the slot's group with the device if all of it has pages."""
+        """Register the slot's group with the device if all slots of the group have pages."""
         first = index // self._group * self._group
         last = min(first + self._group, self.num_slots)
         if self._has_pages.find(False, first, last) < 0:
@@ -186,7 +187,7 @@ class SlotFile:
 
     def _discard_pages(self, first: int, last: int) -> None:
         if hasattr(mmap, "MADV_REMOVE"):
-            with suppress(OSError):  # a file system without holes keeps the pages: they are reused first
+            with suppress(OSError):  # a file system without support for holes keeps the pages
                 start = self._bodies + first * self.stride
                 self._map.madvise(mmap.MADV_REMOVE, start, (last + 1 - first) * self.stride)
 
@@ -199,18 +200,18 @@ class SlotFileReader:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(slot_file_path(directory, slot_bytes), flags)
         self._slot_bytes = slot_bytes
-        # its owner may be creating it
+        # The file may still be shorter than a header, because its owner is creating it.
         header = os.pread(self._fd, _FILE_HEADER.size, 0).ljust(_FILE_HEADER.size, b"\0")
         magic, version, size, self._num_slots = _FILE_HEADER.unpack(header)
         if (magic, version, size) != (_MAGIC, _VERSION, slot_bytes):
             os.close(self._fd)
-            raise OSError(errno.EINVAL, "it is not a file of such slots")
+            raise OSError(errno.EINVAL, "it is not a file of slots of this size")
         self._bodies = PAGE + _whole_pages(self._num_slots * _SLOT_HEADER.size)
 
     def read(self, index: int, block_hash: bytes, into: memoryview) -> bool:
-        """Fill `into` with a slot's body; return False if the slot did not have this block all the time.
+        """Fill `into` with a slot's body; return False unless the slot had this block during the whole read.
 
-        A header is cleared before its body changes.
+        The owner clears a header before it changes the body, so the header is checked before and after.
         """
         if not 0 <= index < self._num_slots or not self._holds(index, block_hash):
             return False
@@ -232,7 +233,7 @@ class SlotFileReader:
 def lock_directory(directory: Path, patience_s: float = 0.0) -> int:
     """Lock a directory until the returned descriptor is closed or the process ends.
 
-    Raises OSError with a reason if another process has it for all of `patience_s`.
+    Raises OSError with a reason if another process holds the lock for longer than `patience_s`.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = os.lstat(directory)

@@ -1,6 +1,6 @@
-"""The space of the host tier: slots of all sizes, in a file per size, within one limit of bytes.
+"""The space of the host tier: slots of several sizes, in a file per size, within one limit of bytes.
 
-Knows which slots are free, and counts whole pages; does not know the content of the others, or what is evicted. Used by one thread at a time.
+Knows which slots are free, and counts whole pages; does not know the content of used slots, or which are evicted. Used by one thread at a time.
 """
 
 import logging
@@ -16,17 +16,17 @@ log = logging.getLogger(__name__)
 
 class SlotSpace:
     def __init__(self, directory: Path, limit_bytes: int, device: torch.device) -> None:
-        """Make slots, registered with `device`."""
+        """Make an empty space. `device`: the device with which the memory of slots is registered."""
         self.limit_bytes = limit_bytes
-        self.used_bytes = 0  # whole pages of all slots that hold something or are being filled
+        self.used_bytes = 0  # whole pages of all slots that are filled or being filled
         self._directory = directory
         self._device = device
-        self._files: dict[int, SlotFile] = {}  # by slot bytes
-        self._free: dict[int, list[int]] = {}  # empty slots of each file, which no header names
+        self._files: dict[int, SlotFile] = {}  # files by the size of their slots
+        self._free: dict[int, list[int]] = {}  # numbers of empty slots, by the size of the slots
 
     @property
     def num_corrupt(self) -> int:
-        """Headers that were found damaged."""
+        """The number of damaged headers that were found."""
         return sum(file.num_corrupt for file in self._files.values())
 
     def find(self) -> list[tuple[FoundSlot, SlotFile]]:
@@ -46,7 +46,7 @@ class SlotSpace:
         return found
 
     def file_of(self, block_bytes: int) -> SlotFile:
-        """Return the file of slots for blocks of this size. Raises TierError if none fits, and OSError."""
+        """Return the file of slots for this size. Raises TierError if not even one fits, and OSError."""
         if block_bytes not in self._files:
             num_slots = self._num_slots(block_bytes)
             if num_slots == 0:
@@ -64,7 +64,7 @@ class SlotSpace:
     def take(self, file: SlotFile) -> int | None:
         """Take an empty slot, of which there must be one, and allocate its pages.
 
-        None if the file system has no pages; the limit is then lowered.
+        If the file system is full, lower the limit and return None.
         """
         free = self._free[file.slot_bytes]
         try:
@@ -76,7 +76,7 @@ class SlotSpace:
         return free.pop()
 
     def release(self, file: SlotFile, index: int, *, keeps_pages: bool = False) -> None:
-        """Empty a slot. `keeps_pages`: it will be filled again at once."""
+        """Empty a slot. `keeps_pages`: keep its memory, because a slot of this file is filled next."""
         if keeps_pages:
             file.clear(index)
         else:
@@ -93,10 +93,10 @@ class SlotSpace:
         return self.limit_bytes // (-(-block_bytes // PAGE) * PAGE) if block_bytes else 0
 
     def _shrink(self, limit_bytes: int, error: OSError) -> None:
-        """Lower the limit: a container's /dev/shm often has only 64 MiB, despite the configuration."""
+        """Lower the limit and log it, because a container's /dev/shm often has only 64 MiB."""
         if limit_bytes < self.limit_bytes:
             log.warning(
-                "%s: %s; the host KV tier makes do with %.1f MiB instead of %.1f",
+                "%s: %s; the host KV tier is limited to %.1f MiB instead of %.1f",
                 self._directory, error.strerror, limit_bytes / 2**20, self.limit_bytes / 2**20,
             )  # fmt: skip
             self.limit_bytes = limit_bytes

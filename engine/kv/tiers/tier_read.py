@@ -1,6 +1,6 @@
-"""A chain's blocks in transfer from a disk, a store or another host into the host tier.
+"""A read of a chain's blocks from a disk, a store or another host into the host tier.
 
-Knows slots, and their later unpinning; does not know the source (disk_thread.py, store_thread.py, peers/peer_thread.py).
+Knows the slots and who unpins them; does not know the source (disk_thread.py, store_thread.py, peers/peer_thread.py).
 """
 
 import math
@@ -12,7 +12,7 @@ from pilotlight.engine.core.rates import TransferRate
 from pilotlight.engine.kv.tier_protocol import Tier
 from pilotlight.engine.kv.tiers.host_tier import HostSlot, HostTier
 
-# Fills slots, and adds to a dictionary, by name, the checksum of each slot that then has its block.
+# Fills slots, and adds the checksum of each filled slot to the dictionary, by name.
 Fill = Callable[[Sequence[HostSlot], dict[bytes, int]], None]
 
 
@@ -27,35 +27,35 @@ class TierBehind(Protocol):
 
     @property
     def is_usable(self) -> bool:
-        """True if a sequence may wait for the tier: it does not fail, and no request is overdue."""
+        """True if a sequence may wait for the tier: it is not failing, and no request is overdue."""
 
     def __contains__(self, name: bytes) -> bool: ...
 
     def offer(self, name: bytes) -> None:
-        """Copy a block of the host tier, when there is time."""
+        """Queue a block of the host tier to be written to this tier."""
 
     def note_reuse(self, names: Sequence[bytes]) -> None:
         """Record that blocks were used again."""
 
     def forget(self, names: Sequence[bytes]) -> None:
-        """Drop bad content: stored, waiting to be written, or being written now."""
+        """Drop bad blocks, whether they are stored, queued or being written now."""
 
     def read(self, names: Sequence[bytes], block_bytes: int) -> "TierRead":
-        """Start to read a chain to the host tier."""
+        """Start to read a chain into the host tier."""
 
     def wait_until_idle(self, timeout_s: float) -> bool: ...
 
 
 class TierRead:
-    """A read of a chain. Blocks are pinned in the host tier as they arrive; the taker unpins them."""
+    """A read of a chain; its blocks are pinned in the host tier until the caller of `take` unpins them."""
 
     def __init__(self, host: HostTier, hashes: Sequence[bytes], block_bytes: int, deadline: float = math.inf) -> None:
-        """`deadline`: after which the reading thread counts as stuck."""
+        """Make a read. `deadline`: time after which the reading thread counts as stuck."""
         self.hashes = list(hashes)
         self.deadline = deadline
         self.block_bytes = block_bytes
         self.slots: list[HostSlot] = []
-        self.num_read = 0  # of these, slots that were not in the host tier before
+        self.num_read = 0  # number of `slots` that were not in the host tier before
         self.is_done = False
         self.is_cancelled = False  # cancelled or taken
         self._host = host
@@ -66,10 +66,7 @@ class TierRead:
         return len(self.slots) if self.is_done else 0
 
     def bring(self, fill: Fill, num_at_once: int, rate: TransferRate, clock: Callable[[], float]) -> None:
-        """Add the whole chain, `num_at_once` blocks at a time, up to the first failure or a cancel.
-
-        Then finish.
-        """
+        """Read the chain in batches, up to its end, the first missing block or a cancel; then finish."""
         started = clock()
         try:
             for start in range(0, len(self.hashes), num_at_once):
@@ -81,16 +78,16 @@ class TierRead:
             self.finish()
 
     def add_next(self, names: Sequence[bytes], fill: Fill) -> bool:
-        """Add the chain's next blocks, filling missing ones, up to the first that is not available.
+        """Add the chain's next blocks, and return False if one of them, and so the rest, is not available.
 
-        Returns False if there is such a block. No slot stays reserved, even if `fill` raises.
+        `fill` reads blocks that are not in the host tier. No slot stays reserved, even if `fill` raises.
         """
-        slots: list[tuple[HostSlot, bool]] = []  # pinned, and whether it must be filled
+        slots: list[tuple[HostSlot, bool]] = []  # pinned slots, each with whether it must be filled
         for name in names:
             slot = self._host.pin(name, is_hit=True)
             is_new = slot is None
             slot = slot or self._host.reserve(name, self.block_bytes)
-            if slot is None:  # the tier is full of pinned blocks, or another thread is filling this one
+            if slot is None:  # all blocks of the tier are pinned, or another thread is filling this one
                 break
             slots.append((slot, is_new))
         checksums: dict[bytes, int] = {}
@@ -102,19 +99,19 @@ class TierRead:
         return num_added == len(names)
 
     def add(self, slot: HostSlot, *, is_new: bool) -> None:
-        """Add a pinned slot, the next of the chain. For the reading thread, before `finish`."""
+        """Add the next pinned slot of the chain. Called by the reading thread, before `finish`."""
         self.slots.append(slot)
         self.num_read += is_new
 
     def finish(self) -> None:
-        """Record that no more blocks come."""
+        """Mark the read as done; unpin its blocks if it has been cancelled."""
         with self._lock:
             self.is_done = True
             if self.is_cancelled:
                 self._host.unpin(self.slots)
 
     def cancel(self) -> None:
-        """End the read and unpin its blocks, including later ones."""
+        """Cancel the read and unpin its blocks, those still to arrive once they have."""
         with self._lock:
             if self.is_cancelled:
                 return
@@ -123,7 +120,7 @@ class TierRead:
                 self._host.unpin(self.slots)
 
     def take(self) -> list[HostSlot]:
-        """Return the pinned slots, which the caller unpins; none for a late read."""
+        """Return the pinned slots, which the caller unpins; cancel a read that is not done, and return none."""
         with self._lock:
             if self.is_done and not self.is_cancelled:
                 self.is_cancelled = True
@@ -132,7 +129,7 @@ class TierRead:
         return []
 
     def _settle(self, slots: Sequence[tuple[HostSlot, bool]], checksums: dict[bytes, int]) -> int:
-        """Commit filled slots and add them up to the first that was not filled; return how many were added."""
+        """Commit the filled slots and add those before the first unfilled one; return how many were added."""
         num_added, is_whole = 0, True
         for slot, is_new in slots:
             checksum = checksums.get(slot.block_hash)

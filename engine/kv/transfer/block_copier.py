@@ -1,7 +1,7 @@
-"""Moves blocks between a device's KV cache and host memory.
+"""Copies blocks between a device's KV cache and host memory.
 
-On a CPU a block is moved by one memmove. On CUDA the copy engines work beside the computation, directly from and to memory that is registered with
-the device; other memory goes through pinned staging. Knows addresses; does not know what a block contains. Thread-safe.
+On a CPU a block is copied by one memmove. On CUDA the copy engines work in parallel to the computation: directly from and to memory that is
+registered with the device, and through pinned staging buffers for other memory. Knows addresses; does not know what a block contains. Thread-safe.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-NUM_MOVERS = 4  # threads: one moves some 8 GB/s within host memory, a bus 50
+NUM_MOVERS = 4  # threads, each of which copies some 8 GB/s within host memory; a bus reaches 50 GB/s
 _BUFFER_BYTES = 8 << 20
 
 
 class BlockMove(NamedTuple):
-    """The two addresses of a block, or of neighbours."""
+    """The device and host addresses of a block, or of a run of blocks that are neighbours on both."""
 
     device: int
     host: int
@@ -46,19 +46,19 @@ class BlockStaging:
         self._buffers = [stream.allocate(self._num_rows * block_bytes) for _ in range(2)]
 
     def store(self, moves: Sequence[BlockMove]) -> None:
-        """Copy from device to host; return when the bytes are there."""
+        """Copy blocks from device to host; return when the copy is complete."""
         waiting: list[tuple[torch.cuda.Event, list[tuple[int, int]]]] = []
         for part in self._parts(moves):
             for row, move in part:
                 self._stream.begin_copy(row, move.device, self._block_bytes)
             waiting.append((self._stream.started(), [(move.host, row) for row, move in part]))
-            if len(waiting) == 2:  # the device fills one buffer while threads empty the other
+            if len(waiting) == 2:  # both buffers are in use: empty the older one while the device fills the other
                 self._empty(*waiting.pop(0))
         for filled, moved in waiting:
             self._empty(filled, moved)
 
     def fetch(self, moves: Sequence[BlockMove]) -> None:
-        """Start to copy from host to device; return when everything is in the buffers."""
+        """Start to copy from host to device; return when the host memory has been read."""
         copied: list[torch.cuda.Event] = []
         for i, part in enumerate(self._parts(moves)):
             if i >= 2:
@@ -69,7 +69,7 @@ class BlockStaging:
             copied.append(self._stream.started())
 
     def _parts(self, moves: Sequence[BlockMove]) -> Iterator[list[tuple[int, BlockMove]]]:
-        """Yield as many moves as a buffer has rows, with the addresses of rows in alternating buffers."""
+        """Yield batches of (address of a row, move), each for all rows of a buffer; the buffers alternate."""
         for i, start in enumerate(range(0, len(moves), self._num_rows)):
             address = self._buffers[i % 2].data_ptr()
             part = moves[start : start + self._num_rows]
@@ -80,7 +80,7 @@ class BlockStaging:
         self._move(moves)
 
     def _move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Move blocks (into, source) in host memory with several threads: ctypes releases Python's lock."""
+        """Copy blocks (into, source) in host memory with several threads; ctypes releases Python's lock."""
         parts = [moves[i::NUM_MOVERS] for i in range(min(NUM_MOVERS, len(moves)))]
         for _ in self._movers.map(self._move_part, parts):
             pass
@@ -91,29 +91,29 @@ class BlockStaging:
 
 
 class BlockCopier(Protocol):
-    store_bytes: int  # per batch: the longest that an overwrite, or a following fetch, may have to wait for
-    fetch_bytes: int  # per batch: the longest that an abort may have to wait for
+    store_bytes: int  # batch size of stores, which bounds the wait of an overwrite or a following fetch
+    fetch_bytes: int  # batch size of fetches, which bounds the wait of an abort
 
     def mark(self) -> object:
-        """Return a point in the device's work: copies wait for everything launched before it.
+        """Return a mark of all device work launched so far; a copy with this mark waits for that work.
 
-        For the launching thread.
+        Called by the thread that launches the work.
         """
 
     def store(self, blocks: Sequence[int], into: Sequence[memoryview], mark: object) -> None:
-        """Copy from device to host; return when the bytes are there."""
+        """Copy blocks from device to host; return when the copy is complete."""
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        """Copy from host to device; return when the bytes are there."""
+        """Copy blocks from host to device; return when the copy is complete."""
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterable[R]:
-        """Call a function on blocks in host memory, with as many threads as the device leaves for that."""
+        """Call a function on each item, on CUDA with several threads, because the CPU has no steps to compute."""
 
 
 def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None) -> BlockCopier:
     """Return the copier of a cache's blocks, [num_blocks, block_bytes] uint8.
 
-    `registered`: host memory that a CUDA device can access.
+    `registered`: host memory that a CUDA device can access directly.
     """
     assert blocks.is_contiguous()
     if blocks.device.type == "cuda":
@@ -122,12 +122,12 @@ def make_copier(blocks: torch.Tensor, registered: RegisteredMemory | None = None
 
 
 class CpuBlockCopier:
-    """A copier by memmove: ctypes releases Python's lock; torch's copy would start more threads."""
+    """A copier by ctypes.memmove, which releases Python's lock; torch's copy would start more threads."""
 
-    store_bytes = fetch_bytes = 4 << 20  # a millisecond
+    store_bytes = fetch_bytes = 4 << 20  # takes a millisecond
 
     def __init__(self, blocks: torch.Tensor) -> None:
-        self._blocks = blocks  # kept alive with its address
+        self._blocks = blocks  # keeps the memory at `_start` alive
         self._start = blocks.data_ptr()
         self._block_bytes = blocks.shape[1]
 
@@ -147,11 +147,11 @@ class CpuBlockCopier:
 
 
 class CudaBlockCopier:
-    store_bytes = 16 << 20  # 0.4 ms on a bus of 47 GB/s, 1.6 for checksums, and 2.8 in slots without pages
-    fetch_bytes = 64 << 20  # 1.4 ms, and 5 through staging; 4 MiB at a time would reach 38 GB/s
+    store_bytes = 16 << 20  # 0.4 ms on a bus of 47 GB/s, 1.6 ms with checksums, and 2.8 ms into slots without pages
+    fetch_bytes = 64 << 20  # 1.4 ms, or 5 ms through staging; batches of 4 MiB would only reach 38 GB/s
 
     def __init__(self, blocks: torch.Tensor, registered: RegisteredMemory | None, stream: CudaCopyStream) -> None:
-        self._blocks = blocks  # kept alive with its address
+        self._blocks = blocks  # keeps the memory at `_start` alive
         self._start = blocks.data_ptr()
         self._block_bytes = blocks.shape[1]
         self._registered = registered
@@ -171,7 +171,7 @@ class CudaBlockCopier:
             self._staging.store(staged)
 
     def fetch(self, blocks: Sequence[int], source: Sequence[memoryview], mark: object) -> None:
-        with self._turn(mark):  # running steps may still read the former content of these blocks
+        with self._turn(mark):  # the mark matters, because running steps may still read the old content of these blocks
             staged: list[BlockMove] = []
             for run in self._runs(blocks, source, staged):
                 self._stream.begin_copy(run.device, run.host, run.num_bytes)
@@ -182,18 +182,18 @@ class CudaBlockCopier:
 
     @contextmanager
     def _turn(self, mark: object) -> Iterator[None]:
-        """Start copies after the mark and wait for them, while registered memory stays registered."""
+        """Start copies after the mark and wait for them at the end; registered memory stays so meanwhile."""
         in_use = nullcontext() if self._registered is None else self._registered.in_use()
         with self._lock, in_use, copying(self._stream, mark):
             yield
 
     def _runs(self, blocks: Sequence[int], views: Sequence[memoryview], staged: list[BlockMove]) -> Iterator[BlockMove]:
-        """Yield blocks in memory that the device can access, with neighbours merged: a call takes 2 to 9 us.
+        """Yield the moves to or from memory that the device can access; add the others to `staged`.
 
-        Adds the others to `staged`.
+        Merges neighbours, because each copy call takes 2 to 9 us.
         """
         size = self._block_bytes
-        device, host, length = 0, 0, 0  # of the run
+        device, host, length = 0, 0, 0  # the current run
         for block, view in zip(blocks, views, strict=True):
             at, place = self._start + block * size, _address(view)
             if length and (at, place) == (device + length, host + length) and self._reaches(host, length + size):

@@ -17,7 +17,7 @@ from pilotlight.engine.kv.transfer.block_copier import BlockCopier
 
 
 class KeptSlots:
-    """Slots pinned for one owner until it is done, including those to be filled later. Thread-safe."""
+    """Slots pinned for one owner, including slots that are filled later. Thread-safe."""
 
     def __init__(self, host: HostTier) -> None:
         self._host = host
@@ -26,7 +26,7 @@ class KeptSlots:
         self._is_done = False
 
     def add(self, slots: Sequence[HostSlot]) -> None:
-        """Keep pinned slots; unpin them if the owner is done already."""
+        """Keep pinned slots, or unpin them if `unpin` has been called already."""
         with self._lock:
             if not self._is_done:
                 self._slots += slots
@@ -34,7 +34,7 @@ class KeptSlots:
         self._host.unpin(slots)
 
     def unpin(self) -> None:
-        """Unpin all, including later ones."""
+        """Unpin all slots, including those added later."""
         with self._lock:
             self._is_done = True
             slots, self._slots = self._slots, []
@@ -46,15 +46,15 @@ class BlockStore(NamedTuple):
 
     block: int
     block_hash: bytes
-    mark: object  # when its content is complete
-    kept: KeptSlots | None = None  # the owner for whom it stays pinned
+    mark: object  # the copier's mark after which the block's content is complete
+    kept: KeptSlots | None = None  # where the slot stays pinned after the copy
 
 
 class HostFetch:
-    """A run of a chain in transfer from the host tier to the device."""
+    """A transfer of a chain's blocks from the host tier to the device."""
 
     def __init__(self, slots: list[HostSlot], blocks: Sequence[int], mark: object, started: float) -> None:
-        self.slots = slots  # pinned until it is done
+        self.slots = slots  # pinned until the fetch is done
         self.blocks = list(blocks)
         self.mark = mark
         self.started = started
@@ -65,7 +65,7 @@ class HostFetch:
 
 class BlockMover:
     def __init__(self, host: HostTier, behind: Sequence[TierBehind], copier: BlockCopier, block_bytes: int) -> None:
-        """`behind`: tiers to which stored blocks are offered.
+        """Make a mover. `behind`: the disk and the store, to which stored blocks are offered.
 
         Raises TierError if a block does not fit the host tier.
         """
@@ -73,7 +73,7 @@ class BlockMover:
         self.store_rate = TransferRate()
         self.fetch_rate = TransferRate()
         self.num_lost = 0
-        self.store_batch = max(1, copier.store_bytes // block_bytes)  # blocks
+        self.store_batch = max(1, copier.store_bytes // block_bytes)  # number of blocks
         self.fetch_batch = max(1, copier.fetch_bytes // block_bytes)
         self._host = host
         self._behind = behind
@@ -81,7 +81,7 @@ class BlockMover:
         self._block_bytes = block_bytes
 
     def mark(self) -> object:
-        """Return the point at which all work launched until now is complete."""
+        """Return the copier's mark of all device work launched so far."""
         return self._copier.mark()
 
     def begin_fetch(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> HostFetch:
@@ -92,7 +92,7 @@ class BlockMover:
         fetch.is_done = True
 
     def fetch(self, fetch: HostFetch) -> None:
-        """Fill the device's blocks, up to the first damaged one or until the fetch is cancelled."""
+        """Copy the slots to the device, up to the first damaged one or until the fetch is cancelled."""
         for start in range(0, len(fetch.slots), self.fetch_batch):
             if fetch.is_cancelled:
                 return
@@ -109,7 +109,7 @@ class BlockMover:
     def store(self, stores: Sequence[BlockStore], on_copied: Callable[[], None] = lambda: None) -> None:
         """Copy blocks to the host tier and offer them to further tiers.
 
-        `on_copied`: called when they may be overwritten.
+        `on_copied` is called when the device's blocks may be overwritten.
         """
         started = time.monotonic()
         reserved = [(one, self._host.reserve(one.block_hash, self._block_bytes)) for one in stores]
@@ -119,7 +119,7 @@ class BlockMover:
         try:
             if wanted:
                 blocks = [one.block for one, _ in wanted]
-                last = wanted[-1][0]  # its mark is the latest
+                last = wanted[-1][0]  # the one with the latest mark
                 self._copier.store(blocks, [slot.memory for slot in slots], last.mark)
             copied = True
         finally:

@@ -1,8 +1,8 @@
-"""The thread between one model's device cache and the host tier: fetches go before stores.
+"""The thread that copies blocks between device cache and host tier of a model, fetches before stores.
 
-A queued store holds nothing: a block that is reused before its turn is simply not stored, so stores can neither leak blocks nor exhaust them. The
-engine's thread only waits for the end of one small running copy when a block of it must be overwritten. Knows queues; does not know what a copy is
-(block_mover.py) or whether it pays off (tiered_cache.py).
+A queued store does not hold its block: a block that is reused before its copy is not stored, so stores can neither leak nor exhaust blocks. The
+engine's thread waits only if it must overwrite a block that is being copied, and then for one small batch. Knows queues; does not know how a batch is
+copied (block_mover.py) or whether a copy pays off (tiered_cache.py).
 """
 
 import logging
@@ -14,7 +14,7 @@ from pilotlight.engine.kv.transfer.block_mover import BlockMover, BlockStore, Ho
 
 log = logging.getLogger(__name__)
 
-_LAST_STORES_S = 2.0  # 20 GiB of blocks from a device, 4 on a CPU; the host's other models wait meanwhile
+_LAST_STORES_S = 2.0  # enough for 20 GiB from a GPU, or 4 GiB on a CPU; the host's other models wait meanwhile
 _LAST_COPY_S = 10.0
 
 
@@ -23,8 +23,8 @@ class HostThread:
         self.is_broken = False  # the device has failed, and nothing is copied any more
         self._mover = mover
         self._condition = threading.Condition()
-        self._stores: dict[int, BlockStore] = {}  # by block
-        self._copying: frozenset[int] = frozenset()  # blocks that are being read now
+        self._stores: dict[int, BlockStore] = {}  # queued stores, by block
+        self._copying: frozenset[int] = frozenset()  # device blocks that a store is reading now
         self._is_storing = False
         self._num_batches = 0
         self._fetches: deque[HostFetch] = deque()
@@ -34,7 +34,7 @@ class HostThread:
         self._thread.start()
 
     def store(self, stores: Iterable[BlockStore], *, first: bool = False) -> None:
-        """Queue blocks to be stored. `first`: before all others."""
+        """Queue blocks to be stored. `first`: put them before all queued ones."""
         queued = {one.block: one for one in stores}
         with self._condition:
             earlier = {block: one for block, one in self._stores.items() if block not in queued}
@@ -42,7 +42,7 @@ class HostThread:
             self._condition.notify_all()
 
     def drop(self, block: int) -> None:
-        """Drop a queued block, or wait until it has been copied."""
+        """Remove a block from the queue, or wait until its running copy has ended."""
         with self._condition:
             self._stores.pop(block, None)
             while block in self._copying:
@@ -64,13 +64,13 @@ class HostThread:
                 self._condition.wait()
 
     def wait_for_batch(self) -> None:
-        """Wait until running stores, if any, are committed."""
+        """Wait until the running batch of stores, if any, is committed."""
         with self._condition:
             batch = self._num_batches
             self._condition.wait_for(lambda: not self._is_storing or self._num_batches > batch)
 
     def wait_for_stores(self) -> None:
-        """Wait for a moment until all stores are done."""
+        """Wait until all stores are done, for at most `_LAST_STORES_S`."""
         with self._condition:
             self._condition.wait_for(lambda: not (self._stores or self._is_storing) or self.is_broken, _LAST_STORES_S)
 
@@ -81,7 +81,7 @@ class HostThread:
             )
 
     def reset(self) -> None:
-        """Drop everything queued and wait for the running copy."""
+        """Drop all queued stores and fetches, cancel a running fetch, and wait for the running copy."""
         with self._condition:
             self._stores.clear()
             for fetch in self._fetches:
@@ -118,14 +118,14 @@ class HostThread:
                     self._mover.fetch(self._fetching)
                 else:
                     self._mover.store(batch, self._release_blocks)
-            except Exception:  # a failing device ends the steps as well; without this thread its callers would wait
+            except Exception:  # keep the thread alive, because callers wait for it; the engine's steps fail, too
                 log.exception("the copies between device and host tier failed; the engine continues without tiers")
                 self.is_broken = True
             finally:
                 self._end_copy()
 
     def _release_blocks(self) -> None:
-        """Let the device's blocks change: the rest is between host and host."""
+        """Allow the device's blocks to be overwritten: the rest of a store needs only host memory."""
         with self._condition:
             self._copying = frozenset()
             self._condition.notify_all()

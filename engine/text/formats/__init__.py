@@ -1,7 +1,4 @@
-"""The formats of reasoning and tool calls of model families, and which one a checkpoint uses.
-
-No torch, no HTTP.
-"""
+"""The formats of reasoning and tool calls, and the choice of a checkpoint's format. No torch, no HTTP."""
 
 from pilotlight.engine.text.formats.answer_format import AnswerFormat, raw_parser
 from pilotlight.engine.text.formats.parser import AnswerParser

@@ -1,4 +1,4 @@
-"""One model's format of answers: reasoning, tool calls, and the markers that separate them from text."""
+"""A model's format of answers: reasoning, tool calls, and the markers that separate them from text."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from pilotlight.engine.text.formats.tools import thinking as thinking_tags
 from pilotlight.engine.text.formats.tools.thinking import ThinkTags
 from pilotlight.engine.text.tokenizer import Tokenizer
 
-ENDING = 16  # last tokens of a prompt that may show whether reasoning is open
+ENDING = 16  # number of a prompt's last tokens that are searched for the tags of reasoning
 
 
 class AnswerFormat:
@@ -31,22 +31,22 @@ class AnswerFormat:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: ChatTemplate, tool_format: str | None = None) -> "AnswerFormat":
-        """Return a checkpoint's format.
+        """Return the format of a checkpoint's answers.
 
-        `tool_format`: the name of the format of its calls, or None to derive it from its template.
+        `tool_format`: name of the format of its tool calls; None to derive the format from the template.
         """
         named = next((each for each in FORMATS if each.name == tool_format), None)
         return cls(tokenizer, named or tool_format_of(template), think_tags_of(template))
 
     @property
     def can_reason(self) -> bool:
-        """True if its answers may contain reasoning."""
+        """True if answers may contain reasoning."""
         return self._think is not None or self._frames_all
 
     def thinking_after(self, prompt: Sequence[int], continued: str | None = None) -> Thinking:
         """Return the state of reasoning at the end of a prompt.
 
-        `continued`: the text of the message that the answer continues.
+        `continued`: text of the assistant message that the answer continues, or None.
         """
         if self._think is None:
             return Thinking.CLOSED
@@ -56,18 +56,18 @@ class AnswerFormat:
         return thinking_tags.state_of(self._markers.ending(prompt[-ENDING:]), self._think, self._markers)
 
     def has_reasoning(self, thinking: Thinking) -> bool:
-        """True if there may be reasoning before an answer."""
+        """Return True if an answer may start with reasoning."""
         return self._frames_all or (self._think is not None and thinking is not Thinking.CLOSED)
 
     @property
     def marks_calls(self) -> bool:
-        """True if calls start with a token that starts nothing else, so that they are recognised at once."""
+        """True if every call starts with a token that nothing else starts with."""
         return self.tools is not None and self.tools.is_marked and self._markers.is_token(self.tools.tags[0])
 
     def parser(self, thinking: Thinking, schemas: Mapping[str, dict[str, Any]]) -> AnswerParser:
-        """Return a parser. `schemas`: of the arguments of available tools, by name.
+        """Return a parser. `schemas`: JSON schema of each available tool's arguments, by name.
 
-        Without any, calls are text.
+        Without tools, calls are text.
         """
         tools = self.tools if schemas or self._frames_all else None
         also_ends = tuple(self._markers[tag] for tag in tools.ends_thinking) if tools else ()
@@ -77,7 +77,7 @@ class AnswerFormat:
         return AnswerParser(self._markers, self._tokenizer.detokenizer(), reader, schemas)
 
     def grammar(self, thinking: Thinking, rules: AnswerRules) -> str:
-        """Return the grammar of an answer with its reasoning, in llguidance's dialect of Lark."""
+        """Return a grammar for an answer and its reasoning, in llguidance's dialect of Lark."""
         grammar = Grammar()
         before = thinking_tags.write(grammar, self._think, thinking, self._markers) if self._think else ""
         grammar.rule("start", f"{before}answer")
@@ -90,7 +90,7 @@ class AnswerFormat:
 
 
 def raw_parser(tokenizer: Tokenizer) -> AnswerParser:
-    """Return a parser to which everything is text."""
+    """Return a parser that recognises no calls and no reasoning: everything is text."""
     return AnswerParser(Markers(tokenizer, ()), tokenizer.detokenizer(), plain, {})
 
 

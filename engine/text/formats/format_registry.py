@@ -1,6 +1,6 @@
 """The formats of tool calls by name, and the choice of one for a checkpoint.
 
-A new format is one file and one line here.
+A new format is a file, and a line in FORMATS.
 """
 
 from collections.abc import Callable
@@ -32,18 +32,18 @@ def _any_name(name: str) -> bool:
 
 class ToolFormat(NamedTuple):
     name: str
-    tags: tuple[str, ...]  # its markers
-    read: Reader  # reads text and calls to the end of the answer
-    write: Callable[[Grammar, AnswerRules, Markers], None]  # writes the grammar of an answer that follows the rules
-    told_by: tuple[str, ...]  # texts that are all in a template if its model writes calls so
+    tags: tuple[str, ...]  # markers of the format
+    read: Reader  # parses text and calls to the end of the answer
+    write: Callable[[Grammar, AnswerRules, Markers], None]  # adds the rules of an answer to the grammar
+    told_by: tuple[str, ...]  # a chat template that contains all these texts uses the format
     allows: Callable[[str], bool] = _any_name  # whether a tool of this name can be called
-    ends_thinking: tuple[str, ...] = ()  # markers before which some models leave their reasoning open
-    frames_all: bool = False  # answers without calls, and their reasoning, have this form as well
-    is_marked: bool = True  # calls start with the first marker, alone or in sections, and nothing else does
-    efforts: tuple[str, ...] = ()  # reasoning efforts that its models know; if empty, their templates decide
+    ends_thinking: tuple[str, ...] = ()  # markers that end reasoning, because some models do not close it before them
+    frames_all: bool = False  # True if reasoning and answers without calls have this form, too
+    is_marked: bool = True  # True if the first marker starts each call or section of calls, and nothing else
+    efforts: tuple[str, ...] = ()  # reasoning efforts that models with this format know; if empty, the template decides
 
 
-# The first that matches is used. Names are vLLM's, except for harmony and Mistral's newer form.
+# The first format that matches a template is used. Names are those of vLLM, except harmony and mistral_v11.
 FORMATS = (
     ToolFormat("harmony", harmony.TAGS, harmony.read, harmony.write, (harmony.CHANNEL,), harmony.allows, frames_all=True, is_marked=False,
                efforts=harmony.EFFORTS),
@@ -62,7 +62,7 @@ FORMATS = (
 
 
 def tool_format_of(template: ChatTemplate) -> ToolFormat | None:
-    """Return the format in whose markers a checkpoint's template writes earlier calls."""
+    """Return the format whose markers the template uses for the calls of earlier messages, or None."""
     return next((each for each in FORMATS if all(map(template.mentions, each.told_by))), None)
 
 

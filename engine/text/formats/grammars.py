@@ -1,4 +1,4 @@
-"""Grammars of answers, in the Lark dialect that llguidance reads: its docs/syntax.md has the syntax."""
+"""Grammars of answers, in llguidance's dialect of Lark, whose syntax is in its docs/syntax.md."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from pilotlight.engine.text.formats.markers import Markers
 from pilotlight.engine.text.formats.parts import AnswerRules, CallableTool
 
 TEXT = r"/(.|\n)*/"
-# White space between a document's parts, if any: a few spaces, or a line end and its indentation. Bounded, or a model may output nothing else.
+# Optional white space inside a document: a few spaces, or a line end and indentation. It is bounded, because a model might output nothing else.
 WHITE_SPACE = r"[ \t]{1,8}|\r?\n[ \t]{0,64}"
 _FORMATS = {
     "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri", "uri-reference", "iri",
@@ -30,7 +30,7 @@ _VALUES = ("enum", "const", "default", "examples")  # keys of a schema whose val
 
 
 class Grammar:
-    """A grammar's rules, collected as they are written. One of them is `answer`."""
+    """The rules of a grammar, in the order in which they are added. One of them is `answer`."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -44,21 +44,21 @@ class Grammar:
         return name.partition("[")[0]
 
     def json(self, name: str, schema: dict[str, Any], *, is_lenient: bool = False) -> str:
-        """Add a rule for documents of a schema, on one line, as models write arguments.
+        """Add a rule for JSON documents that match a schema, on one line, as models write arguments.
 
-        `is_lenient`: as in CallableTool.
+        `is_lenient`: see CallableTool.
         """
         options = {"whitespace_pattern": " ", **({"lenient": True} if is_lenient else {})}
         return self.rule(name, f"%json {json.dumps({**asserting(schema), 'x-guidance': options}, ensure_ascii=False)}")
 
     def arguments(self, number: int, tool: CallableTool) -> str:
-        """Add a rule for a tool's arguments as one document."""
+        """Add a rule for a tool's arguments as one JSON document."""
         return self.json(f"arguments{number}", tool.schema, is_lenient=tool.is_lenient)
 
     def calls(self, rules: AnswerRules, begin: Callable[[str], str], end: str = "") -> str:
-        """Add a rule for a call of each tool, and return their alternatives.
+        """Add a rule for a call of each tool, and return the alternative of these rules.
 
-        A call's arguments are one document, after `begin` of the tool's name and before `end`.
+        A call is begin(name of the tool), its arguments as one JSON document, and `end`.
         """
         calls = [
             self.rule(f"call{number}", f"{begin(tool.name)} {self.arguments(number, tool)} {end}".rstrip())
@@ -71,9 +71,9 @@ class Grammar:
         return self.rule(name, f"{TEXT} {marker}") if is_token else self.rule(f"{name}[lazy]", f"{TEXT} {marker}")
 
     def answer(self, rules: AnswerRules, markers: Markers, tag: str, rest: str, *, between: str | None = None) -> None:
-        """Add the rule of an answer whose calls are in sections, each starting with a tag.
+        """Add the rule of an answer whose calls are in sections, each of which is `tag` and `rest`.
 
-        `between`: allowed text between two sections; None if there is only one.
+        `between`: rule of the text between two sections; None if only one section is allowed.
         """
         section = self.rule("section", f"{markers.lark(tag)} {rest}")
         is_one = rules.is_single or between is None
@@ -92,9 +92,9 @@ class Grammar:
             self.rule("text", TEXT)
 
     def whole(self, rules: AnswerRules, calls: str, free: str) -> None:
-        """Add the rule of an answer that is either calls or something else.
+        """Add the rule of an answer that consists of calls or contains none.
 
-        `free`: text that does not start like calls.
+        `free`: rule of text that does not start like a call.
         """
         if rules.document is not None:
             self.rule("answer", f"{self.rule('calls', calls)} | document")
@@ -110,7 +110,7 @@ def quoted(text: str) -> str:
 
 
 def document(constraint: Constraint) -> str:
-    """Return a constraint as the right side of a rule."""
+    """Return the right side of a rule for a constraint."""
     match constraint.kind:
         case "json_schema":
             schema = asserting(json.loads(constraint.text))
@@ -124,17 +124,17 @@ def document(constraint: Constraint) -> str:
 
 
 def any_of(texts: Sequence[str]) -> str:
-    """Return a pattern of some texts.
+    """Return a regular expression that matches one of the texts.
 
-    A rule can have at most 2,000 alternatives, which are items of a parser's row.
+    Alternatives of a rule would be limited to 2,000, because each is an item of the parser's row.
     """
     return "(?:" + "|".join(map(re.escape, texts)) + ")"
 
 
 def asserting(schema: Any) -> Any:
-    """Return a schema without nonstandard formats such as "path", which demand nothing in JSON Schema.
+    """Return a schema without nonstandard formats such as "path", which require nothing in JSON Schema.
 
-    Sizes that are whole numbers are written as integers: 1.0 becomes 1.
+    Integral sizes become integers: 1.0 becomes 1.
     """
     if isinstance(schema, list):
         return [asserting(part) for part in schema]
@@ -148,12 +148,12 @@ def asserting(schema: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return 1 for 1.0, and so on; anything else unchanged."""
+    """Convert an integral float to an integer; return any other value unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def in_slashes(pattern: str) -> str:
-    """Return a regular expression as a terminal."""
+    """Return a regular expression as a terminal of the grammar."""
     return "/" + re.sub(r"\\.|/|\n", _in_slashes, pattern, flags=re.DOTALL) + "/"
 
 

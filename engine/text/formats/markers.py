@@ -1,7 +1,7 @@
-"""The markers of a format, in a model's vocabulary: those that are tokens are recognised by their ids.
+"""The markers of a format in a model's vocabulary; those that are tokens are recognised by their ids.
 
-Parsers read such a marker as one character that no text can contain: a surrogate, which UTF-8 cannot encode. The same characters, spelled by other
-tokens, so remain text. A marker that is not a token is found by its spelling. Does not know what markers mean.
+Parsers see such a marker as one character that no text can contain: a surrogate, which UTF-8 cannot encode. So the same letters, spelled by other
+tokens, remain text. A marker that is not a token is recognised by its spelling. Does not know what markers mean.
 """
 
 import json
@@ -12,7 +12,7 @@ from pilotlight.engine.text.tokenizer import Detokenizer, Tokenizer
 
 _FIRST = 0xD800
 _TOKENS = re.compile("[\ud800-\udfff]")
-# A tag that may be quoted in a text, unlike `<|call|>`.
+# Tags that a text may quote, unlike `<|call|>`.
 _MARKUP = re.compile(r"</?\w+=?>?|\[/?\w+\]", re.ASCII)
 
 
@@ -36,44 +36,44 @@ class Markers:
         self._tokenizer = tokenizer
 
     def __getitem__(self, tag: str) -> str:
-        """Return the marker in the form that parsers read."""
+        """Return the marker in the form that parsers see."""
         return self._written[tag]
 
     def all(self) -> tuple[str, ...]:
         return tuple(self._written.values())
 
     def lark(self, tag: str) -> str:
-        """Return the marker in a grammar: by its id, if it has one, which no text can match."""
+        """Return the marker's literal in a grammar: its token id if it is a token, which no text can match."""
         return f"<[{self._ids[tag]}]>" if tag in self._ids else json.dumps(tag, ensure_ascii=False)
 
     def is_token(self, tag: str) -> bool:
         return tag in self._ids
 
     def push(self, detokenizer: Detokenizer, token_id: int) -> str:
-        """Return what a token adds to the text that parsers read."""
+        """Return the text that a token adds for parsers."""
         tag = self._tags.get(token_id)
         if tag is None:
             return detokenizer.push(token_id)
-        before = detokenizer.finish()  # bytes that can no longer become a character
+        before = detokenizer.finish()  # bytes of an unfinished character, which the marker ends
         detokenizer.push(token_id)
         return before + self._written[tag]
 
     def ending(self, token_ids: Sequence[int]) -> str:
-        """Return the text of some tokens as parsers read it, without trailing white space."""
+        """Return the text of some tokens as parsers see it, without trailing white space."""
         detokenizer = self._tokenizer.detokenizer()
         return "".join(self.push(detokenizer, token_id) for token_id in token_ids).rstrip()
 
     def as_text(self, text: str) -> str:
-        """Return parsed text as a client may see it, without special tokens."""
+        """Return text as a client may see it: with markers spelled out, and without special tokens."""
         return text.translate(self._spelling) if _TOKENS.search(text) else text
 
     def is_quotable(self, character: str) -> bool:
-        """True if this marker, a token, is text inside a call's string; any other ends the call there."""
+        """Return True if this marker token is text inside a call's string; other marker tokens end the call."""
         return character in self._quotable
 
 
 def held_suffix(text: str, tags: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that could be the beginning of one of `tags`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of one of `tags`."""
     longest = max(map(len, tags), default=0)
     for length in range(min(longest - 1, len(text)), 0, -1):
         end = text[-length:]

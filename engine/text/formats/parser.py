@@ -1,4 +1,4 @@
-"""The parser of an answer's tokens. The parts do not depend on how many tokens are pushed at once."""
+"""The parser of an answer's tokens. The parts do not depend on how the tokens arrive."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,7 @@ Reader = Callable[[Scanner], Reading[None]]
 
 
 class AnswerParser:
-    """A parser: push tokens, take parts."""
+    """An incremental parser: `push` takes a token and returns the parts that are now certain."""
 
     def __init__(
         self, markers: Markers, detokenizer: Detokenizer, reader: Reader, schemas: Mapping[str, dict[str, Any]]
@@ -21,20 +21,20 @@ class AnswerParser:
         self._scanner = Scanner(markers, schemas)
         self._reading = reader(self._scanner)
         next(self._reading, None)
-        self.num_pushed = 0  # characters; a marker that is a token counts as one
+        self.num_pushed = 0  # characters pushed; a marker that is a token counts as one
 
     @property
     def num_settled(self) -> int:
-        """Return the number of characters whose parts have been returned."""
+        """The number of characters whose parts have been returned."""
         return self.num_pushed - self._scanner.num_held
 
     @property
     def is_pending(self) -> bool:
-        """True if the last token's text is incomplete."""
+        """True if the last token ends within a character."""
         return self._detokenizer.is_pending
 
     def start_of(self, token_id: int) -> int:
-        """Return how many characters precede this token, if it is the next."""
+        """Return how many characters precede this token if it is pushed next."""
         return self.num_pushed + self._detokenizer.held_before(token_id)
 
     @property
@@ -47,7 +47,7 @@ class AnswerParser:
     def finish(self, *, is_cut: bool) -> list[Part]:
         """Return the remaining parts.
 
-        `is_cut`: the model was interrupted, so that a possible start of a marker counts as one.
+        `is_cut`: the model was interrupted, so a prefix of a marker at the end is taken for a marker.
         """
         self._scanner.is_cut = is_cut
         parts = self._read(self._detokenizer.finish())
@@ -62,7 +62,7 @@ class AnswerParser:
 
 
 def plain(s: Scanner) -> Reading[None]:
-    """Read an answer that is text to its end."""
+    """Parse an answer that consists of text only."""
     while True:
         s.out.put_text(s.read(len(s.text)))
         if s.has_ended:

@@ -1,4 +1,4 @@
-"""The parts of an answer: text, reasoning, calls with their arguments; and the rules for an answer."""
+"""The parts of an answer (text, reasoning, tool calls with their arguments) and the rules for one."""
 
 from collections.abc import Iterable
 from enum import Enum
@@ -20,15 +20,15 @@ class ReasoningPart(NamedTuple):
 class CallPart(NamedTuple):
     """The start of a call."""
 
-    position: int  # among the answer's calls
+    position: int  # index of the call in the answer
     name: str
-    id: str | None = None  # if the format has one; else the reader may choose any
+    id: str | None = None  # the call's id if the format has ids; otherwise the server chooses one
 
 
 class ArgumentsPart(NamedTuple):
-    """More of a call's arguments.
+    """A fragment of a call's arguments.
 
-    A call's parts together are a JSON object, unless the model made an error or was interrupted.
+    All fragments of a call form a JSON object, unless the model made an error or was interrupted.
     """
 
     position: int
@@ -36,7 +36,7 @@ class ArgumentsPart(NamedTuple):
 
 
 class CallEndPart(NamedTuple):
-    """The end of a call: no further part of it follows."""
+    """The end of a call: no further fragment of its arguments follows."""
 
     position: int
 
@@ -45,7 +45,7 @@ Part = TextPart | ReasoningPart | CallPart | ArgumentsPart | CallEndPart
 
 
 def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Join neighbours of one kind, so that they are sent together."""
+    """Join consecutive parts of one kind, so that they are sent together."""
     found: list[Part] = []
     for part in parts:
         last = found[-1] if found else None
@@ -62,22 +62,22 @@ def merged(parts: Iterable[Part]) -> tuple[Part, ...]:
 
 class CallableTool(NamedTuple):
     name: str
-    schema: dict[str, Any]  # of its arguments
-    is_lenient: bool = False  # unknown words of the schema are ignored instead of refused
+    schema: dict[str, Any]  # JSON schema of the arguments
+    is_lenient: bool = False  # True if unknown keywords of the schema are ignored, not refused
 
 
 class AnswerRules(NamedTuple):
     """The required form of an answer after its reasoning: calls, a document, or either."""
 
     tools: tuple[CallableTool, ...] = ()  # tools that may be called
-    is_single: bool = False  # at most one call
-    document: str | None = None  # the only alternative to calls, as the right side of a Lark rule
-    may_be_text: bool = False  # any text, also before and between calls
+    is_single: bool = False  # True if at most one call is allowed
+    document: str | None = None  # the right side of a Lark rule for the only alternative to calls, or None
+    may_be_text: bool = False  # True if any text is allowed, also before and between calls
 
 
 class Thinking(Enum):
     """The state of a model's reasoning at the end of a prompt."""
 
     OPEN = "open"  # the answer starts inside the reasoning
-    MAYBE = "maybe"  # the model may start it
-    CLOSED = "closed"  # there is none
+    MAYBE = "maybe"  # the answer may start with reasoning
+    CLOSED = "closed"  # the answer contains no reasoning

@@ -1,7 +1,8 @@
-"""A scanner of a growing answer, for readers that are written as if the answer were complete.
+"""A scanner of a growing answer, for parsers that are written as if the answer were complete.
 
-A reader is a generator: if it needs more than has arrived it yields, and continues there with the next token. Text that it has read but not decided
-about is held back, so the output is a function of the tokens so far. After the answer has ended, nothing yields any more. Characters are read once.
+A parser (`Reader`) is a generator: it yields if it needs more text than has arrived, and continues there with the next token. Consumed text that it
+cannot classify yet is held back, so the output is a function of the tokens so far. After the answer has ended, nothing yields any more. Each
+character is consumed once, except for short texts that turn out to be no call (`unread`).
 """
 
 import re
@@ -15,25 +16,25 @@ T = TypeVar("T")
 Reading = Generator[None, None, T]
 TextKind = type[TextPart] | type[ReasoningPart]
 
-MOST_AGAIN = 4096  # characters after a marker that are read a second time if they turn out not to be a call
+MOST_AGAIN = 4096  # most characters that are parsed a second time, if a marker turns out not to start a call
 
 
 class Scanner:
     def __init__(self, markers: Markers, schemas: Mapping[str, dict[str, Any]]) -> None:
-        """`schemas`: of the arguments of available tools, by name."""
+        """Make a scanner. `schemas`: JSON schema of each available tool's arguments, by name."""
         self.markers = markers
         self.schemas = schemas
-        self.text = ""  # has arrived and is not read
+        self.text = ""  # text that has arrived and is not consumed
         self.has_ended = False
-        self.is_cut = False  # the model was interrupted when it ended
+        self.is_cut = False  # True if the answer ended because the model was interrupted
         self.is_reasoning = False
         self.out = PartWriter(markers)
-        self._held: list[str] | None = None  # text that was read and may be a call
-        self._num_kept = 0  # number of its characters
+        self._held: list[str] | None = None  # consumed text that may be part of a call; None if no text is held back
+        self._num_kept = 0  # number of characters held back
 
     @classmethod
     def of_whole(cls, markers: Markers, text: str) -> "Scanner":
-        """Return a scanner of a complete text."""
+        """Make a scanner of a complete text."""
         scanner = cls(markers, {})
         scanner.text = text
         scanner.has_ended = True
@@ -41,7 +42,7 @@ class Scanner:
 
     @property
     def num_held(self) -> int:
-        """Return the number of characters that have arrived and were not output."""
+        """The number of characters that have arrived and were not output."""
         return self.out.num_held + self._num_kept + len(self.text)
 
     @property
@@ -49,16 +50,16 @@ class Scanner:
         """True if the answer has ended because the model was interrupted."""
         return self.has_ended and self.is_cut
 
-    # Reading
+    # Consuming text
 
     def first(self) -> Reading[str]:
-        """Return the next character without reading it; "" at the end of the answer."""
+        """Return the next character without consuming it; "" at the end of the answer."""
         while not self.text and not self.has_ended:
             yield
         return self.text[:1]
 
     def beyond_space(self, put: Callable[[str], object] | None = None) -> Reading[str]:
-        """Read white space, pass it to `put` if given, and return the next character without reading it."""
+        """Consume white space, pass it to `put` if given, and return the next character."""
         while True:
             space = self.read(len(self.text) - len(self.text.lstrip()))
             if put is not None and space:
@@ -75,7 +76,7 @@ class Scanner:
         return text
 
     def starts(self, *words: str) -> Reading[str | None]:
-        """Return which of the words comes next, the longest of several, without reading it."""
+        """Return the longest of `words` that comes next, without consuming it, or None."""
         while True:
             if not self.has_ended and any(len(self.text) < len(word) and word.startswith(self.text) for word in words):
                 yield
@@ -83,22 +84,22 @@ class Scanner:
             return max((word for word in words if self.text.startswith(word)), key=len, default=None)
 
     def skip(self, *words: str) -> Reading[bool]:
-        """Read one of the words if one comes next; return True if so."""
+        """Consume one of `words` if it comes next, and return True; else return False."""
         word = yield from self.starts(*words)
         self.read(len(word or ""))
         return word is not None
 
     def run(self, pattern: re.Pattern[str], most: int = 512) -> Reading[str]:
-        """Read up to `most` characters that match a pattern of one or more characters."""
+        """Consume and return the longest text that matches `pattern`; stop at `most` characters."""
         text = ""
         while (yield from self.first()) and len(text) < most and (found := pattern.match(self.text)):
             text += self.read(found.end())
         return text
 
     def until(self, words: Sequence[str], put: Callable[[str], object]) -> Reading[str | None]:
-        """Output everything before the first of the words, and return that word without reading it.
+        """Output all text before the first of `words`, and return that word without consuming it.
 
-        Returns None if the answer ends without one.
+        Returns None if the answer ends without one of them.
         """
         while True:
             found = [(start, -len(word), word) for word in words if (start := self.text.find(word)) >= 0]
@@ -116,9 +117,9 @@ class Scanner:
             yield
 
     def text_until(self, words: Sequence[str], kind: TextKind = TextPart) -> Reading[str | None]:
-        """Output text up to the first of the words, read and return it, and hold back what follows.
+        """Output text up to the first of `words`, then consume and return that word; None at the answer's end.
 
-        It is held until it turns out to be a call or not.
+        The word and all text after it are held back until they turn out to be a call or not.
         """
         while True:
             word = next((word for word in words if self.text.startswith(word)), None)
@@ -138,9 +139,9 @@ class Scanner:
             yield
 
     def _undecided(self, words: Sequence[str]) -> int:
-        """Return how much of the unread end may still become one of the words.
+        """Return how many characters at the end of the unconsumed text may be a prefix of one of `words`.
 
-        In an interrupted answer, a possible start of any marker counts as one.
+        After an interrupted answer, they may also be a prefix of any marker.
         """
         if self.has_ended:
             return held_suffix(self.text, (*words, *self.markers.all())) if self.is_cut else 0
@@ -149,26 +150,24 @@ class Scanner:
     # Possible calls
 
     def hold(self) -> None:
-        """Keep text that is read from here on, until `release` or `unread`."""
+        """Hold back text that is consumed from here on, until `release`, `give_back` or `unread`."""
         if self._held is None:
             self._held = []
 
     def release(self) -> None:
-        """Drop the held text: it is part of a call."""
+        """Drop the held text, because it is part of a call."""
         self._held, self._num_kept = None, 0
 
     def give_back(self) -> None:
-        """Return the held text to the unread text."""
+        """Put the held text back before the unconsumed text."""
         text = "".join(self._held or ())
         self.release()
         self.text = text + self.text
 
     def unread(self, marker: str) -> None:
-        """Treat the held text's marker as text: it started no call. Read the rest again if it is short.
+        """Output the marker before the held text, which started no call, as text.
 
-        If the answer was interrupted there, drop all of the held text.
-
-        In an answer that was interrupted there, drop all of it.
+        The rest of the held text is parsed again if it is short, and output as text otherwise. If the answer was interrupted, drop the held text.
         """
         text = "".join(self._held or ())
         self.release()
@@ -181,28 +180,28 @@ class Scanner:
         self.out.show(text)
 
     def begin_call(self, name: str, call_id: str | None = None) -> None:
-        """Output the start of a call, to which the held text belongs."""
+        """Output the start of a call, and drop the held text, which belongs to the call."""
         self.release()
         self.out.begin_call(name, call_id)
 
     def end_call(self) -> None:
-        """Output the end of a call, unless the answer was interrupted in it."""
+        """Output the end of a call, unless the answer was interrupted within the call."""
         if not self.was_cut:
             self.out.end_call()
 
 
 class PartWriter:
-    """The parts that a reader outputs.
+    """The parts that a parser outputs.
 
-    White space before a call is held back until something else follows.
+    White space at the end of text is held back until more text follows; before a call it is dropped.
     """
 
     def __init__(self, markers: Markers) -> None:
         self._markers = markers
         self._parts: list[Part] = []
-        self._space: list[str] = []  # white space that belongs to a call, if one follows
+        self._space: list[str] = []  # white space held back, which is dropped if a call follows
         self._drops_space = False
-        self.num_held = 0  # number of its characters
+        self.num_held = 0  # number of characters of held white space
         self.num_calls = 0
 
     def take(self) -> list[Part]:
@@ -210,7 +209,7 @@ class PartWriter:
         return parts
 
     def show(self, text: str, kind: TextKind = TextPart) -> None:
-        """Output text, but hold white space at its end until more follows."""
+        """Output text, but hold back white space at its end until more text follows."""
         text = self._markers.as_text(text)
         if self._drops_space:
             text = text.lstrip()
@@ -224,7 +223,7 @@ class PartWriter:
             self.num_held += len(text) - len(core)
 
     def put_text(self, text: str) -> None:
-        """Output text at once: nothing but text follows."""
+        """Output text at once, including white space at its end, because only text can follow."""
         text = self._markers.as_text(text)
         if self._drops_space:
             text = text.lstrip()
@@ -233,12 +232,12 @@ class PartWriter:
             self._parts.append(TextPart(text))
 
     def drop_space(self, *, is_before: bool = True) -> None:
-        """Drop white space before this point, and also after it if `is_before` something other than text."""
+        """Drop the held white space; with `is_before`, also drop white space that follows."""
         self._space, self.num_held = [], 0
         self._drops_space = self._drops_space or is_before
 
     def show_space(self, kind: TextKind = TextPart) -> None:
-        """Output the held white space: the answer has ended, so it is text."""
+        """Output the held white space as text, because the answer has ended."""
         if self._space:
             self._parts.append(kind("".join(self._space)))
             self.drop_space(is_before=False)
@@ -249,7 +248,7 @@ class PartWriter:
         self.num_calls += 1
 
     def argue(self, text: str) -> None:
-        """Output more of the call's arguments."""
+        """Output a fragment of the call's arguments."""
         if text:
             self._parts.append(ArgumentsPart(self.num_calls - 1, text))
 

@@ -1,6 +1,6 @@
-"""Checks of numbers in JSON schemas that the grammar library, which uses doubles, cannot represent.
+"""Checks JSON schemas for numbers that the grammar library cannot represent, because it uses doubles.
 
-Such numbers are refused with their keyword, never rounded.
+Such numbers are refused with their keyword, and never rounded.
 """
 
 import json
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_MAX_INT64 = 2**63 - 1  # as a maximum: the library's largest integer, to which the next double is clamped
+_MAX_INT64 = 2**63 - 1  # exact as a maximum: the library clamps the next double, 2**63, to this largest integer
 _decoder = json.JSONDecoder()
 
 
 class InexactNumberError(ValueError):
-    """A number of a schema that would be enforced as another one."""
+    """A number in a schema is not exact as a double, so the library would enforce another one."""
 
     def __init__(self, keyword: str, number: int) -> None:
         super().__init__(
@@ -22,20 +22,20 @@ class InexactNumberError(ValueError):
 
 
 def check_schema(schema: Any) -> None:
-    """Check a schema. Raises InexactNumberError."""
+    """Raise InexactNumberError if a schema has an inexact number."""
     for keyword, number in _inexact(schema):
         raise InexactNumberError(keyword, number)
 
 
 def check_lark(text: str) -> None:
-    """Check the schemas inside a grammar. Raises InexactNumberError."""
+    """Raise InexactNumberError if a schema inside a grammar has an inexact number."""
     at = text.find("%json")
     while at >= 0:
         at += len("%json")
         at += len(text[at:]) - len(text[at:].lstrip())
         try:
             schema, at = _decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):  # the library itself refuses invalid JSON
+        except (ValueError, RecursionError):  # ignored, because the library itself refuses invalid JSON
             pass
         else:
             check_schema(schema)
@@ -43,7 +43,7 @@ def check_lark(text: str) -> None:
 
 
 def without_inexact(schema: Any) -> Any:
-    """Return a schema without the keywords that have such numbers."""
+    """Return a schema without the keywords that have inexact numbers."""
     if isinstance(schema, list):
         return [without_inexact(part) for part in schema]
     if not isinstance(schema, dict):
@@ -56,7 +56,7 @@ def without_inexact(schema: Any) -> Any:
 
 
 def _inexact(schema: Any) -> Iterator[tuple[str, int]]:
-    """Yield keywords and their numbers that cannot be enforced, in a schema and its subschemas."""
+    """Yield the keywords with inexact numbers in a schema and its subschemas, each with its number."""
     level = [schema]
     while level:
         part = level.pop()
@@ -89,7 +89,7 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def _is_exact_bound(key: str, number: int) -> bool:
-    if key.startswith("exclusive"):  # the library adds or subtracts 1, as a double
+    if key.startswith("exclusive"):  # the library adds or subtracts 1 in doubles
         return abs(number) < 2**53
     return _is_exact(number) or (key == "maximum" and number == _MAX_INT64)
 

@@ -1,8 +1,8 @@
-"""JSON as models write it, read piece by piece: valid values pass unchanged, others are repaired.
+"""An incremental parser of JSON as models write it: valid values pass unchanged, others are repaired.
 
-Invalid numbers and words become strings, Python's True, False and None their JSON names; halves of surrogate pairs become U+FFFD; line ends and other
-control characters inside a string, and backslashes before other characters, are escaped. Brackets and commas are not changed: if a model forgets one,
-its arguments are not JSON, as with every server. RFC 8259 has the grammar.
+Invalid numbers and words become strings. Python's True, False and None become their JSON literals. Unpaired surrogates become U+FFFD. Control
+characters inside a string, and backslashes that start no escape, are escaped. Brackets and commas are not repaired: if a model forgets one, the
+arguments are not JSON, as with other servers. RFC 8259 has the grammar.
 """
 
 import json
@@ -16,8 +16,8 @@ from pilotlight.engine.text.formats.scanner import Reading, Scanner
 
 Put = Callable[[str], object]
 
-MOST_OF_A_NAME = 512  # characters
-MOST_OF_A_SCALAR = 400  # characters that wait for their end: no useful number is longer
+MOST_OF_A_NAME = 512  # most characters of a name
+MOST_OF_A_SCALAR = 400  # most characters held back until a number or literal ends: no useful number is longer
 CALL_KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 
 _PLAIN = re.compile(r'[^"\'\\\x00-\x1f\ud800-\udfff]+')
@@ -28,14 +28,14 @@ _HIGH = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _LOW = re.compile(r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _CODE = re.compile(r"\\u[0-9a-fA-F]{4}")
 _OPENING, _CLOSING, _STRUCTURE = "{[(", "}])", "}]),:<"
-_LISTS = {"(": "[", ")": "]"}  # Python's tuples
+_LISTS = {"(": "[", ")": "]"}  # Python's tuples become JSON arrays
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def value(s: Scanner, put: Put) -> Reading[bool]:
-    """Read a value and output it; return whether it is complete.
+    """Parse a value and output it; return whether it is complete.
 
-    It is incomplete if the answer ends, or a marker occurs, outside its strings.
+    It is incomplete if the answer ends within it, or a marker occurs outside its strings.
     """
     depth = 0
     while True:
@@ -62,7 +62,7 @@ def value(s: Scanner, put: Put) -> Reading[bool]:
 
 
 def string(s: Scanner, put: Put) -> Reading[bool]:
-    """Read a string, in either kind of quotes, and output it in JSON's.
+    """Parse a string in either kind of quotes, and output it as JSON; return whether it is complete.
 
     A tag inside, such as `</tool_call>`, is text.
     """
@@ -87,7 +87,7 @@ def string(s: Scanner, put: Put) -> Reading[bool]:
 
 
 def as_json(text: str, s: Scanner) -> str:
-    """Return a text as a JSON value: itself if it is one, else a string."""
+    """Return a text as a JSON value: unchanged if it is valid JSON, repaired if possible, else a string."""
     alone = Scanner.of_whole(s.markers, text.strip())
     found: list[str] = []
     reading = value(alone, found.append)
@@ -102,12 +102,12 @@ def as_json(text: str, s: Scanner) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text escaped for the inside of a JSON string."""
+    """Escape a text for use inside a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def name(s: Scanner) -> Reading[str | None]:
-    """Read a short string; return None if it is not complete and valid."""
+    """Parse a JSON string of limited length; return None if it is incomplete, invalid or empty."""
     raw = ""
     if (yield from s.beyond_space()) != '"':
         return None
@@ -133,10 +133,10 @@ def name(s: Scanner) -> Reading[str | None]:
 
 
 def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[], str] | None = None) -> Reading[bool]:
-    """Read a call as one object with a name and arguments, in either order, to its closing brace.
+    """Parse and output a call: an object with a name and arguments, in either order.
 
-    Returns whether it is a call; if not, nothing has been output. `only`: accept only these tools, and require arguments. `new_id`: makes the id of a
-    call without one.
+    Returns False, without any output, if it is not a call. `only`: accept only these tools, and require arguments. `new_id`: makes an id for a call
+    without one.
     """
     if (yield from s.beyond_space()) != "{":
         return False
@@ -181,9 +181,9 @@ def call(s: Scanner, *, only: Container[str] | None = None, new_id: Callable[[],
 
 
 def _arguments(s: Scanner, called: str, call_id: str | None) -> Reading[bool]:
-    """Output a call's arguments as they arrive; some models encode the object once more as a string.
+    """Output a call's arguments as they arrive; return False if they are not an object.
 
-    Such a string is output when it is complete.
+    Some models encode the object once more as a string, whose content is output when the string is complete.
     """
     first = yield from s.beyond_space()
     if first == "{":
@@ -201,7 +201,7 @@ def _arguments(s: Scanner, called: str, call_id: str | None) -> Reading[bool]:
 
 
 def _object_of(text: str) -> str | None:
-    """Return the JSON object of a value, which may be a string that contains it; None if there is none."""
+    """Return the text of a JSON object, which may be encoded as a string; None if it is not an object."""
     try:
         if text.startswith('"'):
             text = msgspec.json.decode(text, type=str)
@@ -232,7 +232,7 @@ def _scalar(s: Scanner, put: Put) -> Reading[None]:
 
 
 def _escape(s: Scanner) -> Reading[str]:
-    """Read a backslash, not read yet, and what follows it; return the escape in valid JSON."""
+    """Consume a backslash and the escape that follows it; return a valid JSON escape."""
     while len(s.text) < (6 if s.text[1:2] == "u" else 2):
         if s.has_ended:
             s.read(len(s.text))
@@ -263,4 +263,4 @@ def _replaced(s: Scanner) -> str:
 
 
 def drop(text: str) -> None:
-    """Output nothing: for text between the parts of a format."""
+    """Ignore text, such as that between the parts of a format."""

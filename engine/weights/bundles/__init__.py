@@ -1,1 +1,1 @@
-"""Bundles: a model's tensors in one file."""
+"""Bundles: all tensors of a model in one file."""

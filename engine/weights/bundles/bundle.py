@@ -1,8 +1,8 @@
-"""A bundle: one model's tensors in one file, as the engine holds them, so that it can be mapped.
+"""A bundle: one model's tensors in one file, laid out as in memory so that the engine can map it.
 
-The container is safetensors: header, then data without holes (padding is a separate tensor), and in the last 32 bytes a seal over the header. A
-tensor of at least 64 KiB starts on a page, others on a cache line. Knows the byte format and the identity of weights; does not know torch, or where
-the file is.
+The container is safetensors: a header, then data without holes (padding is a separate tensor), and in the last 32 bytes a seal, which is a checksum
+of the header. A tensor of at least 64 KiB starts on a page, others on a cache line. Knows the byte format and the identity of weights; does not know
+torch, or where the file is.
 
 length of the JSON (8) | JSON, spaces up to a page | tensors and their padding | seal
 """
@@ -15,8 +15,8 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-CHUNK_VALUES = 1 << 20  # of a coded tensor; the last chunk has the rest
-VERSION = 1  # of the format, and of what the engine expects in it: raise it when a family fuses or orders its tensors differently
+CHUNK_VALUES = 1 << 20  # values per chunk of a coded tensor; the last chunk has the rest
+VERSION = 1  # increment this when the format changes, or a model family fuses or orders its tensors differently
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I8": 1, "I32": 4, "I64": 8}
 _FORMAT = "pilotlight.bundle"
 _PAGE, _LINE = 4096, 64
@@ -27,11 +27,11 @@ _CHECKSUM = "0" * 32  # a placeholder with the length of a checksum
 
 
 class WeightBundleError(Exception):
-    """A bundle that cannot be used or written here; the message gives the reason."""
+    """A bundle cannot be used or written here; the message gives the reason."""
 
 
 class TensorSpec(NamedTuple):
-    """A tensor as requested by a model."""
+    """The name, type and shape of a tensor that a model requests."""
 
     name: str
     dtype: str
@@ -75,9 +75,9 @@ class Bundle(NamedTuple):
     identity: BundleIdentity
     facts: CheckpointFacts
     tensors: tuple[PlacedTensor, ...]
-    size: int  # of the file
-    checksums: Mapping[str, str]  # by tensor; empty for a bundle in memory, whose writer is trusted
-    # Shapes of the bf16 tensors, by name, that are in coded chunks (coded_chunks.py), which are tensors of bytes here: NAME~0, NAME~1 ...
+    size: int  # size of the file in bytes
+    checksums: Mapping[str, str]  # checksum by tensor; empty for a bundle in memory, whose writer is trusted
+    # Shapes, by name, of the bf16 tensors that are stored as coded chunks (coded_chunks.py): tensors of bytes called NAME~0, NAME~1 ...
     coded: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
     @property
@@ -86,7 +86,7 @@ class Bundle(NamedTuple):
 
     @property
     def specs(self) -> list[TensorSpec]:
-        """The tensors that a model requests; coded ones in decoded form."""
+        """The tensors as a model requests them; coded ones in decoded form."""
         found = []
         for placed in self.tensors:
             name, _, number = placed.spec.name.rpartition("~")
@@ -104,11 +104,11 @@ def lay_out(
     with_checksums: bool = False,
     coded: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
 ) -> Bundle:
-    """Return the layout of these tensors, in the order of the model's requests."""
+    """Return the layout of a bundle of these tensors, in the given order."""
     specs = tuple(specs)
     checksums = {spec.name: _CHECKSUM for spec in specs} if with_checksums else {}
     tensors, end = _place(specs, 0)
-    # Offsets count from the end of the header, which is at a page boundary: they do not depend on its length.
+    # Offsets count from the end of the header, which is at a page boundary, so they do not depend on its length.
     start = _whole(8 + len(_json(Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums, coded), 0)), _PAGE)
     tensors, end = _place(specs, start)
     return Bundle(identity, facts, tensors, end + _SEAL_BYTES, checksums, coded)
@@ -126,7 +126,7 @@ def encode_seal(header: bytes) -> bytes:
 
 
 def read_bundle(fd: int) -> Bundle:
-    """Read header and seal.
+    """Read and check the header and the seal of a bundle.
 
     Raises WeightBundleError for anything but a whole, sealed bundle of this version.
     """
@@ -157,7 +157,7 @@ def read_bundle(fd: int) -> Bundle:
 
 
 def _at_cut(described: dict[str, Any], data_bytes: int) -> str:
-    """Name the first tensor whose end is missing from a file."""
+    """Return " in NAME" for the first tensor whose end is missing from a file, or ""."""
     try:
         cut = next((name for name, entry in described.items() if int(entry["data_offsets"][1]) > data_bytes), None)
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
@@ -166,7 +166,7 @@ def _at_cut(described: dict[str, Any], data_bytes: int) -> str:
 
 
 def content_digest(bundle: Bundle) -> str:
-    """Return the name of a packed file: the same for the same tensors, from any copy of the checkpoint."""
+    """Return the digest that names a packed file: equal tensors have equal names."""
     identity = bundle.identity
     content: list[Any] = [VERSION, identity.architecture, identity.dtype, identity.config]
     tensors = [[*placed.spec, bundle.checksums[placed.spec.name]] for placed in bundle.tensors]
@@ -180,7 +180,7 @@ def config_digest(config: bytes) -> str:
 
 
 def difference(found: BundleIdentity, expected: BundleIdentity) -> str | None:
-    """Describe the first difference, or return None."""
+    """Return a description of the first difference between two identities, or None if they are equal."""
     for key, word in (
         ("architecture", "is of architecture"),
         ("dtype", "holds"),

@@ -1,7 +1,7 @@
-"""Bundles as files that several processes share: found, mapped, and written atomically.
+"""Bundles as files that several processes share: opened, mapped, and written atomically.
 
-A bundle is written under a separate name, with a lock held on it, and renamed when it is whole: a kill at any moment leaves a whole one or none. A
-free lock marks a dead writer's file. Knows files and locks; does not know what the tensors contain.
+A bundle is written under a temporary name, with a lock held on it, and renamed when it is whole, so a kill at any moment leaves a whole bundle or
+none. An unfinished file without a lock has a dead writer. Knows files and locks; does not know what the tensors contain.
 """
 
 import errno
@@ -34,7 +34,7 @@ _PARTIAL = ".partial"
 class BundleFile:
     """An open bundle; a context manager.
 
-    Memory returned by `map` remains valid after it is closed, even if the file is removed.
+    Memory returned by `map` remains valid after the file is closed or removed.
     """
 
     def __init__(self, path: Path, fd: int, bundle: Bundle) -> None:
@@ -59,13 +59,13 @@ class BundleFile:
         os.close(self.fd)
 
     def map(self, for_device: bool = False) -> torch.Tensor:
-        """Return the whole file, as bytes that must not be written to. Raises OSError.
+        """Map the whole file, and return its bytes, which must not be written to. Raises OSError.
 
-        `for_device`: map it writable, because a driver accepts no read-only memory.
+        `for_device`: map it writable, because a device's driver accepts no read-only memory.
         """
         if not for_device:
             return pages.map_file(self.fd, self.bundle.size)
-        # the same file, even if another is at its path now
+        # Open the same file again, although another one may be at its path now.
         fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDWR | os.O_CLOEXEC)
         try:
             return pages.map_file(fd, self.bundle.size, is_writable=True)
@@ -76,31 +76,31 @@ class BundleFile:
 class BundleWriter:
     """A bundle being written.
 
-    It uses writes, not a map: on a full file system that is an error, not a SIGBUS, and no page is zeroed before it is written (1 GiB in 0.4 s,
-    instead of 0.8 through a map).
+    It uses writes instead of a map: on a full file system a write returns an error where a map would raise SIGBUS, and no page is zeroed before it is
+    written (1 GiB in 0.4 s, instead of 0.8 s through a map).
     """
 
     def __init__(self, fd: int, size: int) -> None:
         self._fd = fd
-        self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # for layouts: places without bytes
+        self.memory = torch.empty(size, dtype=torch.uint8, device="meta")  # for layouts, which need places but no bytes
         self._mapped: torch.Tensor | None = None
-        self._huge_end: int | None = 0  # None when the system has no more huge pages
+        self._huge_end: int | None = 0  # end of the huge pages so far; None once the system has no more of them
 
     @property
     def is_linked(self) -> bool:
-        """False if the unfinished file has been removed: it will never be found."""
+        """False if another process has removed the unfinished file, which then never becomes a bundle."""
         return os.fstat(self._fd).st_nlink > 0
 
     def write(self, start: int, content: memoryview) -> None:
-        """Write bytes at `start`, from any thread."""
+        """Write bytes at offset `start`. Thread-safe."""
         while content:
             count = os.pwrite(self._fd, content, start)
             content, start = content[count:], start + count
 
     def write_huge(self, start: int, content: memoryview) -> None:
-        """Write bytes in ascending order, into huge pages as long as there are any.
+        """Write bytes in ascending order of offsets, into huge pages as long as the system has any.
 
-        A GiB takes 0.2 to 0.5 s, and 0.6 to 3 if small pages are made huge afterwards.
+        A GiB takes 0.2 to 0.5 s. It takes 0.6 to 3 s if small pages are made huge afterwards.
         """
         end = start + len(content)
         while self._huge_end is not None and self._huge_end < end:
@@ -110,7 +110,7 @@ class BundleWriter:
         self.write(start, content)
 
     def map(self) -> torch.Tensor:
-        """Return the file's memory, including parts not written yet; it must not be written to otherwise."""
+        """Map the file, including parts not written yet; the caller must not write to the map."""
         if self._mapped is None:
             self._mapped = pages.map_file(self._fd, self.memory.nbytes)
         return self._mapped
@@ -118,9 +118,10 @@ class BundleWriter:
 
 @contextmanager
 def new_bundle(path: Path, bundle: Bundle) -> Iterator[BundleWriter]:
-    """Write a bundle inside the `with`; it is at `path` after an end without exception.
+    """Yield a writer for the tensors of a new bundle.
 
-    Raises WeightBundleError if there is no room for it and OSError if the file system refuses.
+    The bundle is at `path` once the block has ended without an exception. Raises WeightBundleError if there is no room for the bundle, and OSError if
+    the file system refuses.
     """
     remove_partial(path)
     if free_bytes(path.parent) < bundle.size:
@@ -146,7 +147,7 @@ def new_bundle(path: Path, bundle: Bundle) -> Iterator[BundleWriter]:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what dead writers of the bundle at `path` have left."""
+    """Remove unfinished files of the bundle at `path` whose writers are dead."""
     for partial, is_locked in _partials(path):
         if not is_locked:
             with suppress(OSError):
@@ -160,14 +161,14 @@ def is_being_written(path: Path) -> bool:
 
 
 def _partials(path: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield unfinished files of the bundle at `path`, and whether their writer is alive.
+    """Yield the unfinished files of the bundle at `path`, each with whether its writer is alive.
 
-    A dead writer's file is locked until the next is requested.
+    The file of a dead writer stays locked until the caller requests the next one.
     """
     for partial in path.parent.glob(f"{path.name}.*{_PARTIAL}"):
         try:
             fd = os.open(partial, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # it has just been finished, or removed
+        except OSError:  # the file has just been finished or removed
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -185,7 +186,9 @@ def _create(path: Path) -> tuple[Path, int]:
         partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_PARTIAL}")
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        if os.fstat(fd).st_nlink:  # otherwise it was removed as a dead writer's before it was locked
+        if os.fstat(
+            fd
+        ).st_nlink:  # otherwise another process took it for a dead writer's file, and removed it before it was locked
             return partial, fd
         os.close(fd)
 

@@ -1,9 +1,9 @@
-"""Maps of bundles in memory, kept while their models sleep: a woken model finds its weights in place.
+"""Maps of bundles, kept while their models sleep, so that a woken model finds its weights in place.
 
-On a CPU it computes on them, page table entries included. For a GPU they are registered with the device, whose copy engines then read them as fast as
-the bus allows (measured on an H100: 50 GB/s, 15 through buffers). A map takes addresses and page tables, a five-hundredth of the file with small
-pages, and no memory, which is the file's. A map keeps the memory of a file that its site has removed, so `drop_removed_maps` must be called often.
-Knows files and devices; does not know what the tensors contain.
+On a CPU a woken model computes on the map, whose page table entries still exist. For a GPU the map is registered with the device, whose copy engines
+then read it as fast as the bus allows (measured on an H100: 50 GB/s, or 15 GB/s through buffers). Besides the file's memory, a map takes addresses
+and page tables: a five-hundredth of the file with small pages. A map also keeps the memory of a file that its site has removed, so
+`drop_removed_maps` must be called often. Knows files and devices; does not know what the tensors contain.
 """
 
 import logging
@@ -21,8 +21,8 @@ from pilotlight.engine.weights.bundles.bundle_file import BundleFile
 
 log = logging.getLogger(__name__)
 
-_MOST_MAPS = 16  # the latest
-# In flight: a call that finds the driver's queue full waits there, and other threads wait for the interpreter.
+_MOST_MAPS = 16  # number of the most recently used maps that are kept
+# Copies in flight. A call that finds the driver's queue full waits without releasing the interpreter's lock, so that other threads wait, too.
 _MOST_COPIES = 256
 
 
@@ -36,12 +36,12 @@ class _Map(NamedTuple):
             self.registered.close()
 
 
-_maps: dict[tuple[int, int], _Map] = {}  # by file number, which no other file gets as long as it is mapped
+_maps: dict[tuple[int, int], _Map] = {}  # by device and inode number, which no other file gets while the file is mapped
 _lock = threading.Lock()
 
 
 def map_cached(file: BundleFile) -> torch.Tensor:
-    """Map the file as `file.map()` does, at the same address as before."""
+    """Return the kept map of the file, or map the file and keep the map."""
     with _lock:
         cached = _maps.pop(_number(os.fstat(file.fd)), None)
     memory = cached.memory if cached is not None and _is_whole(cached, file) else file.map()
@@ -55,9 +55,9 @@ def cache_map(path: Path, memory: torch.Tensor) -> None:
 
 
 def register(file: BundleFile, device: torch.device) -> None:
-    """Register the file's memory with a device, in the background, unless it is already.
+    """Map the file and register the map with a device, in the background, unless a map is kept already.
 
-    If that fails, it is read like any file.
+    If that fails, later loads read the file without it.
     """
     with _lock:
         is_there = _number(os.fstat(file.fd)) in _maps
@@ -74,7 +74,7 @@ def register(file: BundleFile, device: torch.device) -> None:
 
 
 def wait_registered(timeout_s: float) -> bool:
-    """Wait until devices can access all files being registered; False on a timeout or a failure."""
+    """Wait until all kept maps are registered with their devices; return False on a timeout or a failure."""
     with _lock:
         found = [one.registered for one in _maps.values() if one.registered is not None]
     return all([registered.wait(timeout_s) for registered in found])
@@ -92,7 +92,7 @@ def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], devic
             return False
         if not cached.registered.covers(0, cached.memory.nbytes):
             return False
-        _maps[number] = _maps.pop(number)  # as the most recently used
+        _maps[number] = _maps.pop(number)  # make it the most recently used
     stream = CudaCopyStream(device)
     with copying(stream, stream.mark()):
         for i, (into, source, num_bytes) in enumerate(_copies(file, tensors, cached.memory, cached.registered)):
@@ -103,7 +103,7 @@ def copy_registered(file: BundleFile, tensors: Mapping[str, torch.Tensor], devic
 
 
 def drop_removed_maps() -> None:
-    """Drop the maps of files that were removed. A model that computes on one keeps it."""
+    """Drop the maps of files that were removed. A model that computes on such a map keeps its memory."""
     with _lock:
         gone = [number for number, one in _maps.items() if not _is_at(one.path, number)]
         dropped = [_maps.pop(number) for number in gone]
@@ -114,7 +114,7 @@ def drop_removed_maps() -> None:
 def _copies(
     file: BundleFile, tensors: Mapping[str, torch.Tensor], memory: torch.Tensor, registered: RegisteredMemory
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield destination, source and number of bytes of each contiguous piece."""
+    """Yield (destination address, source address, number of bytes) of each contiguous piece to copy."""
     for placed in file.bundle.tensors:
         if (into := tensors.get(placed.spec.name)) is not None:
             assert into.is_contiguous()
@@ -126,7 +126,7 @@ def _copies(
 def _keep(one: _Map) -> None:
     try:
         number = _number(one.path.stat())
-    except OSError:  # removed meanwhile
+    except OSError:  # the file has been removed meanwhile
         one.close()
         return
     with _lock:

@@ -1,8 +1,8 @@
-"""bf16 values in fewer bytes on disk and in transfers: exponents entropy-coded, other bytes unchanged.
+"""A compressed form of bf16 values for disks and transfers, in which exponents are entropy-coded.
 
 A chunk is one Zstandard frame with a checksum: the exponents of all its values, then signs and mantissas. In trained weights an exponent carries
-about 2.6 bits, and Zstandard's Huffman codes come within 2 % of that; the other bytes look random, and the frame contains them unchanged. Knows one
-chunk's bytes; does not know its tensor and file.
+about 2.6 bits, and Zstandard's Huffman codes come within 2 % of that. Signs and mantissas look random, and the frame contains them unchanged. Knows
+the bytes of one chunk; does not know its tensor and file.
 """
 
 import torch
@@ -11,8 +11,8 @@ import zstandard
 from pilotlight.engine.api.errors import CheckpointError
 from pilotlight.kernels.matrices.planes import join_planes, split_planes
 
-# Literals only: a table of 64 entries and matches of 7 bytes find no matches in exponents, which have no order. Each block has its own Huffman code
-# and is no longer than the window.
+# Parameters for literals only: exponents are in random order, and matches of 7 bytes from a table of 64 entries find nothing in them. Each block has
+# its own Huffman code, and is no longer than the window.
 _PARAMETERS = zstandard.ZstdCompressionParameters(
     window_log=17,
     hash_log=6,
@@ -26,18 +26,18 @@ _PARAMETERS = zstandard.ZstdCompressionParameters(
 
 
 def encode_chunk(values: torch.Tensor) -> bytes:
-    """Encode values [n] bf16, one to CHUNK_VALUES of them, as a chunk."""
+    """Encode [n] bf16 as a chunk; n is 1 to CHUNK_VALUES."""
     planes: bytes = split_planes(values).numpy().tobytes()
     return zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(planes)
 
 
 def decode_chunk(chunk: memoryview, into: torch.Tensor) -> None:
-    """Decode a chunk into [n] bf16, on the host.
+    """Decode a chunk into `into`, [n] bf16 on the host.
 
-    Raises CheckpointError if it is damaged, or not of n values.
+    Raises CheckpointError if the chunk is damaged, or does not contain n values.
     """
     try:
-        # checked before so much memory is allocated
+        # The size is checked first, because decompression allocates as much memory as the frame's header asks for.
         if zstandard.get_frame_parameters(chunk).content_size != into.nbytes:
             raise CheckpointError(f"it does not hold {len(into)} values")
         planes = zstandard.ZstdDecompressor().decompress(chunk)

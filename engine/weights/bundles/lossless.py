@@ -1,7 +1,8 @@
-"""A model's matrices in 12 bits in a bundle: four tensors each, and their conversion to a weight.
+"""Matrices in 12 bits in a bundle: four tensors per matrix, and the conversion from plain weights.
 
-Content decides which matrices are worth it and how long their parts are, so they are coded after the plain weights are loaded: while a model serves
-from them (relocation.py) or when a checkpoint is packed. The bundle is laid out by the result. Knows names and pieces; does not know files.
+How much coding saves depends on a matrix's content, so matrices are coded after the plain weights are loaded: while a model serves from them
+(relocation.py), or while a bundle in memory is written (load.py). The bundle's layout follows from the result. Knows names and pieces; does not know
+files.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,16 +14,16 @@ from pilotlight.engine.weights.bundles.bundle import Bundle, TensorSpec, WeightB
 from pilotlight.engine.weights.filling import NAMES, Write, as_bytes
 from pilotlight.kernels.matrices.lossless import MOST_COLUMNS, PALETTE_ROWS, LosslessWeight, Survey, encode_lossless
 
-CODED = ", matrices in 12 bits"  # suffix of the type in a bundle's identity
+CODED = ", matrices in 12 bits"  # suffix of `BundleIdentity.dtype`
 CODES, PALETTES, STARTS, ESCAPES = PARTS = ("~codes", "~palettes", "~starts", "~escapes")
-_WORTH = 0.9  # largest share of the plain weight's bytes at which coding is worth it
+_WORTH = 0.9  # a matrix is coded if that takes at most this share of its plain bytes
 _PIECE_BYTES = 4 << 20
 
 Pieces = Callable[[], Iterator[torch.Tensor]]
 
 
 class Matrix(NamedTuple):
-    """A tensor that can be coded: rows, with those of all experts stacked."""
+    """The sizes of a tensor that can be coded: a matrix, or the stacked matrices of all experts."""
 
     columns: int
     experts: int = 1
@@ -34,9 +35,10 @@ class Matrix(NamedTuple):
 
 
 class CodedTensors:
-    """A model's tensors, with matrices coded if that is worth it.
+    """A model's tensors, with matrices coded where that saves enough.
 
-    Call `survey` first; then `specs` are the bundle's tensors, in order, and `pieces` their bytes, each tensor's codes before its escapes.
+    Call `survey` first. Then `specs` lists the bundle's tensors, in order, and `pieces` yields their bytes. Request a matrix's codes before its
+    escapes, because coding fills both.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> None:
@@ -46,7 +48,7 @@ class CodedTensors:
         self._pieces: dict[str, Pieces] = {}
 
     def survey(self) -> Iterator[str]:
-        """Survey one tensor after another; yield their names."""
+        """Decide for one tensor after another whether it is coded, and yield its name."""
         for name, tensor in self._tensors.items():
             matrix = self._matrices.get(name)
             if matrix is None or not matrix.takes(tensor) or not self._add_coded(name, tensor.view(-1, matrix.columns)):
@@ -54,11 +56,11 @@ class CodedTensors:
             yield name
 
     def pieces(self, name: str) -> Iterator[torch.Tensor]:
-        """Yield a tensor of the bundle in consecutive parts."""
+        """Yield the consecutive parts of a tensor of the bundle."""
         return self._pieces[name]()
 
     def write(self, bundle: Bundle, write: Write) -> Iterator[int]:
-        """Write all tensors to their places in the bundle; yield the end of each written piece."""
+        """Write all tensors to their places in the bundle; yield the end offset of each written piece."""
         for placed in bundle.tensors:
             at = placed.start
             for piece in self.pieces(placed.spec.name):
@@ -84,7 +86,7 @@ class CodedTensors:
 
 
 def plain_bytes(tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matrix]) -> int:
-    """Return the size of a bundle's tensors if none were coded."""
+    """Return the size in bytes that a bundle's tensors would have if none were coded."""
     total = 0
     for name, tensor in tensors.items():
         if name.endswith(CODES):
@@ -95,7 +97,7 @@ def plain_bytes(tensors: Mapping[str, torch.Tensor], matrices: Mapping[str, Matr
 
 
 def check_coded(name: str, weight: LosslessWeight) -> None:
-    """Raise WeightBundleError for offsets that would lead C outside of a weight's escapes."""
+    """Raise WeightBundleError for offsets with which the C kernel would read outside a weight's escapes."""
     starts = weight.starts
     if int(starts[0]) or int(starts[-1]) > len(weight.escapes) or not bool((starts[1:] >= starts[:-1]).all()):
         raise WeightBundleError(f"its {name}{STARTS} and {name}{ESCAPES} do not match")

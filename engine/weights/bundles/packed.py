@@ -1,7 +1,7 @@
-"""Packs a checkpoint into a bundle on disk, named by its content and checked tensor by tensor.
+"""Packs a checkpoint into a bundle on disk, named by its content and with a checksum per tensor.
 
 An interrupted run is resumed: a journal beside the unfinished file has a line with a checksum for every tensor on the disk, and the next run verifies
-those first. Knows files and checksums; does not know families: it receives a model's requests.
+these tensors first. Knows files and checksums; does not know model families, whose requests it receives.
 """
 
 import fcntl
@@ -39,17 +39,17 @@ from pilotlight.engine.weights.filling import Job, ReadingProgress, as_bytes, fi
 from pilotlight.engine.weights.storage import BundleMemory
 from pilotlight.kernels.cpu import durable
 
-_GROUP_BYTES = 256 << 20  # written, verified and journalled together: the most that an interruption costs
+_GROUP_BYTES = 256 << 20  # bytes written, verified and journalled together: the most that an interruption loses
 _READ_BYTES = 8 << 20
 _LEAST_CODED_BYTES = 64 << 10
-_CODED_TOGETHER = 32  # chunks, of at most 2 MiB each
-_WORTH = 0.95  # largest share of a tensor's bytes at which coding is worth it
+_CODED_TOGETHER = 32  # chunks of at most 2 MiB that are coded in parallel
+_WORTH = 0.95  # a tensor is coded if that takes at most this share of its plain bytes
 
 
 def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingProgress) -> Path:
     """Write a packed bundle and return its path. Raises CheckpointError.
 
-    `jobs` fill places on `meta`, laid out as in `bundle`.
+    `jobs` fill tensors on the device `meta` that are laid out like `bundle`.
     """
     finished = find_packed(out, bundle.identity)
     if finished is not None:
@@ -74,12 +74,12 @@ def pack(bundle: Bundle, jobs: Sequence[Job], out: Path, on_progress: ReadingPro
 def pack_chunks(plain: BundleFile, identity: BundleIdentity, out: Path, on_progress: ReadingProgress) -> Path:
     """Write a packed bundle of the tensors of `plain`, and return its path. Raises CheckpointError.
 
-    Tensors are in coded chunks if that is worth it.
+    bf16 tensors are stored as coded chunks where that saves enough.
     """
     partial = out / f".{identity.source[:16]}-lossless.partial"
     with _opened(partial) as fd:
         try:
-            with TemporaryFile(dir=out) as spool:  # the length of chunks is known only after coding
+            with TemporaryFile(dir=out) as spool:  # spooled because the lengths of chunks are known only after coding
                 specs, coded = _spool(plain, spool, on_progress)
                 bundle = lay_out(identity, plain.bundle.facts, specs, with_checksums=True, coded=coded)
                 os.ftruncate(fd, bundle.size)
@@ -105,9 +105,10 @@ def _spool(
 ) -> tuple[list[TensorSpec], dict[str, tuple[int, ...]]]:
     """Write the tensors in sequence, coded or unchanged.
 
-    Return the pieces' specs, and coded tensors' shapes.
+    Returns the specs of the written tensors and chunks, and the shapes of the coded tensors.
     """
-    from pilotlight.engine.weights.bundles.coded_chunks import encode_chunk  # few models need Zstandard
+    # Imported here because few models need Zstandard.
+    from pilotlight.engine.weights.bundles.coded_chunks import encode_chunk
 
     memory = BundleMemory(plain.map(), plain.bundle)
     specs: list[TensorSpec] = []
@@ -136,9 +137,9 @@ def _spool(
 
 
 def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
-    """Return a whole bundle of the same weights, or None.
+    """Return the path of a finished bundle with this identity, or None.
 
-    Raises CheckpointError if the directory contains another bundle: it can be the source of only one model.
+    Raises CheckpointError if the directory contains another bundle, because a directory is the source of only one model.
     """
     for path in sorted(out.glob(f"*{PACKED_SUFFIX}")):
         try:
@@ -155,7 +156,7 @@ def find_packed(out: Path, identity: BundleIdentity) -> Path | None:
 def verify(path: Path, on_progress: ReadingProgress) -> None:
     """Check a finished bundle's bytes against its checksums and its name, and the config.json beside it.
 
-    Raises CheckpointError, which names the damaged tensors.
+    Raises CheckpointError with the names of damaged tensors.
     """
     try:
         file = BundleFile.open(path)
@@ -164,7 +165,9 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
     with file:
         bundle, done = file.bundle, 0
         if not bundle.checksums:
-            raise CheckpointError(f"{path} has no checksums: it is an engine host's own, not packed")
+            raise CheckpointError(
+                f"{path} has no checksums: an engine host wrote it for itself, and `pilotlight pack` did not"
+            )
         config = path.with_name("config.json")
         if not config.exists() or config_digest(config.read_bytes()) != bundle.identity.config:
             raise CheckpointError(f"{config} is not the one that {path.name} was packed with; pack the model again")
@@ -184,7 +187,7 @@ def verify(path: Path, on_progress: ReadingProgress) -> None:
 
 
 def checksums(fd: int, places: Iterable[PlacedTensor]) -> Iterator[tuple[PlacedTensor, str]]:
-    """Yield the checksums of the data on the disk, in order."""
+    """Yield each tensor with the checksum of its data in the file, in order."""
     places = list(places)
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
         yield from zip(places, threads.map(lambda placed: _checksum(fd, placed), places), strict=True)
@@ -208,7 +211,7 @@ def _write(fd: int, journal: "_Journal", bundle: Bundle, jobs: Sequence[Job], on
 
 
 def _sealed(fd: int, new: BundleWriter, bundle: Bundle, done: Mapping[str, str]) -> Bundle:
-    """Write header and seal around the tensors, whose checksums are known now."""
+    """Write the header, with the checksums that are now known, and the seal; return the final header."""
     whole = bundle._replace(checksums={placed.spec.name: done[placed.spec.name] for placed in bundle.tensors})
     header = encode_header(whole)
     new.write(0, memoryview(header))
@@ -227,7 +230,7 @@ class _Journal:
         self._places = {placed.spec.name: placed for placed in bundle.tensors}
 
     def read(self, fd: int) -> dict[str, str]:
-        """Return the checksums of journalled tensors whose data on the disk still match."""
+        """Return the checksums of the journalled tensors whose data on the disk still match."""
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         if lines[:1] != [self._layout]:
             self._path.write_text(f"{self._layout}\n")
@@ -272,7 +275,7 @@ def _groups(places: Iterable[PlacedTensor]) -> Iterator[list[PlacedTensor]]:
 
 
 def _by_place(jobs: Sequence[Job], places: Sequence[PlacedTensor]) -> dict[int, list[Job]]:
-    """Return the jobs that fill each tensor, by its start."""
+    """Return the jobs that fill each tensor, by the tensor's start offset."""
     starts = [placed.start for placed in places]
     found: dict[int, list[Job]] = defaultdict(list)
     for job in jobs:

@@ -1,1 +1,1 @@
-"""The formats of checkpoints' matrices: one file each, found by its name in config.json."""
+"""The storage formats of matrices in checkpoints: one file each, found by its name in config.json."""

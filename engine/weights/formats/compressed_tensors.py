@@ -1,4 +1,4 @@
-"""compressed-tensors' description of a checkpoint: integers or FP8, for all matrices alike."""
+"""The quantization_config of compressed-tensors: integers or FP8, in the same way for all matrices."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def read_compressed_tensors(described: Mapping[str, Any]) -> WeightFormat:
     if form in ("pack-quantized", "int-quantized") and kind == "int" and strategy in ("group", "channel"):
         if any(scheme.get("input_activations") for scheme in schemes):
             raise CheckpointError(
-                f"config.json's quantization_config quantizes activations beside weights of {bits} bits; supported are weights alone"
+                f"config.json's quantization_config quantizes activations in addition to weights of {bits} bits; supported are weights alone"
             )
         group = read_group(weight.get("group_size") if strategy == "group" else -1)
         has_zeros, in_words = not weight.get("symmetric", True), form == "pack-quantized"

@@ -1,8 +1,8 @@
-"""The interface of a storage format, and the plain format.
+"""The interface of a storage format of matrices, and the plain format.
 
-It says which matrices have the format, and requests them, packed or not. Both are requests to the loader: nothing is read here but what decides the
-layout (`WeightRequests.look`). A format whose tensors contain one matrix each has `fill` and `lay_out`; one with all experts of a layer in one
-tensor has `fill_stack` and `lay_out_stack`.
+A format knows which matrices of a checkpoint have it, and requests them from the loader, packed or unpacked. It reads nothing itself, except small
+tensors that decide the layout (`WeightRequests.look`). A format with one matrix per tensor has `fill` and `lay_out`; a format with all experts of a
+layer in one tensor has `fill_stack` and `lay_out_stack`.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class Index(Protocol):
 
 
 class WeightRequests(Index, Protocol):
-    """The loader (model_loader.py) as a format uses it."""
+    """The loader (loader.py) as a format uses it."""
 
     @property
     def device(self) -> torch.device: ...
@@ -36,24 +36,24 @@ class WeightRequests(Index, Protocol):
     def stored_dtype(self, name: str) -> torch.dtype: ...
 
     def look(self, expected: ExpectedTensor) -> torch.Tensor | None:
-        """Read a small tensor, on whose content the layout depends, at once.
+        """Read a small tensor at once, because the layout depends on its content.
 
-        Returns None if there is nothing to read: config.json then decides.
+        Returns None if its content is not available; config.json then decides.
         """
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Return storage of any type, which the caller fills."""
+        """Return a new tensor of any type, which the caller fills with `fill`."""
 
     def fill(
         self, into: torch.Tensor, stored: Sequence[ExpectedTensor], make: Make | None, is_row_wise: bool = True
     ) -> None:
-        """Call make(into, *stored), from any thread, after the storage is allocated.
+        """Request a later call of make(into, *stored), from any thread; if `make` is None, copy and convert.
 
-        If rows of `into` come from the same rows of the stored tensors (`is_row_wise`), it is called for one run of rows after another.
+        `is_row_wise`: rows of `into` depend only on the same rows of the stored tensors, so `make` may be called for runs of rows.
         """
 
     def skip(self, pattern: str) -> None:
-        """Ignore redundant tensors, whose names match."""
+        """Ignore redundant tensors, whose names match `pattern`."""
 
 
 class WeightFormat(ABC):
@@ -61,12 +61,12 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def stays_packed(self, device: torch.device) -> bool:
-        """True if the device's kernels decode such weights; otherwise they are unpacked when they are loaded."""
+        """True if the device's kernels decode this format; otherwise weights are unpacked during the load."""
 
     def lies_as_stored(self) -> bool:
-        """True if packed weights mostly have the stored bytes, so that a checkpoint's own pages can serve.
+        """True if packed weights mostly have the stored bytes, so that the checkpoint can be mapped.
 
-        Otherwise each load rearranges them.
+        Otherwise each load rearranges the bytes.
         """
         return False
 
@@ -75,22 +75,22 @@ class WeightFormat(ABC):
         """True if the checkpoint has this matrix, or stack of matrices, in the format."""
 
     def fill(self, loader: WeightRequests, part: MatrixPart, into: torch.Tensor) -> None:
-        """Unpack into [rows, columns]."""
+        """Request that the matrix is unpacked into `into`, [rows, columns]."""
         raise NotImplementedError
 
     def joins(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> bool:
-        """True if `lay_out` can make one packed weight of the parts; otherwise they are unpacked."""
+        """True if `lay_out` can make one packed weight of the parts; otherwise the loader unpacks them."""
         return True
 
     def lay_out(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> Weight:
-        """Return the parts, stacked and packed.
+        """Request the parts as one weight, stacked and packed.
 
-        `experts`: the number of experts among which they will be divided.
+        `experts`: the number of experts into which the caller divides it.
         """
         raise NotImplementedError
 
     def fill_stack(self, loader: WeightRequests, stack: ExpertStack, into: torch.Tensor) -> None:
-        """Unpack into [experts, rows, columns]."""
+        """Request that all experts are unpacked into `into`, [experts, rows, columns]."""
         raise NotImplementedError
 
     def lay_out_stack(self, loader: WeightRequests, stack: ExpertStack) -> Weight:
@@ -98,9 +98,9 @@ class WeightFormat(ABC):
 
 
 def as_stored(x: torch.Tensor, are_pairs: bool) -> torch.Tensor:
-    """View [experts, rows, n] as [experts, rows / k, k, n], in a stack's order.
+    """View [experts, rows, n] as [experts, rows / k, k, n], in the order of the stored rows.
 
-    k is 2 if gate and up rows alternate.
+    k is 2 if gate and up rows alternate there, else 1.
     """
     return torch.unflatten(x, 1, (2 if are_pairs else 1, -1)).transpose(1, 2)
 
@@ -110,7 +110,7 @@ def stacked_name(names: Sequence[str]) -> str:
 
 
 class PlainFormat(WeightFormat):
-    """Plain matrices: a tensor each, or one for all experts of a layer, transposed."""
+    """Plain matrices: one tensor each, or one transposed tensor for all experts of a layer."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Matrices in FP8 (e4m3) with a scale for each block, each row, or all values."""
+"""Matrices in FP8 (e4m3) with one scale per block, per row, or per matrix."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _VALUES = ("F8_E4M3",)
 
 @dataclass(frozen=True, slots=True)
 class Fp8Format(WeightFormat):
-    block: tuple[int, int] | None  # rows and columns per scale; None for a row, or all
+    block: tuple[int, int] | None  # rows and columns per scale; None for a scale per row or per matrix
 
     def stays_packed(self, device: torch.device) -> bool:
         """Return False on GPUs older than Ada and Hopper, which do not multiply FP8."""
@@ -56,7 +56,7 @@ class Fp8Format(WeightFormat):
         return Fp8Weight(values, factors, row_group, scales[0].column_group, self._input_scale(loader, name, parts))
 
     def _input_scale(self, loader: WeightRequests, name: str, parts: Sequence[MatrixPart]) -> torch.Tensor | None:
-        """Return the widest of several measured ranges, so that no range is truncated."""
+        """Request the largest input scale, so that no part's activations are clipped; None if one lacks it."""
         stored = [expected for part in parts for expected in _input_scales(loader, part.name)]
         if len(stored) < len(parts):
             for expected in stored:
@@ -77,14 +77,14 @@ class Fp8Format(WeightFormat):
             return _Scales(stored, row_group, column_group, rows, groups.size)
         if torch.Size(shape).numel() == 1:
             return _Scales(ExpectedTensor.of(name, shape, FLOATS), rows.total, columns.size, rows, 1)
-        # a row's scale may have a second dimension or not
+        # A tensor of scales per row has a second dimension of 1, or none.
         dims: tuple[AxisRange | int, ...] = (rows,) if len(shape) == 1 else (rows, 1)
         return _Scales(ExpectedTensor.of(name, dims, FLOATS), 1, columns.size, rows, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Scales:
-    """One part's scales: their tensor, and how many rows and columns share each."""
+    """The scales of one matrix: their tensor, and how many rows and columns share each scale."""
 
     stored: ExpectedTensor
     row_group: int
@@ -93,7 +93,7 @@ class _Scales:
     num_columns: int
 
     def is_joinable(self, rows: AxisRange, parts: int) -> bool:
-        """True if groups of rows stay whole when so many parts are stacked."""
+        """True if groups of rows that share a scale stay whole when this many parts are stacked."""
         if parts == 1:
             return rows.start % self.row_group == 0 or self.row_group >= rows.total
         return self.row_group < rows.total and rows.start % self.row_group == 0 == rows.size % self.row_group
@@ -131,7 +131,7 @@ def _values(part: MatrixPart) -> ExpectedTensor:
 
 
 def _input_scales(index: Index, name: str) -> list[ExpectedTensor]:
-    """Return the measured range of activations, if there is one."""
+    """Return the input scale of a matrix, as a list of one tensor; empty if there is none."""
     for tensor in (f"{name}.input_scale", f"{name}.activation_scale"):
         if tensor in index:
             shape = index.shape(tensor)

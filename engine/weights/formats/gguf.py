@@ -1,7 +1,7 @@
 """Matrices as stored in GGUF files (engine/gguf names their tensors): blocks of codes with scales.
 
-Rows of queries and keys are in llama.cpp's order for Llama's. On CPUs blocks stay unchanged, on the file's own pages if their rows are in the model's
-order (kernels/matrices/blocks.py); elsewhere they are unpacked.
+For Llama models llama.cpp stores the rows of query and key projections in another order. On CPUs blocks stay packed (kernels/matrices/blocks.py), and
+the file is mapped if its rows are in the model's order; on other devices blocks are unpacked.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,13 @@ from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.blocks import BLOCK_KINDS, MOST_JOINED, BlockWeight, row_bytes, unpack
 from pilotlight.kernels.matrices.weight import Weight
 
-TURNED = "turned"  # plain numbers in llama.cpp's order of rows
+TURNED = "turned"  # suffix of plain tensors with rows in llama.cpp's order
 _ROTATED = (".q_proj", ".k_proj")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFormat(WeightFormat):
-    turned_head_dim: int | None  # of the heads whose paired rows are adjacent; None if there are none
+    turned_head_dim: int | None  # size of the heads with rows in llama.cpp's order; None if there are no such heads
 
     def stays_packed(self, device: torch.device) -> bool:
         return device.type == "cpu" and library.takes_codes()
@@ -57,9 +57,9 @@ class GgufFormat(WeightFormat):
         return BlockWeight.joined(blocks, kinds[: len(blocks)], parts[0].columns.size)
 
     def _blocks(self, loader: WeightRequests, kind: str, parts: Sequence[MatrixPart]) -> torch.Tensor:
-        """Request parts of one kind as one tensor of rows of bytes."""
+        """Request parts with the same kind of block as one tensor, [rows, bytes per row]."""
         rows, columns = [part.rows.size for part in parts], parts[0].columns.size
-        stored = [_codes(kind, part) for part in parts]  # raises if columns cut a block
+        stored = [_codes(kind, part) for part in parts]  # raises if the columns of a part cut a block
         name = f"{stacked_name([part.name for part in parts])}.blocks"
         into = loader.take(name, (sum(rows), row_bytes(kind, columns)), torch.uint8)
         for part, of, place in zip(parts, stored, torch.split(into, rows), strict=True):
@@ -82,9 +82,9 @@ class GgufFormat(WeightFormat):
         stored: ExpectedTensor,
         read: Callable[[torch.Tensor], torch.Tensor] | None,
     ) -> None:
-        """Request that `read` makes rows of `into` from the same stored rows (None: they are equal).
+        """Request that `read` converts stored rows to rows of `into`; None if they are equal.
 
-        Afterwards llama.cpp's order of rows is undone, if it was changed.
+        The rows of heads in llama.cpp's order are put into the model's order.
         """
         head_dim = self.turned_head_dim if part.name.endswith(_ROTATED) else None
         if head_dim is not None:
@@ -99,7 +99,7 @@ class GgufFormat(WeightFormat):
 
 
 def read_gguf(described: Mapping[str, Any]) -> GgufFormat:
-    """Read what engine/gguf/directory.py has written."""
+    """Parse the quantization_config that engine/gguf/directory.py writes."""
     head_dim, kinds = described.get("turned_head_dim"), described.get("kinds") or []
     unknown = [kind for kind in kinds if kind not in BLOCK_KINDS]
     if unknown or not (head_dim is None or (isinstance(head_dim, int) and head_dim > 0)):
@@ -108,7 +108,7 @@ def read_gguf(described: Mapping[str, Any]) -> GgufFormat:
 
 
 def _codes(kind: str, part: MatrixPart) -> ExpectedTensor:
-    """Return the run of bytes that contains the part."""
+    """Return the stored bytes of the part. Raises CheckpointError if its columns cut a block."""
     block = BLOCK_KINDS[kind]
     if part.columns.total % block.columns:
         raise CheckpointError(
@@ -120,5 +120,5 @@ def _codes(kind: str, part: MatrixPart) -> ExpectedTensor:
 
 
 def _in_halves(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undo llama.cpp's order of a head's rows: paired rows are adjacent there, half a head apart here."""
+    """Move the paired rows of each head, which llama.cpp stores next to each other, half a head apart."""
     return torch.unflatten(rows, 0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

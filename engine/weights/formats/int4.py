@@ -1,7 +1,7 @@
 """Matrices in four bits with a scale per group of columns: compressed-tensors, GPTQ and AWQ.
 
-A loader that keeps them packed looks at two small tensors first, because their contents decide about the layout: whether any zero point differs from
-8, and whether columns were sorted by importance (g_idx), which scatters a group.
+If matrices stay packed, two small tensors are read first, because their contents decide the layout: whether any zero point differs from 8, and
+whether columns were quantized in the order of their importance (g_idx), which scatters the columns of a group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ _INDICES = ("I32", "I64")
 @dataclass(frozen=True, slots=True)
 class Int4Format(WeightFormat):
     layout: Int4Layout
-    group: int | None  # columns per scale; None for all of a row
-    stores_zeros: bool  # GPTQ and AWQ always do, all 8 if they are not needed
-    needs_zeros: bool  # according to config.json
+    group: int | None  # columns per scale; None for a scale per row
+    stores_zeros: bool  # whether there are zero points; GPTQ and AWQ always store them, as 8 if they are not needed
+    needs_zeros: bool  # whether zero points differ from 8 according to config.json
 
     def stays_packed(self, device: torch.device) -> bool:
         return device.type == "cuda" or (device.type == "cpu" and library.takes_codes())
@@ -50,11 +50,11 @@ class Int4Format(WeightFormat):
             codes, scales = matrix.read_codes(order, tensors[0]), matrix.read_scales(tensors[-1])
             into.copy_(Int4Weight(codes, scales, zeros, *matrix.sizes, order).unpack(into.dtype))
 
-        # The scales come last: only they can contain NaN or infinity.
+        # The scales come last, because errors name the last tensor, and only scales can contain NaN or infinity.
         loader.fill(into, [*stored, matrix.scales], unpack, is_row_wise=False)
 
     def joins(self, loader: WeightRequests, parts: Sequence[MatrixPart], experts: int) -> bool:
-        """True if all parts have the same order of columns; for experts, the model's."""
+        """True if all parts have the same order of columns; that of experts must be unchanged."""
         first, *others = [_look_at_order(loader, self._matrix(part)) for part in parts]
         if first is None:
             return all(order is None for order in others)
@@ -87,14 +87,14 @@ class Int4Format(WeightFormat):
         return _StoredMatrix(name, rows, columns, group, self.layout)
 
     def _differ(self, loader: WeightRequests, matrix: "_StoredMatrix") -> bool:
-        """True if zero points are needed; if there is nothing to look at, config.json decides."""
+        """Return True if zero points differ from 8; if they cannot be read, config.json decides."""
         found = loader.look(matrix.zeros) if self.stores_zeros else None
         return self.needs_zeros if found is None else bool((matrix.read_zeros(found) != 8).any())
 
 
 @dataclass(frozen=True, slots=True)
 class _StoredMatrix:
-    """The needed part of one matrix: the tensors that contain it, and how they are read."""
+    """The needed part of one matrix: the tensors that contain it, and their conversions."""
 
     name: str
     rows: AxisRange
@@ -104,7 +104,7 @@ class _StoredMatrix:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Columns, and columns per scale."""
+        """The number of columns, and of columns per scale."""
         return self.columns.size, min(self.group, self.columns.size)
 
     @property
@@ -124,11 +124,11 @@ class _StoredMatrix:
 
     @property
     def g_idx(self) -> ExpectedTensor:
-        """Each column's group, for all columns, which shows whether a run of columns is whole."""
+        """The tensor with the group of each column, for all columns of the matrix."""
         return ExpectedTensor.of(f"{self.name}.{self.layout.g_idx_name}", (self.columns.total,), _INDICES)
 
     def read_codes(self, order: torch.Tensor | None, words: torch.Tensor) -> torch.Tensor:
-        """Return the codes of any run of rows, packed for kernels."""
+        """Return the codes of a run of rows, packed for the kernels."""
         codes = self.layout.codes(words)[: self.rows.size, : self.columns.size]
         return pack_int4(codes if order is None else codes[:, order.to(codes.device)])
 
@@ -139,7 +139,10 @@ class _StoredMatrix:
         return self.layout.scales(stored)
 
     def order(self, g_idx: torch.Tensor) -> torch.Tensor | None:
-        """Return the columns sorted by group; None if they are already. Raises CheckpointError."""
+        """Return the indices that sort the columns by group; None if they are sorted already.
+
+        Raises CheckpointError if groups have different sizes, or ranks share a matrix with unsorted columns.
+        """
         groups = self.columns.total // self.group
         in_order = torch.arange(self.columns.total, device=g_idx.device) // self.group
         if torch.equal(g_idx.long(), in_order):
@@ -150,7 +153,7 @@ class _StoredMatrix:
             )
         if not self.columns.is_whole:
             raise CheckpointError(
-                f"{self.name} has its columns in an order of importance ({self.layout.g_idx_name}): ranks cannot share them"
+                f"{self.name} has columns in an order of importance ({self.layout.g_idx_name}), which ranks cannot share"
             )
         return g_idx.argsort(stable=True)
 

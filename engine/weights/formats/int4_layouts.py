@@ -4,8 +4,8 @@ Pure functions of tensors, called when a checkpoint is loaded; do not know files
 lowest bits. The differences are:
 
 compressed-tensors   words along a row; zero points along a column; signed values, stored with 8 added
-GPTQ                 the matrix transposed, words along its columns; zero points along rows, one too small in the format's first version
-AWQ                  the matrix transposed, words along rows, and in each of them the columns in the order 0 2 4 6 1 3 5 7; zero points alike
+GPTQ                 the matrix transposed, words along its columns; zero points along rows, in the format's first version with 1 subtracted
+AWQ                  the matrix transposed, words along rows, with the columns in the order 0 2 4 6 1 3 5 7 in each word; zero points likewise
 """
 
 from abc import ABC, abstractmethod
@@ -14,38 +14,38 @@ import torch
 
 from pilotlight.engine.weights.shard import AxisRange
 
-CODES = 8  # in a word
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of each column in a word of AWQ
+CODES = 8  # codes per word
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the position of each column in a word of AWQ
 
 Dims = tuple[AxisRange, AxisRange]
 
 
 class Int4Layout(ABC):
-    """The tensors of a matrix [rows, columns], and how to read them."""
+    """The stored tensors of a matrix [rows, columns], and their conversions."""
 
     codes_name, zeros_name, scales_name, g_idx_name = "qweight", "qzeros", "scales", "g_idx"
     is_row_wise = False  # whether rows of the matrix are rows of its tensors
 
     @abstractmethod
     def codes_dims(self, rows: AxisRange, columns: AxisRange) -> Dims:
-        """Return the run of words that contains these codes."""
+        """Return the ranges of the stored tensor, in words, that contain these codes."""
 
     @abstractmethod
     def codes(self, words: torch.Tensor) -> torch.Tensor:
-        """Return [rows, columns] of 0 to 15, maybe with extra ones at the end of either."""
+        """Unpack words to [rows, columns] of 0 to 15; padding may add rows or columns at the end."""
 
     def zeros_dims(self, rows: AxisRange, groups: AxisRange) -> Dims:
         return groups, rows.over(CODES)
 
     def zeros(self, words: torch.Tensor) -> torch.Tensor:
-        """Return [rows, groups], maybe with extra rows."""
+        """Unpack zero points to [rows, groups]; padding may add rows at the end."""
         return unpack_words(words).T
 
     def scales_dims(self, rows: AxisRange, groups: AxisRange) -> Dims:
         return groups, rows
 
     def scales(self, stored: torch.Tensor) -> torch.Tensor:
-        """Return [rows, groups]."""
+        """Return the scales as [rows, groups]."""
         return stored.T
 
 
@@ -101,5 +101,5 @@ class Awq(Int4Layout):
 
 def unpack_words(words: torch.Tensor) -> torch.Tensor:
     """Unpack [rows, words] int32 to [rows, words * 8] uint8."""
-    as_bytes = words.contiguous().view(torch.uint8)  # little-endian: the byte with the first two codes comes first
+    as_bytes = words.contiguous().view(torch.uint8)  # little-endian, so the byte with the first two codes comes first
     return torch.stack((as_bytes & 15, as_bytes >> 4), dim=-1).flatten(1)

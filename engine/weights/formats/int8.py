@@ -1,6 +1,6 @@
 """Matrices in eight bits with a scale per row or per group of columns, from compressed-tensors.
 
-Codes are bytes, or four of them, with 128 added, in a 32-bit word.
+Codes are stored as bytes, or four to a 32-bit word with 128 added to each.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from pilotlight.engine.weights.shard import MatrixPart
 from pilotlight.kernels.cpu import library
 from pilotlight.kernels.matrices.int8 import BLOCK, Int8Weight, pad_int8
 
-_CODES = 4  # in a word
+_CODES = 4  # codes per word
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Format(WeightFormat):
-    group: int | None  # columns per scale; None for all of a row
+    group: int | None  # columns per scale; None for a scale per row
     in_words: bool
 
     def stays_packed(self, device: torch.device) -> bool:
@@ -54,14 +54,16 @@ class Int8Format(WeightFormat):
         return Int8Weight(codes, scales, columns, group)
 
     def _codes(self, stored: torch.Tensor, columns: int) -> torch.Tensor:
-        """Return any run of rows in the kernels' form."""
+        """Return the codes of a run of rows in the kernels' form."""
         if not self.in_words:
             return pad_int8(stored)
-        as_bytes = stored.contiguous().view(torch.uint8)[:, :columns]  # little-endian: the first is a word's lowest
+        as_bytes = stored.contiguous().view(torch.uint8)[
+            :, :columns
+        ]  # little-endian, so a word's lowest byte comes first
         return pad_int8((as_bytes ^ 128).view(torch.int8))
 
     def _sizes(self, part: MatrixPart) -> tuple[int, int]:
-        """Columns, and columns per scale."""
+        """Return the number of columns, and of columns per scale."""
         group = self.group or part.columns.total
         return part.columns.size, min(group, part.columns.size)
 

@@ -1,4 +1,4 @@
-"""MXFP4 in gpt-oss checkpoints: all experts of a layer in one tensor of blocks and one of scales."""
+"""MXFP4 in gpt-oss checkpoints: the experts of a layer share one tensor of blocks and one of scales."""
 
 import torch
 
@@ -21,7 +21,7 @@ class Mxfp4Format(WeightFormat):
         return f"{name}_blocks" in index or f"{name}_scales" in index
 
     def fill_stack(self, loader: WeightRequests, stack: ExpertStack, into: torch.Tensor) -> None:
-        """Unpack one expert at a time: all of them would not fit in memory twice."""
+        """Request all experts unpacked; this unpacks one at a time, since all may not fit in memory twice."""
         loader.fill(as_stored(into, stack.are_pairs), _stored(stack), _unpack_each)
 
     def lay_out_stack(self, loader: WeightRequests, stack: ExpertStack) -> Mxfp4Weight:
@@ -30,7 +30,7 @@ class Mxfp4Format(WeightFormat):
         codes = loader.take(f"{stack.name}_codes", (stack.experts, num_rows, columns // 2), torch.uint8)
         powers = loader.take(f"{stack.name}_scales", (stack.experts, num_rows, columns // BLOCK), torch.uint8)
         loader.fill(as_stored(codes, stack.are_pairs), [blocks], _repack)
-        # As floats: the code of NaN is then refused like any other NaN.
+        # As floats, because the code of NaN is then refused like any other NaN.
         loader.fill(as_stored(powers.view(torch.float8_e8m0fnu), stack.are_pairs), [scales], _copy_scales)
         return Mxfp4Weight(codes, powers)
 

@@ -1,4 +1,4 @@
-"""The formats of weights, by their names in config.json. A new one is one file and one line here."""
+"""The formats of weights, by their names in config.json. A new format is a file, and a line here."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -9,7 +9,7 @@ from pilotlight.engine.weights.config import quantization
 if TYPE_CHECKING:
     from pilotlight.engine.weights.formats.format import WeightFormat
 
-# Module and function that reads a quantization_config, or raises for it; imported only for a model that needs it.
+# The module and function that parses a quantization_config, by its quant_method; imported only for a model that needs it.
 FORMATS = {
     "compressed-tensors": "pilotlight.engine.weights.formats.compressed_tensors:read_compressed_tensors",
     "gptq": "pilotlight.engine.weights.formats.int4:read_gptq",
@@ -18,13 +18,13 @@ FORMATS = {
     "gguf": "pilotlight.engine.weights.formats.gguf:read_gguf",
     "mxfp4": "pilotlight.engine.weights.formats.mxfp4:read_mxfp4",
 }
-OF_STACKS = frozenset({"mxfp4"})  # of all experts in one tensor: only some families have them
+OF_STACKS = frozenset({"mxfp4"})  # formats with all experts in one tensor, which only some model families support
 
 
 def read_format(config: Mapping[str, Any]) -> "WeightFormat | None":
-    """Return the format of a checkpoint's quantized matrices; None if all are plain.
+    """Return the format of a checkpoint's quantized matrices, or None if all are plain.
 
-    An unquantized matrix is recognised by its plain tensor, so lists of exceptions need not be read.
+    An unquantized matrix is recognised by its plain tensor, so the lists of exceptions in config.json are ignored.
     """
     described = quantization(config)
     place = FORMATS.get(str(described.get("quant_method"))) if isinstance(described, dict) else None

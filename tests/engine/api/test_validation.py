@@ -103,7 +103,7 @@ def test_a_text_to_be_embedded_may_fill_the_context() -> None:
     [
         ((image(0), image(1), image(2)), ""),
         ((image(0, 2), image(2)), ""),
-        ((image(1, 2), image(2)), "after those of the image before"),
+        ((image(1, 2), image(2)), "after those of the previous image"),
         ((image(3),), "they must be in the prompt"),
         ((image(-1),), "they must be in the prompt"),
         ((image(0, 0),), "an image's tokens are 0 from 0 on"),

@@ -57,9 +57,9 @@ def test_what_another_host_has_is_done_without(
     tiers = open_tiers(on_disk(tmp_path))
     assert tiers is not None
     assert tiers.disk is None
-    assert caplog.text.count("this engine host goes without") == 1
+    assert caplog.text.count("this engine host runs without") == 1
     assert open_tiers(config(tmp_path)) is None
-    assert caplog.text.count("this engine host goes without") == 2
+    assert caplog.text.count("this engine host runs without") == 2
     tiers.close()
     taken.close()
     again = open_tiers(on_disk(tmp_path))
@@ -74,7 +74,7 @@ def test_a_model_whose_blocks_do_not_fit_goes_without(tmp_path: Path, caplog: py
     copier = CpuBlockCopier(torch.zeros(2, SIZE, dtype=torch.uint8))
     fitting, large = tiers.cache_for(IDENTITY, copier, SIZE), tiers.cache_for(IDENTITY, copier, 11 * STRIDE)
     assert (isinstance(fitting, TieredCache), isinstance(large, TieredCache)) == (True, False)
-    assert "tiny goes without tiers: " in caplog.text
+    assert "tiny runs without KV tiers: " in caplog.text
     fitting.close()
     tiers.close()
     HostTier.open(tmp_path / "host", 10 * STRIDE).close()

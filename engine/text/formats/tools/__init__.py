@@ -1,1 +1,1 @@
-"""Formats of tool calls, one per file."""
+"""The formats of tool calls, one per file."""

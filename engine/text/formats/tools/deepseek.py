@@ -1,7 +1,7 @@
-"""Tool calls in the format of DeepSeek V3, R1 and V3.1: one section of calls between tokens.
+"""Tool calls in the format of DeepSeek V3, R1 and V3.1: one section of calls between marker tokens.
 
-V3 and R1 write each call as `function`, a separator, the name, and the arguments as a fenced block of JSON; V3.1 as the name, the separator and the
-arguments. Both are read in every case. Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-V3.1.
+V3 and R1 write each call as `function`, a separator, the name, and the arguments as a fenced block of JSON. V3.1 writes the name, the separator and
+the arguments. The parser accepts both forms. Sources: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-V3.1.
 """
 
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[^<`{\n\ud800-\udfff]+")
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read text and calls to the end of the answer."""
+    """Parse text and calls to the end of the answer."""
     section, section_end, call, separator, call_end = (s.markers[tag] for tag in TAGS)
     while (yield from s.text_until((section,))) is not None:
         before = s.out.num_calls
@@ -50,13 +50,13 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write_v3(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer of V3 and R1."""
+    """Add the rules of an answer of V3 and R1 to the grammar."""
     begin = f'"function" {markers.lark(SEPARATOR)} NAME {quoted(f"{chr(10)}{FENCE}{chr(10)}")}'
     _write(grammar, rules, markers, begin, quoted("\n```"))
 
 
 def write_v31(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer of V3.1."""
+    """Add the rules of an answer of V3.1 to the grammar."""
     _write(grammar, rules, markers, f"NAME {markers.lark(SEPARATOR)}")
 
 
@@ -68,5 +68,5 @@ def _write(grammar: Grammar, rules: AnswerRules, markers: Markers, begin: str, e
 
 
 def allows(name: str) -> bool:
-    """True if a tool of this name can be called."""
+    """Return True if a tool of this name can be called."""
     return _NAME.fullmatch(name) is not None and name == name.strip()

@@ -1,4 +1,4 @@
-"""Tool calls in the format of GLM-4.5: a name, then keys and values in turn, each in tags.
+"""Tool calls in the format of GLM-4.5: a name, then keys and values alternately, each in tags.
 
 <tool_call>get_weather
 <arg_key>city</arg_key>
@@ -22,7 +22,7 @@ TAGS = (OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END)
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read text and calls to the end of the answer."""
+    """Parse text and calls to the end of the answer."""
     opens, closes, key_tag, key_end, value_tag, value_end = (s.markers[tag] for tag in TAGS)
     tags = tagged.ValueTags(value_end, "", (key_tag, closes))
     while (yield from s.text_until((opens,))) is not None:
@@ -52,7 +52,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer."""
+    """Add the rules of an answer to the grammar."""
     key, key_end, value = markers.lark(KEY), markers.lark(KEY_END), markers.lark(VALUE)
     tags = tagged.ValueGrammar(
         begin=f'{key} "KEY" {key_end} {quoted(chr(10))} {value}',

@@ -3,7 +3,7 @@
 <|channel|>analysis<|message|>The user wants ...<|end|>
 <|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>
 
-Source: OpenAI's cookbook, "OpenAI harmony response format". The prompt ends with `<|start|>assistant`; `<|call|>` and `<|return|>` end the answer.
+Source: OpenAI's cookbook, "OpenAI harmony response format". The prompt ends with `<|start|>assistant`. `<|call|>` and `<|return|>` end the answer.
 Commentary without a recipient is for the user. Every answer has this form, with tools or without.
 """
 
@@ -19,13 +19,13 @@ START, END, CHANNEL, MESSAGE = "<|start|>", "<|end|>", "<|channel|>", "<|message
 CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 TAGS = (START, END, CHANNEL, MESSAGE, CONSTRAIN, CALL, RETURN)
 FUNCTIONS = "functions."
-EFFORTS = ("low", "medium", "high")  # the system message's "Reasoning: "; its template would write any word there
+EFFORTS = ("low", "medium", "high")  # values of "Reasoning: " in the system message; the template would accept any word
 
 _RECIPIENT = re.compile(r"to=([^\s<\ud800-\udfff]+)")
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read messages to the end of the answer."""
+    """Parse messages to the end of the answer."""
     start, end, channel, message, _, call, returned = (s.markers[tag] for tag in TAGS)
     ends = (end, call, returned, start, channel)
     while (yield from s.first()):
@@ -54,7 +54,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def _text(s: Scanner, ends: tuple[str, ...], *, is_reasoning: bool = False) -> Reading[None]:
-    """Read a message's text to its end; leave a marker that starts another one unread."""
+    """Parse the text of a message to its end; do not consume a marker that starts another message."""
     ending = yield from s.text_until(ends, *((ReasoningPart,) if is_reasoning else ()))
     if ending in ends[:3]:
         s.release()
@@ -64,7 +64,7 @@ def _text(s: Scanner, ends: tuple[str, ...], *, is_reasoning: bool = False) -> R
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer with its reasoning."""
+    """Add the rules of an answer and its reasoning to the grammar."""
     channel, message, on = markers.lark(CHANNEL), markers.lark(MESSAGE), f'{markers.lark(START)} "assistant"'
     is_token = markers.is_token(END)
     thought = grammar.up_to("thought", markers.lark(END), is_token=is_token)
@@ -85,5 +85,5 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def allows(name: str) -> bool:
-    """True if a tool of this name can be called."""
+    """Return True if a tool of this name can be called."""
     return _RECIPIENT.fullmatch(f"to={FUNCTIONS}{name}") is not None

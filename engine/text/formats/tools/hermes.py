@@ -2,8 +2,8 @@
 
 <tool_call>{"name": ..., "arguments": {...}}</tool_call>
 
-Source: the model card of NousResearch/Hermes-2-Pro, "Prompt Format for Function Calling". A tag whose content is not a call is text, including the
-tag: no output of a model is dropped.
+Source: the model card of NousResearch/Hermes-2-Pro, "Prompt Format for Function Calling". If the content of a tag is not a call, tag and content are
+text, so that no output of a model is dropped.
 """
 
 from pilotlight.engine.text.formats import values
@@ -18,7 +18,7 @@ NEWLINE_BRACE = "}\n"  # between a call's arguments and its closing tag
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read text and calls to the end of the answer."""
+    """Parse text and calls to the end of the answer."""
     opens, closes = s.markers[OPEN], s.markers[CLOSE]
     while (yield from s.text_until((opens,))) is not None:
         if (yield from values.call(s)):
@@ -29,7 +29,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer: calls are on separate lines, as in the templates."""
+    """Add the rules of an answer to the grammar; calls are on separate lines, as in the chat templates."""
     calls = grammar.calls(
         rules, lambda name: quoted('\n{"name": ' + quoted(name) + ', "arguments": '), quoted(NEWLINE_BRACE)
     )

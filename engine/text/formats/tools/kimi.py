@@ -1,9 +1,9 @@
-"""Tool calls in the format of Kimi K2: one section of calls, with ids of function name and number.
+"""Tool calls in the format of Kimi K2: one section of calls, each with an id of function and number.
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city": "Paris"}<|tool_call_end|>
 <|tool_calls_section_end|>
 
-Source: moonshotai/Kimi-K2-Instruct, docs/tool_call_guidance.md. Clients get the same ids: the template writes results under them.
+Source: moonshotai/Kimi-K2-Instruct, docs/tool_call_guidance.md. Clients get these ids, because the template needs them for the results of the calls.
 """
 
 import re
@@ -22,7 +22,7 @@ _ID = re.compile(r"[^<\ud800-\udfff]+")
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read text and calls to the end of the answer."""
+    """Parse text and calls to the end of the answer."""
     section, section_end, call, arguments, call_end = (s.markers[tag] for tag in TAGS)
     while (yield from s.text_until((section,))) is not None:
         before = s.out.num_calls
@@ -46,7 +46,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer."""
+    """Add the rules of an answer to the grammar."""
     calls = grammar.calls(
         rules, lambda name: f"{quoted(f'functions.{name}:')} /[0-9]{{1,3}}/ {markers.lark(ARGUMENTS)}"
     )
@@ -56,5 +56,5 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def allows(name: str) -> bool:
-    """True if a tool of this name can be called."""
+    """Return True if a tool of this name can be called."""
     return _ID.fullmatch(name) is not None and name == name.strip()

@@ -1,8 +1,8 @@
-"""Tool calls in the format of Llama 3.1 and 3.2: an answer of JSON objects, with semicolons between.
+"""Tool calls in the format of Llama 3.1 and 3.2: an answer of JSON objects, separated by semicolons.
 
 An object is `{"name": ..., "parameters": {...}}`. Source: Meta's prompt formats of Llama 3.1 and 3.2, "JSON based tool calling". An object that names
-no available tool is text, as is any answer that does not start with one. `<|python_tag|>` may precede the first, and Llama 4's `<|python_start|>` and
-`<|python_end|>` enclose all.
+no available tool is text, as is any answer that does not start with an object. `<|python_tag|>` may precede the first object, and Llama 4 may enclose
+all of them in `<|python_start|>` and `<|python_end|>`.
 """
 
 from pilotlight.engine.text.formats import values
@@ -16,7 +16,7 @@ TAGS = (PYTHON, START, END)
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read an answer that is calls or text."""
+    """Parse an answer that consists of calls, or of text."""
     s.hold()
     yield from s.beyond_space()
     yield from s.skip(s.markers[PYTHON], s.markers[START])
@@ -29,7 +29,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer: one that starts with a brace is calls."""
+    """Add the rules of an answer to the grammar; an answer that starts with a brace consists of calls."""
     calls = grammar.calls(rules, lambda name: quoted(f'{{"name": {quoted(name)}, "parameters": '), '"}"')
     call = grammar.rule("call", calls)
     grammar.whole(rules, call if rules.is_single else f"{call} (/; ?/ {call})*", r"/[^{\s](.|\n)*/")

@@ -1,8 +1,8 @@
 """Tool calls in the format of Mistral's models, after the token `[TOOL_CALLS]`.
 
-Up to version 7 of their tokenizers it is one list of objects with a name and arguments; from version 11 on each call has its own token, a name,
-sometimes an id, and its arguments: `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`. Both are read in every case. Ids are nine letters and digits;
-templates refuse others. Source: mistralai/mistral-common, tokens/tokenizers/instruct.py.
+Up to version 7 of their tokenizers the token precedes a list of objects with a name and arguments. From version 11 on it precedes each call: a name,
+sometimes an id, and the arguments, as in `[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}`. The parser accepts both forms. Ids are nine letters and
+digits; templates refuse others. Source: mistralai/mistral-common, tokens/tokenizers/instruct.py.
 """
 
 import re
@@ -26,7 +26,7 @@ def new_id() -> str:
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read text and calls to the end of the answer."""
+    """Parse text and calls to the end of the answer."""
     opens = s.markers[OPEN]
     while (yield from s.text_until((opens,))) is not None:
         before = s.out.num_calls
@@ -56,7 +56,7 @@ def _call(s: Scanner) -> Reading[None]:
 
 
 def write_list(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer with a list of calls."""
+    """Add the rules of an answer with one list of calls to the grammar."""
     calls = grammar.calls(rules, lambda name: quoted(f'{{"name": {quoted(name)}, "arguments": '), '"}"')
     call = grammar.rule("body", calls)
     listed = call if rules.is_single else f'{call} (", " {call})*'
@@ -64,12 +64,12 @@ def write_list(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def write_named(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer whose calls have a token each."""
+    """Add the rules of an answer with a token before each call to the grammar."""
     call_id = f"({markers.lark(CALL_ID)} /[a-zA-Z0-9]{{9}}/)? " if markers.is_token(CALL_ID) else ""
     calls = grammar.calls(rules, lambda name: f"{quoted(name)} {call_id}{markers.lark(ARGUMENTS)}")
     grammar.answer(rules, markers, OPEN, grammar.rule("body", calls), between='""')
 
 
 def allows(name: str) -> bool:
-    """True if a tool of this name can be called."""
+    """Return True if a tool of this name can be called."""
     return _NAME.fullmatch(name) is not None and name == name.strip()

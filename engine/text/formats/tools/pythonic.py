@@ -1,7 +1,8 @@
 """Tool calls in the format that Llama 3.2 and 4 may use: a list of Python calls.
 
 For example `[get_weather(city="Paris", days=3), stop()]`. Source: Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling". A list that
-starts with no available tool is text, as is any answer that does not start with one. `<|python_start|>` and `<|python_end|>` may enclose it.
+does not start with an available tool is text, as is any answer that does not start with a list. `<|python_start|>` and `<|python_end|>` may enclose
+the list.
 """
 
 import json
@@ -24,7 +25,7 @@ _WORDS = {"boolean": '("True" | "False")', "null": '"None"'}
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read an answer that is calls or text."""
+    """Parse an answer that consists of calls, or of text."""
     s.hold()
     yield from s.beyond_space()
     yield from s.skip(s.markers[START])
@@ -70,7 +71,7 @@ def _call(s: Scanner) -> Reading[bool]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer: one that starts with a bracket is calls."""
+    """Add the rules of an answer to the grammar; an answer that starts with a bracket consists of calls."""
     calls = []
     for number, tool in enumerate(rules.tools):
         arguments = _arguments(grammar, f"argument{number}", tool)
@@ -81,9 +82,9 @@ def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
 
 
 def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
-    """Write the rules of keyword arguments in the schema's order, and return the first rule.
+    """Add the rules of keyword arguments, in the schema's order, and return the first rule.
 
-    Of a rule's alternatives the first continues after its argument; the other, for an optional one, omits it.
+    The first alternative of a rule has its argument; the second, for an optional argument, omits it. Both continue with the next rule.
     """
     schema = tool.schema
     properties, required = properties_of(schema), listed(schema.get("required"))
@@ -109,5 +110,5 @@ def _arguments(grammar: Grammar, prefix: str, tool: CallableTool) -> str:
 
 
 def allows(name: str) -> bool:
-    """True if a tool of this name can be called: it must be a valid Python call."""
+    """Return True if a tool of this name can be called: the name must be a valid Python name."""
     return _CALLABLE.fullmatch(name) is not None

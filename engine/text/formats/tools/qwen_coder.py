@@ -1,4 +1,4 @@
-"""Tool calls in the format of Qwen3-Coder: function name and each argument in separate tags.
+"""Tool calls in the format of Qwen3-Coder: tags for the function's name and for each argument.
 
 <tool_call>
 <function=get_weather>
@@ -25,7 +25,7 @@ TAGS = (OPEN, CLOSE, FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END)
 
 
 def read(s: Scanner) -> Reading[None]:
-    """Read text and calls to the end of the answer."""
+    """Parse text and calls to the end of the answer."""
     opens, closes, function, function_end, parameter, parameter_end = (s.markers[tag] for tag in TAGS)
     tags = tagged.ValueTags(parameter_end, "\n", (parameter, function_end, closes))
     while (word := (yield from s.text_until((opens, function)))) is not None:
@@ -60,7 +60,7 @@ def read(s: Scanner) -> Reading[None]:
 
 
 def write(grammar: Grammar, rules: AnswerRules, markers: Markers) -> None:
-    """Write the grammar of an answer."""
+    """Add the rules of an answer to the grammar."""
     tags = tagged.ValueGrammar(
         begin=f'{markers.lark(PARAMETER)} "KEY>\\n"',
         free_begin=rf'{markers.lark(PARAMETER)} /[^<>\n]{{1,64}}/ ">\n"',

@@ -1,7 +1,6 @@
-"""Arguments in tags: the value is text if the tool's schema says string, else JSON.
+"""Arguments in tags: a value is text if the tool's schema requires a string, and JSON otherwise.
 
-This is the common part of two formats (qwen_coder.py, glm.py). A closing tag inside a text is text, unless it is followed by something that may
-follow a value.
+This is the common part of two formats (qwen_coder.py, glm.py). A closing tag inside a text is text, unless a tag that may come after a value follows.
 """
 
 import re
@@ -13,7 +12,7 @@ from pilotlight.engine.text.formats.grammars import Grammar, in_slashes, quoted,
 from pilotlight.engine.text.formats.parts import CallableTool
 from pilotlight.engine.text.formats.scanner import Reading, Scanner
 
-MOST_SPACE = 64  # characters after a closing tag, within which the follower must show whether it is one
+MOST_SPACE = 64  # most white space between a closing tag and the tag after it, by which the closing tag is recognised
 ANYTHING = r"(?:.|\n)*"
 NAME = re.compile(r"[^<>\n\ud800-\udfff]+")
 _KINDS = {"n": "null", "t": "boolean", "f": "boolean", '"': "string", "{": "object", "[": "array"}
@@ -24,19 +23,19 @@ class ValueTags(NamedTuple):
     """The tag that ends a value, and the tags that may follow it."""
 
     close: str
-    padding: str  # between a value and its tags, on either side
+    padding: str  # text between a value and its tags, on either side
     followers: tuple[str, ...]
 
 
 def allows(name: str) -> bool:
-    """True if a tool of this name can be called in such a format."""
+    """Return True if a tool of this name can be called in such a format."""
     return NAME.fullmatch(name) is not None and name == name.strip()
 
 
 def value(s: Scanner, key: str, schema: dict[str, Any], tags: ValueTags) -> Reading[None]:
-    """Read an argument's value and its closing tag, and output it as JSON.
+    """Parse an argument's value and its closing tag, and output the value as JSON.
 
-    A text is output as it arrives, another value at its end.
+    A string is output as it arrives, any other value when it is complete.
     """
     kinds = kinds_of(properties_of(schema).get(key), schema)
     if tags.padding:
@@ -86,7 +85,7 @@ def _is_followed(s: Scanner, word: str, followers: Sequence[str]) -> Reading[boo
 
 
 def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
-    """Return the types that a schema allows, as far as it is explicit."""
+    """Return the types that a schema names explicitly."""
     if not isinstance(schema, dict):
         return set()
     if isinstance(reference := schema.get("$ref"), str):
@@ -103,29 +102,29 @@ def kinds_of(schema: Any, root: dict[str, Any]) -> set[str]:
 
 
 def properties_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema's properties; none if they are invalid."""
+    """Return a schema's properties; empty if they are invalid."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
 
 def listed(value: Any) -> list[Any]:
-    """Return a schema's list, or an empty one if it has something else."""
+    """Return a value of a schema if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 
 class ValueGrammar(NamedTuple):
-    """A format's way to write an argument, as parts of Lark rules."""
+    """The parts of Lark rules with which a format writes an argument."""
 
-    begin: str  # with KEY for its key
-    free_begin: str  # for an argument with any key
-    close: str
-    is_token: bool  # the closing tag
-    padding: str  # before the closing tag, after JSON
-    behind: str  # the closing tag, as a part of a rule
+    begin: str  # before the value, with KEY as placeholder for the key
+    free_begin: str  # before the value of an argument with any key
+    close: str  # tag that ends the value
+    is_token: bool  # whether that tag is a token
+    padding: str  # text between a JSON value and that tag
+    behind: str  # text between that tag and the next argument
 
 
 def write(grammar: Grammar, prefix: str, tool: CallableTool, tags: ValueGrammar) -> str:
-    """Write the rules of a tool's arguments, in the order of its schema, and return the first rule."""
+    """Add the rules of a tool's arguments, in the schema's order, and return a reference to all of them."""
     schema = tool.schema
     properties = properties_of(schema)
     if not properties:
@@ -172,7 +171,7 @@ def _value(
 
 
 def _whole(pattern: Any, key: str) -> str:
-    """Return a schema's pattern, which may match anywhere unless it has anchors, as one for whole strings."""
+    """Return the pattern for whole strings that is equivalent to a schema's pattern for any part of them."""
     if not isinstance(pattern, str):
         raise ValueError(f"the pattern of {key!r} is not a string")
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern) is not None
@@ -185,7 +184,7 @@ def _whole(pattern: Any, key: str) -> str:
 
 
 def _has_alternatives(pattern: str) -> bool:
-    """True if a pattern has alternatives outside of any group."""
+    """Return True if a pattern has alternatives outside of groups."""
     depth = 0
     for sign in re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", pattern, flags=re.DOTALL):
         depth += (sign == "(") - (sign == ")")

@@ -1,8 +1,8 @@
 """Reasoning between two tags, before an answer.
 
 The tags are `<think>` for Qwen 3, DeepSeek, Kimi and GLM, `[THINK]` for Magistral. Sources: the model cards of Qwen/Qwen3-8B,
-deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking and mistralai/Magistral-Small-2507. A template may have written the first tag, or both: the end
-of the prompt shows that. White space at either end of the reasoning belongs to the tags.
+deepseek-ai/DeepSeek-R1, moonshotai/Kimi-K2-Thinking and mistralai/Magistral-Small-2507. The prompt may end with the first tag or both, if the
+template writes them. White space at either end of the reasoning belongs to the tags.
 """
 
 from collections.abc import Sequence
@@ -20,25 +20,25 @@ class ThinkTags(NamedTuple):
 
 
 TAGS = (ThinkTags("<think>", "</think>"), ThinkTags("[THINK]", "[/THINK]"))
-GAP = r"/\n*/"  # between reasoning and answer
+GAP = r"/\n*/"  # rule of the text between reasoning and answer
 
 
 def state_of(ending: str, tags: ThinkTags, markers: Markers) -> Thinking:
-    """Return the state of the reasoning after a prompt with this end."""
+    """Return the state of the reasoning after a prompt that ends with this text."""
     if ending.endswith(markers[tags.open]):
         return Thinking.OPEN
     return Thinking.CLOSED if ending.endswith(markers[tags.close]) else Thinking.MAYBE
 
 
 def read(s: Scanner, tags: ThinkTags, thinking: Thinking, also_ends: Sequence[str]) -> Reading[None]:
-    """Read the reasoning, if there is any.
+    """Parse the reasoning, if there is any.
 
-    `also_ends`: markers of what follows it, which some models write without closing the reasoning.
+    `also_ends`: markers that end the reasoning, because some models do not close it before them.
     """
     opens, closes = s.markers[tags.open], s.markers[tags.close]
     if thinking is Thinking.CLOSED:
         return
-    s.is_reasoning = thinking is Thinking.OPEN  # some models write the first tag again anyway
+    s.is_reasoning = thinking is Thinking.OPEN  # some models nevertheless write the first tag again
     s.hold()
     yield from s.beyond_space()
     if not (yield from s.skip(opens)) and thinking is Thinking.MAYBE:
@@ -57,7 +57,7 @@ def read(s: Scanner, tags: ThinkTags, thinking: Thinking, also_ends: Sequence[st
 
 
 def write(grammar: Grammar, tags: ThinkTags, thinking: Thinking, markers: Markers) -> str:
-    """Write the grammar of the reasoning, and return its reference before an answer."""
+    """Add the rules of the reasoning to the grammar, and return the reference that precedes the answer."""
     if thinking is Thinking.CLOSED:
         return ""
     thought = grammar.up_to("thought", markers.lark(tags.close), is_token=markers.is_token(tags.close))

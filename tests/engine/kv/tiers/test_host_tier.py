@@ -180,7 +180,7 @@ def test_a_full_file_system_lowers_the_limit_instead_of_killing_the_process(
     assert [put(tier, n) for n in range(8)] == [True] * 4 + [False] + [True] * 3
     assert tier.space.limit_bytes == 4 * STRIDE
     assert [n for n in range(8) if name(n) in tier] == [3, 5, 6, 7]
-    assert caplog.text.count("makes do with") == 1
+    assert caplog.text.count("is limited to") == 1
 
 
 def test_a_file_system_that_was_full_for_long_takes_blocks_when_it_no_longer_is(
@@ -578,7 +578,7 @@ def test_a_file_of_other_slots_is_not_read_and_not_kept_open(tier: HostTier, tmp
     num_open = len(os.listdir("/proc/self/fd"))
     if left == "another version":
         other.rename(file)
-    with pytest.raises(OSError, match="it is not a file of such slots"):
+    with pytest.raises(OSError, match="it is not a file of slots of this size"):
         SlotFileReader(tmp_path / "tier", SIZE if left == "another version" else PAGE)
     assert len(os.listdir("/proc/self/fd")) == num_open
 
