@@ -138,5 +138,5 @@ async def test_a_file_that_cannot_be_written_is_reported_and_its_content_is_answ
     assert (refused.value.code, refused.value.status) == ("overloaded", 429)
     failures = 0
     made.batches.serve(made.serve)
-    await eventually(lambda: "wait for the next one, after an error" in caplog.text)
+    await eventually(lambda: "stop after an error; the next batch resumes them" in caplog.text)
     assert await made.responses(await made.put(2)) == [{"id": 0, "success": True, "result": {"response": 2}}]
