@@ -1,4 +1,4 @@
-"""`pilotlight types`: write a manifest's bindings as an annotated class, for editors and checkers."""
+"""`pilotlight types`: write a manifest's bindings as an annotated class, for type checkers."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ VALUES = (bool, int, float, str, dict, list)
 
 
 def types(directory: Path, environment: str | None) -> str:
-    """Return the source of a module with a class `Env`. Raises ManifestError."""
+    """Return the source of a module with the class `Env`. Raises ManifestError."""
     imports, lines = {"from typing import Any"}, []
     faces = _faces()
     for binding in sorted(load_manifest(directory, environment).bindings, key=lambda each: each.name):
@@ -31,7 +31,7 @@ def types(directory: Path, environment: str | None) -> str:
 
 
 def _faces() -> dict[str, type[Any]]:
-    """Return the classes of bindings by kind, as functions import them, without those not offered here."""
+    """Return the SDK classes of bindings by kind, for the kinds that are offered here."""
     if str(SDK) not in sys.path:
         sys.path.insert(0, str(SDK))
     from workers.bindings import FACES

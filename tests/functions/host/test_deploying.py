@@ -194,7 +194,7 @@ async def test_a_site_that_cannot_serve_a_change_is_named(
     monkeypatch.setattr(site, "served", lambda name, revision: asyncio.sleep(0, Tried(False, "it is busy")))
     await network.deploy()
     assert (
-        "greeter: runs at ams1 only, where its data is\ngreeter: not known to be served at ams1 yet: it is busy\n"
+        "greeter: runs at ams1 only, because its data is there\ngreeter: not confirmed to be served by ams1 yet: it is busy\n"
         in capsys.readouterr().out
     )
 
