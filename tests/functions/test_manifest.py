@@ -206,7 +206,7 @@ def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
         ('main = "src/entry.py"\n[[unsafe.bindings]]\nname = "X"\ntype = "magic"', 'only type "ratelimit"'),
         ('main = "src/entry.py"\n[assets]\ndirectory = "dist"', "'dist', which does not exist"),
         ('name = "x"', "main is missing"),
-        ('main = "../entry.py"', "leads out of the function's folder"),
+        ('main = "../entry.py"', "is outside the function's folder"),
         ('main = "src/entry.js"', "must be a Python file"),
         ('main = "src/other.py"', "which does not exist"),
         ('main = "src/entry.py"\n[vars]\nA = 1\n[ai]\nbinding = "A"', "'A' is used twice"),

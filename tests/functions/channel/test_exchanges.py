@@ -192,7 +192,7 @@ async def test_a_call_drops_the_stream_of_its_answer_and_a_stream_of_a_value_is_
         streaming = asyncio.ensure_future(anext(peer.channel.stream("X", "m")))
         await peer.hear(3)
         peer.say(Reply(3, "a"))
-        with pytest.raises(Failure, match=r"X\.m answered with a value") as refused:
+        with pytest.raises(Failure, match=r"X\.m returned a value") as refused:
             await streaming
         assert refused.value.name == "TypeError"
 

@@ -46,7 +46,7 @@ async def settle() -> None:
 async def test_a_window_may_wait_for_its_reader_and_not_a_byte_more() -> None:
     stream, _ = inbound(Written())
     stream.push(bytes(WINDOW_BYTES))
-    with pytest.raises(FrameError, match="more was sent"):
+    with pytest.raises(FrameError, match="exceeded its credit"):
         stream.push(b"x")
 
 

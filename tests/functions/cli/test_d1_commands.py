@@ -33,7 +33,7 @@ def test_binding_name_and_id_mean_the_same_database(here: tuple[str, str]) -> No
 
 
 def test_remote_asks_for_a_sites_file(here: tuple[str, str]) -> None:
-    with pytest.raises(CliError, match="name its file with --site"):
+    with pytest.raises(CliError, match="needs --site"):
         run("d1", "execute", "DB", "--remote", "--command", "SELECT 1", *here)
 
 

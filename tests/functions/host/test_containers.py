@@ -132,7 +132,9 @@ asyncio.run(main())
 async def test_an_oci_runtime_that_is_named_and_missing_stops_the_start_and_says_what_to_install(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(IsolationError, match=r"'no-such-runtime' \(functions.oci_runtime\) is not on this machine"):
+    with pytest.raises(
+        IsolationError, match=r"'no-such-runtime' \(functions.oci_runtime\) is not installed on this machine"
+    ):
         async with SiteFunctions(oci_runtime="no-such-runtime"):
             pass
     with pytest.raises(IsolationError, match="apt-get install crun"):

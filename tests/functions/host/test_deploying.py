@@ -189,7 +189,7 @@ async def test_a_site_that_cannot_serve_a_change_is_named(
         away.setattr(site._router, "url", "http://127.0.0.1:1")
         tried = await site.served("greeter", 1)
     assert (tried.healthy, tried.detail.partition(": ")[0]) == (False, "http://127.0.0.1:1 cannot be reached")
-    assert "knows no revision 1" in (await site.served("greeter", 1)).detail
+    assert "has no revision 1" in (await site.served("greeter", 1)).detail
     network.write("one")
     monkeypatch.setattr(site, "served", lambda name, revision: asyncio.sleep(0, Tried(False, "it is busy")))
     await network.deploy()

@@ -116,7 +116,7 @@ async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
 
     made._journal = InvocationLog(made.ask).of(Manifest("hello", Path(), Path()), "")
     made._packages = cast("Any", SimpleNamespace(install=nothing))
-    with pytest.raises(Failure, match="'hello' has as many WebSockets open as it may") as refused:
+    with pytest.raises(Failure, match="'hello' has reached its limit of open WebSockets") as refused:
         await made.ask(FetchEvent(UNNUMBERED, "GET", "http://host/"), is_socket=True)
     assert refused.value.status == 503
     assert made._num_open == 0

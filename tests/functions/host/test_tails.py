@@ -41,7 +41,7 @@ async def test_a_slow_follower_misses_lines_and_learns_how_many() -> None:
     for i in range(MAX_WAITING + 1):
         tails.publish("f", str(i))
     assert [(await anext(following)).text for _ in range(2)] == [
-        f"({MAX_WAITING} lines were left out: they were not read in time)", str(MAX_WAITING),
+        f"({MAX_WAITING} lines were dropped, because they were not read in time)", str(MAX_WAITING),
     ]  # fmt: skip
     for i in range(MAX_WAITING):
         tails.publish("f", str(i))

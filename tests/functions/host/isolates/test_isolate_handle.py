@@ -138,6 +138,6 @@ async def test_an_isolate_that_could_not_be_made_says_why(made: Made) -> None:
 
 
 async def test_a_request_beyond_its_wall_time_is_open_no_longer(made: Made) -> None:
-    with pytest.raises(Fault, match=r"not answered within 0\.01 s"):
+    with pytest.raises(Fault, match=r"did not answer within 0\.01 s"):
         await made.ask(wall_s=0.01)
     assert made.isolate.work.load == 0

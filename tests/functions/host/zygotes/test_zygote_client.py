@@ -156,7 +156,7 @@ async def test_a_zygote_that_ends_takes_its_processes_along(zygote: Zygote, proc
     await eventually(lambda: zygote.connection.closed)
     assert await asyncio.to_thread(processes[0].wait) == -9
     assert [child.died.result() for child in children] == [None, None]
-    with pytest.raises(ZygoteError, match="ended before it was there"):
+    with pytest.raises(ZygoteError, match="ended before it had started"):
         await children[1].started
     assert zygote.connection.pids == set()
 
