@@ -163,7 +163,7 @@ async def test_an_exception_of_an_application_after_its_response_is_printed(serv
 
 async def test_a_body_that_was_ended_takes_no_more(served: Served) -> None:
     assert await served.get("/twice") == b"one"
-    await told(served, lambda found: "more of a body that it had ended" in found)
+    await told(served, lambda found: "more of a body that was complete" in found)
 
 
 async def test_a_head_request_gets_no_body_and_its_application_runs_to_its_end(served: Served) -> None:

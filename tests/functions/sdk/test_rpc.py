@@ -524,8 +524,8 @@ def framed(message: Any) -> list[bytes]:
         ([b"\xc1"], "broke the protocol of calls: DecodeError"),
         ([["call"]], "broke the protocol of calls: TypeError"),
         ([["result", 0, {"$stub": []}]], "broke the protocol of calls: TypeError"),
-        ([["call", number, 1, None, [], {}] for number in range(300)], "made calls beyond all bounds"),
-        ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and its results were given back"),
+        ([["call", number, 1, None, [], {}] for number in range(300)], "made too many concurrent calls"),
+        ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and its results were released"),
     ],
 )
 async def test_a_fault_of_a_session_fails_the_call_and_nothing_else(messages: list[Any], sentence: str) -> None:

@@ -1,6 +1,6 @@
-"""Convert files to Markdown by `markitdown`, a dependency of the function.
+"""Convert files to Markdown with `markitdown`, a dependency of the function.
 
-So code that reads foreign files is confined like the function.
+Thus the code that parses foreign files is confined like the function.
 """
 
 import asyncio
@@ -22,9 +22,7 @@ def supported() -> list[Record]:
 
 async def converted(file: Any) -> Record:
     """Return {name, mimeType, format, tokens, data}.
-
-    For a file that cannot be read: {name, mimeType, format: "error", error}.
-    """
+    If the file cannot be converted: {name, mimeType, format: "error", error}."""
     try:
         markitdown: Any = importlib.import_module("markitdown")
     except ImportError:
