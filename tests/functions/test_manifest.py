@@ -1,4 +1,4 @@
-"""wrangler.toml and wrangler.jsonc as published, and refusals with the nearest valid name."""
+"""Manifests as published (wrangler.toml, wrangler.jsonc), and errors with the nearest valid name."""
 
 import json
 from pathlib import Path
@@ -176,7 +176,7 @@ def test_a_manifest_of_any_size_is_refused_by_name(folder: Path, name: str) -> N
 
 
 def test_each_comma_of_jsonc_is_looked_at_once() -> None:
-    """The text after each one was copied: 128 KiB of commas took gigabytes of copies."""
+    """Copying the rest of the text at each comma once took gigabytes for 128 KiB of commas."""
 
     class Counted(str):
         __slots__ = ()

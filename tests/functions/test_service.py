@@ -1,4 +1,4 @@
-"""A site that serves functions and no model, and the folder of their data."""
+"""A site that serves only functions, no models, and the folder of its data."""
 
 from pathlib import Path
 from typing import Any

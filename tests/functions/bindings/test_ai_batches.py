@@ -1,4 +1,4 @@
-"""Batches of model calls and their file: accepted calls, the order of answers, and their time to live."""
+"""Batches of model calls and their file: accepted calls, the order of answers, and expiry."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.asgi import eventually
 
 
 class Made:
-    """Batches with a fake clock, answered in turn by the number of each prompt; an odd one fails."""
+    """Batches with a fake clock and a stand-in for the model; prompts are numbers, and odd ones fail."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""Assets from a folder of files, and service bindings to functions: responses, addresses, and paths that try to leave the folder."""
+"""Static assets (responses, canonical URLs, paths that try to leave the folder), and service bindings."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -110,7 +110,7 @@ class Called(NamedTuple):
 
 
 class Functions:
-    """A site with one function, `calc`."""
+    """A stand-in for a site with one function, `calc`."""
 
     def __init__(self) -> None:
         self.options: list[Any] = []

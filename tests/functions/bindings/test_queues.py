@@ -1,4 +1,4 @@
-"""Queues and their file: a sent message is delivered, again if it failed, and after kill -9."""
+"""Queues and their file: each message is delivered, repeatedly if its handler fails, and after SIGKILL."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ SOON = Settings(max_batch_timeout_s=0.0)
 
 
 class Handler:
-    """A consumer that records batches, and answers with `decide`."""
+    """A consumer that records batches and returns what `decide` returns."""
 
     def __init__(self, decide: Callable[[dict[str, Any]], Any] = lambda message: None) -> None:
         self.batches: list[list[dict[str, Any]]] = []
@@ -57,7 +57,7 @@ def queue_of(wired: Any, tmp_path: Path, name: str = "jobs") -> Queue:
 
 
 async def empty(queue: Queue) -> None:
-    """Wait until the queue is empty: delivered messages are settled a moment later."""
+    """Wait until the queue is empty, because messages are deleted only after their delivery."""
     async with asyncio.timeout(60):
         while await queue.depth():
             await asyncio.sleep(0.01)
@@ -166,7 +166,7 @@ async def test_a_message_under_way_comes_again_after_its_consumer_is_closed(wire
     await first.close()
     second = QueueConsumer(queue, handler, SOON)
     await eventually(lambda: handler.bodies == ["job"])
-    assert handler.batches[0][0]["attempts"] == 1  # the site cut it off
+    assert handler.batches[0][0]["attempts"] == 1  # the interrupted attempt is not counted
     await second.close()
 
 
@@ -304,7 +304,7 @@ async def test_a_full_queue_says_so(wire: Wire) -> None:
 
 
 def asked(handler: Handler) -> Any:
-    """Return a version with this queue handler."""
+    """Return a stand-in for a version of a function that has this queue handler."""
 
     async def ask(event: QueueEvent) -> ExchangeResult:
         return ExchangeResult(await handler(event.queue, event.messages), None)
@@ -385,7 +385,7 @@ asyncio.run(main())
 
 
 def killed(path: Path) -> tuple[set[int], set[int]]:
-    """Return the numbers that a process had sent and received when it was killed."""
+    """Kill a process; return the numbers that it had reported as sent and as received."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
@@ -419,7 +419,7 @@ async def test_what_a_dead_process_had_taken_comes_at_once_and_counts_as_tried(t
     await before.put([(b"a", 0.0), (b"b", 3600.0)])
     (taken,) = await before.take(10)
     assert await before.take(10) == [], "it is leased"
-    await before.close()  # as a kill does: nothing is settled
+    await before.close()  # like SIGKILL, this leaves the messages leased
     after = Queue("jobs", path, 1 << 20)
     (again,) = await after.take(10)
     assert (again.id, again.body, again.attempts) == (taken.id, b"a", 2)
@@ -519,7 +519,7 @@ async def test_messages_come_in_the_order_of_their_times_and_none_before_its_own
     assert await queue.due_in_s(1, 5.0) == 0.0
     (late,) = await queue.take(9)
     assert (late.body, late.sent_s, late.attempts) == (b"late", 1000.0, 1)
-    now_s += queues.LEASE_S - 60.0  # the leases of the others expire
+    now_s += queues.LEASE_S - 60.0  # the other messages' leases expire
     assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"first", 2), (b"second", 2)]
     await queue.close()
 

@@ -1,4 +1,4 @@
-"""Vars and secrets: their values for a function, and their form on the disk."""
+"""Vars and secrets: the values that functions get, and their encrypted form on disk."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Functions' usage is kept until a ledger has it: each record at one ledger, through kills, and none without a ledger."""
+"""Usage of functions: each record goes to one ledger and survives SIGKILL; without a ledger nothing is recorded."""
 
 import os
 import signal
@@ -75,7 +75,7 @@ def test_what_one_ledger_was_handed_no_other_gets_but_when_it_is_gone(tmp_path: 
     (record,) = told(kept, "one")
     assert told(kept, "two") == []
     kept.close()
-    again = usage(tmp_path, clock)  # and not after a restart
+    again = usage(tmp_path, clock)  # not after a restart, either
     assert told(again, "two") == []
     clock.now += GONE_S - 1
     assert told(again, "two") == []
@@ -109,7 +109,7 @@ def test_models_refuse_functions_while_nothing_can_be_written_down(
     with pytest.raises(ApiError, match="cannot be recorded") as refused:
         kept.begin("hello", "m")
     assert refused.value.word == "overloaded"
-    kept.computed("hello", 1.0)  # it is not counted, and stops nothing
+    kept.computed("hello", 1.0)  # ignored, because no ledger has polled
     told(kept, "one", *(record.request.id for record in told(kept, "one")))
     assert kept.begin("hello", "m") is not None
     kept.close()

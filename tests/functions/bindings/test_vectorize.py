@@ -1,4 +1,4 @@
-"""Vectorize: results compared with every distance computed, filters, limits, and restarts."""
+"""Vectorize: results equal to a full comparison of all vectors, filters, limits, and restarts."""
 
 import tracemalloc
 from collections.abc import Callable

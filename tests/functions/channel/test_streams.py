@@ -1,4 +1,4 @@
-"""One stream's two ends without a socket: bytes in flight, credit, and the state after its end."""
+"""Both ends of one stream without a socket: bytes in transit, credit, and the state after the end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -12,7 +12,7 @@ from pilotlight.functions.channel.streams import CHUNK_BYTES, Credit, feed
 
 
 class Written:
-    """A channel that records writes."""
+    """A channel that records written frames."""
 
     def __init__(self, *, is_closed: bool = False) -> None:
         self.frames: list[AnyFrame] = []
@@ -77,7 +77,7 @@ async def test_credit_is_given_for_taken_bytes_half_a_window_at_a_time_and_none_
     assert written.frames == []
     await anext(stream)
     assert written.frames == [More(7, half)]
-    stream.push(bytes(half))  # it has room again
+    stream.push(bytes(half))  # there is credit again
     with pytest.raises(FrameError):
         stream.push(b"x")
     await anext(stream)

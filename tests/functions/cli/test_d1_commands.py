@@ -1,4 +1,4 @@
-"""`pilotlight d1` as a shell calls it: wrangler's words, and migrations that are applied once, whole or not at all."""
+"""`pilotlight d1` run as a command: wrangler's options, and migrations, each applied once or not at all."""
 
 import json
 from pathlib import Path

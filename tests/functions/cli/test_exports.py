@@ -1,4 +1,4 @@
-"""Stores as files and back: their content is exported and imported byte for byte, while another process may continue."""
+"""Export and import of stores: the content comes back byte for byte, while other processes may write."""
 
 import json
 import shutil

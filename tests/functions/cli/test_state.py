@@ -1,4 +1,4 @@
-"""`pilotlight secret`, `kv`, `d1` and `queues` from a shell, on the state of `pilotlight dev` and of a site."""
+"""`pilotlight secret`, `kv`, `d1` and `queues` run as commands, on the state of `pilotlight dev` and of a site."""
 
 import json
 from pathlib import Path

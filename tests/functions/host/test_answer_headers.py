@@ -1,4 +1,4 @@
-"""Headers that a hostile function sends past the SDK's checks, and those that leave the site."""
+"""Response headers of a hostile function that bypasses the SDK's checks: what the site sends."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tier 3: functions in containers of a real OCI runtime, if this machine has one that works."""
+"""Tier 3: functions in containers, if this machine has an OCI runtime that works."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ async def test_a_function_answers_from_its_container_and_neighbours_have_others(
     first, second = (await contained.get(name="f")).decode(), (await contained.get(name="g")).decode()
     assert "'kept'" in first
     assert "'kept'" not in second
-    assert first.split()[0] != second.split()[0]  # users
+    assert first.split()[0] != second.split()[0]  # different user ids
     assert first.endswith(" function")
     assert contained.functions.isolation == (3, "")
 
@@ -162,7 +162,7 @@ async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_nex
 
 
 def _container_of(served: Served, name: str = "f") -> int:
-    """Return the container's first process."""
+    """Return the pid of the container's first process."""
     zygote = served.functions.pools[name].factory.zygote.current
     assert zygote is not None
     return zygote._child.pid

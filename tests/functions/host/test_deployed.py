@@ -1,4 +1,4 @@
-"""A site's handling of a router's deployments, with a router and isolates whose state the test sets: the version for each caller."""
+"""A site's handling of deployments, with a stand-in for the router and isolates: which version each caller gets."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ class Router:
 
 
 class Functions:
-    """Functions whose served versions, health calls and owners a test sets."""
+    """Stand-ins for functions; the test sets their versions, health calls and owners."""
 
     def __init__(self) -> None:
         self.pools: dict[str, Manifest] = {}

@@ -1,6 +1,6 @@
-"""Charging an isolate's processor time to requests, and the limit of each measure.
+"""Charging an isolate's CPU time to requests, and the limit of each measure.
 
-Nothing runs, and the time is given.
+No process runs; the test sets the time.
 """
 
 from typing import Any, cast

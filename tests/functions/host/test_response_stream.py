@@ -1,4 +1,4 @@
-"""The stream of an answer within its function's limits: its end, notifications of it, and that it ends only once."""
+"""The stream of a response within its function's limits: how it ends, and that its end is reported once."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Body:
-    """An isolate's response body; with None it never ends."""
+    """An isolate's response body; a chunk of None makes it wait forever."""
 
     def __init__(self, *pieces: bytes | BaseException | None) -> None:
         self.pieces = deque(pieces)

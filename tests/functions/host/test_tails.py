@@ -1,4 +1,4 @@
-"""Followers of a function's output: each from its arrival, until it leaves; a slow one learns how much it missed."""
+"""Followers of a function's output: each gets lines from its arrival on; a slow one learns that it missed lines."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,7 +7,7 @@ from pilotlight.functions.host.tails import MAX_FOLLOWERS, MAX_WAITING, Line, Ta
 
 
 async def started(tails: Tails, function: str = "f") -> tuple[AsyncGenerator[Line, None], "asyncio.Task[Line]"]:
-    """Return a follower that waits for its first line."""
+    """Start a follower; return it and the task that waits for its first line."""
     following = tails.follow(function)
     waiting = asyncio.ensure_future(anext(following))
     await asyncio.sleep(0)

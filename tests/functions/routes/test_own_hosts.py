@@ -1,4 +1,4 @@
-"""A function with its own host name, through a real router to a real site: it has all paths, cookies and redirects."""
+"""A function at its own host name, through a real router to a real site: it gets all paths, cookies and redirects."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The end of a response is not the end of its application: the later work of ASGI and WSGI applications, in real isolates."""
+"""ASGI and WSGI applications that continue after the end of their response, in real isolates."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -197,7 +197,7 @@ async def test_what_a_wsgi_application_gave_is_closed_once_and_not_while_it_runs
     response = await served.ask("/slow", name="w")
     stream: Any = response.stream
     taken = b""
-    while len(taken) < len(b"piecepiece"):  # one read may bring both
+    while len(taken) < len(b"piecepiece"):  # one read may return both chunks
         taken += await anext(stream)
     assert taken == b"piecepiece"
     await stream.aclose()

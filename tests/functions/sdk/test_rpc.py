@@ -1,4 +1,4 @@
-"""Methods of other functions and of Durable Objects: their arguments, their results, and the lifetime of both."""
+"""Methods of other functions and of Durable Objects: arguments, results, and the lifetime of stubs."""
 
 import asyncio
 import json
@@ -180,7 +180,7 @@ async def served(make_served: ServedMaker, tmp_path: Path) -> AsyncIterator[Serv
 
 
 async def go(served: Served, body: str) -> Any:
-    """Return what the body of a method gives, in a function that binds the other one as `other`."""
+    """Run `body` in a function that has a service binding `other`; return the result."""
     served.add(HEAD + indent(dedent(body), " " * 8), manifest=MANIFEST)
     return json.loads(await served.get())
 
@@ -512,7 +512,7 @@ class Incoming:
 
 
 def framed(message: Any) -> list[bytes]:
-    """Return a message byte by byte."""
+    """Return the bytes of a framed message, one by one."""
     data = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
     whole = len(data).to_bytes(4, "big") + data
     return [whole[place : place + 1] for place in range(len(whole))]

@@ -1,4 +1,4 @@
-"""The `workers` module as functions see it, each test through a real isolate."""
+"""The `workers` package as functions use it, in real isolates."""
 
 import asyncio
 import json

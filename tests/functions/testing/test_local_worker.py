@@ -1,4 +1,4 @@
-"""Tools for tests of a function's author: a function in isolates, its bindings from outside, its handlers, and a clock."""
+"""The tools for authors' tests: a function in isolates, its bindings from outside, its handlers, and a clock."""
 
 import time
 from collections.abc import Callable, Iterator

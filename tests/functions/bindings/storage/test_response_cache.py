@@ -1,4 +1,4 @@
-"""The content of a cache, its expiry, and its bounds."""
+"""The response cache: content, expiry, and size limit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Processes of an OCI runtime: waited for without blocking, and without leaks."""
+"""The OCI runtime's processes: awaited without blocking, and without leaks."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ LIMITS = Confinement(3, "/function", ["/layer"], "/scratch", 1234, 64, 16, 99, 7
 
 
 def child() -> subprocess.Popen[bytes]:
-    """Return one that ends when its input does."""
+    """Start a child process that ends when its standard input closes."""
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
 
 def is_known(pid: int) -> bool:
-    """Tell whether the kernel keeps a process, or its exit status, for its parent."""
+    """Tell whether the kernel still knows a process, at least its exit status."""
     return os.path.exists(f"/proc/{pid}")
 
 

@@ -1,4 +1,4 @@
-"""User ids of functions: no two sites of a machine share one, and returned ids are reused."""
+"""User ids of functions: unique across the sites of a machine, and reused after their return."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The file of invocations: queries, expiry by age, and eviction if one function takes all the space."""
+"""The file of invocations: queries, expiry by age, and deletion of records when one function fills it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Resources that end with the isolates of one version, and the arguments that each of them is started with."""
+"""The isolates of one version: how they are started, and which resources end with them."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from pilotlight.functions.manifest import BindingDeclaration, Manifest
 
 
 class Made:
-    """A factory without a zygote or files; it records the events of its stand-ins."""
+    """A factory whose zygote and files are stand-ins that record events."""
 
     def __init__(self, folder: Path = Path("/f"), main: str = "entry.py") -> None:
         self.told: list[Any] = []

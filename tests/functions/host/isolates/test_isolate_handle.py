@@ -1,4 +1,4 @@
-"""The runtime's handle of an isolate, whose processor time and memory the test sets."""
+"""The runtime's handle of an isolate, whose CPU time and memory the test sets."""
 
 import asyncio
 import signal
@@ -44,7 +44,7 @@ class FakeChild(ChildProcess):
 
 
 class FakeZygote:
-    """A zygote whose isolate is this process: it gets every request, and answers only pings."""
+    """A zygote whose isolate is this process: it records requests, and answers only pings."""
 
     why_failed = ""
 

@@ -1,4 +1,4 @@
-"""The isolates of one version, with isolates whose state the test sets: those that take requests, those that retire, and the rest."""
+"""The isolates of one version, with stand-ins whose state the test sets: which take requests, and which retire."""
 
 import asyncio
 from types import SimpleNamespace
@@ -87,7 +87,7 @@ class Factory:
 
 
 class Kept:
-    """A set, and all its parts."""
+    """An IsolateSet with stand-ins for its parts."""
 
     def __init__(self) -> None:
         self.factory, self.waiters, self.told = Factory(), Waiters("f", 8), list[Fault]()

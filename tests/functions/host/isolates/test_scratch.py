@@ -1,4 +1,4 @@
-"""The directory that isolates write to: its size, and the effect of exceeding the limit."""
+"""The directory that isolates write to: measuring it, and enforcing its limit."""
 
 import asyncio
 from pathlib import Path

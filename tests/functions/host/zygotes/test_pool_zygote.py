@@ -1,4 +1,4 @@
-"""The zygote of one version: started when needed, and ended with all its resources."""
+"""The zygote of one version: created on demand, and ended together with its resources."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ class Zygote:
 
 
 class Made:
-    """A pool's zygote, the zygotes that were made for it, and their logs."""
+    """A PoolZygote, the zygotes that it created, and their logs."""
 
     def __init__(self, folder: Path, tier: int) -> None:
         self.zygotes: list[Zygote] = []

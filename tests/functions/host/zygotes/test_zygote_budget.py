@@ -1,4 +1,4 @@
-"""Zygotes of sleeping functions that are kept in memory, and those that are started in advance."""
+"""Zygotes of idle functions that are kept in memory, and those that are created in advance."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ class Zygote:
 
 
 class Pool:
-    """A function whose zygote has slept since the given time."""
+    """A function whose zygote has been idle since the given time."""
 
     def __init__(self, asleep_since: float | None = None, asleep_mib: int | None = 10) -> None:
         self.zygote = Zygote(asleep_since, asleep_mib)

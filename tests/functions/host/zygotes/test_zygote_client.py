@@ -1,4 +1,4 @@
-"""A zygote's messages and their checks: the other end of its socket is the test."""
+"""The runtime's checks of a zygote's messages; the test is the zygote."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ Process = subprocess.Popen[bytes]
 
 
 class Zygote:
-    """The other end of a connection."""
+    """The zygote's end of a connection."""
 
     def __init__(self) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -172,7 +172,7 @@ async def test_a_command_is_as_large_as_a_message(zygote: Zygote) -> None:
 
 
 class Measured(ChildProcess):
-    """A zygote's process with scripted usage."""
+    """A zygote's process whose usage the test sets."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
