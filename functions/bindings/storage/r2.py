@@ -180,7 +180,7 @@ class R2Bucket(Binding):
             raise _error("list", R2Error(sentence, 10022, 400))
         if unknown := set(request.include) - {"httpMetadata", "customMetadata"}:
             raise _error(
-                "list", R2Error(f"include knows httpMetadata and customMetadata, not {sorted(unknown)}", 10022, 400)
+                "list", R2Error(f"include takes httpMetadata and customMetadata, not {sorted(unknown)}", 10022, 400)
             )
         listing = self._store.listing(
             request.prefix, request.limit, request.cursor, request.delimiter or "", request.start_after or "",

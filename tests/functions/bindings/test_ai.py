@@ -501,7 +501,7 @@ async def test_a_gateways_retries_and_its_time_limit_are_kept(wire: Wire, tmp_pa
     refused = Answering(400)
     with pytest.raises(Exception, match="3043: broken"):
         await run(refused, retries={"maxAttempts": 5})
-    assert refused.num_calls == 1, "an invalid call stays invalid"
+    assert refused.num_calls == 1, "invalid calls are not retried"
     slow = Answering(stands_still=True)
     with pytest.raises(Exception, match="3007: the model has not answered within 20 ms"):
         await run(slow, requestTimeoutMs=20, retries={"maxAttempts": 2})

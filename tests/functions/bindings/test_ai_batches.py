@@ -77,7 +77,7 @@ async def test_an_answered_batch_is_kept_for_a_day_and_one_that_waits_until_it_i
     await made.responses(waiting)
     made.now_s += KEPT_S
     later = await made.put(4)
-    assert await made.responses(waiting) is not None, "a day later"
+    assert await made.responses(waiting) is not None, "unanswered requests do not expire"
     made.now_s += 1
     await made.put(6)
     assert await made.responses(waiting) is None

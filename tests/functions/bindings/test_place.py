@@ -79,7 +79,7 @@ def test_a_class_that_has_objects_is_not_overwritten_by_another(tmp_path: Path) 
     (tmp_path / "B" / "file").unlink()
     (tmp_path / "B").rmdir()
     migrate(tmp_path, [migration("v1", {"A": "B"})])
-    assert classes(tmp_path) == {"B": "A"}, "a refused migration does not count as done"
+    assert classes(tmp_path) == {"B": "A"}, "a refused migration is not recorded"
 
 
 def test_a_version_that_binds_a_class_that_is_gone_is_refused_before_anything_is_moved(tmp_path: Path) -> None:

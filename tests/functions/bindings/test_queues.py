@@ -418,7 +418,7 @@ async def test_what_a_dead_process_had_taken_comes_at_once_and_counts_as_tried(t
     before = Queue("jobs", path, 1 << 20)
     await before.put([(b"a", 0.0), (b"b", 3600.0)])
     (taken,) = await before.take(10)
-    assert await before.take(10) == [], "it is leased"
+    assert await before.take(10) == [], "the message is leased"
     await before.close()  # like SIGKILL, this leaves the messages leased
     after = Queue("jobs", path, 1 << 20)
     (again,) = await after.take(10)
@@ -511,9 +511,9 @@ async def test_messages_come_in_the_order_of_their_times_and_none_before_its_own
     queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
     assert await queue.due_in_s(2, 5.0) is None
     await queue.put([(b"late", 60.0), (b"first", 0.0), (b"second", 0.0)])
-    assert await queue.due_in_s(2, 5.0) == 0.0, "a whole batch"
+    assert await queue.due_in_s(2, 5.0) == 0.0, "a full batch is ready at once"
     assert [message.body for message in await queue.take(1)] == [b"first"]
-    assert await queue.due_in_s(2, 5.0) == 5.0, "the oldest of too few waits for others"
+    assert await queue.due_in_s(2, 5.0) == 5.0, "an incomplete batch waits for its timeout"
     assert [message.body for message in await queue.take(9)] == [b"second"]
     now_s = 1060.0
     assert await queue.due_in_s(1, 5.0) == 0.0
@@ -546,10 +546,10 @@ async def test_messages_that_are_not_consumed_for_days_are_forgotten(tmp_path: P
     await queue.put([(b"old", 0.0)])
     now_s += queues.KEPT_S
     await queue.put([(b"new", 0.0)])
-    assert await queue.depth() == 2, "as long as it is kept"
+    assert await queue.depth() == 2, "no older than KEPT_S"
     now_s += 1.0
     await queue.put([(b"newer", 0.0)])
-    assert await queue.depth() == 3, "it was looked for a moment ago"
+    assert await queue.depth() == 3, "expired messages are deleted at most every FORGET_EVERY_S"
     now_s += queues.FORGET_EVERY_S
     await queue.put([(b"newest", 0.0)])
     assert [message.body for message in await queue.take(9)] == [b"new", b"newer", b"newest"]

@@ -62,7 +62,7 @@ def test_a_record_is_reported_until_it_is_written_and_no_longer(tmp_path: Path) 
     assert (record.request.account, record.request.function, record.request.model) == ("acme", "hello", "m")
     assert (record.request.adapter, record.request.bytes_in, record.bytes_out) == ("french", 9, 70)
     assert (record.site, record.outcome, record.use.output) == ("ams1", "complete", 5)
-    assert told(kept, "one") == [record], "its ledger may not have written it"
+    assert told(kept, "one") == [record], "repeated until the ledger confirms it"
     assert told(kept, "one", record.request.id) == []
     kept.close()
     assert told(usage(tmp_path), "one") == []
@@ -81,7 +81,7 @@ def test_what_one_ledger_was_handed_no_other_gets_but_when_it_is_gone(tmp_path: 
     assert told(again, "two") == []
     assert told(again, "one") == [record]
     clock.now += GONE_S - 1
-    assert told(again, "two") == [], "it has asked since"
+    assert told(again, "two") == [], "the first ledger has polled meanwhile"
     clock.now += 1
     assert told(again, "two") == [record]
     assert told(again, "two", record.request.id) == []
@@ -159,7 +159,7 @@ def test_usage_at_a_sites_death_is_reported_by_the_next_one(tmp_path: Path) -> N
         (42, 0, "recovered"),
     ]
     assert kept._meters is not None
-    assert kept._meters.num_used == 2, "a call without effect leaves no record"
+    assert kept._meters.num_used == 2, "an unused meter leaves no record"
     told(kept, "one", *(record.request.id for record in records))
     assert kept._meters.num_used == 0
     kept.close()

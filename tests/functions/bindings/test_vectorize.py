@@ -56,7 +56,7 @@ async def test_a_query_holds_a_block_in_memory_and_not_the_index(wire: Wire, mon
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 1 << 20, "the index has 2 MiB"
+    assert peak < 1 << 20, "the whole index would take 2 MiB"
 
 
 @pytest.mark.usefixtures("block_bytes")

@@ -128,7 +128,7 @@ async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(
     monkeypatch.setattr(Path, "write_text", note("write_text", Path.write_text))
     for number in range(7):
         assert await served.get(f"/fetch?id={number}")
-    assert (on_the_loop, num_folders()) == ([], 4), "those loaded, and as many that may have open requests"
+    assert (on_the_loop, num_folders()) == ([], 4), "the loaded workers, and as many removed ones"
     served.functions.remove("f")
     await eventually(lambda: not num_folders())
     assert on_the_loop == []

@@ -86,7 +86,7 @@ async def test_a_call_brings_its_value_back_however_large_it_is(size: int) -> No
         channel = await opened(ours, [])
         for _ in range(2):
             assert channel.call_now("STORE", "echo", value=b"x" * size) == b"x" * size
-        assert await channel.call("STORE", "echo", value=7) == 7, "and the loop continues as before"
+        assert await channel.call("STORE", "echo", value=7) == 7, "the event loop still works"
         await closed(channel)
 
 
@@ -96,7 +96,7 @@ async def test_a_call_that_fails_says_how_and_leaves_the_channel_open() -> None:
         with pytest.raises(Failure, match="there is no more room") as failed:
             channel.call_now("STORE", "fail")
         assert (failed.value.code, failed.value.status) == ("storage_full", 507)
-        assert channel.call_now("STORE", "streamed") == "a value", "a stream that is not read is dropped"
+        assert channel.call_now("STORE", "streamed") == "a value", "the unread stream is cancelled"
         assert channel.call_now("STORE", "echo", value=1) == 1
         await closed(channel)
 

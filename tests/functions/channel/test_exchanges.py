@@ -302,7 +302,7 @@ async def test_open_requests_and_unread_replies_may_hold_so_many_bytes_together(
         assert sorted(type(frame).__name__ for frame in heard) == ["Fail", "Fail", "Reply", "Reply"]
         await eventually(lambda: peer.channel._held_bytes == 0)
         peer.say(BindingCall(15, "X", "put", [bytes(5000)]))
-        assert (await peer.hear(8))[7] == Reply(15, "done"), "one alone may be as large as a frame"
+        assert (await peer.hear(8))[7] == Reply(15, "done"), "a single call may be as large as a frame"
 
 
 async def test_notes_are_handed_on_and_a_ping_is_answered_only_where_there_is_room() -> None:

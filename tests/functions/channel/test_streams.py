@@ -102,7 +102,7 @@ async def test_what_had_come_is_read_before_the_error_that_has_ended_the_stream_
         with pytest.raises(Failure, match="the disk is gone"):
             await anext(stream)
     stream.cancel()
-    assert left == [], "there is no one to notify"
+    assert left == [], "the sender has finished already"
 
 
 async def test_a_reader_that_waits_is_woken_by_a_piece_by_the_end_and_by_leaving() -> None:

@@ -148,7 +148,7 @@ async def test_tier_3_without_a_runtime_in_the_file_is_refused_and_says_which_ke
             pass
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="containers need a site that was started as root")
+@pytest.mark.skipif(os.getuid() != 0, reason="containers need root")
 async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_next_tier_serves(tmp_path: Path) -> None:
     broken = _program(
         tmp_path / "broken", 'while [ "$1" != --log ]; do shift; done\necho "no cgroups for you" > "$2"\nexit 1'

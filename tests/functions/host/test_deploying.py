@@ -411,7 +411,7 @@ async def test_the_log_of_a_function_is_read_through_the_router(
         return capsys.readouterr().out
 
     printed = await read()
-    assert printed.count("ams1  fetch GET / -> 200 ok") == 2, "the health call, too"
+    assert printed.count("ams1  fetch GET / -> 200 ok") == 2, "one line is the health call's"
     assert "  version one answers\n" in printed
     (_, invocation) = [json.loads(line) for line in (await read(as_json=True)).splitlines()]
     assert (invocation["site"], len(invocation["version"])) == ("ams1", 16)
@@ -439,8 +439,8 @@ async def test_a_followed_log_continues_with_new_lines(network: Network, capsys:
     with pytest.raises(SystemExit):
         await asyncio.to_thread(logs, network.api, "greeter", **asked, sleep=wait)
     seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one for each round"
-    assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each once"
+    assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one request per round"
+    assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each record once"
 
 
 DATABASE = MANIFEST + '[[d1_databases]]\nbinding = "DB"\n'
@@ -470,7 +470,7 @@ async def test_a_deploy_applies_the_migrations_of_its_databases_before_its_healt
     (folder / "0003_bad.sql").write_text("INSERT INTO nowhere VALUES (1);")
     with pytest.raises(CliError, match=r"migrations were not applied: D1_ERROR: 0003_bad\.sql: no such table: nowhere"):
         await network.deploy()
-    assert (await network.ask()).body == b"one first", "neither the second migration nor the version"
+    assert (await network.ask()).body == b"one first", "neither the second migration nor the version is applied"
     (folder / "0003_bad.sql").write_text("INSERT INTO notes (text) VALUES ('third');")
     await network.deploy()
     assert (await network.ask()).body == b"two first second third"
@@ -492,7 +492,7 @@ async def test_a_secret_that_is_put_through_the_router_reaches_the_first_version
     assert b"first" not in (tmp_path / "router" / "secrets.json").read_bytes()
     network.write("one", READS_SECRET)
     await network.deploy()
-    assert (await network.ask()).body == b"one first", "its health call had it, too"
+    assert (await network.ask()).body == b"one first", "its health call had the secret, too"
 
     async def answers(expected: bytes) -> None:
         while (await network.ask()).body != expected:

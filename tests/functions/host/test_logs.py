@@ -62,7 +62,7 @@ async def test_what_is_printed_faster_than_may_be_waits(monkeypatch: pytest.Monk
     await eventually(lambda: len(followed) > 0)
     assert len(followed) == READ_BYTES // 2
     log.close()
-    assert len(followed) == READ_BYTES, "at the end all is read"
+    assert len(followed) == READ_BYTES, "close() reads the rest"
 
 
 async def test_the_end_of_the_process_ends_the_reading() -> None:

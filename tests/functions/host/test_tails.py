@@ -45,7 +45,7 @@ async def test_a_slow_follower_misses_lines_and_learns_how_many() -> None:
     ]  # fmt: skip
     for i in range(MAX_WAITING):
         tails.publish("f", str(i))
-    assert (await anext(following)).text == "0", "as many may wait"
+    assert (await anext(following)).text == "0", "MAX_WAITING lines are queued"
     await following.aclose()
 
 
@@ -56,7 +56,7 @@ async def test_a_function_has_a_limit_of_followers_and_a_leaving_one_makes_room(
     assert not tails.is_full("f")
     followers.append(await started(tails))
     assert (tails.is_full("f"), tails.is_full("g")) == (True, False)
-    assert [*tails._followers] == ["f"], "a function that is only asked about is not stored"
+    assert [*tails._followers] == ["f"], "is_full() stores nothing"
     for following, waiting in followers:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

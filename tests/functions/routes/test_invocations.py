@@ -135,7 +135,7 @@ async def test_a_client_that_sends_without_reading_and_then_leaves_leaves_nothin
                 await asyncio.wait_for(writer.drain(), 0.3)
             except TimeoutError:
                 break
-        assert writer.transport.get_write_buffer_size() > 0, "the function's answer was not stuck"
+        assert writer.transport.get_write_buffer_size() > 0, "the response must be stuck"
         writer.transport.abort()
         await server.is_idle()
 

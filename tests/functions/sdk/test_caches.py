@@ -127,7 +127,7 @@ async def test_a_fetch_is_kept_as_its_options_say(bound: Served) -> None:
         plain, kept, zero, missing, by_key = await go(bound, body)
     assert (plain, zero, missing) == (["1", "2"], ["1", "2"], ["1", "2"])
     assert int(kept[1]) <= asked.count("/kept")
-    assert int(by_key) <= asked.count("/kept"), "of the kept ones the latest"
+    assert int(by_key) <= asked.count("/kept"), "the latest response for that key"
     assert "/other" not in asked
 
 

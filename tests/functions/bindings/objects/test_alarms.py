@@ -150,7 +150,7 @@ async def test_an_alarm_that_was_never_committed_does_not_ring_and_is_asked_for_
     await ringing.store.run(KEY, lambda file: file.set_alarm(500))
     await ringing.alarms.note(KEY, 500)
     await eventually(lambda: (KEY, "_wake", None) in ringing.rung)
-    assert ringing.infos == [], "it is unknown whether it will be"
+    assert ringing.infos == [], "an uncommitted alarm must not run"
     await ringing.store.run(KEY, ObjectFile.commit)
     await eventually(lambda: ringing.infos == [FIRST])
 

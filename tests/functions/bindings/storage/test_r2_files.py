@@ -113,7 +113,7 @@ async def test_an_object_that_is_left_half_read_is_closed() -> None:
     told = await Bucket(cast("Any", Opens())).call("get", ["k"], {})
     assert await anext(told.body) == b"some"
     await told.body.aclose()
-    assert closed == [True], "not only after garbage collection"
+    assert closed == [True], "closed at once, not by garbage collection"
 
 
 LIMITED = """

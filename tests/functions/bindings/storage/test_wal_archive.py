@@ -118,7 +118,7 @@ def test_the_history_continues_after_a_close_and_after_a_kill(path: Path, make: 
     assert [sum_at(killed, each) for each in (first, second, third)] == [1, 11, 111]
     again.close()
     assert [sum_at(killed, each) for each in (first, second, third)] == [1, 11, 111]
-    assert len(list(killed.with_suffix(".history").glob("*.base"))) == 1, "nothing was copied anew"
+    assert len(list(killed.with_suffix(".history").glob("*.base"))) == 1, "no further base was made"
 
 
 def test_what_another_program_checkpointed_begins_a_new_base_and_no_wrong_state(

@@ -43,7 +43,7 @@ def public() -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="the document describes a site that was started as root")
+@pytest.mark.skipif(os.getuid() != 0, reason="docs/isolation.md describes a site that runs as root")
 @pytest.mark.timeout(360)
 async def test_the_document_says_what_each_tier_stops(make_served: ServedMaker, public: Path) -> None:
     columns = []

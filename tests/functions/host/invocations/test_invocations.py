@@ -116,7 +116,7 @@ async def test_an_invocation_lasts_as_long_as_its_stream_and_one_that_is_left_is
     async with kept(make_served, tmp_path) as served:
         served.add(ENTRY)
         response = await served.ask("/stream")
-        assert await found(served) == [], "it is still open"
+        assert await found(served) == [], "the invocation is still open"
         assert response.stream is not None
         assert b"".join([chunk async for chunk in response.stream]) == b"onetwo"
         left = await served.ask("/stream")

@@ -103,7 +103,7 @@ async def test_an_isolate_finds_its_own_modules_before_packages_and_hears_of_no_
             await made.factory.start(isolate, is_on_probation=is_on_probation)
         classes = [PriorityClass.BACKGROUND, PriorityClass.NORMAL]
         assert [each for each in made.told if each != "imports"] == (classes if may_return else []), (
-            "there is no way back from giving way without root"
+            "without root a lowered priority could not be raised again"
         )
         assert started[0].sys_path == path
         assert started[0].bindings == [("assets", "A", {"html_handling": "none"})]

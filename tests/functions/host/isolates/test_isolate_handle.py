@@ -102,7 +102,7 @@ async def test_an_isolate_is_ended_by_its_watch_when_it_has_more_memory_than_it_
     assert not made.isolate.is_usable
     made.isolate.watch()
     made.isolate.watch_idle()
-    assert made.child.signals.count(signal.SIGKILL) == 1, "once"
+    assert made.child.signals.count(signal.SIGKILL) == 1, "killed once"
 
 
 async def test_an_isolate_without_a_request_may_not_compute_for_ever(

@@ -145,7 +145,7 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     assert (channel.num_pings, probe.silent_s()) == (1, 1.0)
     channel.answer.set_exception(ChannelClosed())
     await settle()
-    assert probe.silent_s() == 1.0, "it has not answered"
+    assert probe.silent_s() == 1.0, "the ping is unanswered"
     probe.close()
     channel = Pinged()
     probe.begin(cast(Any, channel))

@@ -92,7 +92,7 @@ def test_a_successor_on_probation_gives_way_until_it_has_answered() -> None:
     assert cpu_history.priority_class is PriorityClass.INTERACTIVE
 
 
-@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
+@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux honours time slices since 6.12")
 async def test_the_kernel_gets_the_high_and_the_low_priority_classes(make_served: ServedMaker) -> None:
     # an isolate with low priority is slow on a busy machine
     async with make_served(limits={"blocked_s": 20.0}) as served:
@@ -131,7 +131,7 @@ async def test_the_kernel_gets_the_high_and_the_low_priority_classes(make_served
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
+@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux honours time slices since 6.12")
 def test_the_loop_itself_is_reported_and_its_children_are_as_usual() -> None:
     apply_priority(0, PriorityClass.INTERACTIVE)
     try:
@@ -184,7 +184,7 @@ def test_what_the_site_may_not_do_is_left_and_so_is_what_its_starter_has_decided
     monkeypatch.setattr(priority.os, "setpriority", refuse)
     monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
     apply_priority(7, PriorityClass.INTERACTIVE)
-    assert told == [(7, PROMPT_NICE, PROMPT_SLICE_NS), (7, 0, PROMPT_SLICE_NS)], "at least a slice"
+    assert told == [(7, PROMPT_NICE, PROMPT_SLICE_NS), (7, 0, PROMPT_SLICE_NS)], "the time slice is still tried"
     told.clear()
     monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_RR)
     apply_priority(7, PriorityClass.INTERACTIVE)
@@ -199,7 +199,7 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(OWN_NICE >= 19, reason="the site gives way already")
+@pytest.mark.skipif(OWN_NICE >= 19, reason="the site already has the lowest priority")
 def test_what_a_process_has_forked_gives_way_with_it() -> None:
     command = ["sh", "-c", "sleep 600 & echo $!; wait"]  # the shell's child is killed below
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as started:

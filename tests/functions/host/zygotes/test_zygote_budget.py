@@ -81,7 +81,7 @@ async def test_functions_have_their_zygotes_before_they_are_asked_as_far_as_ther
     for _ in range(30):
         await asyncio.sleep(0)
     assert [pool.num_prepared for pool in added] == [0, 1, 1, 0], (
-        "one is not served any more, and there is room for two"
+        "the first pool is no longer served, and there is room for two"
     )
     budget.end_longest_asleep([])
     budget.add(cast(Any, added[3]))

@@ -143,7 +143,7 @@ async def test_who_says_what_cannot_be_is_ended_with_all_its_processes(
     await eventually(lambda: zygote.connection.closed)
     assert zygote.failed == [FORGED]
     assert all(child.died.done() and child.pidfd == -1 for child in children)
-    assert len(os.listdir("/proc/self/fd")) == before - 1, "the connection's own"
+    assert len(os.listdir("/proc/self/fd")) == before - 1, "only the connection's socket was closed"
     with pytest.raises(ZygoteError, match="is gone"):
         zygote.ask()
 
@@ -233,12 +233,12 @@ async def test_what_packages_compute_beside_requests_counts_from_their_import(wa
     await watched.say(Imported())
     assert watched.look() == ""
     watched.child.cpu = 5.2
-    assert watched.look() == "", "as much as a request"
+    assert watched.look() == "", "as much CPU time as one request may use"
     watched.child.cpu = 5.25
-    assert watched.look(LOOK_S / 2) == "", "it is not time to look"
+    assert watched.look(LOOK_S / 2) == "", "the next check is not due"
     assert "more than 200 ms of CPU time outside" in watched.look(LOOK_S / 2)
     watched.child.cpu = 5.2 + BESIDE_SHARE * 100
-    assert watched.look(100.0) == "", "threads that packages keep"
+    assert watched.look(100.0) == "", "allowed to threads that packages start"
 
 
 async def test_a_fork_may_cost_something(watched: Watched) -> None:
