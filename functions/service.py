@@ -154,7 +154,7 @@ def _note_address(file: Path, address: str) -> None:
     before = file.read_text() if file.is_file() else address
     if before != address:
         log.warning(
-            "%s has the state of a site at %s, and this site is at %s: if it belongs to another network, set functions.state_dir in this file",
+            "%s has the state of a site at %s, but this site is at %s: if it belongs to another network, set functions.state_dir in this file",
             file.parent, before, address,
         )  # fmt: skip
     atomic_files.write(file, address.encode())

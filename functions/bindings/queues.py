@@ -292,7 +292,7 @@ class QueueConsumer:
             try:
                 await self._queue.give_back(self._under_way.values(), 0.0)
             except Exception as error:
-                log.warning("messages of %s come again when their lease ends: %s", self._queue.name, error)
+                log.warning("messages of %s are delivered again only after their lease: %s", self._queue.name, error)
 
     async def _run(self) -> None:
         while self._queue.consumer is self:

@@ -128,7 +128,9 @@ def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bo
     """Write a vector. Return its id, or nothing if it exists and is not replaced."""
     values = np.array(vector.values, np.float32)
     if len(values) != dimensions:
-        raise BindingError(f"the vector {vector.id!r} has {len(values)} numbers, and those of the index {dimensions}")
+        raise BindingError(
+            f"the vector {vector.id!r} has {len(values)} numbers, but the index has vectors of {dimensions}"
+        )
     if not np.isfinite(values).all():
         raise BindingError(f"the vector {vector.id!r} has numbers that are NaN or infinite")
     metadata = None if vector.metadata is None else json.dumps(vector.metadata)
@@ -164,7 +166,7 @@ def _query(connection: Connection, request: QueryVectors) -> list[dict[str, Any]
     if (dimensions := _dimensions(connection)) is None:
         return []
     if len(wanted) != dimensions:
-        raise BindingError(f"the vector has {len(wanted)} numbers, and those of the index {dimensions}")
+        raise BindingError(f"the vector has {len(wanted)} numbers, but the index has vectors of {dimensions}")
     best: list[_Scored] = []
     for rows in _blocks(connection, request.namespace, dimensions):
         best = _best(best, rows, _scores(rows, wanted), request)

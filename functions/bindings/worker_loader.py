@@ -138,7 +138,7 @@ class WorkerLoader(Binding):
         for name, source in request.modules.items():
             place = PurePosixPath(name)
             if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
-                raise BindingError(f"the module's name {name!r} leads out of the worker's folder")
+                raise BindingError(f"the module's name {name!r} is outside the worker's folder")
             path = folder / place
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)

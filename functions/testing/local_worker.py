@@ -152,7 +152,7 @@ class LocalWorker:
                     return await work
             except TimeoutError:
                 if limit.expired():
-                    raise TimeoutError(f"{self._manifest.name} was waited for {limit_s:g} s") from None
+                    raise TimeoutError(f"{self._manifest.name} took more than {limit_s:g} s") from None
                 raise
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
@@ -348,4 +348,4 @@ class _Refusing:
 
 
 async def _refuse(frame: Any, body: Any) -> Any:
-    raise BindingError("a test is asked nothing")
+    raise BindingError("the test offers no bindings to functions")

@@ -157,7 +157,7 @@ class ObjectFile:
 
     def begin(self) -> None:
         if self._depth >= MAX_DEPTH:
-            raise DatabaseError(f"{MAX_DEPTH} transactions are open inside each other already", "too_deep")
+            raise DatabaseError(f"{MAX_DEPTH} nested transactions are open already", "too_deep")
         self._write()
         self._trusted(f"SAVEPOINT _cf_{self._depth}", ())
         self._depth += 1

@@ -27,7 +27,7 @@ class MigrationFiles(NamedTuple):
             raise BindingError(f"migrations_table is not a valid table name: {table!r}")
         folder = directory / str(options.get("migrations_dir") or "migrations")
         if not folder.resolve().is_relative_to(directory.resolve()):
-            raise BindingError(f"migrations_dir leads out of the function's folder: {folder}")
+            raise BindingError(f"migrations_dir is outside the function's folder: {folder}")
         return cls(folder, table)
 
     async def waiting(self, database: D1Database) -> list[Path]:

@@ -96,7 +96,7 @@ class IsolateSet:
             try:
                 is_busy = self._look(isolate, now) or is_busy
             except Exception:  # an isolate that cannot be measured would have no limits
-                log.exception("%s: an isolate cannot be watched and is ended", self._function)
+                log.exception("%s: an isolate cannot be measured and is ended", self._function)
                 isolate.end("its usage cannot be measured", "unwatched")
         self._factory.enforce_disk(self.living)
         return is_busy

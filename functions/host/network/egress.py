@@ -189,7 +189,7 @@ class Egress:
 
 async def _connected(found: list[ResolveResult]) -> socket.socket:
     """Return a connection to the first address that accepts one. Raises OSError."""
-    failed: OSError = OSError("the name has no address")
+    failed: OSError = OSError("the host name has no address")
     for each in found:
         connection = socket.socket(each["family"], socket.SOCK_STREAM)
         try:

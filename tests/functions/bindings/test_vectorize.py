@@ -128,8 +128,8 @@ async def test_insert_leaves_what_is_there_and_upsert_replaces_it_also_after_a_r
 @pytest.mark.parametrize(
     ("act", "sentence"),
     [
-        (lambda v: v.insert([{"id": "x", "values": [1, 2, 3]}]), "has 3 numbers, and those of the index 2"),
-        (lambda v: v.query([1, 2, 3]), "has 3 numbers, and those of the index 2"),
+        (lambda v: v.insert([{"id": "x", "values": [1, 2, 3]}]), "has 3 numbers, but the index has vectors of 2"),
+        (lambda v: v.query([1, 2, 3]), "has 3 numbers, but the index has vectors of 2"),
         (lambda v: v.insert([{"id": "x", "values": [1, float("inf")]}]), "NaN or infinite"),
         (lambda v: v.insert([{"id": "x", "values": []}]), "length >= 1"),
         (lambda v: v.insert([{"id": "x" * 65, "values": [1, 2]}]), "length <= 64"),

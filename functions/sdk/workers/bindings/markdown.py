@@ -27,7 +27,7 @@ async def converted(file: Any) -> Record:
         markitdown: Any = importlib.import_module("markitdown")
     except ImportError:
         raise NotImplementedError(
-            "toMarkdown works by the library `markitdown`: add markitdown[all] to the function's dependencies"
+            "toMarkdown needs the library `markitdown`: add markitdown[all] to the function's dependencies"
         ) from None
     name, blob = file["name"], file["blob"]
     data = await blob.bytes() if isinstance(blob, Blob) else bytes(blob)

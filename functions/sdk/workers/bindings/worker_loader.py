@@ -106,4 +106,4 @@ def _module(name: str, source: Any) -> str:
             return str(given[kind])
     if "json" in given:
         return json.dumps(given["json"])
-    raise TypeError(f"the module {name!r} is {', '.join(given) or 'nothing'}; Python, text and JSON are taken here")
+    raise TypeError(f"the module {name!r} is {', '.join(given) or 'nothing'}; only Python, text and JSON are supported")

@@ -99,7 +99,7 @@ class Socket:
             self._server.close(message.get("code") or 1000, message.get("reason"))
             self._run_on()
         else:
-            raise RuntimeError(f"the application sent {kind!r}, for which it is too late or too early")
+            raise RuntimeError(f"the application sent {kind!r}, which is not allowed in this state of the WebSocket")
 
     def _run_on(self) -> None:
         """Let the application finish after its socket has closed, as background work of the request."""

@@ -320,7 +320,7 @@ async def test_the_first_address_that_takes_a_connection_has_it_with_small_buffe
                 assert connection.getsockopt(socket.SOL_SOCKET, option) <= 2 * egress_module.SOCKET_BUFFER_BYTES
         with pytest.raises(ConnectionRefusedError):
             await egress_module._connected([refusing, refusing])
-        with pytest.raises(OSError, match="the name has no address"):
+        with pytest.raises(OSError, match="the host name has no address"):
             await egress_module._connected([])
         assert len(os.listdir("/proc/self/fd")) == before
 
