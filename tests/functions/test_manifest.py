@@ -203,7 +203,7 @@ def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
             'main = "src/entry.py"\n[[kv_namespaces]]\nbidning = "KV"',
             r"unknown keys: kv_namespaces.bidning \(did you mean binding\?\)",
         ),
-        ('main = "src/entry.py"\n[[unsafe.bindings]]\nname = "X"\ntype = "magic"', 'only type "ratelimit"'),
+        ('main = "src/entry.py"\n[[unsafe.bindings]]\nname = "X"\ntype = "magic"', 'only the type "ratelimit"'),
         ('main = "src/entry.py"\n[assets]\ndirectory = "dist"', "'dist', which does not exist"),
         ('name = "x"', "main is missing"),
         ('main = "../entry.py"', "is outside the function's folder"),

@@ -212,7 +212,7 @@ class GuardedDatabase:
 
 def _one_on_each_line(sql: str) -> list[str]:
     """Split a script without semicolons into lines, each one statement, as the platform does.
-    Return an empty list unless every line begins with a statement's verb: half a DELETE would delete all rows."""
+    Return an empty list unless every line begins with a statement's verb, because a line with half a DELETE would delete all rows."""
     lines = [line for line in sql.splitlines() if line.strip()]
     is_script = len(lines) > 1 and ";" not in sql and all(line.split()[0].upper() in VERBS for line in lines)
     return lines if is_script else []

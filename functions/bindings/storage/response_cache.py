@@ -150,7 +150,7 @@ class ResponseCache(Binding):
 
     @method
     async def put(self, request: Put, body: Body | None) -> None:
-        """Keep a response, unless its headers or its size speak against it."""
+        """Store a response, if its headers and its size allow it."""
         ttl_s = lifetime_s(request.status, request.headers, self._now_s()) if request.ttl_s is None else request.ttl_s
         with self._held.hold() as held:
             try:

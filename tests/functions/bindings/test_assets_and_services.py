@@ -215,7 +215,7 @@ async def test_redirects_lead_away_and_lines_that_make_no_sense_are_named(
     expected["/at/[/a"] = (404, "")  # a host that does not exist
     for path, wanted in expected.items():
         assert await answered(assets, path, redirect="manual") == wanted, path
-    assert [line.split(" is left out")[0] for line in caplog.messages] == [
+    assert [line.split(" is ignored")[0] for line in caplog.messages] == [
         f"_redirects, line {number}" for number in (9, 10, 11, 12)
     ]
 

@@ -133,7 +133,7 @@ def test_a_moment_without_a_history_and_a_misspelt_one_are_named(here: tuple[str
     run("d1", "execute", "shop", "--command", "CREATE TABLE t (a)", *here)
     with pytest.raises(CliError, match="shop: the history does not reach back to 2020-01-01T00:00:00Z: it begins at"):
         run("d1", "time-travel", "info", "shop", "--timestamp", "2020-01-01T00:00:00Z", *here)
-    with pytest.raises(CliError, match="'noon' is no time"):
+    with pytest.raises(CliError, match="'noon' is not a time"):
         run("d1", "time-travel", "restore", "shop", "--timestamp", "noon", *here)
     with pytest.raises(CliError, match="either --timestamp or --bookmark"):
         run("d1", "time-travel", "restore", "shop", *here)

@@ -1,4 +1,4 @@
-"""Response headers of a hostile function that bypasses the SDK's checks: what the site sends."""
+"""The headers that a site sends for a hostile function, which bypasses the SDK's checks."""
 
 import pytest
 

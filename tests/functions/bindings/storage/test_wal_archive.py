@@ -206,7 +206,7 @@ def test_moments_that_are_too_old_are_deleted_and_the_days_before_now_are_kept(
 
 def test_a_bookmark_is_read_as_it_is_written() -> None:
     assert Bookmark.parse(str(Bookmark(3, 70_000))) == Bookmark(3, 70_000)
-    with pytest.raises(HistoryError, match="is no bookmark"):
+    with pytest.raises(HistoryError, match="is not a bookmark"):
         Bookmark.parse("yesterday")
 
 
