@@ -41,7 +41,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The number of retries, and the pauses before them, of a call that failed with 408, 429 or 5xx."""
+    """The number of attempts, and the pauses between them, for a call that fails with 408, 429 or 5xx."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=5)] = 5
     retry_delay_ms: Annotated[float, Meta(ge=0, le=5000)] = 0.0

@@ -76,7 +76,7 @@ class FunctionUser:
         return self._id
 
     def release(self) -> None:
-        """Return the id, once no process uses it."""
+        """Make the id available again; call this once no process uses it."""
         if self._id is not None:
             self._ids.give_back(self._id)
             self._id = None
