@@ -1,1 +1,1 @@
-"""Functions: code of others, run in its own processes beside the runtime."""
+"""Functions: other people's code, run in separate processes beside the runtime."""

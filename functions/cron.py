@@ -1,8 +1,6 @@
-"""Cron expressions in the form of Cloudflare's cron triggers: five fields in UTC.
+"""Cloudflare's cron expressions: five fields in UTC, with Sunday as day 1.
 
-Sunday is 1; names of months and days, `L`, `W` and `#` are allowed.
-
-`parse` is the only reader; a schedule returns the next matching minute.
+Names of months and days, `L`, `W` and `#` are allowed. `parse` is the only parser.
 """
 
 import calendar
@@ -12,7 +10,7 @@ from datetime import UTC, date, datetime, time, timedelta
 
 MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-HORIZON_DAYS = 8 * 366 + 1  # the 29th of February may be eight years away
+HORIZON_DAYS = 8 * 366 + 1  # from one 29th of February to the next may be eight years
 Rule = Callable[[date], bool]
 
 
@@ -26,12 +24,12 @@ class Schedule:
     minutes: tuple[int, ...]
     hours: tuple[int, ...]
     months: frozenset[int]
-    days: tuple[Rule, ...]  # days of the month; one of the rules must match
+    days: tuple[Rule, ...]  # day-of-month rules; one must match
     weekdays: tuple[Rule, ...]
-    either: bool  # both kinds of day are restricted: then one of them is enough, as in every cron
+    either: bool  # both day fields are restricted; as in every cron, one match is then enough
 
     def next_after(self, moment: datetime) -> datetime | None:
-        """Return the first matching minute after `moment`; None if there is none, as on the 30th of February."""
+        """Return the first matching minute after `moment`; None if there is none (30th of February)."""
         moment = moment.astimezone(UTC)
         for day in (moment.date() + timedelta(n) for n in range(HORIZON_DAYS)):
             if not self._fits(day):
@@ -44,7 +42,7 @@ class Schedule:
         return None
 
     def last_until(self, moment: datetime, after: datetime) -> datetime | None:
-        """Return the latest minute that fits, not later than the moment and later than `after`."""
+        """Return the latest matching minute up to `moment` and later than `after`; None if there is none."""
         moment, after = moment.astimezone(UTC), after.astimezone(UTC)
         day = moment.date()
         while day >= after.date():
@@ -114,7 +112,7 @@ def _weekday_rules(field: str) -> Iterator[Rule]:
     for item in "*".join(field.split("?")).split(","):
         name, mark, count = item.partition("#")
         if item == "L":
-            plain.append("7")  # the week's last day
+            plain.append("7")  # the last day of a week is Saturday
         elif mark:
             wanted, nth = _weekday(name), _number(count, "weekday's number in the month", 1, 5, ())
             yield lambda day, wanted=wanted, nth=nth: _of(day) == wanted and (day.day - 1) // 7 == nth - 1  # type: ignore[misc]
@@ -147,7 +145,7 @@ def _numbers(field: str, what: str, low: int, high: int, names: tuple[str, ...] 
             last = high if slash else first
         if first <= last:
             found.update(range(first, last + 1, step))
-        else:  # FRI-MON goes round
+        else:  # FRI-MON wraps around
             found.update((low + (n - low) % (high - low + 1)) for n in range(first, last + high - low + 2, step))
     return frozenset(found)
 
@@ -170,7 +168,7 @@ def _last(day: date) -> int:
 
 
 def _nearest_weekday(day: date, wanted: int) -> date:
-    """Return the nearest day from Monday to Friday, never in another month."""
+    """Return the weekday (Monday to Friday) nearest to day `wanted` within the same month."""
     found = day.replace(day=wanted)
     if found.isoweekday() == 6:
         return found - timedelta(1) if wanted > 1 else found + timedelta(2)

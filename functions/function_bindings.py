@@ -1,4 +1,4 @@
-"""All bindings of one function, with the consumers of its queues and its cron triggers."""
+"""All bindings of one function, with its queue consumers and its cron triggers."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -23,13 +23,13 @@ from pilotlight.functions.channel.frames import UNNUMBERED, BindingCall, Functio
 from pilotlight.functions.manifest import Manifest
 from pilotlight.functions.manifest_tables import ConsumerDeclaration
 
-MIGRATE_S = 60.0  # for all migrations of one database, while a deployment waits
+MIGRATE_S = 60.0  # limit for all migrations of one database; a deployment waits for them
 
 log = logging.getLogger("pilotlight.function")
 
 
 class FunctionBindings:
-    """The open bindings, queue consumers and clock of one function. Needs a running event loop."""
+    """The open bindings, queue consumers and cron triggers of one function. Needs a running event loop."""
 
     def __init__(self, manifest: Manifest, state_dir: Path, services: Services) -> None:
         self._bindings = Bindings(manifest.bindings, state_dir, services)
@@ -38,7 +38,7 @@ class FunctionBindings:
         self._state_dir = state_dir
         self._services = services
         self._consumers: list[QueueConsumer] = []
-        self._stopped: list[QueueConsumer | Crons] = []  # they may still have batches and runs in progress
+        self._stopped: list[QueueConsumer | Crons] = []  # may still have batches and runs in progress
         self._crons: Crons | None = None
         self._objects: ObjectStorage | None = None
         self._files = None if manifest.assets is None else Assets.open(manifest.assets.declaration, state_dir, services)
@@ -48,15 +48,15 @@ class FunctionBindings:
     @classmethod
     def open(cls, state_dir: Path, services: Services, manifest: Manifest, functions: Functions) -> "FunctionBindings":
         """Open the bindings of a manifest, for one of several functions of a site.
-        The creator of `services` closes its databases at the end."""
+        The creator of `services` closes the databases."""
         return cls(
             manifest, state_dir, replace(services, functions=functions, function=manifest.name, memory=MemoryBudget())
         )
 
     def start(self, ask: Callable[[FunctionEvent], Awaitable[Called]]) -> None:
-        """Consume the queues, run the clock and apply the migrations of this version.
+        """Start this version's queue consumers and cron triggers, and apply its migrations of objects.
 
-        Those of an earlier version end. `ask` has this version handle an event. Raises BindingError, with nothing changed, if another function
+        Consumers of an earlier version stop. `ask` sends an event to this version. Raises BindingError, with nothing changed, if another function
         consumes one of its queues.
         """
         functions, services, manifest = self._services.functions, self._services, self._manifest
@@ -70,7 +70,7 @@ class FunctionBindings:
         async def deliver(queue: str, messages: list[dict[str, Any]]) -> Any:
             outcome = (await ask(QueueEvent(UNNUMBERED, queue, messages))).value
             if not isinstance(outcome, dict) or not isinstance(outcome.get("acked"), list):
-                raise Failure("the consumer gave back nonsense", code="wrong_type")
+                raise Failure("the queue handler returned an invalid result", code="wrong_type")
             return outcome
 
         async def run(expression: str, scheduled_time_ms: int) -> None:
@@ -83,7 +83,7 @@ class FunctionBindings:
             self._crons = Crons.open(schedules, run, self._state_dir, services)
 
     async def migrate_databases(self) -> None:
-        """Apply the migrations of its D1 databases that have not been, of each database all or none.
+        """Apply the pending migrations of the function's D1 databases, all or none of each database.
         Raises BindingError."""
         for declared in self._manifest.bindings:
             if isinstance(database := self._bindings.get(declared.name), D1Database):
@@ -95,11 +95,11 @@ class FunctionBindings:
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """The tags of migrations that will rename or delete classes of objects when it starts."""
+        """The tags of migrations that will rename or delete classes of objects when this version starts."""
         return () if self._objects is None else self._objects.moves
 
     def stop(self) -> None:
-        """Take no more messages and firings. Those in progress continue."""
+        """Take no more messages and firings; those in progress continue."""
         for consumer in self._consumers:
             consumer.stop()
         self._stopped += self._consumers
@@ -110,7 +110,7 @@ class FunctionBindings:
             self._crons = None
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return the response of a file that is served before the function; None if the function answers."""
+        """Return the response of an asset that is served before the function; None if the function answers."""
         if self._files is None or self._manifest.assets is None or method not in ("GET", "HEAD"):
             return None
         if _is_first(self._manifest.assets.worker_first, urlsplit(url).path or "/"):
@@ -132,7 +132,7 @@ class FunctionBindings:
 
 
 def _is_first(patterns: tuple[str, ...], path: str) -> bool:
-    """Tell whether requests go to the function before its files."""
+    """Tell whether the function answers this path even if there is an asset."""
     wanted = any(fnmatchcase(path, pattern) for pattern in patterns if not pattern.startswith("!"))
     return wanted and not any(fnmatchcase(path, pattern[1:]) for pattern in patterns if pattern.startswith("!"))
 

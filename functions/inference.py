@@ -1,6 +1,6 @@
-"""The interface between functions and their site's models, which a site implements.
+"""The interface through which functions call models; the site implements it.
 
-It takes Workers AI's inputs, and returns results, errors and events.
+Inputs, results, errors and events have Workers AI's format.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -10,11 +10,11 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 
 class EventStream(Protocol):
-    """Server-sent events. Closing it, at any time, aborts the generation."""
+    """Server-sent events as chunks of bytes. Closing the stream early aborts the generation."""
 
     @property
     def use(self) -> ResourceUse:
-        """Return the usage so far, or less."""
+        """The usage so far; it may lag behind."""
 
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
@@ -26,26 +26,24 @@ class EventStream(Protocol):
 class InferenceResponse(NamedTuple):
     status: int
     headers: list[tuple[str, str]]
-    body: bytes = b""  # JSON: the result, or Workers AI's envelope of errors if the status is 400 or above
-    events: EventStream | None = None  # in place of a body
-    use: ResourceUse = ResourceUse()  # of a body
+    body: bytes = b""  # JSON: the result or, with a status of 400 or above, Workers AI's errors
+    events: EventStream | None = None  # instead of a body
+    use: ResourceUse = ResourceUse()  # usage of an answer with a body
 
 
 class Inference(Protocol):
     def serves(self, model: str) -> bool:
-        """Tell whether this site has a model of this name, and so counts its usage."""
+        """Tell whether this site has a model of this name; if so, its usage is counted here."""
 
     def is_busy(self, model: str) -> bool:
-        """Tell whether a request for the model would have to wait or be refused."""
+        """Tell whether a request for the model would have to wait or be refused now."""
 
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
-        """Answer `inputs`, a JSON object, for the tenant of this account and of the key in `headers`, if any.
-
-        Cancelling it aborts the generation. Refusals are responses too.
-        """
+        """Run a model on a JSON object for the tenant given by the account and by the key in `headers`.
+        Cancelling the task aborts the generation. Refusals are also returned as responses."""
 
     def own_names(self, model: str) -> tuple[str, str]:
-        """Return a model's own name, and the name of the requested adapter; empty if there is none."""
+        """Return a model's own name, and the name of the adapter that `model` selects ("" if none)."""
 
     def models(self, search: str) -> list[dict[str, Any]]:
-        """The cards of all models whose name contains `search`."""
+        """Return the cards of all models whose name contains `search`."""

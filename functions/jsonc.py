@@ -1,6 +1,6 @@
-"""JSON with comments and trailing commas, as editors write configuration files.
+"""JSON with comments and trailing commas, as in editors' configuration files.
 
-Comments are replaced by spaces, so that an error is reported in the author's line.
+Comments are replaced by spaces, so that errors keep their line and column.
 """
 
 import json
@@ -26,7 +26,7 @@ def _without_comments(text: str) -> str:
         elif text.startswith("/*", position):
             end = text.find("*/", position + 2)
             if end < 0:
-                raise json.JSONDecodeError("a comment that does not end", text, position)
+                raise json.JSONDecodeError("a comment is not closed", text, position)
             position = _blank(out, position, end + 2)
         else:
             position += 1

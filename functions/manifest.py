@@ -1,9 +1,7 @@
-"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json as frozen values.
+"""A function's manifest: wrangler.toml, wrangler.jsonc or wrangler.json, loaded into frozen values.
 
-With the variables of `.dev.vars` or `.env`.
-
-`load_manifest` is the only reader. A misspelt key and an unsupported kind of binding are refused with the nearest valid name. Keys for Cloudflare's
-platform (routes, account_id, ...) are accepted and listed in `ignored`.
+The variables of `.dev.vars` or `.env` are added. `load_manifest` is the only loader. Invalid values are refused. Unknown keys, and keys that matter
+only on Cloudflare's platform (account_id, ...), are listed in `ignored`.
 """
 
 import json
@@ -31,26 +29,28 @@ from pilotlight.wire.host_patterns import parse_pattern
 
 FILES = ("wrangler.jsonc", "wrangler.json", "wrangler.toml")
 DEV_VARS, DOT_ENV = ".dev.vars", ".env"
-WORKFLOW_PREFIX = "$workflow$"  # of the objects that a workflow's instances are; no class of Python's has such a name
+# prefix of the class name of a workflow's instances, which are stored as objects; invalid in Python
+WORKFLOW_PREFIX = "$workflow$"
 
 
-# Bindings with data on the site's disk. A rate limit is each site's own, as on the platform, and secrets are put where they are needed.
+# Bindings with data on the site's disk. Rate limits are separate at each site, as on the platform, and secrets are stored wherever they are needed.
 _KEPT = frozenset(("kv", "d1", "r2", "queue_producer", "durable_object", "workflow", "vectorize", "analytics_engine"))
 
 
 class ManifestError(ConfigError):
-    """The folder is not a valid function; the message names the file, the place and the change to make."""
+    """The folder is not a valid function; the message names the file, the place and the remedy."""
 
 
 class MisfitError(ManifestError):
-    """The version does not fit its Durable Objects here, whose classes were renamed or deleted."""
+    """The version does not fit the existing Durable Objects, whose classes were renamed or deleted."""
 
 
 class BindingDeclaration(NamedTuple):
-    """`kind` is one of bindings/registry.py's, var, secret, or not_offered."""
+    """One binding of a manifest.
+    `kind` is a key of bindings/registry.py's OPENERS or one of its VALUES."""
 
     kind: str
-    name: str  # as in `self.env.NAME`
+    name: str  # NAME in `self.env.NAME`
     options: Mapping[str, Any]
 
 
@@ -58,7 +58,7 @@ class BindingDeclaration(NamedTuple):
 class Manifest:
     name: str
     directory: Path
-    main: Path  # absolute
+    main: Path  # absolute path of the Python file
     bindings: tuple[BindingDeclaration, ...] = ()
     crons: tuple[str, ...] = ()
     consumers: tuple[ConsumerDeclaration, ...] = ()
@@ -68,30 +68,31 @@ class Manifest:
     subrequests: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
-    model_aliases: Mapping[str, str] = field(default_factory=dict)  # models for these names in development
+    model_aliases: Mapping[str, str] = field(default_factory=dict)  # model names for development: alias -> model
     ignored: tuple[str, ...] = ()  # keys without an effect here
-    log_sampling: float = 1.0  # the share of invocations that is kept in the site's log
-    tail_consumers: tuple[str, ...] = ()  # functions that get its invocations
-    routes: tuple[str, ...] = ()  # host patterns under which a router serves it, if it is deployed
+    log_sampling: float = 1.0  # share of invocations that the site's log keeps
+    tail_consumers: tuple[str, ...] = ()  # functions that get this one's invocations
+    routes: tuple[str, ...] = ()  # host patterns at which a router serves it, once deployed
     has_subdomain: bool = True
-    has_egress: bool = True  # a dynamic worker may be cut off from the world
+    has_egress: bool = True  # false for a dynamic worker that is loaded without network access
 
     @property
     def keeps_data(self) -> bool:
-        """Tell whether two sites that serve it would have different data, or do twice what must run once."""
+        """Tell whether two sites that serve it would have diverging data, or run something twice."""
         return bool(self.crons or self.consumers) or any(binding.kind in _KEPT for binding in self.bindings)
 
     @property
     def services(self) -> list[str]:
-        """Return the other functions that it calls, or has objects of."""
+        """Return the names of other functions that it calls or whose objects it binds."""
         named = {binding.options.get("service") or binding.options.get("script_name") for binding in self.bindings}
         named.update(self.tail_consumers)
         return sorted(name for name in named if name and not name.startswith("@") and name != self.name)
 
     @property
     def notes(self) -> list[str]:
-        """Return notes for the author, one line each: settings without effect, and unsupported ones."""
-        lines = [f"{key} in the manifest has no effect here" for key in self.ignored if key != "$schema"]  # an editor's
+        """Return notes for the author, one line each: settings without an effect, and unsupported bindings."""
+        # $schema is meant for editors
+        lines = [f"{key} in the manifest has no effect here" for key in self.ignored if key != "$schema"]
         return lines + [
             f"{binding.name}: {binding.options['kind']} is not offered here; it fails when it is used"
             for binding in self.bindings
@@ -100,13 +101,13 @@ class Manifest:
 
 
 class ManifestAssets(NamedTuple):
-    """Files that are served without the function, unless the path matches `worker_first`."""
+    """Files that are served without calling the function, unless the path matches `worker_first`."""
 
     declaration: BindingDeclaration
-    worker_first: tuple[str, ...]  # patterns with *; a pattern with ! at its start excludes paths
+    worker_first: tuple[str, ...]  # patterns with *; a leading ! excludes paths
 
 
-# Settings of a published manifest for the original platform, without effect here.
+# Settings for the original platform, without an effect here.
 _FOREIGN = """
     $schema account_id alias base_dir build cache cloudchamber containers define dev env_vars
     find_additional_modules first_party_worker jsx_factory jsx_fragment keep_names keep_vars legacy_env logfwdr
@@ -117,9 +118,9 @@ _FOREIGN = """
 _UNKNOWN_BINDINGS = """
     browser dispatch_namespaces images mtls_certificates pipelines send_email text_blobs vpc_services wasm_modules
 """
-MAX_BYTES = 128 << 10  # of a manifest or a pyproject.toml
+MAX_BYTES = 128 << 10  # per file
 _MOST_PARTS = 32
-# A key of 8,000 parts, 16 KB, takes tomllib six seconds, quadratic in its length. Each part is checked from its own start.
+# tomllib is quadratic in the number of a key's parts: 8,000 parts (16 KB) take six seconds. A match may start at any part of a key.
 _PART = r"""(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')"""
 _DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_-]){_PART}(?:[ \t]*\.[ \t]*{_PART}){{{_MOST_PARTS}}}")
 IGNORED, NOT_OFFERED = frozenset(_FOREIGN.split()), frozenset(_UNKNOWN_BINDINGS.split())
@@ -168,7 +169,8 @@ def manifest_file(directory: Path) -> Path:
 
 
 def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
-    """NAME=value lines: quotes, comments and `export` as dotenv files have them."""
+    """Parse lines of NAME=value with the quotes, comments and `export` of dotenv files.
+    Raises ManifestError."""
     values: dict[str, str] = {}
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip().removeprefix("export ").strip()
@@ -189,13 +191,11 @@ def parse_dev_vars(text: str, origin: str) -> dict[str, str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read an untrusted TOML file.
-
-    Raises ManifestError if it would take long, OSError, UnicodeDecodeError, RecursionError and tomllib.TOMLDecodeError.
-    """
+    """Load an untrusted TOML file.
+    Raises ManifestError if it is too large or would take too long, OSError, UnicodeDecodeError, RecursionError and TOMLDecodeError."""
     text = _small_text(path)
     if _DEEP_KEY.search(text):
-        raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; nothing here has such keys")
+        raise ManifestError(f"{path}: has a key of more than {_MOST_PARTS} parts; no valid key has so many")
     return tomllib.loads(text)
 
 
@@ -204,7 +204,7 @@ def _small_text(path: Path) -> str:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ManifestError(f"{path}: has more than {MAX_BYTES >> 10} KiB; keep large values in files or bindings")
-    return content.decode("utf-8-sig")  # editors of Windows begin a file with a mark
+    return content.decode("utf-8-sig")  # Windows editors write a byte order mark
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _section(values: Any, origin: str) -> _ReadSection:
 
 
 def _not_offered(kind: str, value: Any) -> Iterator[BindingDeclaration]:
-    """Bindings that fail when they are used, and only then."""
+    """Yield declarations of bindings that are not offered here: they fail only when they are used."""
     for table in value if isinstance(value, list) else [value]:
         if isinstance(table, dict):
             named = table.get("binding") or table.get("name")
@@ -262,7 +262,7 @@ def _manifest(
         raise ManifestError(f'{path}: main is missing; it names the Python file, such as main = "src/entry.py"')
     main = (directory / section.main).resolve()
     if not main.is_relative_to(directory):
-        raise ManifestError(f"{path}: main leads out of the function's folder: {section.main!r}")
+        raise ManifestError(f"{path}: main is outside the function's folder: {section.main!r}")
     if main.suffix != ".py":
         raise ManifestError(f"{path}: main must be a Python file, not {section.main!r}")
     if not main.is_file():
@@ -303,7 +303,8 @@ def _manifest(
 
 
 def _routes(section: ManifestSection, path: Path) -> Iterator[str]:
-    """Iterate over host patterns, a custom domain as that of all its paths. Raises ManifestError."""
+    """Yield the host patterns of routes; a custom domain becomes a pattern for all its paths.
+    Raises ManifestError."""
     for each in (*section.routes, *([section.route] if section.route is not None else [])):
         text, is_custom = (each, False) if isinstance(each, str) else (each.pattern, each.custom_domain)
         try:
@@ -335,16 +336,14 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
         yield _rate_limit(limit.name, limit.namespace_id, limit.simple)
     for unsafe in section.unsafe.bindings:
         if unsafe.type != "ratelimit" or unsafe.simple is None:
-            raise ManifestError(
-                f'{path}: unsafe.bindings: of these only type "ratelimit" with `simple` is offered here'
-            )
+            raise ManifestError(f'{path}: unsafe.bindings: only the type "ratelimit" with `simple` is offered here')
         yield _rate_limit(unsafe.name, unsafe.namespace_id, unsafe.simple)
     if section.assets is not None and section.assets.binding is not None:
         yield _assets(section.assets, directory, path).declaration
 
 
 def _of_environment(options: dict[str, Any], key: str, path: Path) -> dict[str, Any]:
-    """Name the function of another's environment as that is served here: NAME-ENVIRONMENT."""
+    """Replace a function in another environment by the name under which it is served: NAME-ENVIRONMENT."""
     environment = options.pop("environment", None)
     if environment is None:
         return options
@@ -360,10 +359,10 @@ def _options(table: Table, *without: str) -> dict[str, Any]:
 def _assets(assets: AssetsTable, directory: Path, path: Path) -> ManifestAssets:
     folder = (directory / assets.directory).resolve()
     if not folder.is_relative_to(directory):
-        raise ManifestError(f"{path}: assets.directory leads out of the function's folder")
+        raise ManifestError(f"{path}: assets.directory is outside the function's folder")
     if not folder.is_dir():
         raise ManifestError(
-            f"{path}: assets.directory names {assets.directory!r}, which does not exist; is it to be built first?"
+            f"{path}: assets.directory names {assets.directory!r}, which does not exist; does it have to be built first?"
         )
     options = _options(assets, "binding", "directory") | {"directory": str(folder)}
     first = assets.run_worker_first
@@ -377,10 +376,8 @@ def _rate_limit(name: str, namespace_id: str | int, simple: SimpleTable) -> Bind
 
 
 def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
-    """Add local secrets, which win over vars of the same name, as on the platform.
-
-    `.env` files count if there is no `.dev.vars`.
-    """
+    """Add local secrets, which override vars of the same name, as on the platform.
+    `.env` files are used only if there is no `.dev.vars`."""
     paths = _secret_files(manifest.directory, environment)
     if not paths:
         return manifest
@@ -396,7 +393,7 @@ def _with_dev_vars(manifest: Manifest, environment: str | None) -> Manifest:
 
 
 def _secret_files(directory: Path, environment: str | None) -> list[Path]:
-    """Return the existing files with local secrets; a later one overrides."""
+    """Return the existing files with local secrets; later ones override earlier ones."""
     of_environment = [f"{DEV_VARS}.{environment}"] if environment else []
     for name in (*of_environment, DEV_VARS):
         if (directory / name).is_file():

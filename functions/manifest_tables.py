@@ -1,6 +1,6 @@
-"""The tables of a manifest with wrangler's names and the types of their values.
+"""The tables of a manifest: wrangler's names, and the types of their values.
 
-manifest.py reads the file and uses the values.
+manifest.py loads the file and interprets the values.
 """
 
 import difflib
@@ -47,9 +47,7 @@ class AiTable(Table, frozen=True, kw_only=True):
     binding: Identifier
     remote: bool = False
     staging: bool = False
-    aliases: dict[str, str] = msgspec.field(
-        default_factory=dict
-    )  # our own table: names of models, and the models for them
+    aliases: dict[str, str] = msgspec.field(default_factory=dict)  # Pilotlight's own table: model aliases
 
 
 class KvTable(Table, frozen=True, kw_only=True):
@@ -203,7 +201,7 @@ class ObservedLogsTable(Table, frozen=True, kw_only=True):
 
 
 class ObservabilityTable(Table, frozen=True, kw_only=True):
-    """Settings for storing invocations; unlike the platform, all are stored by default."""
+    """Settings for the log of invocations; unlike on the platform, all are kept by default."""
 
     enabled: bool = True
     head_sampling_rate: Rate = 1.0
@@ -211,7 +209,7 @@ class ObservabilityTable(Table, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> float:
-        """Return the share of invocations that is kept."""
+        """Return the share of invocations that the log keeps."""
         is_on = self.enabled and self.logs.enabled and self.logs.persist
         rate = self.head_sampling_rate if self.logs.head_sampling_rate is None else self.logs.head_sampling_rate
         return rate if is_on else 0.0
@@ -220,12 +218,12 @@ class ObservabilityTable(Table, frozen=True, kw_only=True):
 class RouteTable(Table, frozen=True, kw_only=True):
     pattern: str
     custom_domain: bool = False
-    zone_id: str = ""  # ours are the router's to know
+    zone_id: str = ""  # accepted and ignored: the router's file names its zones
     zone_name: str = ""
 
 
 class ManifestSection(Table, frozen=True, kw_only=True):
-    """The top of the file, or one `[env.NAME]`."""
+    """The top level of the file, or one `[env.NAME]`."""
 
     name: FunctionName | None = None
     main: str | None = None
@@ -259,7 +257,7 @@ class ManifestSection(Table, frozen=True, kw_only=True):
     tail_consumers: tuple[TailConsumerTable, ...] = ()
 
     def named_bindings(self) -> Iterator[tuple[str, Any]]:
-        """Iterate over bindings whose table names them by `binding` and has their options, each with its kind."""
+        """Yield the kind and the table of each binding whose table names it by `binding`."""
         by_kind: dict[str, tuple[Any, ...]] = {
             "kv": self.kv_namespaces, "d1": self.d1_databases, "r2": self.r2_buckets, "queue_producer": self.queues.producers,
             "service": self.services, "secrets_store": self.secrets_store_secrets, "analytics_engine": self.analytics_engine_datasets,
@@ -269,7 +267,7 @@ class ManifestSection(Table, frozen=True, kw_only=True):
 
 
 def prune(values: dict[str, Any], table: type[Table], where: str = "") -> list[str]:
-    """Remove keys that a table does not have, with warnings as wrangler. Returns the warnings."""
+    """Remove unknown keys, recursively; return a warning for each, as wrangler does."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(table)}
     warnings = []
     for key in list(values):
@@ -287,7 +285,7 @@ def prune(values: dict[str, Any], table: type[Table], where: str = "") -> list[s
 
 
 def _table_in(kind: Any) -> type[Table] | None:
-    """Return the table that a field's type is, or is a list of."""
+    """Return the table class in a field's type, possibly inside a union or a tuple; None if there is none."""
     if isinstance(kind, type) and issubclass(kind, Table):
         return kind
     return next((found for each in get_args(kind) if (found := _table_in(each)) is not None), None)

@@ -1,9 +1,7 @@
-"""The network's models for a site's functions.
+"""Models of the whole network for a site's functions.
 
-Requests for the site's own models are answered here, others at another site through the router in its file.
-
-The router bills such calls to the account that deployed the function, which the site names in its signed request; local answers are counted here
-(bindings/usage.py).
+The site's own models run here; other models run at another site, through the router that the site's file names. The router bills such a call to the
+account that deployed the function, which the signed request names; usage of local models is counted here (bindings/usage.py).
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -24,7 +22,7 @@ JSON_HEADERS = ("content-type", "application/json")
 
 
 class NetworkInference:
-    """Implements inference.py."""
+    """Implements `Inference`: the site's own models first, others through the router."""
 
     def __init__(self, own: Inference, router: RouterClient) -> None:
         self._own = own
@@ -59,9 +57,9 @@ class NetworkInference:
 
 
 class RoutedEvents:
-    """A stream of another site's, as the router passes it on."""
+    """A stream of another site's events, relayed by the router."""
 
-    use = ResourceUse()  # the router counts it
+    use = ResourceUse()  # stays zero: the router counts the usage
 
     def __init__(self, answer: aiohttp.ClientResponse, scope: AsyncExitStack) -> None:
         self._chunks: AsyncIterator[bytes] = answer.content.iter_any()
@@ -82,6 +80,6 @@ class RoutedEvents:
 
 
 def _result(body: bytes) -> bytes:
-    """Take a result out of the envelope that it has over HTTP."""
+    """Return the `result` of a response of Workers AI's REST API."""
     envelope: dict[str, Any] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return bytes(envelope["result"])

@@ -1,6 +1,6 @@
-"""The functions of a site file: folders, names, limits, bindings and status.
+"""The functions that a site serves: those of its file and those that a router deploys.
 
-Processes, pools and bindings are built here and implemented in their own modules.
+This module connects pools, bindings, limits and secrets, which are implemented in other modules.
 """
 
 import asyncio
@@ -51,14 +51,14 @@ from pilotlight.wire.http.asgi import header
 log = logging.getLogger("pilotlight.function")
 
 DAY_S = 24 * 3600.0
-SECRETS_S = 1.0  # between two checks for changes by `pilotlight secret`
-UNNAMED = {  # options that name a store
+SECRETS_S = 1.0  # pause between two checks for changes by `pilotlight secret`
+UNNAMED = {  # options that name a store, by the binding's kind
     "kv": ("id",), "d1": ("database_id", "database_name"), "r2": ("bucket_name",), "analytics_engine": ("dataset",),
 }  # fmt: skip
 
 
 class ServedFunctions:
-    """The functions that a site serves; use as `async with`."""
+    """The functions that a site serves, as an async context manager."""
 
     def __init__(
         self,
@@ -71,24 +71,24 @@ class ServedFunctions:
         authority: str | None = None,
         clock: Clock = CLOCK,
     ) -> None:
-        """Serve nothing yet.
+        """Load the manifests; nothing is served before `__aenter__`.
 
-        `inference` answers AI bindings. No function may connect to this machine's `own_ports`. `trace` is the scope of an invocation. `authority` is
-        of the network's certificates. Bindings use `clock`. Raises ManifestError.
+        `inference` answers AI bindings. Functions may not connect to this machine's `own_ports`. `trace` opens the tracing scope of an invocation.
+        `authority` is the file with the network's CA certificate. Bindings use `clock`. Raises ManifestError.
         """
         self._authority = authority
         self._clock = clock
         self.config = config
         self.manifests = _manifests(config)
         self.deployed: DeployedFunctions | None = None
-        self.usage: FunctionUsage | None = None  # while it serves
+        self.usage: FunctionUsage | None = None  # set while serving
         self._inference = inference
         self._state_dir, self._site = state_dir, site
         self._secrets = SecretStore(state_dir)
-        # By pool: the manifest without the secrets that were put into this site, and the layers.
+        # By pool: the manifest without this site's secrets, and the layers.
         self._declared: dict[str, tuple[Manifest, tuple[Path, ...]]] = {}
         self._services = Services()
-        self._stack = AsyncExitStack()  # tasks that run while it serves
+        self._stack = AsyncExitStack()  # tasks that run while serving
         self._owners = Owners(state_dir, self.manifests, config.shared)
         shared = {field.name for field in fields(FunctionLimits)} & set(FunctionsConfig.__struct_fields__)
         limits = FunctionLimits(**{name: getattr(config, name) for name in shared})
@@ -150,7 +150,7 @@ class ServedFunctions:
             self.usage.computed(function, cpu_s)
 
     def _account_of(self, function: str) -> str:
-        loader = function.partition("+")[0]  # of a dynamic worker
+        loader = function.partition("+")[0]  # a dynamic worker is named LOADER+ID
         return "" if self.deployed is None else self.deployed.account_of(loader)
 
     def add(
@@ -161,13 +161,13 @@ class ServedFunctions:
         layers: tuple[Path, ...] = (),
         pool: str | None = None,
     ) -> None:
-        """Serve a function from its next request on, in place of one with its name.
+        """Serve a function from its next request on; it replaces a function of the same name.
 
-        With `pool` it is one version beside others, which owns its resources once it is accepted (`claim`). Raises ManifestError, with nothing
-        changed.
+        `pool` names one version among several of a deployed function; it becomes the owner of its resources only later (`claim`). Raises
+        ManifestError, with nothing changed.
         """
         served = name or manifest.name
-        named = _with_version(replace(manifest, name=served), pool)  # named as in its bindings and consumers
+        named = _with_version(replace(manifest, name=served), pool)  # the name that bindings and consumers use
         try:
             if pool is not None:
                 named = self._with_own_stores(named)
@@ -182,7 +182,7 @@ class ServedFunctions:
             raise ManifestError(f"{manifest.directory}: {error}") from None
 
     def _with_own_stores(self, manifest: Manifest) -> Manifest:
-        """Give unnamed stores of a deployed function the name `FUNCTION/BINDING`, so that no two share one."""
+        """Name unnamed stores of a deployed function `FUNCTION/BINDING`, so that no functions share them."""
         bindings = []
         for binding in manifest.bindings:
             names = UNNAMED.get(binding.kind, ())
@@ -192,7 +192,7 @@ class ServedFunctions:
         return replace(manifest, bindings=tuple(bindings))
 
     async def _follow_secrets(self, revision: int) -> None:
-        """Give functions the secrets that were put or deleted since `revision`. Never returns."""
+        """Give functions the secrets that were put or deleted since `revision`. Runs until cancelled."""
         while True:
             await asyncio.sleep(SECRETS_S)
             if (now := self._secrets.revision()) != revision:
@@ -212,25 +212,23 @@ class ServedFunctions:
                 log.error("%s keeps its old secrets: %s", name, error)
 
     def _replace(self, name: str, manifest: Manifest, layers: tuple[Path, ...]) -> None:
-        """Serve a pool with another manifest from its next request on.
-        Raises ManifestError, Failure and OSError."""
+        """Replace a pool's manifest from its next request on. Raises ManifestError, Failure, OSError."""
         function = manifest.name
         is_live = self.functions.names.get(function) == name
         self.functions.add(manifest, name=name, layers=layers)
         if is_live:
             self.functions.live(function, name)
-        log.info("%s starts anew with the secrets that were changed", name)
+        log.info("%s restarts with the changed secrets", name)
 
     async def migrate(self, pool: str) -> None:
-        """Apply the migrations of a version's databases that have not been.
-        Raises Failure, and then nothing has changed in that database."""
+        """Apply the pending migrations of a version's D1 databases.
+        Raises Failure if one fails; that database is then unchanged."""
         bindings = self.functions.pools[pool].bindings
         if bindings is not None:
             await bindings.migrate_databases()
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets in place of those with the names `before`; it has them within SECRETS_S.
-
+        """Replace a function's secrets with the names `before` by `values`; the function gets them within 1 s.
         Raises Failure."""
         try:
             for name in set(before) - set(values):
@@ -241,25 +239,23 @@ class ServedFunctions:
             raise Failure(str(error)) from None
 
     def queue(self, name: str) -> Queue:
-        """Return a queue by its name; create it if it does not exist."""
+        """Return a queue by name; create it if it does not exist."""
         return Queue.of(name, self._state_dir, self._services)
 
     def moves(self, pool: str) -> tuple[str, ...]:
-        """Return the migrations that change classes of objects when this version takes the traffic."""
+        """Return the tags of migrations that rename or delete classes of objects when this version goes live."""
         bindings = self.functions.pools[pool].bindings
         return () if bindings is None else bindings.moves
 
     def claim(self, pool: str) -> None:
         """Make the function the owner of this version's unowned resources.
-        Raises BindingError if another one was faster."""
+        Raises BindingError if another owner was faster."""
         self._owners.claim(self.functions.pools[pool].manifest)
 
     async def version_of(self, name: str, scope: Scope) -> FunctionPool:
-        """Return the version that answers a request: of a deployed function, the one for this client.
+        """Return the version that answers a request; of a deployed function, the one assigned to the client.
         Raises Failure."""
-        if (
-            "+" in name or "@" in name
-        ):  # a dynamic worker, which belongs to its loader, or one version, which has its share of the traffic
+        if "+" in name or "@" in name:  # refuse dynamic workers and single versions: clients may not call them by name
             raise Failure(f"this site has no function named {name[:64]!r}", code="not_found", status=404)
         pool = None
         if self.deployed is not None and name not in self.functions.pools:
@@ -268,8 +264,8 @@ class ServedFunctions:
 
 
 def client_key(scope: Scope) -> str:
-    """Return a value that distinguishes clients: session, credentials, or address."""
-    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # only a router's header is trusted
+    """Return a key that identifies a client: its session, credentials, or address."""
+    addresses = (CLIENT_ADDRESS,) if scope.get(GENUINE_HOP, False) else ()  # trust only a router's header
     for name in (SESSION_AFFINITY, "authorization", *addresses, "x-forwarded-for"):
         if (value := header(scope, name)) is not None:
             return f"{name}={value}"
@@ -300,7 +296,7 @@ def _manifests(config: FunctionsConfig) -> dict[str, tuple[Manifest, tuple[Path,
 
 
 def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
-    """Add the version to the metadata binding: `id` is the same for the same deployed bytes."""
+    """Set the version metadata; `id` is the same for the same deployed bytes."""
     since = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     version = {
         "id": str(uuid.uuid5(uuid.NAMESPACE_OID, pool or f"{manifest.name} {since}")),
@@ -315,7 +311,7 @@ def _with_version(manifest: Manifest, pool: str | None) -> Manifest:
 
 
 def _with_secrets(manifest: Manifest, secrets: SecretStore) -> Manifest:
-    """Add this site's secrets, which win over a var or a local secret of the same name."""
+    """Add this site's secrets; they override vars and local secrets of the same name."""
     kept = secrets.values(manifest.name)
     if not kept:
         return manifest

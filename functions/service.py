@@ -1,6 +1,6 @@
-"""The functions of a site for the site: a scope in which they are served, routes, and a status.
+"""The functions of one site, as the site uses them: a context in which they run, routes, and a status.
 
-The constructor names everything that the site provides.
+The constructor's parameters are all that functions need from the site.
 """
 
 import fcntl
@@ -40,8 +40,8 @@ log = logging.getLogger("pilotlight.function")
 
 
 class FunctionsService:
-    """The functions of one site; use as `async with`.
-    It drains as `admission` does, which gives each request its permit."""
+    """The functions of one site, as an async context manager.
+    `admission` gives each request its permit, so functions drain together with the site."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class FunctionsService:
         hop_secret: str | None,
         trace: Trace | None = None,
     ) -> None:
-        """`trace` is the scope of an invocation. Raises ManifestError."""
+        """`trace` opens the tracing scope of an invocation. Raises ManifestError."""
         state_dir = state_dir_of(config)
         self.served = ServedFunctions(
             config.functions, state_dir, inference, own_ports, config.name, trace, config.hop.authority
@@ -66,7 +66,7 @@ class FunctionsService:
         self._hop_secret = hop_secret
 
     async def __aenter__(self) -> "FunctionsService":
-        """Raises ConfigError."""
+        """Lock the state directory and start to serve. Raises ConfigError."""
         async with AsyncExitStack() as stack:
             if self._named_state is not None:
                 stack.enter_context(_alone_in(self._named_state, self._site))
@@ -79,7 +79,7 @@ class FunctionsService:
         await self._stack.aclose()
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes of requests to functions, and of routers' requests about deployed ones."""
+        """Return the routes of functions, of deployments, of stores and of usage."""
         return [
             *function_routes(self.served, self._admission),
             *deployment_routes(self.served, self._hop_secret, self._site),
@@ -88,7 +88,7 @@ class FunctionsService:
         ]
 
     async def usage(self, request: Request) -> Response:
-        """Give a router's ledger the usage of functions. Raises ApiError."""
+        """Report the usage of functions to a router's ledger. Raises ApiError."""
         if not request.scope.get(GENUINE_HOP, False) or self.served.usage is None:
             raise ApiError(
                 "forbidden", "usage of functions is reported only to routers that share a secret with this site"
@@ -97,11 +97,11 @@ class FunctionsService:
         return json_response(msgspec.json.encode(self.served.usage.hand_out(asked)))
 
     def versions(self, *, is_admin: bool) -> bytes:
-        """Return none: a site without a router serves each function as it is on disk."""
+        """Return an empty JSON list: a site without a router has no versions of functions."""
         return b"[]"
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
-        """Return the kept invocations of a function as JSON. Raises ApiError."""
+        """Return a function's logged invocations as JSON. Raises ApiError."""
         fields = {
             "function": name,
             **{key: asked[key] for key in ("since_s", "grep", "status", "limit") if key in asked},
@@ -109,11 +109,11 @@ class FunctionsService:
         try:
             query = msgspec.convert(fields, LogQuery, strict=False)
         except msgspec.ValidationError as error:
-            raise ApiError("invalid_request", f"logs cannot be asked so: {error}") from None
+            raise ApiError("invalid_request", f"invalid log query: {error}") from None
         return msgspec.json.encode(FoundLogs(await kept_invocations(self.served, query, self._site), {}, {}))
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over a function's output from now on, as events. Raises ApiError."""
+        """Yield a function's output from now on as server-sent events. Raises ApiError."""
         if name not in self.served.functions.pools:
             raise ApiError("not_found", f"this site has no function {name[:64]!r}")
         return events_of(self.served.functions.tails, name, self._site)
@@ -134,10 +134,8 @@ def _state(name: str, pool: FunctionPool) -> FunctionStatus:
 
 @contextmanager
 def _alone_in(state: Path, site: str) -> Iterator[None]:
-    """Lock a directory against other sites of this name while this one serves.
-
-    The same user may run another network. Raises ConfigError.
-    """
+    """Lock a directory, so that no other site of this name uses it.
+    The same user may run a second network on this machine. Raises ConfigError."""
     state.mkdir(parents=True, exist_ok=True)
     directory = os.open(state, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -152,11 +150,11 @@ def _alone_in(state: Path, site: str) -> Iterator[None]:
 
 
 def _note_address(file: Path, address: str) -> None:
-    """Warn if the site that stored data here before had another address: it may be another network's."""
+    """Warn if the site that used this state before had another address: it may belong to another network."""
     before = file.read_text() if file.is_file() else address
     if before != address:
         log.warning(
-            "%s has the state of a site at %s, and this site is at %s: if it belongs to another network, set functions.state_dir in this file",
+            "%s has the state of a site at %s, but this site is at %s: if it belongs to another network, set functions.state_dir in this file",
             file.parent, before, address,
         )  # fmt: skip
     atomic_files.write(file, address.encode())

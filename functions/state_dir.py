@@ -1,5 +1,7 @@
-"""The default directory for bindings' data of a site.
-Imports nothing of the site, because commands start with it."""
+"""The default directory for the data of a site's bindings.
+
+Imports nothing of the site, because commands must start fast.
+"""
 
 from pathlib import Path
 

@@ -1,2 +1,4 @@
-"""Bindings: the resources that functions reach as `self.env.NAME`, one file each.
-The library for functions is in functions/sdk."""
+"""Bindings: the resources that functions use as `self.env.NAME`, one file each.
+
+The classes that functions see are in functions/sdk.
+"""

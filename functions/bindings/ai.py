@@ -1,7 +1,7 @@
 """The AI binding: a function's calls to the models of its site (inference.py).
 
-Answers, refusals and error codes are the site's. This module adds the caller (each function is a tenant), waiting for capacity, refusing to wait
-(`rejectIfBusy`), and batches that are answered later.
+Results, refusals and error codes come from the site. This module adds the caller's identity (each function is a tenant), waiting for capacity,
+immediate refusal (`rejectIfBusy`), and batches that are answered later.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from pilotlight.wire.hop.meters import MeterSlot
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import Outcome
 
-CAPACITY = 3040  # Workers AI's code for "no room"
-NO_MODEL = 5007  # its code for a name that no model has
-MAX_NAMED = 20  # models in a sentence
+CAPACITY = 3040  # Workers AI's error code: no capacity
+NO_MODEL = 5007  # Workers AI's error code: unknown model
+MAX_NAMED = 20  # model names that an error message lists
 BUSY_STATUS = 429
-TIMED_OUT, TIMEOUT_STATUS = 3007, 408  # Workers AI's code for a model that took too long
-CACHE_STATUS = "cf-aig-cache-status"  # a header of AI Gateway
-QUEUE_FOR_S = 60.0  # a call waits so long for room before it is refused
+TIMED_OUT, TIMEOUT_STATUS = 3007, 408  # Workers AI's error code and status: the model took too long
+CACHE_STATUS = "cf-aig-cache-status"  # response header of AI Gateway: HIT or MISS
+QUEUE_FOR_S = 60.0  # how long a call waits for capacity before it is refused
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 MAX_INPUT_BYTES = 8 << 20
 
@@ -41,21 +41,21 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The retries of a call that was refused for a reason of the site's, with pauses."""
+    """The number of attempts, and the pauses between them, for a call that fails with 408, 429 or 5xx."""
 
     max_attempts: Annotated[int, Meta(ge=1, le=5)] = 5
     retry_delay_ms: Annotated[float, Meta(ge=0, le=5000)] = 0.0
     backoff: Literal["constant", "linear", "exponential"] = "constant"
 
     def pause_s(self, attempt: int) -> float:
-        """Return the pause after an attempt, counted from 1."""
+        """Return the pause in seconds after an attempt; attempts count from 1."""
         times = {"constant": 1.0, "linear": float(attempt), "exponential": 2.0 ** (attempt - 1)}[self.backoff]
         return self.retry_delay_ms * times / 1000
 
 
 class Gateway(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of an AI Gateway that one call may have.
-    `metadata`, `collect_log` and `event_id` are of its log, which is the router's ledger here; they change nothing."""
+    """Options of AI Gateway for one call.
+    `metadata`, `collect_log` and `event_id` are accepted and ignored: AI Gateway's own log does not exist here, the router's ledger records calls."""
 
     id: Annotated[str, Meta(min_length=1, max_length=200)] = "default"
     cache_ttl: Annotated[float, Meta(ge=0)] | None = None  # seconds
@@ -97,7 +97,8 @@ class AI(Binding):
         sleep: Sleep = asyncio.sleep,
         memory: ResponseMemory | None = None,
     ) -> None:
-        """`batches`: without them nothing can be queued; `memory` has the answers that calls want to be kept."""
+        """Open the binding.
+        Without `batches` nothing can be queued. `memory` caches responses of calls with `cache_ttl`."""
         assert services.inference is not None, "checked when it was opened"
         self._inference = services.inference
         self._account = f"function-{name_of(services.function)}"
@@ -116,7 +117,7 @@ class AI(Binding):
 
     @method
     async def run(self, request: Run) -> Any:
-        """Run a model: {status, headers} and the body, as `body` or streamed."""
+        """Run a model; return {status, headers} and the body, either as `body` or as a stream."""
         if not request.model.isprintable():
             raise _refusal(400, 5007, "no model has such a name")
         if request.reject_if_busy and self._inference.is_busy(request.model):
@@ -139,7 +140,7 @@ class AI(Binding):
 
     @method
     async def poll(self, request: Poll) -> Any:
-        """Return the state of a batch."""
+        """Return the state of a batch; its results are included once all are available."""
         found = None if self._batches is None else await self._batches.get(request.request_id)
         if found is None:
             raise _refusal(404, 3042, f"there is no batch {request.request_id[:100]!r}, or it has expired")
@@ -162,7 +163,7 @@ class AI(Binding):
             await self._batches.close()
 
     async def _through(self, gateway: Gateway, request: Run, headers: dict[str, str]) -> InferenceResponse:
-        """Run a model with a gateway's options: from the cache, with retries, within a time limit."""
+        """Run a model with AI Gateway's options: response cache, retries, time limit."""
         key = gateway.cache_key or hashlib.sha256(_encoded({"model": request.model, **request.inputs})).hexdigest()
         place = self._function, f"AI {gateway.id}", key
         is_kept = bool(gateway.cache_ttl) and not gateway.skip_cache and request.inputs.get("stream") is not True
@@ -187,11 +188,11 @@ class AI(Binding):
     async def _counted(
         self, model: str, inputs: dict[str, Any], headers: dict[str, str], waits: bool
     ) -> InferenceResponse:
-        """Run a model, and count its usage before the function gets the result. Raises BindingError."""
+        """Run a model and record its usage before the function gets the result. Raises BindingError."""
         body = _encoded(inputs)
         if self._usage is None:
             return await self._admitted(model, body, headers, waits)
-        if not self._inference.serves(model):  # a router counts it, if any site does
+        if not self._inference.serves(model):  # served by another site, if by any: the router records the usage
             account = self._usage.account_of(self._function)
             return await self._admitted(model, body, {**headers, ACCOUNT: account} if account else headers, waits)
         name, adapter = self._inference.own_names(model)
@@ -216,7 +217,7 @@ class AI(Binding):
                 self._usage.end(meter, outcome)
 
     async def _admitted(self, model: str, body: bytes, headers: dict[str, str], waits: bool) -> InferenceResponse:
-        """Run a model; by default the call waits for room, as on the platform."""
+        """Run a model. If `waits`, retry for up to 60 s while the model is busy, as the platform does."""
         waited_s, pause_s = 0.0, FIRST_PAUSE_S
         while True:
             response = await self._inference.run(self._account, model, body, headers)
@@ -226,8 +227,8 @@ class AI(Binding):
             waited_s, pause_s = waited_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _result_of(self, model: str, inputs: dict[str, Any]) -> tuple[bool, bytes]:
-        """Answer one request of a batch: whether it succeeded, and its result or error in JSON.
-        Waits for room without an end."""
+        """Run one request of a batch; return whether it succeeded, and its result or error as JSON.
+        Retries without a time limit while the model is busy."""
         while True:
             response = await self._counted(model, inputs, {}, True)
             if response.status != BUSY_STATUS:
@@ -235,7 +236,7 @@ class AI(Binding):
 
 
 class CountedEvents:
-    """A model's events for a function, each counted before it is passed on."""
+    """A stream of a model's events that records usage before it passes each event on."""
 
     def __init__(self, events: EventStream, meter: MeterSlot, usage: FunctionUsage) -> None:
         self._events, self._meter, self._usage = events, meter, usage
@@ -267,7 +268,7 @@ class CountedEvents:
     def _end(self, outcome: Outcome) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._meter.count(self._events.use)  # tokens that were generated and not read
+            self._meter.count(self._events.use)  # includes tokens that were generated but not consumed
             self._usage.end(self._meter, outcome)
 
 
@@ -282,7 +283,7 @@ def _encoded(inputs: dict[str, Any]) -> bytes:
 
 
 def _errors(code: int, sentence: str) -> bytes:
-    """Return Workers AI's envelope of an error."""
+    """Return an error as JSON in Workers AI's format."""
     return orjson.dumps(
         {"success": False, "result": {}, "messages": [], "errors": [{"code": code, "message": sentence}]}
     )

@@ -1,8 +1,6 @@
 """Batches of model calls that are answered later.
 
-SQLite stores them until they are answered and for one more day, across crashes.
-
-The worker, passed in, turns a request into a result.
+SQLite keeps them across crashes, until one day after they were created and answered. A function passed to `serve` runs each request.
 """
 
 import asyncio
@@ -22,11 +20,11 @@ from pilotlight.support.database import Connection, Database, storage_word, tran
 
 log = logging.getLogger("pilotlight.bindings")
 
-MAX_REQUESTS = 1000  # in one batch
+MAX_REQUESTS = 1000  # per batch
 MAX_BYTES = 10 << 20
-MAX_WAITING = 10_000  # requests of one function
+MAX_WAITING = 10_000  # unanswered requests per function
 KEPT_S = 24 * 3600
-AT_ONCE = 4  # calls in progress: leaves capacity for callers who wait
+AT_ONCE = 4  # concurrent model calls; few, so that interactive callers find capacity
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (batch TEXT NOT NULL, position INTEGER NOT NULL, model TEXT NOT NULL, created_s REAL NOT NULL,
@@ -50,12 +48,12 @@ class Batches:
         return cls(services.database(path, SCHEMA))
 
     def serve(self, serve: Serve) -> None:
-        """Answer batches from now on, those first that an earlier process left."""
+        """Start to answer batches by `serve`, beginning with those that an earlier process left unanswered."""
         self._serve = serve
         self._wake()
 
     async def put(self, model: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Store a batch that will be answered, and return the reply for its caller. Raises BindingError."""
+        """Store a batch to be answered later; return {status, request_id, model}. Raises BindingError."""
         requests = _valid_requests(inputs)
         batch, now_s = uuid.uuid4().hex, self._now_s()
         rows = [(batch, position, model, now_s, *request) for position, request in enumerate(requests)]
@@ -76,7 +74,7 @@ class Batches:
         return {"status": "queued", "request_id": batch, "model": model}
 
     async def get(self, batch: str) -> dict[str, Any] | None:
-        """Return a batch's state, and its responses once all are available."""
+        """Return a batch's state, with its responses once all are available; None if there is no such batch."""
         query = "SELECT model, reference, is_success, result FROM requests WHERE batch = ? ORDER BY position"
         rows = await self._run(lambda connection: connection.execute(query, (batch,)).fetchall())
         if not rows:
@@ -106,7 +104,7 @@ class Batches:
                     return
                 await asyncio.gather(*[self._answer(*row) for row in rows])
             except Exception:
-                log.exception("batches of model calls wait for the next one, after an error")
+                log.exception("batches of model calls stop after an error; the next batch resumes them")
                 return
 
     async def _answer(self, batch: str, position: int, model: str, inputs: str) -> None:
@@ -127,12 +125,13 @@ class Batches:
 
 
 class _QueuedRequest(NamedTuple):
-    reference: str | None  # the caller's own
+    reference: str | None  # the caller's identifier, returned with the response
     inputs: str  # JSON
 
 
 def _valid_requests(inputs: dict[str, Any]) -> list[_QueuedRequest]:
-    """Return the requests of a batch, or the single one in `inputs`. Raises BindingError."""
+    """Return the requests of a batch as JSON. Raises BindingError.
+    `inputs` without `requests` is one request."""
     requests = inputs.get("requests", [inputs])
     if not isinstance(requests, list) or not 1 <= len(requests) <= MAX_REQUESTS:
         raise _refusal(f"a batch is a list of 1 to {MAX_REQUESTS} requests")

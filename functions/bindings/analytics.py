@@ -3,7 +3,7 @@
 `pilotlight analytics query` reads them.
 
 The columns are the platform's (https://developers.cloudflare.com/analytics/analytics-engine/sql-reference): timestamp, index1, blob1 to blob20,
-double1 to double20. Every point is kept until the dataset is full; nothing is sampled.
+double1 to double20. Nothing is sampled: every point is kept, and a full dataset drops its oldest points.
 """
 
 import time
@@ -18,7 +18,7 @@ from pilotlight.functions.bindings.place import directory_of
 from pilotlight.support.database import Connection, Database
 
 COLUMNS = 20
-MAX_BLOB_BYTES = 16 << 10  # of one point together
+MAX_BLOB_BYTES = 16 << 10  # limit for all blobs of one point
 MAX_INDEX_BYTES = 96
 MAX_POINTS = 5_000_000
 NAMES = (*(f"blob{n}" for n in range(1, COLUMNS + 1)), *(f"double{n}" for n in range(1, COLUMNS + 1)))
@@ -59,7 +59,7 @@ class AnalyticsEngine(Binding):
             last = connection.execute(
                 f"INSERT INTO points VALUES ({places})", (stamp, index, *blobs, *doubles)
             ).lastrowid
-            if last is not None and last > MAX_POINTS and last % 1000 == 0:  # the oldest go
+            if last is not None and last > MAX_POINTS and last % 1000 == 0:  # drop the oldest points
                 connection.execute("DELETE FROM points WHERE rowid <= ?", (last - MAX_POINTS,))
 
         await self._database.run(work)

@@ -1,7 +1,7 @@
-"""The base of all bindings: their methods with request types, and the services that they use.
+"""The base class of bindings, with checked request types, and the services that bindings use.
 
-A request comes from a function's process, which may be hostile, so it is checked here, once: `call` passes on typed values only. The owner of the
-channel calls `call`.
+Requests come from a function's process, which may be hostile. `Binding.call`, which the owner of the channel calls, checks each request once; methods
+get typed values only.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ Body = AsyncIterator[bytes]
 
 
 class BindingError(Failure):
-    """A refusal that the function's author sees, as an exception of this name with this message."""
+    """A binding refuses a request. The function's author sees an exception with this name and message."""
 
     def __init__(
         self, message: str, *, code: str | int = "invalid_argument", status: int = 400, name: str = "Error"
@@ -34,7 +34,7 @@ class BindingError(Failure):
 
 
 class Declaration(Protocol):
-    """One binding of a manifest."""
+    """One binding of a manifest: its kind, name and options."""
 
     @property
     def kind(self) -> str: ...
@@ -64,25 +64,26 @@ class Called(Protocol):
 
 class Functions(Protocol):
     """The site's functions, as bindings call them.
-    An event's `options` may name a Durable Object: {object: class, id, name}."""
+    `options` of an event may name a Durable Object: {object: class, id, name}."""
 
     async def ask(self, function: str, event: frames.FunctionEvent, body: Body | None = None) -> Called:
-        """Have a function handle an event."""
+        """Send an event to a function; return its result."""
 
     async def fetch(
         self, function: str, event: frames.FetchEvent, body: Body | None = None, *, is_socket: bool = False
     ) -> FunctionResponse:
-        """Send a request to a function; with `is_socket` the body is a WebSocket's messages."""
+        """Send an HTTP request to a function. With `is_socket`, `body` carries the messages of a WebSocket."""
 
     def add(self, manifest: Manifest, *, name: str) -> None:
-        """Serve a further function under a name. Raises ManifestError."""
+        """Start to serve a function under a name. Raises ManifestError."""
 
     def remove(self, name: str) -> None:
         """Stop serving the function; its open requests may finish."""
 
 
 class MemoryBudget:
-    """The memory for a function's streamed values at the site; 1,024 streams may be open at once."""
+    """A limit on the bytes that the open calls of one function hold at the site.
+    It is needed because a function may have 1,024 open streams."""
 
     def __init__(self, max_bytes: int = 128 << 20) -> None:
         self.max_bytes = max_bytes
@@ -100,7 +101,7 @@ class HeldBytes:
         self._size = 0
 
     def add(self, size: int) -> None:
-        """Add bytes. Raises BindingError above the budget, unless this call is the only one."""
+        """Reserve bytes. Raises BindingError above the budget, unless no other call holds any."""
         others = self._budget.used - self._size
         if others and self._budget.used + size > self._budget.max_bytes:
             used, most = self._budget.used, self._budget.max_bytes
@@ -121,12 +122,12 @@ class HeldBytes:
 
 
 class Clock:
-    """The time by which bindings expire, delay and ring. A test may set it."""
+    """The wall clock for expiries, delays and alarms; tests may replace it."""
 
-    look_s = 30.0  # between two looks: the machine's clock may be set
+    look_s = 30.0  # longest wait before the clock is read again, because the machine's clock may be set meanwhile
 
     def now_s(self) -> float:
-        """Return seconds since 1970."""
+        """Return the Unix time in seconds."""
         return time.time()
 
 
@@ -136,24 +137,22 @@ HISTORY_S = 7 * 24 * 3600.0
 
 @dataclass(frozen=True)
 class Services:
-    """The services of a site for its bindings.
-
-    A binding that needs a missing service raises when it is opened.
-    """
+    """The services of a site for the bindings of one function.
+    A binding whose service is missing raises BindingError when it is opened."""
 
     databases: Databases = field(default_factory=Databases)
     inference: Inference | None = None  # the site's models
-    usage: FunctionUsage | None = None  # counts usage of functions, if a ledger wants it
+    usage: FunctionUsage | None = None  # records usage of functions for a router's ledger
     functions: Functions | None = None
-    function: str = "function"  # the function with these bindings
-    max_bytes: int = 10 << 30  # of one database or bucket
-    history_s: float = HISTORY_S  # for which D1 databases can be restored to any moment; 0: not at all
-    memory: MemoryBudget = field(default_factory=MemoryBudget)  # the function's
+    function: str = "function"  # name of the function that has these bindings
+    max_bytes: int = 10 << 30  # limit per database or bucket
+    history_s: float = HISTORY_S  # how far back D1 databases can be restored; 0 disables their history
+    memory: MemoryBudget = field(default_factory=MemoryBudget)  # shared by all bindings of the function
     clock: Clock = CLOCK
-    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at an S3 endpoint, by their R2 names
+    r2: Mapping[str, S3Place] = field(default_factory=dict)  # buckets at S3 endpoints, by R2 bucket name
 
     def database(self, path: Path, schema: str) -> Database:
-        """Return the one database at a path, with these tables."""
+        """Return the database at a path, shared by all who open it; create missing tables of the schema."""
 
         def make(path: Path) -> Database:
             return Database(path, lambda connection: create(connection, schema), max_bytes=self.max_bytes)
@@ -167,7 +166,7 @@ Method = Callable[..., Awaitable[Any]]
 
 def method(function: Method) -> Method:
     """Mark a method that functions may call.
-    The first parameter is the request, a msgspec.Struct; a second, `body`, is the stream."""
+    Its first parameter is the request, a msgspec.Struct; an optional second one, `body`, is a stream."""
     function.__is_method__ = True  # type: ignore[attr-defined]
     return function
 
@@ -195,7 +194,7 @@ class Binding:
     async def call(
         self, method: str, args: list[Any] | tuple[Any, ...], kwargs: Mapping[str, Any], body: Body | None = None
     ) -> Any:
-        """Call a method: it gives a plain value, a stream of bytes, or a StreamingReply, which is both.
+        """Call a method; return a plain value, a stream of bytes, or a StreamingReply.
         Raises BindingError."""
         door = self._doors.get(method)
         if door is None:
@@ -224,11 +223,11 @@ class Binding:
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request without arguments."""
+    """An empty request."""
 
 
 async def gathered(body: Body, limit_bytes: int, refusal: Callable[[int], BindingError], held: "HeldBytes") -> bytes:
-    """Return a streamed body as one value, refused as soon as it is longer than the limit."""
+    """Return a streamed body as one value. Raises `refusal(size)` as soon as the body exceeds the limit."""
     parts: list[bytes] = []
     size = 0
     async for chunk in body:
@@ -247,10 +246,10 @@ async def in_pieces(value: bytes, piece_bytes: int = 64 << 10) -> Body:
 
 
 class Pieces:
-    """A value as a stream, whose bytes are held until it is closed."""
+    """A value as a stream of pieces; its bytes count against the budget until the stream is closed."""
 
     def __init__(self, value: bytes, held: "HeldBytes", piece_bytes: int = 64 << 10) -> None:
-        """Raises BindingError if the budget has no room for it."""
+        """Reserve memory for the value. Raises BindingError if the budget is exhausted."""
         held.add(len(value))
         self._value = value
         self._held = held

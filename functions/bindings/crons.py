@@ -1,7 +1,7 @@
 """Cron triggers: call a function's `scheduled` handler in the minutes that its manifest names.
 
-A firing is claimed on the disk before the handler runs, so that no restart, reload or second process runs it twice. Firings missed while the site was
-down run once, for the latest minute; a handler that a crash interrupted is not run again.
+A firing is recorded on disk before its handler runs, so no restart, reload or second process runs it twice. Of the firings missed while the site was
+down only the latest is run; a handler that a crash interrupted is not run again.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ log = logging.getLogger("pilotlight.function")
 SCHEMA = "CREATE TABLE IF NOT EXISTS fired (cron TEXT PRIMARY KEY, at_s REAL NOT NULL)"
 CATCH_UP_S = 24 * 3600.0  # older missed firings are dropped
 Run = Callable[[str, int], Awaitable[None]]
-"""Gets the expression and the minute in ms."""
+"""Arguments: the cron expression, and the minute as Unix time in ms."""
 
 
 class Timings(NamedTuple):
-    """Delays of triggers, in seconds."""
+    """Delays of cron triggers, in seconds."""
 
-    look_s: float = 30.0  # at most, before they look at the clock again: it may be set
+    look_s: float = 30.0  # longest wait before the clock is read again, because it may be set meanwhile
     pause_after_error_s: float = 5.0
 
 
 class Crons:
-    """The triggers of one function, until they are closed."""
+    """The cron triggers of one function; they run until closed."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Crons:
         return cls(schedules, run, services.database(path, SCHEMA), clock.now_s, Timings(look_s=clock.look_s))
 
     def stop(self) -> None:
-        """Start no new handlers. Running ones belong to the function, and claimed firings still run."""
+        """Start no new handlers. Running handlers continue, and firings already claimed still run."""
         for task in self._tasks:
             task.cancel()
 
@@ -87,7 +87,7 @@ class Crons:
                 await asyncio.sleep(self._timings.pause_after_error_s)
 
     async def _since(self, schedule: Schedule) -> datetime:
-        """Return when it last ran; a trigger that is new begins now."""
+        """Return when the trigger last fired, at most one day ago; a new trigger starts now."""
         now_s = self._now_s()
 
         def look(connection: Connection) -> float:
@@ -103,8 +103,8 @@ class Crons:
         return await self._database.run(lambda connection: connection.execute(query, values).rowcount == 1)
 
     def _begin(self, schedule: Schedule, due: datetime) -> "asyncio.Task[None]":
-        """Claim a firing and start its run.
-        The task ends when the firing is claimed; its waiter may be closed before."""
+        """Claim a firing and start its handler.
+        The returned task ends once the firing is claimed. It survives the cancellation of its caller."""
 
         async def claim() -> None:
             if await self._claims(schedule, due):

@@ -1,6 +1,6 @@
-"""A model as a service binding, called as a function is: by `fetch` or by its method `run`.
+"""A model as a service binding: called like a function, by `fetch` or by its method `run`.
 
-A manifest declares it as `services = [{ binding = "EMBER", service = "@org/model" }]`.
+Declared in a manifest as `services = [{ binding = "EMBER", service = "@org/model" }]`.
 """
 
 from typing import Any
@@ -25,10 +25,8 @@ class ModelService(Binding):
 
     @method
     async def fetch(self, request: FetchCall, body: Body | None) -> Any:
-        """Answer a POST with the model's inputs as JSON.
-
-        The answer is that of Workers AI's own path, or a stream of events.
-        """
+        """Run the model on the inputs in the JSON body.
+        The response has the format of Workers AI's REST API, or is a stream of events."""
         sent = request.body
         if body is not None:
             with self._memory.hold() as held:
@@ -36,16 +34,16 @@ class ModelService(Binding):
         try:
             inputs = msgspec.json.decode(sent, type=dict[str, Any])
         except msgspec.DecodeError as error:
-            text = f"{self._model} takes its inputs as a JSON object, by POST: {error}"
+            text = f"{self._model} takes its inputs as a JSON object in the body of a POST: {error}"
             return {"status": 400, "headers": [("content-type", "text/plain; charset=utf-8")], "body": text.encode()}
         return await self._ai.run(Run(self._model, inputs, raw=True))
 
     @method
     async def rpc(self, request: RpcCall, body: Body | None) -> Any:
-        """Answer `run`; `body` would be a session's, and is not read."""
+        """Call the model's only method, `run`; `body` (an RPC session) is ignored."""
         if request.name != "run":
             raise BindingError(
-                f"a model has the method run, and no {request.name!r}", code="no_method", name="TypeError"
+                f"a model has only the method run, not {request.name!r}", code="no_method", name="TypeError"
             )
         inputs = request.args[0] if request.args else request.kwargs.get("inputs", request.kwargs)
         if not isinstance(inputs, dict) or len(request.args) > 1:

@@ -1,9 +1,10 @@
-"""Owners: whose a store, a queue, a service or an object's class is.
-The functions of the site file are the site's, which shares all it has among them; each deployed function owns what is its own. Another's is refused,
+"""Ownership of stores, queues, services and Durable Object classes.
+
+All functions of the site file share one owner, the site; each deployed function is a separate owner. A function may not use what another owner has,
 unless the site file shares it (`functions.shared`).
 
-A service and the classes of Durable Objects are the owner's of their function; anything else belongs to the first that is served with it, which is
-written beside its data and stays when the function goes.
+A service or a Durable Object class belongs to the owner of its function. Any other resource belongs to the first owner that is served with it; this
+is recorded beside the data and outlives the function.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -17,25 +18,23 @@ from pilotlight.functions.manifest import Manifest
 
 SITE = "@site"  # no function has this name
 
-OF_A_FUNCTION = ("service", "durable_object", "props")  # resources that are named by their function
+OF_A_FUNCTION = ("service", "durable_object", "props")  # kinds whose id is the name of a function
 
 
 class Owners:
     def __init__(self, state_dir: Path, own: Collection[str], shared: Mapping[str, Collection[str]]) -> None:
         """`own` are the functions of the site file.
-        `shared` has, by KIND:ID, patterns of functions that may use it besides its owner."""
+        `shared` maps KIND:ID to patterns of the functions that may use it besides its owner."""
         self._state_dir = state_dir
         self._own = own
         self._shared = shared
 
     def check(self, manifest: Manifest) -> None:
-        """Check all resources that a function names.
-
-        Raises BindingError with the resource's owner, and how it could be shared.
-        """
+        """Check that the function may use all resources that its manifest names.
+        Raises BindingError, which names the resource's owner and the setting that would share it."""
         asker = self._of(manifest.name)
         for kind, id in _named(manifest):
-            if kind in OF_A_FUNCTION and asker == SITE:  # the operator decides about the site's own callers
+            if kind in OF_A_FUNCTION and asker == SITE:  # the operator decides what functions of the site file may call
                 continue
             owner = self._of(id) if kind in OF_A_FUNCTION else _read(self._file(kind, id)) or asker
             allowed = self._shared.get(f"{kind}:{id}", ())
@@ -47,8 +46,8 @@ class Owners:
                 )
 
     def claim(self, manifest: Manifest) -> None:
-        """Check again, and assign unowned resources to the function.
-        For a function that is served: a refused version claims nothing."""
+        """Check again, and make the function the owner of resources that have none.
+        Call this only once the function is served, so that a refused version claims nothing."""
         self.check(manifest)
         for kind, id in _named(manifest):
             file = self._file(kind, id)
@@ -64,7 +63,7 @@ class Owners:
 
 
 def _read(file: Path) -> str:
-    """Return an owner; empty if there is none, or the machine stopped while it was written."""
+    """Return the owner in a file; empty if there is none, or if the machine crashed while it was written."""
     with suppress(FileNotFoundError):
         return file.read_text(encoding="utf-8")
     return ""
@@ -91,11 +90,9 @@ def _named(manifest: Manifest) -> Iterator[tuple[str, str]]:
             yield "secrets_store", options["store_id"]
         elif binding.kind in ("durable_object", "workflow") and options.get("script_name"):
             yield "durable_object", options["script_name"]
-        elif binding.kind == "service" and not options["service"].startswith(
-            "@"
-        ):  # the called function trusts its props
+        elif binding.kind == "service" and not options["service"].startswith("@"):
             yield "service", options["service"]
-            if options.get("props"):  # the called function trusts its props
+            if options.get("props"):  # the called function trusts its callers' props
                 yield "props", options["service"]
     for service in manifest.tail_consumers:
         yield "service", service

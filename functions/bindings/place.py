@@ -1,4 +1,4 @@
-"""Directories of bindings' state: names from a manifest become names of directories, never paths."""
+"""Directories for the state of bindings: a manifest's name becomes one directory name, never a path."""
 
 import hashlib
 import re

@@ -1,8 +1,8 @@
-"""Queues: messages in SQLite that are delivered at least once, across all failures.
+"""Queues: messages in SQLite, delivered at least once whatever fails.
 
-A message is accepted once it is on the disk. Taking it leases it and counts the attempt first, so that a message which kills its consumer is counted
-too; a message that is not acknowledged comes again, and after its retries goes to the dead letter queue. The consumer is a function that is passed
-in.
+A message is accepted once it is on disk. Taking a message leases it and counts the attempt before the delivery, so a message that kills its consumer
+is counted too. A message that is not acknowledged is delivered again; after its retries it goes to the dead letter queue. The consumer is an async
+function passed in.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ MAX_BATCH = 100
 MAX_DELAY_S = 43_200
 KEPT_S = 4 * 24 * 3600.0
 LEASE_S = 900.0  # longer than any handler may run; a new process ends all earlier leases
-FORGET_EVERY_S = 60.0  # a look at every message
+FORGET_EVERY_S = 60.0  # deleting expired messages scans the whole table
 PAUSE_AFTER_ERROR_S = 1.0
 MAX_PAUSE_S = 30.0
 DEFAULT_CONCURRENCY = 4
-NOT_DELIVERED = ("overloaded", "closing", "not_found")  # failures before the function has seen anything
+NOT_DELIVERED = ("overloaded", "closing", "not_found")  # error codes of a function that has not seen the messages
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS messages (number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, sent_s REAL NOT NULL,
@@ -67,7 +67,7 @@ class StoredMessage(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The settings of a consumer, by the manifest's names."""
+    """The settings of a consumer; the defaults are the platform's."""
 
     max_batch_size: int = 10
     max_batch_timeout_s: float = 5.0
@@ -80,7 +80,8 @@ DEFAULT_SETTINGS = Settings()
 
 
 class Queue:
-    """One queue's file. A leased message is one that becomes visible late."""
+    """One queue, in one SQLite file.
+    Leased messages stay in the table but are not visible until the lease ends."""
 
     def __init__(
         self,
@@ -90,10 +91,10 @@ class Queue:
         now_s: Callable[[], float] = time.time,
         look_s: float = LOOK_S,
     ) -> None:
-        """`look_s`: between two looks at the clock, which may be set."""
+        """`look_s` is the longest wait before the clock is read again, because it may be set meanwhile."""
         self.name = name
         self.look_s = look_s
-        self.consumer: QueueConsumer | None = None  # a queue has one
+        self.consumer: QueueConsumer | None = None  # at most one per queue
         self.news = asyncio.Event()
         self._database = Database(path, self._prepare, max_bytes=max_bytes)
         self._now_s = now_s
@@ -105,7 +106,7 @@ class Queue:
         return services.databases.get(path, lambda path: cls(name, path, services.max_bytes, clock.now_s, clock.look_s))
 
     async def put(self, bodies: list[tuple[bytes, float]]) -> None:
-        """Keep messages: (body, delay in seconds) of each."""
+        """Store messages; each is (body, delay in seconds)."""
         now_s = self._now_s()
         rows = [(uuid.uuid4().hex, now_s, now_s + delay_s, body) for body, delay_s in bodies]
 
@@ -120,7 +121,8 @@ class Queue:
         self.news.set()
 
     async def due_in_s(self, size: int, timeout_s: float) -> float | None:
-        """Return the seconds until the next batch: 0 if it is ready, None if there is no message at all."""
+        """Return the seconds until the next batch is ready: 0 if it is, None if the queue is empty.
+        A batch is ready with `size` visible messages, or `timeout_s` after the first became visible."""
 
         def look(connection: Connection) -> float | None:
             now_s = self._now_s()
@@ -135,7 +137,7 @@ class Queue:
         return await self._database.run(look)
 
     async def take(self, size: int) -> list[StoredMessage]:
-        """Take the oldest that are visible, leased and counted."""
+        """Lease the oldest visible messages, count the attempt, and return them."""
 
         def work(connection: Connection) -> list[StoredMessage]:
             now_s = self._now_s()
@@ -152,7 +154,7 @@ class Queue:
         return await self._database.run(work)
 
     async def settle(self, done: list[str], again: list[tuple[str, float]]) -> None:
-        """Delete finished messages; make the others visible again after their delay."""
+        """Delete the messages `done`; make the messages `again` visible after their delays in seconds."""
 
         def work(connection: Connection) -> None:
             now_s = self._now_s()
@@ -183,14 +185,14 @@ class Queue:
         self.news.set()
 
     def attach(self, consumer: "QueueConsumer") -> None:
-        """Deliver the queue's messages to a consumer.
+        """Deliver the queue's messages to this consumer.
         The previous one stops at its next check. Raises BindingError if another function consumes the queue."""
         self.check_consumer(consumer.function)
         self.consumer = consumer
         self.news.set()
 
     def detach(self, consumer: "QueueConsumer") -> None:
-        """Leave the queue without a consumer, if this is its consumer."""
+        """Remove the queue's consumer if it is this one."""
         if self.consumer is consumer:
             self.consumer = None
         self.news.set()
@@ -206,14 +208,14 @@ class Queue:
         return await self._database.run(lambda c: int(c.execute("SELECT count(*) FROM messages").fetchone()[0]))
 
     async def purge(self) -> int:
-        """Forget all messages; return how many there were."""
+        """Delete all messages; return how many there were."""
         return await self._database.run(lambda c: c.execute("DELETE FROM messages").rowcount)
 
     async def close(self) -> None:
         await self._database.close()
 
     def _prepare(self, connection: Connection) -> None:
-        """End the leases that are found: those of a process that is no more."""
+        """Create the table, and end leases that a previous process left."""
         create(connection, SCHEMA)
         connection.execute("UPDATE messages SET is_leased = 0, visible_s = ? WHERE is_leased", (self._now_s(),))
 
@@ -252,10 +254,8 @@ class QueueProducer(Binding):
 
 
 class QueueConsumer:
-    """Delivers a queue's messages in batches until it is stopped, then finishes its open batches.
-
-    A newer consumer of the same function stops it, too.
-    """
+    """Delivers a queue's messages in batches until it is stopped or replaced.
+    A newer consumer of the same function replaces it. Batches in progress are then finished."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class QueueConsumer:
         dead_letters: Queue | None = None,
         function: str = "",
     ) -> None:
-        """Raises BindingError if another function consumes the queue."""
+        """Start to consume. Raises BindingError if another function consumes the queue."""
         self.function = function
         queue.attach(self)
         self._queue = queue
@@ -278,14 +278,12 @@ class QueueConsumer:
         self._task = asyncio.create_task(self._run(), name=f"consumer of {queue.name}")
 
     def stop(self) -> None:
-        """Take no more messages; batches in progress are finished."""
+        """Take no more messages. Batches in progress are finished."""
         self._queue.detach(self)
 
     async def close(self) -> None:
-        """Stop.
-
-        Messages in delivery are delivered again; the attempt is not counted, because the site interrupted it.
-        """
+        """Stop, and cancel batches in progress.
+        Their messages are delivered again without counting the attempt, because the site interrupted it."""
         self.stop()
         for task in (self._task, *self._deliveries):
             task.cancel()
@@ -294,7 +292,7 @@ class QueueConsumer:
             try:
                 await self._queue.give_back(self._under_way.values(), 0.0)
             except Exception as error:
-                log.warning("messages of %s come again when their lease ends: %s", self._queue.name, error)
+                log.warning("messages of %s are delivered again only after their lease: %s", self._queue.name, error)
 
     async def _run(self) -> None:
         while self._queue.consumer is self:
@@ -309,14 +307,14 @@ class QueueConsumer:
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _due(self) -> list[StoredMessage]:
-        """Return the next batch; empty when this consumer has been replaced."""
+        """Wait until a batch is ready and lease it; return an empty list if another consumer has taken over."""
         await self._until_due()
         if self._queue.consumer is not self:
             return []
         taking = asyncio.ensure_future(self._queue.take(self._settings.max_batch_size))
         try:
             messages = await asyncio.shield(taking)
-        except asyncio.CancelledError:  # the work may be done all the same
+        except asyncio.CancelledError:  # the database may lease the messages despite the cancellation
             self._under_way |= {message.id: message for message in await taking}
             raise
         self._under_way |= {message.id: message for message in messages}
@@ -349,7 +347,7 @@ class QueueConsumer:
             try:
                 if is_seen:
                     await self._settle(messages, retried)
-                else:  # the function could not be reached: it is full, being replaced, or gone
+                else:  # the function was not reached: it is overloaded, closing, or gone
                     await self._queue.give_back(messages, PAUSE_AFTER_ERROR_S)
                 for message in messages:
                     del self._under_way[message.id]
@@ -357,7 +355,7 @@ class QueueConsumer:
             except Exception as error:
                 if storage_word(error) is None:
                     raise
-                log.warning("a batch of %s waits to be settled: %s", self._queue.name, error)
+                log.warning("the outcome of a batch of %s is not stored yet, trying again: %s", self._queue.name, error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
@@ -378,7 +376,7 @@ class QueueConsumer:
         self._deliveries.discard(task)
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a batch of %s could not be settled and comes again: %s", self._queue.name, error)
+            log.error("a batch of %s failed to store its outcome and is delivered again: %s", self._queue.name, error)
 
 
 def _as_value(message: StoredMessage) -> dict[str, Any]:
@@ -391,10 +389,8 @@ def _as_value(message: StoredMessage) -> dict[str, Any]:
 
 
 def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str, float | None]:
-    """Return which messages of a failed handler are delivered again, and after which delays.
-
-    These are all messages if the handler's decisions are unknown.
-    """
+    """Return the messages to retry after a failed handler, by id, with delays in seconds.
+    A delay of None means the default. If the handler's decisions are unknown, all messages are retried."""
     try:
         return {each["id"]: each.get("delay_s") for each in outcome["retried"]}
     except (TypeError, KeyError, AttributeError):
@@ -402,7 +398,7 @@ def _retried_by_failed(outcome: Any, messages: list[StoredMessage]) -> dict[str,
 
 
 def _delay_s(asked: object, default_s: float) -> float:
-    """Limit the delay that a consumer asks for, because functions are not trusted."""
+    """Return the requested delay in seconds, limited to 0 to 12 hours because functions are not trusted."""
     return min(max(0.0, float(asked)), float(MAX_DELAY_S)) if isinstance(asked, (int, float)) else default_s
 
 

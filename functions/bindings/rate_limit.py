@@ -1,8 +1,7 @@
-"""Rate limits: so many calls for a key in any period, counted in memory of this site alone.
+"""Rate limits: a number of calls per key and period, counted in the memory of this site only.
 
-A sliding window over two counters: the period before counts in proportion to what of it still lies inside, as if its calls had been spread evenly,
-so a burst at its end may be followed by a few calls too many, one at its start by a few refused. Forgetting a count is harmless; unbounded memory is
-not.
+A sliding window made of two counters: the current period's count, and the previous one's in proportion to its share of the window. Calls are assumed
+to be spread evenly, so after a burst the limit is slightly too loose or too strict. At most 100,000 keys are kept; a forgotten key starts at zero.
 """
 
 import time

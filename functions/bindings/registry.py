@@ -1,4 +1,4 @@
-"""Open the bindings that a manifest declares, as one set that answers a function's calls."""
+"""The kinds of bindings, and the open bindings of one function."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -38,7 +38,7 @@ OPENERS: dict[str, Opener] = {
     "vectorize": Vectorize.open,
     "secrets_store": StoredSecret.open,
 }
-VALUES = ("var", "secret", "hyperdrive", "not_offered")  # these are given to the function as they are
+VALUES = ("var", "secret", "hyperdrive", "not_offered")  # kinds that the function gets as plain values
 
 
 def open_binding(declaration: Declaration, state_dir: Path, services: Services) -> Binding:
@@ -51,7 +51,7 @@ def open_binding(declaration: Declaration, state_dir: Path, services: Services) 
 
 
 def _service(declaration: Declaration, state_dir: Path, services: Services) -> Binding:
-    """Open a function of this site, or one of its models."""
+    """Open a service binding to a function of this site or, if its name begins with "@", to a model."""
     service = declaration.options["service"]
     if not service.startswith("@"):
         return Service.open(declaration, state_dir, services)
@@ -61,7 +61,7 @@ def _service(declaration: Declaration, state_dir: Path, services: Services) -> B
 
 
 class Bindings:
-    """All bindings of one function."""
+    """All open bindings of one function."""
 
     def __init__(self, declarations: Iterable[Declaration], state_dir: Path, services: Services) -> None:
         self._bindings = {
@@ -71,14 +71,14 @@ class Bindings:
         }
 
     async def answer(self, call: BindingCall, body: Body | None = None) -> Any:
-        """Return the result of a channel's handler for a `call`."""
+        """Answer a binding call that came over the function's channel. Raises BindingError."""
         binding = self._bindings.get(call.binding)
         if binding is None:
             raise BindingError(f"there is no binding {call.binding!r}", code="no_such_binding", name="TypeError")
         return await binding.call(call.method, call.args, call.kwargs, body)
 
     def get(self, name: str) -> Binding | None:
-        """Return an open binding by its name."""
+        """Return an open binding by name; None if there is none."""
         return self._bindings.get(name)
 
     async def close(self) -> None:

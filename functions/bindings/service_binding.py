@@ -1,7 +1,4 @@
-"""Service bindings: call another function of this site by `fetch` or by a method of an entrypoint.
-
-No socket is opened for it.
-"""
+"""Service bindings: call another function of this site by `fetch` or by a method, without a socket."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +59,7 @@ async def fetched(
     body: Body | None,
     options: dict[str, Any],
 ) -> Any:
-    """Return a function's response as it crosses a channel."""
+    """Call `fetch` of a function; return its response in the form that a channel sends."""
     sent = (request.method, request.url, request.headers, request.body if body is None else b"")
     event = FetchEvent(UNNUMBERED, *sent, entrypoint=entrypoint, options=options)
     is_socket = request.web_socket and body is not None
@@ -79,7 +76,8 @@ async def called(
     body: Body | None,
     options: dict[str, Any],
 ) -> Any:
-    """Return the encoded result of a function's method; `body` is the caller's side of a session."""
+    """Call a method of a function; return its encoded result.
+    `body` is the caller's side of an RPC session."""
     sent = (request.name, request.args, request.kwargs, body is not None)
     found = await functions.ask(function, RpcEvent(UNNUMBERED, entrypoint, *sent, options=options), body)
     return found.value if found.body is None else StreamingReply(found.value, found.body)

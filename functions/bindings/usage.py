@@ -1,11 +1,11 @@
-"""Usage of functions at this site, until a router's ledger has recorded it.
+"""Usage of functions at this site, kept until a router's ledger has recorded it.
 
-It counts their model calls and the processor time of their processes.
+It counts the functions' model calls and the CPU time of their processes, which routers do not see.
 
-Routers see neither. It is counted in a mapped file (wire/hop/meters.py), tokens before the function gets them, so that a killed site loses nothing;
-routers ask for finished records (wire/hop/usage_records.py). A record is given to one ledger and stays assigned to it, because that ledger may have
-it already; a ledger that has not asked for a day counts as gone. The file exists only after a ledger has asked once. While all meters are in use,
-models refuse functions, so that no usage is lost.
+Counts are in a mapped file (wire/hop/meters.py), tokens before the function gets them, so that a killed site loses nothing. Routers poll for finished
+records (wire/hop/usage_records.py). A record is assigned to the first ledger that gets it, because that ledger may have stored it; another ledger
+gets it only if that one has not polled for a day. The file is created when a ledger polls for the first time. While all meters are in use, model
+calls of functions are refused, so that no usage is lost.
 """
 
 import os
@@ -22,10 +22,10 @@ from pilotlight.wire.hop.meters import MeterFile, MetersError, MeterSlot
 from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageAsked, UsageRecord, UsageTold
 
-MAX_UNWRITTEN = 16_384  # records, of 1 KiB each
+MAX_UNWRITTEN = 16_384  # finished and running records, 1 KiB each
 BATCH = 1000
-CPU_RECORD_S = 10.0  # a function's processor time becomes a record after so long
-GONE_S = 86_400.0  # a ledger that has not asked
+CPU_RECORD_S = 10.0  # period after which a function's CPU time becomes a record
+GONE_S = 86_400.0  # a ledger that has not polled for this long is gone
 NOTHING = ResourceUse()
 
 
@@ -33,25 +33,26 @@ class FunctionUsage:
     def __init__(
         self, directory: Path, site: str, account_of: Callable[[str], str], clock: Callable[[], float] = time.time
     ) -> None:
-        """`account_of`: a function's; `clock`: seconds since the epoch.
-        Raises ConfigError for a file that cannot be used."""
+        """`account_of` maps a function to its account; `clock` returns the Unix time in seconds.
+        Raises ConfigError if the file cannot be used."""
         self._path = directory / "function-usage"
         self._site = site
         self.account_of = account_of
         self._clock = clock
-        self._start, self._numbers = os.urandom(12).hex(), count(1)  # an id is the site's start and a number
+        # a record's id is both: the site's start and a number
+        self._start, self._numbers = os.urandom(12).hex(), count(1)
         self._meters: MeterFile | None = None
         self._ended: dict[
             str, tuple[int, UsageRecord]
-        ] = {}  # records by id, with their meters; `site` is here the ledger to which a record was handed
-        self._asked_s: dict[str, float] = {}  # by ledger
-        self._cpu: dict[str, MeterSlot] = {}  # by function
+        ] = {}  # meters and finished records by id; `site` here is the ledger that got the record
+        self._asked_s: dict[str, float] = {}  # time of each ledger's last poll
+        self._cpu: dict[str, MeterSlot] = {}  # CPU meter of each function
         self._opened_s = clock()
         if self._path.exists():
             self._open()
 
     def begin(self, function: str, model: str, adapter: str = "", bytes_in: int = 0) -> MeterSlot | None:
-        """Return a meter for a function's call of a model; None without a ledger.
+        """Return a meter for a function's call of a model; None if no ledger has ever polled.
         Raises ApiError if no meter is free."""
         if self._meters is None:
             return None
@@ -72,7 +73,7 @@ class FunctionUsage:
         self._ended[meter.request.id] = meter.number, UsageRecord(*known, cpu_us=meter.cpu_us)
 
     def computed(self, function: str, cpu_s: float) -> None:
-        """Count processor time of a function's processes."""
+        """Add CPU time of a function's processes."""
         meter = self._cpu.get(function)
         if meter is None and (meter := self._new_meter(function, "", "", 0)) is not None:
             self._cpu[function] = meter
@@ -80,7 +81,7 @@ class FunctionUsage:
             meter.computes(round(cpu_s * 1e6))
 
     def hand_out(self, asked: UsageAsked) -> UsageTold:
-        """Return records for a ledger, except those that it has confirmed."""
+        """Return a ledger's next finished records, and delete those that it has stored."""
         if self._meters is None:
             self._open()
         assert self._meters is not None
@@ -112,7 +113,7 @@ class FunctionUsage:
             self._meters = None
 
     def _may_take(self, ledger: str, now_s: float) -> bool:
-        """Tell whether another ledger may get the records that this one was given."""
+        """Tell whether another ledger may get the records that were assigned to this one."""
         return not ledger or now_s >= self._asked_s.get(ledger, self._opened_s) + GONE_S
 
     def _new_meter(self, function: str, model: str, adapter: str, bytes_in: int) -> MeterSlot | None:
@@ -124,7 +125,7 @@ class FunctionUsage:
         return self._meters.begin(known)
 
     def _open(self) -> None:
-        """Raises ConfigError."""
+        """Open the file and load the records that an earlier process left. Raises ConfigError."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._meters = MeterFile(self._path, MAX_UNWRITTEN)

@@ -1,7 +1,7 @@
-"""Vectorize: an index of vectors in a file of this site, searched exactly.
+"""Vectorize: an index of vectors in a file of this site, searched exactly by cosine similarity.
 
-A query reads the file block by block, which the kernel keeps in its cache, so that the site's memory holds a block per query, whatever an index holds
-(100,000 vectors of 1,536 numbers took 1.8 GB as a matrix). The metric is the cosine; the first vector that is written says how many numbers all have.
+A query scans the file block by block through the kernel's page cache, so each query holds one block in memory however large the index is (100,000
+vectors of 1,536 numbers took 1.8 GB as a matrix). The first vector fixes the number of dimensions.
 """
 
 import json
@@ -19,11 +19,11 @@ from pilotlight.functions.bindings.place import directory_of
 from pilotlight.support.database import Connection, Database, transaction
 
 MAX_DIMENSIONS = 1536
-MAX_VECTORS = 100_000  # of one index
+MAX_VECTORS = 100_000  # per index
 MAX_AT_ONCE = 1000
 MAX_TOP_K = 100
 MAX_METADATA_BYTES = 10 << 10
-BLOCK_BYTES = 4 << 20  # of vectors in memory at once, for one query
+BLOCK_BYTES = 4 << 20  # bytes of vectors that one query holds in memory at once
 SCHEMA = "CREATE TABLE IF NOT EXISTS vectors (id TEXT PRIMARY KEY, namespace TEXT NOT NULL, metadata TEXT, data BLOB NOT NULL)"
 Floats = NDArray[np.float32]
 
@@ -125,10 +125,12 @@ def _write_all(connection: Connection, request: WriteVectors) -> list[str]:
 
 
 def _write(connection: Connection, vector: Vector, dimensions: int, replaces: bool) -> list[str]:
-    """Write a vector. Returns its id, or nothing if it exists and stays."""
+    """Write a vector. Return its id, or nothing if it exists and is not replaced."""
     values = np.array(vector.values, np.float32)
     if len(values) != dimensions:
-        raise BindingError(f"the vector {vector.id!r} has {len(values)} numbers, and those of the index {dimensions}")
+        raise BindingError(
+            f"the vector {vector.id!r} has {len(values)} numbers, but the index has vectors of {dimensions}"
+        )
     if not np.isfinite(values).all():
         raise BindingError(f"the vector {vector.id!r} has numbers that are NaN or infinite")
     metadata = None if vector.metadata is None else json.dumps(vector.metadata)
@@ -164,7 +166,7 @@ def _query(connection: Connection, request: QueryVectors) -> list[dict[str, Any]
     if (dimensions := _dimensions(connection)) is None:
         return []
     if len(wanted) != dimensions:
-        raise BindingError(f"the vector has {len(wanted)} numbers, and those of the index {dimensions}")
+        raise BindingError(f"the vector has {len(wanted)} numbers, but the index has vectors of {dimensions}")
     best: list[_Scored] = []
     for rows in _blocks(connection, request.namespace, dimensions):
         best = _best(best, rows, _scores(rows, wanted), request)
@@ -172,7 +174,7 @@ def _query(connection: Connection, request: QueryVectors) -> list[dict[str, Any]
 
 
 def _blocks(connection: Connection, namespace: str | None, dimensions: int) -> Iterator[list[tuple[Any, ...]]]:
-    """Read the rows of a namespace, or all, a few MiB at a time."""
+    """Yield the vectors of a namespace, or of all, in blocks of a few MiB."""
     condition, values = ("", ()) if namespace is None else (" WHERE namespace = ?", (namespace,))
     cursor = connection.execute(f"SELECT id, namespace, metadata, data FROM vectors{condition}", values)
     while rows := cursor.fetchmany(max(1, BLOCK_BYTES // (4 * dimensions))):
@@ -180,7 +182,7 @@ def _blocks(connection: Connection, namespace: str | None, dimensions: int) -> I
 
 
 def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
-    """Return the cosine of each; 0 if a vector has no length."""
+    """Return the cosine similarity of each row; 0 for vectors of length zero."""
     block = np.frombuffer(b"".join([row[3] for row in rows]), np.float32).reshape(len(rows), -1)
     lengths = np.sqrt(np.einsum("ij,ij->i", block, block)) * np.linalg.norm(wanted)
     scores: Floats = np.divide(block @ wanted, lengths, out=np.zeros_like(lengths), where=lengths > 0)
@@ -188,8 +190,8 @@ def _scores(rows: list[tuple[Any, ...]], wanted: Floats) -> Floats:
 
 
 def _best(best: list[_Scored], rows: list[tuple[Any, ...]], scores: Floats, request: QueryVectors) -> list[_Scored]:
-    """Return the best `top_k` of earlier and new rows; of equal ones those with the lowest ids.
-    The filter checks only candidates."""
+    """Return the best `top_k` of the earlier and the new rows; among equal scores the lowest ids.
+    The filter is evaluated only for rows whose score suffices."""
     worst = best[-1][0] if len(best) == request.top_k else -np.inf
     found: list[_Scored] = []
     for score, row in sorted(
@@ -218,10 +220,8 @@ def _entry(row: _StoredVector, with_values: bool, with_metadata: bool) -> dict[s
 
 
 def _passes(metadata: dict[str, Any], wanted: dict[str, Any]) -> bool:
-    """Tell whether metadata passes a filter; a dot in a key leads into an object.
-
-    A filter is {key: value} or {key: {$eq, $ne, $in, $nin, $lt, $lte, $gt, $gte}}.
-    """
+    """Tell whether metadata matches a filter; a dot in a key selects a nested value.
+    A filter is {key: value} or {key: {$eq, $ne, $in, $nin, $lt, $lte, $gt, $gte}}."""
     return all(
         _matches(_at(metadata, key), rule if isinstance(rule, dict) else {"$eq": rule}) for key, rule in wanted.items()
     )
@@ -248,5 +248,5 @@ def _matches(value: Any, rule: dict[str, Any]) -> bool:
         raise BindingError(f"a filter has no {unknown[0]!r}; it has {', '.join(tests)}")
     try:
         return all(tests[word](wanted) for word, wanted in rule.items())
-    except TypeError:  # a missing value, or one of another type, is neither less nor greater
+    except TypeError:  # a missing value, or one of another type, matches no comparison
         return False

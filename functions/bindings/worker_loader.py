@@ -1,8 +1,7 @@
-"""Dynamic workers: code that a function provides is served as a function.
+"""Dynamic workers: a function provides code, which is served as another function.
 
-It is confined like any other, for as long as its loader is served.
-
-Its bindings are plain values, and it has network access unless it is loaded without.
+It is confined like any other function, and served as long as its loader. Its bindings are plain values. It has network access unless it is loaded
+without.
 """
 
 import asyncio
@@ -30,10 +29,10 @@ from pilotlight.functions.bindings.service_binding import RpcCall, called, fetch
 from pilotlight.functions.manifest import BindingDeclaration, Manifest, ManifestError
 from pilotlight.support import atomic_files
 
-MAX_LOADED = 8  # at once by one function; beyond, the longest unused goes
+MAX_LOADED = 8  # per loading function; beyond, the least recently used is unloaded
 MAX_MODULES = 200
 MAX_CODE_BYTES = 4 << 20
-_numbers = itertools.count(1)  # of loaders: two versions of a function have one each while the first ends
+_numbers = itertools.count(1)  # number each loader: while one version of a function replaces another, both have one
 
 
 class HasWorker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,15 +66,15 @@ class WorkerLoader(Binding):
         self._functions = functions
         self._function = function
         self._directory = directory
-        self._loaded: OrderedDict[str, str] = OrderedDict()  # pools, by the ids that the function gave
-        self._folders: dict[str, Path] = {}  # folders of pools, also of removed ones with open requests
+        self._loaded: OrderedDict[str, str] = OrderedDict()  # pools by the ids that the function gave
+        self._folders: dict[str, Path] = {}  # folders of pools, including removed pools that still have open requests
         self._loading = asyncio.Lock()
         self._is_clean = False
 
     @classmethod
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "WorkerLoader":
         if services.functions is None:
-            raise BindingError(f"{declaration.name}: there is nothing here that could run a dynamic worker")
+            raise BindingError(f"{declaration.name}: this site cannot run dynamic workers")
         directory = directory_of(state_dir, "worker_loader", f"{services.function}/{declaration.name}")
         return cls(services.functions, services.function, directory / f"{os.getpid()}.{next(_numbers)}")
 
@@ -123,23 +122,23 @@ class WorkerLoader(Binding):
     def _pool(self, id: str) -> str:
         if id not in self._loaded:
             raise BindingError(
-                f"the dynamic worker {id!r} is not loaded any more; ask again", code="not_loaded", status=503
+                f"the dynamic worker {id!r} is no longer loaded; load it again", code="not_loaded", status=503
             )
         self._loaded.move_to_end(id)
         return self._loaded[id]
 
     def _write(self, folder: Path, request: LoadWorker) -> Path:
-        """Write the modules. Returns the main one's path. Raises BindingError."""
+        """Write the modules to the folder; return the path of the main one. Raises BindingError."""
         if len(request.modules) > MAX_MODULES or sum(map(len, request.modules.values())) > MAX_CODE_BYTES:
             sentence = f"a dynamic worker has at most {MAX_MODULES} modules and {MAX_CODE_BYTES >> 20} MiB of them"
             raise BindingError(sentence, status=413)
         if request.main not in request.modules or not request.main.endswith(".py"):
-            raise BindingError(f"mainModule names {request.main!r}; it is one of the modules, and a Python file")
+            raise BindingError(f"mainModule names {request.main!r}; it must be one of the modules, and a Python file")
         self._clean()
         for name, source in request.modules.items():
             place = PurePosixPath(name)
             if place.is_absolute() or ".." in place.parts or not place.parts or "\0" in name:
-                raise BindingError(f"the module's name {name!r} leads out of the worker's folder")
+                raise BindingError(f"the module's name {name!r} is outside the worker's folder")
             path = folder / place
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +149,7 @@ class WorkerLoader(Binding):
         return folder / request.main
 
     def _clean(self) -> None:
-        """Remove leftovers of an earlier process."""
+        """Remove what an earlier process left."""
         if not self._is_clean:
             self._is_clean = True
             for left in self._directory.parent.iterdir() if self._directory.parent.is_dir() else ():
@@ -159,9 +158,7 @@ class WorkerLoader(Binding):
 
     async def _remove_folders(self) -> None:
         """Remove the oldest folders of removed workers.
-
-        A few are kept, because open requests may still import from them.
-        """
+        The newest are kept, because open requests may still import from them."""
         removed = [pool for pool in self._folders if pool not in self._loaded.values()]
         for pool in removed[: max(0, len(removed) - MAX_LOADED)]:
             await asyncio.to_thread(shutil.rmtree, self._folders.pop(pool), ignore_errors=True)

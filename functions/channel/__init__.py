@@ -1,7 +1,8 @@
-"""Channel: many exchanges over one socket, each a request, its reply, and streams in both directions.
+"""A channel: many concurrent exchanges over one socket between the runtime and an isolate.
 
-Buffers are bounded: a stream's sender waits for credit, which its reader gives as it reads; a sender that exceeds its credit is disconnected. When
-the initiator leaves an exchange, it is cancelled at the other end. Both processes import this package, so it knows asyncio and frames.py only.
+An exchange is a request, its reply, and a stream in each direction. Buffers are bounded: the reader of a stream grants credit as it reads, the sender
+waits for credit, and a sender that exceeds it is disconnected. If the initiator cancels an exchange, it is cancelled at the other end. Both processes
+import this package, so it imports only asyncio and frames.py.
 """
 
 from pilotlight.functions.channel.connection import Channel, current_request

@@ -1,6 +1,6 @@
-"""Socket I/O of a channel while the event loop is blocked, for code that cannot await.
+"""A channel's socket I/O in code that cannot await, while the event loop is blocked.
 
-Frames that arrive meanwhile are handled as usual, pings too, and their effects wait for the loop.
+Frames that arrive meanwhile, including pings, are handled at once; callbacks that they schedule run later, in the loop.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class BlockingExchange:
         self._channel = channel
 
     def exchange_until(self, is_done: Callable[[], bool]) -> None:
-        """Send and receive until `is_done`; bytes that asyncio's transport has not sent go first.
+        """Send and receive until `is_done`; bytes that are still in asyncio's transport are sent first.
         Raises ChannelClosed."""
         transport, poll = self._transport, select.poll()
         while not is_done():

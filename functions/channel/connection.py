@@ -1,8 +1,7 @@
-"""The connection of all exchanges: it sorts one socket's frames by exchange.
+"""The connection that all exchanges share: it dispatches the socket's frames to their exchanges.
 
-It also sends pings and notes, and ends all exchanges when it closes.
-
-The same class serves both ends, the runtime's with even and an isolate's with odd exchange ids. The rules within an exchange are in exchanges.py.
+It also sends pings and notes, and fails all exchanges when it closes. Both ends use the same class: the runtime with even exchange ids, an isolate
+with odd ones. The rules within an exchange are in exchanges.py.
 """
 
 import asyncio
@@ -33,14 +32,10 @@ from pilotlight.functions.channel.frames import (
 from pilotlight.functions.channel.open_exchanges import OpenExchanges
 from pilotlight.functions.channel.streams import WINDOW_BYTES
 
-MAX_FRAME_BYTES = 32 << 20  # a KV value of 25 MiB, and its envelope
-FRAMES_AT_ONCE = (
-    128  # before others have their turn: a small one takes 2 us, and a transport reads two megabytes of them at once
-)
-MAX_OPEN = 1024  # open exchanges that the other side may have started
-MAX_HELD_BYTES = (
-    128 << 20
-)  # limit of the other side's open requests and unread replies; a KV value in each exchange would be 25 GiB
+MAX_FRAME_BYTES = 32 << 20  # fits a KV value of 25 MiB with its envelope
+FRAMES_AT_ONCE = 128  # then other tasks run: a small frame takes 2 us, and one read may bring 2 MB of them
+MAX_OPEN = 1024  # exchanges that the other side may have open
+MAX_HELD_BYTES = 128 << 20  # bytes of the other side's open requests and unread replies
 
 _WITHIN = (StreamChunk, StreamEnd, More, Fail, Reply, frames.Cancel)  # frames of an open exchange
 
@@ -59,10 +54,8 @@ class Channel(asyncio.Protocol):
         max_open: int = MAX_OPEN,
         max_held_bytes: int = MAX_HELD_BYTES,
     ) -> None:
-        """Connect over a socket.
-
-        `max_held_bytes` bounds the runtime's side, which many isolates share; an isolate's own memory is limited otherwise.
-        """
+        """Create a channel without a socket; use `open`.
+        `max_held_bytes` limits only the runtime's side, which many isolates share; an isolate's memory is limited by other means."""
         self._answer = answer
         self.describe = describe
         self._on_note = on_note
@@ -82,7 +75,7 @@ class Channel(asyncio.Protocol):
 
     @classmethod
     async def open(cls, sock: socket.socket, answer: Handler, *, is_runtime: bool, **options: Any) -> "Channel":
-        """Open a channel on a connected socket, which belongs to it from now on."""
+        """Open a channel on a connected socket and take ownership of the socket."""
         channel = cls(answer, is_runtime=is_runtime, **options)
         sock.setblocking(False)
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=sock)
@@ -94,7 +87,7 @@ class Channel(asyncio.Protocol):
 
     async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a binding's method and return its value.
-        A stream that it answers with is dropped: `stream` and `begin` give those."""
+        A stream in the reply is cancelled; use `stream` or `begin` to get it."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is not None:
             result.body.cancel()
@@ -108,17 +101,15 @@ class Channel(asyncio.Protocol):
         kwargs: dict[str, Any] | None = None,
         body: AsyncIterator[bytes] | None = None,
     ) -> ExchangeResult:
-        """Call a binding's method with a body sent along, or whose answer is a value and a stream."""
+        """Call a binding's method, optionally with a body; return the value and the stream of its reply."""
         sent_args, sent_kwargs = frames.plain(list(args), f"{method}'s arguments"), frames.plain(kwargs or {}, method)
         within, is_streamed = current_request.get(), body is not None
         call = BindingCall(self.new_id(), binding, method, sent_args, sent_kwargs, is_streamed, within)
         return await self.request(call, body)
 
     def call_now(self, binding: str, method: str, **kwargs: Any) -> Any:
-        """Call a binding's method from code that cannot await; blocks the event loop until the answer.
-
-        The call counts as part of no request.
-        """
+        """Call a binding's method from code that cannot await; the event loop is blocked until the reply.
+        The call is not attributed to any request."""
         sent = self._outgoing_call(BindingCall(self.new_id(), binding, method, [], frames.plain(kwargs, method)))
         try:
             assert self._blocking is not None
@@ -132,11 +123,11 @@ class Channel(asyncio.Protocol):
         return result.value
 
     async def stream(self, binding: str, method: str, *args: Any, **kwargs: Any) -> AsyncIterator[bytes]:
-        """Iterate over the stream that a binding's method answers with.
-        Leaving the loop early cancels it at the other end (with `aclosing`, at once)."""
+        """Call a binding's method and iterate over the stream that it returns.
+        Leaving the loop early cancels the stream (at once under `aclosing`)."""
         result = await self.begin(binding, method, args, kwargs)
         if result.body is None:
-            raise Failure(f"{binding}.{method} answered with a value and not with a stream", name="TypeError")
+            raise Failure(f"{binding}.{method} returned a value, not a stream", name="TypeError")
         try:
             async for chunk in result.body:
                 yield chunk
@@ -144,8 +135,8 @@ class Channel(asyncio.Protocol):
             result.body.cancel()
 
     async def request(self, frame: frames.Request, body: AsyncIterator[bytes] | None = None) -> ExchangeResult:
-        """Run an exchange; `frame`, its first message, is UNNUMBERED or has a new id.
-        Cancelling this cancels it at the other end. Raises Failure."""
+        """Run an exchange that starts with `frame`, whose id is UNNUMBERED or new.
+        Cancelling the task cancels the exchange at the other end. Raises Failure."""
         if frame.id == frames.UNNUMBERED:
             frame = replace(frame, id=self.new_id())
         sent = self._outgoing_call(frame)
@@ -160,7 +151,7 @@ class Channel(asyncio.Protocol):
             raise
 
     def new_id(self) -> int:
-        """Return the id of a new exchange. Raises ChannelClosed."""
+        """Return an id for a new exchange. Raises ChannelClosed."""
         if self.closed.is_set():
             raise ChannelClosed(self.why_closed or "the connection to the other process is closed")
         return self._open.new_id()
@@ -176,7 +167,7 @@ class Channel(asyncio.Protocol):
         self.write(Note(0, name, value))
 
     async def ping(self) -> None:
-        """Return when the other side's event loop has answered. Raises ChannelClosed."""
+        """Wait until the other side's event loop has replied to a ping. Raises ChannelClosed."""
         id = self.new_id()
         self._pings[id] = asyncio.get_running_loop().create_future()
         self.write(frames.Ping(id))
@@ -186,7 +177,7 @@ class Channel(asyncio.Protocol):
             self._pings.pop(id, None)
 
     def close(self, why: str = "") -> None:
-        """Close the channel at once; everything in progress fails at both ends."""
+        """Close the channel at once; all open exchanges fail at both ends."""
         self.why_closed = self.why_closed or why
         if self._transport is not None:
             self._transport.abort()
@@ -237,12 +228,10 @@ class Channel(asyncio.Protocol):
 
     def _take(self, frame: AnyFrame) -> None:
         if isinstance(frame, _WITHIN):
-            if (
-                exchange := self._open.get(frame.id)
-            ) is not None:  # otherwise it has ended here, and the other side did not know yet
+            if (exchange := self._open.get(frame.id)) is not None:  # None if it ended here before the other side knew
                 exchange.take(frame)
         elif isinstance(frame, frames.Ping):
-            if self.room.is_set():  # a peer that does not read its answers gets none
+            if self.room.is_set():  # a peer that does not read its pongs gets no more
                 self.write(frames.Pong(frame.id))
         elif isinstance(frame, frames.Pong):
             if (ping := self._pings.get(frame.id)) is not None and not ping.done():
@@ -263,7 +252,9 @@ class Channel(asyncio.Protocol):
             self.hold(self._decoder.size)
         except Failure as refusal:
             if not self.room.is_set():
-                raise FrameError("too many exchanges were started, and their refusals are not read") from None
+                raise FrameError(
+                    "too many exchanges were started by a peer that does not read their refusals"
+                ) from None
             self.write(fail_frame(frame.id, refusal))
             return
         self._open.taken[frame.id] = IncomingExchange(self, frame, self._decoder.size, self._answer)
@@ -271,8 +262,7 @@ class Channel(asyncio.Protocol):
     # -- called by exchanges and streams ----------------------------------------------------------------------------------------------
 
     def hold(self, size: int) -> None:
-        """Count bytes that stay in memory here for the other side, until `release`.
-        Raises Failure beyond the bound."""
+        """Count bytes kept in memory here for the other side, until `release`. Raises Failure above the limit."""
         if self._held_bytes and self._held_bytes + size > self._max_held_bytes:
             sentence = f"open calls hold {self._held_bytes} bytes here already, of at most {self._max_held_bytes}; wait for some of them"
             raise Failure(sentence, code="overloaded", status=429)

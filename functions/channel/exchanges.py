@@ -1,7 +1,7 @@
-"""One exchange on a channel, at both ends: a request, its reply, and streams in both directions.
+"""One exchange on a channel, at both ends: a request, its reply, and a stream in each direction.
 
-The initiator waits for a result; at the other end a task answers. A frame that is not allowed at this point is a FrameError, which ends the whole
-channel.
+The initiator waits for a result; at the other end a task answers. A frame that is not allowed in the exchange's state raises FrameError, which closes
+the whole channel.
 """
 
 import asyncio
@@ -15,41 +15,42 @@ from pilotlight.functions.channel.streams import Credit, Inbound, StreamChannel,
 
 
 class StreamingReply(NamedTuple):
-    """The result of a handler that returns a value with a stream."""
+    """A handler's result that has both a value and a stream."""
 
     value: Any
     body: AsyncIterator[bytes] | None = None
 
 
 class ExchangeResult(NamedTuple):
-    """The result of an exchange at its initiator."""
+    """An exchange's result, as its initiator gets it."""
 
     value: Any
     body: Inbound | None
 
 
 Handler = Callable[[frames.Request, Inbound | None], Awaitable[Any]]
-"""Takes the request and its streamed body, if any; returns a value, a stream of bytes, or an Answer. An exception becomes a `fail` frame."""
+"""Takes the request and its streamed body, if any; returns a value, a stream of bytes, or a StreamingReply.
+An exception is sent as a `Fail` frame."""
 
 
 class ExchangeChannel(StreamChannel, Protocol):
-    """The channel of an exchange, as the exchange uses it."""
+    """The part of a channel that an exchange uses."""
 
     def encode(self, frame: AnyFrame, /) -> bytes: ...
 
     def write_bytes(self, data: bytes, /) -> None: ...
 
     def hold(self, size: int, /) -> None:
-        """Count bytes that stay in memory until `release`. Raises Failure beyond the bound."""
+        """Count bytes kept in memory until `release`. Raises Failure above the limit."""
 
     def release(self, size: int, /) -> None: ...
 
     def forget(self, id: int, /) -> bool:
-        """Drop a finished exchange. False: it was dropped before."""
+        """Remove a finished exchange; return False if it was removed before."""
 
 
 class OutgoingExchange:
-    """An exchange that this side began."""
+    """An exchange that this side started."""
 
     def __init__(self, channel: ExchangeChannel, id: int) -> None:
         self._channel = channel
@@ -60,13 +61,13 @@ class OutgoingExchange:
         self._body: Inbound | None = None
 
     def send(self, body: AsyncIterator[bytes]) -> None:
-        """Send the request's body, as the other side takes it."""
+        """Start to send the request's body, at the rate at which the other side reads it."""
         self._feeder = asyncio.ensure_future(feed(self._channel, self.id, body, self._credit))
         self._feeder.add_done_callback(ignore_result)
 
     def take(self, frame: AnyFrame) -> None:
         if self.result.cancelled():
-            return  # its initiator is leaving and reports it when its task runs next; this frame came in between
+            return  # the frame came before the cancelled task could send its Cancel
         if isinstance(frame, Reply):
             if self.result.done():
                 raise FrameError("a second reply")
@@ -77,7 +78,7 @@ class OutgoingExchange:
             self.result.set_result(ExchangeResult(frame.value, self._body))
         elif isinstance(frame, StreamChunk):
             if self._body is None:
-                raise FrameError("a piece of a stream that was not announced")
+                raise FrameError("a chunk of a stream that was not announced")
             self._body.push(frame.data)
         elif isinstance(frame, More):
             self._credit.give(frame.bytes)
@@ -106,7 +107,7 @@ class OutgoingExchange:
         self.end()
 
     def end(self) -> None:
-        """Stop sending the body, which the other side reads no more."""
+        """Stop sending the body, because the other side no longer reads it."""
         if self._feeder is not None:
             self._feeder.cancel()
 
@@ -124,7 +125,7 @@ class IncomingExchange:
     """An exchange started by the other side, and the task that answers it."""
 
     def __init__(self, channel: ExchangeChannel, frame: frames.Request, size: int, answer: Handler) -> None:
-        """`size`: the frame's, in bytes that the channel holds until the exchange is over."""
+        """Start the task that answers. `size` is the frame's size in bytes, held until the exchange ends."""
         self._channel = channel
         self._id = frame.id
         self._size = size
@@ -140,7 +141,7 @@ class IncomingExchange:
         elif isinstance(frame, More):
             self._credit.give(frame.bytes)
         elif isinstance(frame, Reply) or self._body is None:
-            raise FrameError("a frame that only the other side may send")
+            raise FrameError("a frame that the initiator of an exchange must not send")
         elif isinstance(frame, StreamChunk):
             self._body.push(frame.data)
         elif isinstance(frame, StreamEnd):
@@ -170,22 +171,20 @@ class IncomingExchange:
                 await close(body)
 
     async def _write(self, reply: bytes) -> None:
-        """Write a reply once there is room. Raises Failure if too many bytes wait for that already."""
+        """Write a reply once the transport has room. Raises Failure if too many bytes are waiting already."""
         channel = self._channel
         if not channel.room.is_set():
             channel.hold(len(reply))
             try:
-                while not channel.room.is_set():  # the first waiter that is woken may fill the room again
+                while not channel.room.is_set():  # another waiter may have filled the room meanwhile
                     await channel.room.wait()
             finally:
                 channel.release(len(reply))
         channel.write_bytes(reply)
 
     def _over(self, task: "asyncio.Future[None]") -> None:
-        """Drop the exchange.
-
-        Also called if the task was cancelled before its first step, when its `finally` never ran.
-        """
+        """Remove the exchange.
+        A done callback, because the `finally` of a task cancelled before its first step never runs."""
         ignore_result(task)
         self._channel.forget(self._id)
         self._channel.release(self._size)
@@ -202,6 +201,6 @@ def _split(answer: Any) -> tuple[Any, AsyncIterator[bytes] | None]:
 
 
 def ignore_result(task: "asyncio.Future[Any]") -> None:
-    """Retrieve a task's exception, so that asyncio does not log it: it has been reported already."""
+    """Retrieve a task's exception, already reported, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()

@@ -1,4 +1,4 @@
-"""A failure on one side of a channel, as the other side gets it: a sentence, a code, a status."""
+"""A failure on one side of a channel, in the form sent to the other side: message, code, status."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pilotlight.functions.channel.frames import Fail
 
 
 class Failure(Exception):
-    """An exchange failed at the other end, or should fail there."""
+    """An exchange failed at the other end, or must fail there."""
 
     def __init__(
         self,
@@ -19,8 +19,8 @@ class Failure(Exception):
         retry_after_s: int = 1,
         value: Any = None,
     ) -> None:
-        """`retry_after_s` is for callers of a function, with status 503.
-        `value` is the exchange's result despite the failure."""
+        """`retry_after_s` is sent to a function's callers with status 503.
+        `value` is the result that the exchange has despite the failure."""
         super().__init__(message)
         self.message = message
         self.code = code
@@ -31,7 +31,7 @@ class Failure(Exception):
         self.value = value
 
     def giving(self, value: Any) -> "Failure":
-        """Return the failure with a result for the exchange."""
+        """Set the result that the exchange has despite the failure; return the failure."""
         self.value = value
         return self
 

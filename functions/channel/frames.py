@@ -1,8 +1,8 @@
-"""Frames of the socket between runtime and isolate: 4 bytes of length (big-endian), a msgpack map.
+"""Frames on the socket between runtime and isolate: a 4-byte big-endian length and a msgpack map.
 
 Either side may start an exchange; the runtime's ids are even, an isolate's odd. Decoding checks every field, because the other side may be hostile.
-Values are plain (None, bool, int, float, str, bytes, list, map); `plain` converts them and names those that cannot be converted. Both processes
-import this module: standard library and msgspec only.
+Values are plain (None, bool, int, float, str, bytes, list, map); `plain` converts others or names those that it cannot convert. Both processes import
+this module, so it imports only the standard library and msgspec.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 LENGTH_BYTES = 4
-UNNUMBERED = -1  # the id of a request that no channel has yet
-SCALARS = (str, int, float, bytes, bytearray, memoryview, type(None))  # a bool is an int
+UNNUMBERED = -1  # id of a request that no channel has numbered yet
+SCALARS = (str, int, float, bytes, bytearray, memoryview, type(None))  # includes bool, a subclass of int
 _PLAIN = (str, int, float, bytes, bool)
-RESPONSE = "$response"  # the only key of a returned Response: its status, headers and, without a stream, its body
+# the only key of a Response returned by RPC: maps to its status, headers and, unless streamed, its body
+RESPONSE = "$response"
 
 
 class Frame(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
@@ -22,18 +23,18 @@ class Frame(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields
 
 
 class BindingCall(Frame, frozen=True, tag="call"):
-    """Isolate -> runtime: a method of a binding."""
+    """Isolate to runtime: call a method of a binding."""
 
     binding: str
     method: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     streamed: bool = False  # a body follows in chunks
-    within: int = -1  # the request that makes it; -1 for none
+    within: int = -1  # id of the request that makes the call; -1 if none
 
 
 class FetchEvent(Frame, frozen=True, tag="fetch"):
-    """Runtime -> isolate, and, as a subrequest, isolate -> runtime."""
+    """An HTTP request: runtime to isolate or, for a subrequest, isolate to runtime."""
 
     method: str
     url: str
@@ -51,20 +52,20 @@ class ScheduledEvent(Frame, frozen=True, tag="scheduled"):
 
 
 class QueueEvent(Frame, frozen=True, tag="queue"):
-    """A batch for a consumer: each message is {id, timestamp_ms, body, attempts}."""
+    """Runtime to isolate: messages for a queue consumer, each {id, timestamp_ms, body, attempts}."""
 
     queue: str
     messages: list[dict[str, Any]]
 
 
 class TailEvent(Frame, frozen=True, tag="tail"):
-    """Invocations of other functions, each as Cloudflare's TraceItem."""
+    """Runtime to isolate: invocations of other functions for a tail consumer, as Cloudflare's TraceItems."""
 
     events: list[dict[str, Any]]
 
 
 class RpcEvent(Frame, frozen=True, tag="rpc"):
-    """A method of an entrypoint; `options` may name a Durable Object's class and id."""
+    """Call a method of an entrypoint; `options` may name a Durable Object's class and id."""
 
     entrypoint: str
     method: str
@@ -80,14 +81,14 @@ class Reply(Frame, frozen=True, tag="reply"):
 
 
 class Fail(Frame, frozen=True, tag="fail"):
-    """A failure in place of a reply, or in the middle of either stream."""
+    """A failure, instead of a reply or in the middle of either stream."""
 
     code: str | int
     status: int
     message: str
     name: str = "Error"
     detail: str = ""  # the author's traceback
-    value: Any = None  # the exchange's result despite the failure: a queue handler's decisions
+    value: Any = None  # the exchange's result despite the failure: the decisions of a failed queue handler
 
 
 class StreamChunk(Frame, frozen=True, tag="chunk"):
@@ -99,7 +100,7 @@ class StreamEnd(Frame, frozen=True, tag="end"):
 
 
 class More(Frame, frozen=True, tag="more"):
-    """Credit: the reader of the stream has taken this many bytes."""
+    """Credit: the reader of the stream has consumed this many bytes."""
 
     bytes: int
 
@@ -109,7 +110,7 @@ class Cancel(Frame, frozen=True, tag="cancel"):
 
 
 class Ping(Frame, frozen=True, tag="ping"):
-    """A question that the event loop itself answers: a blocked one is silent."""
+    """A probe of the other side's event loop; a blocked loop does not reply."""
 
 
 class Pong(Frame, frozen=True, tag="pong"):
@@ -117,7 +118,7 @@ class Pong(Frame, frozen=True, tag="pong"):
 
 
 class Note(Frame, frozen=True, tag="note"):
-    """Isolate -> runtime, without an answer: it is ready, it has background work left, it cannot start."""
+    """Isolate to runtime, without a reply: it is ready, has background work left, or cannot start."""
 
     name: str
     value: Any = None
@@ -148,12 +149,12 @@ _decoder: msgspec.msgpack.Decoder[AnyFrame] = msgspec.msgpack.Decoder(AnyFrame)
 
 
 class FrameError(Exception):
-    """The bytes are not a valid frame; the connection cannot be used any more."""
+    """The bytes are not a valid frame; the connection is no longer usable."""
 
 
 def encode(frame: AnyFrame, max_bytes: int) -> bytes:
-    """Encode a frame with its length before it.
-    Raises ValueError on a frame that is too large, TypeError on a value that is not plain."""
+    """Encode a frame, preceded by its length.
+    Raises ValueError if the frame is too large, TypeError if a value is not plain."""
     buffer = bytearray(LENGTH_BYTES)
     try:
         _encoder.encode_into(frame, buffer, LENGTH_BYTES)
@@ -161,21 +162,21 @@ def encode(frame: AnyFrame, max_bytes: int) -> bytes:
         raise ValueError(f"an integer beyond 64 bits cannot be sent: {error}") from None
     size = len(buffer) - LENGTH_BYTES
     if size > max_bytes:
-        raise ValueError(f"{size} bytes in one message, of at most {max_bytes}; send a stream or less")
+        raise ValueError(f"{size} bytes in one message, of at most {max_bytes}; send less, or send a stream")
     buffer[:LENGTH_BYTES] = size.to_bytes(LENGTH_BYTES, "big")
     return bytes(buffer)
 
 
 class FrameDecoder:
-    """A decoder of bytes into whole frames. Holds at most one frame that is not complete."""
+    """Decodes bytes into frames. Buffers at most one incomplete frame."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.size = 0  # in bytes, of the frame that was decoded last
+        self.size = 0  # size in bytes of the last decoded frame
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[AnyFrame]:
-        """Decode the arrived bytes. Raises FrameError."""
+        """Decode the bytes that have arrived; yield complete frames. Raises FrameError."""
         buffer = self._buffer
         buffer += data
         start, held = 0, len(buffer)
@@ -198,12 +199,12 @@ def _decoded(body: bytes) -> AnyFrame:
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        raise FrameError(f"a message that cannot be read: {error}") from None
+        raise FrameError(f"a message that cannot be decoded: {error}") from None
 
 
 def plain(value: Any, where: str = "the value") -> Any:
     """Convert a value to plain types.
-    Raises TypeError with the position of a value that cannot be converted."""
+    Raises TypeError, with the path of the value that cannot be converted."""
     if isinstance(value, SCALARS):
         return scalar(value)
     if isinstance(value, (list, tuple)):
@@ -217,10 +218,8 @@ def plain(value: Any, where: str = "the value") -> Any:
 
 
 def scalar(value: Any) -> Any:
-    """Convert one of SCALARS to its plain type.
-
-    Encoders refuse subclasses, such as numpy's float64 or a template's SafeString.
-    """
+    """Convert an instance of SCALARS to its plain type.
+    Encoders refuse subclasses such as numpy's float64 or a template's SafeString."""
     if value is None or type(value) in _PLAIN:
         return value
     if isinstance(value, str):

@@ -1,6 +1,6 @@
-"""The open exchanges of a channel: those that this side started, and those of the other side.
+"""The open exchanges of a channel: those started by this side and those started by the other.
 
-One side uses even numbers, the other odd ones.
+One side uses even ids, the other odd ones.
 """
 
 from pilotlight.functions.channel.exchanges import IncomingExchange, OutgoingExchange
@@ -9,7 +9,7 @@ from pilotlight.functions.channel.failure import ChannelClosed
 
 class OpenExchanges:
     def __init__(self, parity: int) -> None:
-        """Track no exchange yet; `parity` is that of this side's numbers."""
+        """`parity` (0 or 1) is the parity of this side's ids."""
         self.taken: dict[int, IncomingExchange] = {}
         self._started: dict[int, OutgoingExchange] = {}
         self._parity = parity
@@ -29,18 +29,18 @@ class OpenExchanges:
         self._started[exchange.id] = exchange
 
     def get(self, id: int) -> OutgoingExchange | IncomingExchange | None:
-        """Return the exchange; None if it has ended."""
+        """Return an open exchange; None if it has ended."""
         return self._started.get(id) if self.is_ours(id) else self.taken.get(id)
 
     def forget(self, id: int) -> bool:
-        """Drop a finished exchange. False: it was dropped before."""
+        """Remove a finished exchange; return False if it was removed before."""
         exchanges: dict[int, OutgoingExchange] | dict[int, IncomingExchange] = (
             self._started if self.is_ours(id) else self.taken
         )
         return exchanges.pop(id, None) is not None
 
     def fail(self, error: ChannelClosed) -> None:
-        """End all exchanges with an error."""
+        """Fail all exchanges with an error."""
         for started in list(self._started.values()):
             started.fail(error)
         self._started.clear()

@@ -1,9 +1,7 @@
-"""The messages of a WebSocket as they cross a channel: kind, length, payload.
+"""WebSocket messages on a channel: kind, length and payload, in the two streams of one exchange.
 
-They follow each other in the two streams of one exchange.
-
-Nothing of RFC 6455 is here: frames, masks and handshakes end at the site's door. A close is a message, too, the last of its direction. Both processes
-import this module, so it knows the standard library alone.
+Nothing of RFC 6455 is here: frames, masks and handshakes end at the site's HTTP server. A close is also a message, the last of its direction. Both
+processes import this module, so it imports only the standard library.
 """
 
 from collections.abc import Iterator
@@ -24,7 +22,7 @@ Message = str | bytes | SocketClose
 
 
 class MessageError(Exception):
-    """The bytes are not a valid message; the exchange cannot be used any more."""
+    """The bytes are not a valid message; the exchange is no longer usable."""
 
 
 class MessageTooLarge(MessageError):
@@ -42,14 +40,14 @@ def encode(message: Message) -> bytes:
 
 
 class MessageDecoder:
-    """A decoder of bytes into whole messages. Holds at most one that is not complete."""
+    """Decodes bytes into messages. Buffers at most one incomplete message."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Decode the arrived bytes. Raises MessageError."""
+        """Decode the bytes that have arrived; yield complete messages. Raises MessageError."""
         buffer = self._buffer
         buffer += data
         start = 0

@@ -1,8 +1,7 @@
 """One stream of bytes across a channel, at both ends.
 
-Received bytes wait for their reader; sent bytes wait for credit.
-
-At most a window of bytes is in transit or unread: the reader gives credit as it reads, and a sender that exceeds it breaks the protocol.
+At most a window of bytes is in transit or unread: the reader grants credit as it reads, the sender waits for credit, and a sender that exceeds it
+breaks the protocol.
 """
 
 import asyncio
@@ -14,32 +13,30 @@ from typing import Protocol
 from pilotlight.functions.channel.failure import ChannelClosed, Failure, fail_frame
 from pilotlight.functions.channel.frames import AnyFrame, FrameError, More, StreamChunk, StreamEnd
 
-WINDOW_BYTES = 256 << 10  # unread bytes of one stream
+WINDOW_BYTES = 256 << 10  # per stream: bytes in transit or unread
 CHUNK_BYTES = 64 << 10
-JOINED_BYTES = (
-    4 << 10
-)  # pieces that wait are joined up to this: a window of single bytes took 8 MiB, now it is 128 pieces at most
+JOINED_BYTES = 4 << 10  # unread chunks are joined up to this size: a window of single bytes took 8 MiB
 
 
 class StreamChannel(Protocol):
-    """The channel of a stream, as the stream uses it."""
+    """The part of a channel that a stream uses."""
 
-    room: asyncio.Event  # the transport takes more
+    room: asyncio.Event  # set while the transport accepts more bytes
     describe: Callable[[BaseException], Failure]
 
     def write(self, frame: AnyFrame, /) -> None: ...
 
 
 class Inbound:
-    """An arriving stream: an asynchronous iterator over its bytes, which buffers at most a window."""
+    """An incoming stream: an async iterator over chunks of bytes. Buffers at most a window."""
 
     def __init__(self, channel: StreamChannel, id: int, on_cancel: Callable[[], None]) -> None:
         self._channel = channel
         self._id = id
         self._on_cancel = on_cancel
         self._chunks: deque[bytearray] = deque()
-        self._held = 0  # bytes sent to us for which no credit was given back
-        self._taken = 0  # bytes that the reader has taken
+        self._held = 0  # bytes received for which no credit was granted yet
+        self._taken = 0  # bytes consumed by the reader since the last credit
         self._error: Failure | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
@@ -67,7 +64,7 @@ class Inbound:
         return chunk
 
     async def read(self, limit_bytes: int | None = None) -> bytes:
-        """Read all of it. Raises Failure beyond the limit."""
+        """Return the whole stream. Raises Failure if it is longer than the limit."""
         parts, size = [], 0
         async for chunk in self:
             parts.append(chunk)
@@ -78,7 +75,7 @@ class Inbound:
         return b"".join(parts)
 
     def cancel(self) -> None:
-        """Ask the sender to stop, because nothing more is read. Has no effect after the end."""
+        """Discard the rest and make the sender stop. No effect after the end."""
         if not self._is_ended:
             self.end(Failure("the stream was cancelled by its reader", code="cancelled", name="AbortError"))
             self._chunks.clear()
@@ -88,13 +85,13 @@ class Inbound:
         self.cancel()
 
     def push(self, data: bytes) -> None:
-        if not data:  # a million of them would wait here, without using a byte of the window
-            raise FrameError("a piece of a stream is empty")
+        if not data:  # empty chunks use no credit, so a million of them could be queued
+            raise FrameError("a chunk of a stream is empty")
         if self._is_ended:
             return
         self._held += len(data)
         if self._held > WINDOW_BYTES:
-            raise FrameError("more was sent of a stream than there was room for")
+            raise FrameError("a stream's sender exceeded its credit")
         if self._chunks and len(self._chunks[-1]) + len(data) <= JOINED_BYTES:
             self._chunks[-1] += data
         else:
@@ -112,7 +109,7 @@ class Inbound:
 
 
 class Credit:
-    """The bytes that may be sent of a stream before its reader takes more."""
+    """The number of bytes of a stream that may still be sent."""
 
     def __init__(self) -> None:
         self._left = WINDOW_BYTES
@@ -129,7 +126,7 @@ class Credit:
 
     def give(self, size: int) -> None:
         if size < 0 or self._left + size > WINDOW_BYTES:
-            raise FrameError("credit for more than was sent")
+            raise FrameError("credit for more bytes than were sent")
         self._left += size
         self._wake()
 
@@ -139,8 +136,8 @@ class Credit:
 
 
 async def feed(channel: StreamChannel, id: int, body: AsyncIterator[bytes], credit: Credit) -> None:
-    """Send a stream as the reader gives credit.
-    An exception of the stream ends it at the other side with `fail`."""
+    """Send a stream at the rate at which the reader grants credit.
+    An exception raised by the stream is sent as a `Fail` frame."""
     try:
         async for data in body:
             for start in range(0, len(data), CHUNK_BYTES):
@@ -159,5 +156,5 @@ async def feed(channel: StreamChannel, id: int, body: AsyncIterator[bytes], cred
 
 async def close(body: AsyncIterator[bytes]) -> None:
     if (aclose := getattr(body, "aclose", None)) is not None:
-        with suppress(Exception):  # its reader is gone
+        with suppress(Exception):  # the reader has left, so the error does not matter
             await aclose()

@@ -1,1 +1,1 @@
-"""The command line's commands for functions."""
+"""The commands for functions of the command line."""

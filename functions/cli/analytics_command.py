@@ -1,4 +1,4 @@
-"""`pilotlight analytics query`: SQL over the data points of Analytics Engine, on a site's machine."""
+"""`pilotlight analytics query`: run SQL on Analytics Engine's data points, on a site's machine."""
 
 import json
 import sqlite3
@@ -15,7 +15,7 @@ analytics = typer.Typer(help="Data points of Analytics Engine.", no_args_is_help
 
 @analytics.callback()
 def commands() -> None:
-    """Make `query` a subcommand, though it is the only one."""
+    """Group of one command: without this callback Typer would drop the name `query`."""
 
 
 @analytics.command("query")
@@ -24,7 +24,7 @@ def query(
     sql: Annotated[
         str,
         typer.Argument(
-            help="SQLite's SQL, of a table named as the dataset: timestamp, index1, blob1 to blob20, double1 to double20."
+            help="SQL of SQLite. The table has the dataset's name and the columns timestamp, index1, blob1 to blob20, double1 to double20."
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -1,6 +1,6 @@
-"""`pilotlight d1`: SQL on databases, and wrangler's migrations.
+"""`pilotlight d1`: run SQL on databases, apply migrations, restore earlier content.
 
-A migration is a file of SQL in the database's `migrations_dir`; the database itself has a table of applied ones, under wrangler's names.
+A migration is an SQL file in the database's `migrations_dir`; a table of the database records the applied ones, as wrangler does.
 """
 
 import json
@@ -26,7 +26,7 @@ RemoteOption = Annotated[bool, typer.Option("--remote", help="Use a site's state
 d1 = typer.Typer(help="Run SQL on a D1 database, named by its binding, database_name or id.", no_args_is_help=True)
 migrations = typer.Typer(help="Migrations of a database, each applied once.", no_args_is_help=True)
 d1.add_typer(migrations, name="migrations")
-time_travel = typer.Typer(help="What a database was at a moment of the last days.", no_args_is_help=True)
+time_travel = typer.Typer(help="Restore a database to a moment of the last days.", no_args_is_help=True)
 d1.add_typer(time_travel, name="time-travel")
 
 TimestampOption = Annotated[
@@ -85,7 +85,7 @@ def d1_execute(
 
 @migrations.command("create")
 def migrations_create(database: str, message: str, directory: DirOption = HERE) -> None:
-    """Make the next migration's file."""
+    """Create an empty file for the next migration."""
     folder = _Migrations(database, None, directory).folder
     folder.mkdir(parents=True, exist_ok=True)
     numbers = [int(found[1]) for path in folder.glob("*.sql") if (found := re.match(r"(\d+)_", path.name))]
@@ -102,7 +102,7 @@ def migrations_list(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """List the migrations that are still to be applied."""
+    """List the migrations that are not applied yet."""
     check_place(site, local, remote)
     for path in _Migrations(database, site, directory).open():
         print(path.name)
@@ -116,7 +116,7 @@ def migrations_apply(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Apply the missing migrations in the order of their numbers, each as one transaction."""
+    """Apply the missing migrations in the order of their numbers, each in one transaction."""
     check_place(site, local, remote)
     known = _Migrations(database, site, directory)
     if not (waiting := known.open()):
@@ -136,7 +136,7 @@ def time_travel_info(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Print the bookmark of a moment, by default of now."""
+    """Print the bookmark of a moment (default: now)."""
     check_place(site, local, remote)
 
     async def work(d1: "Binding") -> tuple[str, float | None]:
@@ -158,13 +158,15 @@ def time_travel_info(
 def time_travel_restore(
     database: str,
     timestamp: TimestampOption = None,
-    bookmark: Annotated[str | None, typer.Option("--bookmark", help="As `info` and `restore` print it.")] = None,
+    bookmark: Annotated[
+        str | None, typer.Option("--bookmark", help="A bookmark that `info` or `restore` printed.")
+    ] = None,
     site: SiteOption = None,
     directory: DirOption = HERE,
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Make a database's content what it was, also while its site runs; this too can be undone."""
+    """Restore a database to an earlier moment, even while its site runs. A restore can be undone."""
     from pilotlight.functions.bindings.storage.wal_archive import Bookmark
 
     if (timestamp is None) == (bookmark is None):
@@ -177,14 +179,14 @@ def time_travel_restore(
 
     restored, before = _with_history(State(site, directory), database, work)
     print(
-        f"{database} is as it was at {restored}. To undo this: pilotlight d1 time-travel restore {database} --bookmark {before}"
+        f"{database} is restored to {restored}. To undo this: pilotlight d1 time-travel restore {database} --bookmark {before}"
     )
 
 
 def _with_history(state: State, database: str, work: "Callable[[Binding], Awaitable[Any]]") -> Any:
     from pilotlight.functions.bindings.storage.wal_archive import HistoryError
 
-    state.file_of("d1", database, "database.sqlite")  # which a misspelt name would make
+    state.file_of("d1", database, "database.sqlite")  # fail before a misspelt name creates a database
     try:
         return state.bound("d1", database, work)
     except HistoryError as error:
@@ -192,7 +194,7 @@ def _with_history(state: State, database: str, work: "Callable[[Binding], Awaita
 
 
 def seconds_of(text: str) -> float:
-    """Return a time in seconds since 1970. Raises CliError."""
+    """Return a time as Unix time in seconds. Raises CliError."""
     try:
         return float(text)
     except ValueError:
@@ -200,7 +202,9 @@ def seconds_of(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
-        raise CliError(f"{text!r} is no time: give seconds since 1970, or 2026-11-28T18:00:00Z.") from None
+        raise CliError(
+            f"{text!r} is not a time: give seconds since 1970, or a time such as 2026-11-28T18:00:00Z."
+        ) from None
 
 
 class _Migrations:
@@ -217,7 +221,7 @@ class _Migrations:
         self.folder = self._files.folder
 
     def open(self) -> list[Path]:
-        """List the migrations that have not been applied."""
+        """List the migrations that are not applied yet. Raises CliError."""
         if not self.folder.is_dir():
             raise CliError(
                 f"There are no migrations in {self.folder}; create one with `pilotlight d1 migrations create`."
@@ -228,8 +232,8 @@ class _Migrations:
     def apply(self, path: Path) -> None:
         if re.search(r"(?im)^\s*PRAGMA\s+foreign_keys\s*=", sql_in(path)):
             print(
-                f"{path.name}: PRAGMA foreign_keys has no effect, as on D1: dropping a table deletes what references it by ON DELETE CASCADE; "
-                "defer_foreign_keys puts off the checks alone",
+                f"{path.name}: PRAGMA foreign_keys has no effect, as on D1: dropping a table also deletes rows that reference it by CASCADE; "
+                "defer_foreign_keys only postpones the checks",
                 file=sys.stderr,
             )
         try:
@@ -251,8 +255,8 @@ def sql_in(path: Path) -> str:
 
 
 def check_place(site: Path | None, local: bool, remote: bool) -> None:
-    """Check wrangler's options for the place of the data."""
+    """Check the options --local and --remote, which wrangler has. Raises CliError."""
     if remote and site is None:
-        raise CliError("--remote means a site here: name its file with --site, on that site's machine.")
+        raise CliError("--remote needs --site with the site's file, and must run on that site's machine.")
     if local and site is not None:
-        raise CliError("--local and --site mean two different places.")
+        raise CliError("--local and --site name two different places.")

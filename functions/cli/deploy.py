@@ -1,4 +1,4 @@
-"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: manage a function of a network."""
+"""`pilotlight deploy`, `rollback`, `delete`, `versions` and `tail`: manage functions of a network."""
 
 import json
 import os
@@ -31,7 +31,8 @@ def deploy(
 ) -> None:
     """Deploy a folder as a new version.
 
-    `home` is the only site where it shall run; empty for all sites; None to keep the choice, which its bindings make at first.
+    `home` is the only site that runs the function; empty for all sites. None keeps the previous choice, or for a new function lets the kinds of its
+    bindings decide.
     """
     if not health.startswith("/"):
         raise CliError(f"--health {health} is not a path: it must start with /.")
@@ -92,7 +93,7 @@ def delete(api: Api, name: str) -> None:
     after = api.send("DELETE", path, json.dumps({"expected_revision": before["revision"]}).encode(), author_token(api))
     newest = max(version["number"] for version in after["versions"])
     print(
-        f"{name}: not served any more; its data is kept, and `pilotlight rollback {name} --version {newest}` brings it back"
+        f"{name}: no longer served; its data is kept, and `pilotlight rollback {name} --version {newest}` brings it back"
     )
     for line in _shares(after):
         print(line)
@@ -114,7 +115,7 @@ def versions(api: Api, name: str, as_json: bool) -> None:
 
 
 def tail(api: Api, name: str, as_json: bool) -> None:
-    """Print lines until Ctrl-C."""
+    """Print a function's output until Ctrl-C."""
     if not _of(api, name)["versions"]:
         print(
             f"No function named {name} has been deployed; output of a site's own function with that name is shown here.",
@@ -129,13 +130,13 @@ def tail(api: Api, name: str, as_json: bool) -> None:
 
 def put_secret(api: Api, name: str, secret: str, value: str) -> None:
     after = api.send("PUT", _secret_path(name, secret), value.encode(), author_token(api), "text/plain; charset=utf-8")
-    print(f"{name}: {secret} is kept; requests of running versions have it in a few seconds, without a deploy")
+    print(f"{name}: {secret} is stored; running versions get it in a few seconds, without a deploy")
     _print_unconfirmed(after)
 
 
 def delete_secret(api: Api, name: str, secret: str) -> None:
     after = api.send("DELETE", _secret_path(name, secret), b"", author_token(api))
-    print(f"{name}: {secret} is gone; requests of running versions are without it in a few seconds")
+    print(f"{name}: {secret} is deleted; running versions lose it in a few seconds")
     _print_unconfirmed(after)
 
 
@@ -150,12 +151,12 @@ def _secret_path(name: str, secret: str) -> str:
 
 def _print_unconfirmed(after: dict[str, Any]) -> None:
     for site, why in after.get("unconfirmed", {}).items():
-        print(f"{after['name']}: not known to be taken over at {site} yet: {why}")
+        print(f"{after['name']}: not confirmed by {site} yet: {why}")
 
 
 @contextmanager
 def _progress(sentence: str) -> Iterator[None]:
-    """Print what the command waits for, every ten seconds: a first installation may take minutes."""
+    """Print what the command waits for, again every ten seconds; a first installation may take minutes."""
     done, started_at = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -183,7 +184,7 @@ def _expect_versions(deployment: dict[str, Any]) -> None:
 
 
 def _served_now(deployment: dict[str, Any], digest: str, environment: str | None) -> dict[str, Any] | None:
-    """Return the share of the newest version if it has the same bytes."""
+    """Return the traffic share of the newest version if it has this digest and environment, else None."""
     newest = deployment["shares"][0] if deployment["shares"] else None
     for version in deployment["versions"]:
         if newest is not None and version["number"] == newest["number"]:
@@ -196,18 +197,16 @@ def _shares(deployment: dict[str, Any]) -> list[str]:
     name = deployment["name"]
     lines = [f"{name}: version {share['number']} has {share['percent']:g} %" for share in deployment["shares"]]
     if home := deployment.get("home", ""):
-        lines.append(f"{name}: runs at {home} only, where its data is")
+        lines.append(f"{name}: runs at {home} only, because its data is there")
     return lines + [
-        f"{name}: not known to be served at {site} yet: {why}"
+        f"{name}: not confirmed to be served by {site} yet: {why}"
         for site, why in deployment.get("unconfirmed", {}).items()
     ]
 
 
 def author_token(api: Api) -> str:
-    """Return the deploy token from the environment, or of a network of this machine.
-
-    Such a network runs by `pilotlight up --functions`. Raises CliError.
-    """
+    """Return the deploy token or API key from the environment, or the token of a network on this machine.
+    Such a network is started by `pilotlight up --functions`. Raises CliError."""
     token = os.environ.get(DEPLOY_TOKEN_ENV, "") or os.environ.get(API_KEY_ENV, "") or local_token(api.url)
     if not token:
         raise CliError(

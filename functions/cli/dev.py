@@ -1,8 +1,6 @@
 """`pilotlight dev`: serve the function of a folder at `/` of a port, and reload it at each change.
 
-It has its bindings and the embedded model.
-
-It is one site in this process; the function's output and errors appear on the terminal.
+The function has its bindings and the embedded model. The command runs one site in this process; the function's output and errors go to the terminal.
 """
 
 import asyncio
@@ -33,9 +31,9 @@ from pilotlight.sites.rules import is_loopback
 from pilotlight.sites.site import SiteConfig
 from pilotlight.wire.http.listen import ListenError, bind, loop_factory, url_of
 
-STATE = ".pilotlight"  # in the function's folder: data of its bindings between runs
+STATE = ".pilotlight"  # folder inside the function's folder that keeps the data of its bindings
 LOOK_S = 0.25
-# An author who stops a function wants the terminal back: do not wait half a minute for an endless stream, as a site does.
+# Short, because an author who stops a function wants the terminal back; a site waits half a minute for endless streams.
 GRACE_S, LAST_BYTES_S = 2.0, 0.2
 SKIPPED = ("__pycache__", "node_modules")
 _OUTPUTS = (1, 2)
@@ -48,13 +46,13 @@ class DevOptions(NamedTuple):
     host: str
     port: int
     environment: str | None = None
-    models: tuple[str, ...] = ()  # MODEL, or NAME=MODEL
+    models: tuple[str, ...] = ()  # each is SOURCE, or NAME=SOURCE
     egress_allow: tuple[str, ...] = ()
     open_to_all: bool = False
 
 
 def dev(directory: Path, options: DevOptions) -> None:
-    """Serve until interrupted."""
+    """Serve the function until interrupted. Raises CliError."""
     host, port, environment = options.host, options.port, options.environment
     if not (options.open_to_all or is_loopback(host)):
         raise CliError(f"{host} is reachable from other machines: use --open-to-all to serve every client.")
@@ -88,13 +86,13 @@ def dev(directory: Path, options: DevOptions) -> None:
 
 
 def _opened_at(host: str, port: int) -> str:
-    """Return the URL with which a browser of this machine reaches a listening address."""
+    """Return the URL at which a browser on this machine reaches a listening address."""
     name = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
     return f"http://{name}:{port}/"
 
 
 def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
-    """Return the site that serves one function, with the models of the command line and the manifest."""
+    """Return the configuration of a site that serves one function, with the requested models."""
     wants_model = any(binding.kind == "ai" for binding in manifest.bindings)
     values = {
         "name": "dev",
@@ -114,8 +112,8 @@ def site_of(manifest: Manifest, options: DevOptions) -> SiteConfig:
 
 
 def models_of(given: Iterable[str], aliases: Mapping[str, str], residency: str) -> list[dict[str, Any]]:
-    """Return the tables of the models; several names may mean one.
-    The command line's names override the manifest's."""
+    """Return the models' configuration tables; several names may refer to one model.
+    Names of the command line override those of the manifest."""
     pairs = [part.partition("=") if "=" in part else ("", "", part) for part in given]
     wanted = {**aliases, **{name: source for name, _, source in pairs if name}}
     sources = dict.fromkeys([_source(source) for name, _, source in pairs if not name])
@@ -135,7 +133,7 @@ def _source(model: str) -> str:
 
 
 def dev_app(manifest: Manifest, site: SiteConfig, url: str | None = None) -> SiteApp:
-    """Return the site's application, with the function in front of all its paths."""
+    """Return the site's application, in which the function answers all paths but the site's own."""
     app = build_app(site, url=url)
     served = _served(app)
     route = FunctionRoute(
@@ -173,7 +171,7 @@ def _requests(count: int) -> str:
 
 
 class _ScheduledTrigger:
-    """`scheduled` now, as the platform's own local server calls it."""
+    """Runs the `scheduled` handler on request, at the path that the platform's local server uses."""
 
     def __init__(self, served: ServedFunctions, name: str) -> None:
         self._served = served
@@ -192,8 +190,8 @@ class _ScheduledTrigger:
 
 
 async def watch(app: SiteApp, directory: Path, environment: str | None, say: Callable[[str], None]) -> None:
-    """Replace the function whenever its files change.
-    A manifest with a mistake leaves the last good one in place."""
+    """Reload the function whenever its files change.
+    If the manifest is invalid, the last valid version stays in place."""
     served = _served(app)
     name, config = served.config.serve[0].name, served.config.serve[0]
     layers = (Path(config.layer),) if config.layer else ()
@@ -221,7 +219,7 @@ async def watch(app: SiteApp, directory: Path, environment: str | None, say: Cal
 
 
 def syntax_errors(paths: Iterable[Path]) -> list[str]:
-    """Return syntax errors in the author's Python files before a request meets them."""
+    """Return the syntax errors in the author's Python files, so that they are shown before any request."""
     found = []
     for path in paths:
         if path.suffix == ".py" and "python_modules" not in path.parts:
@@ -230,20 +228,18 @@ def syntax_errors(paths: Iterable[Path]) -> list[str]:
             except (SyntaxError, ValueError) as error:
                 found.append("".join(traceback.format_exception_only(error)).rstrip())
             except OSError:
-                continue  # gone already
+                continue  # deleted meanwhile
     return found
 
 
 def snapshot(directory: Path) -> Seen:
-    """Return time and size of every file that may be part of the function.
-
-    Logs and this process's own output are left out, because each reload writes there.
-    """
+    """Return (modification time in ns, size) of every file that may be part of the function.
+    Log files and this process's own output are left out, because each reload writes to them."""
     found: Seen = {}
     try:
         paths = list(directory.iterdir())
     except OSError:
-        return found  # the file is gone, or not readable
+        return found  # deleted, or not readable
     for path in paths:
         if path.name in SKIPPED or (path.name.startswith(".") and not path.name.startswith((".dev.vars", ".env"))):
             continue
@@ -253,7 +249,7 @@ def snapshot(directory: Path) -> Seen:
         try:
             status = path.stat()
         except OSError:
-            continue  # gone already
+            continue  # deleted meanwhile
         if path.suffix == ".log" or _is_output(status):
             continue
         found[path] = status.st_mtime_ns, status.st_size
@@ -261,7 +257,7 @@ def snapshot(directory: Path) -> Seen:
 
 
 def _is_output(status: os.stat_result) -> bool:
-    with suppress(OSError):  # closed
+    with suppress(OSError):  # an output may be closed
         return any(os.path.samestat(status, os.fstat(output)) for output in _OUTPUTS)
     return False
 
@@ -276,7 +272,7 @@ class _Lines(logging.Handler):
 
 
 def _print_logs(console: Console) -> None:
-    """Print the function's own words, and the site's only where something is wrong with it."""
+    """Print the function's output, and only errors of the site."""
     handler = _Lines(console)
     function = logging.getLogger("pilotlight.function")
     function.setLevel(logging.INFO)

@@ -1,7 +1,7 @@
-"""`pilotlight d1`, `kv` and `r2` with `export` or `import`: a whole store as files of other programs.
+"""`pilotlight d1`, `kv` and `r2` with `export` or `import`: a whole store as files.
 
-D1 is a script of SQL, as wrangler's `d1 export` writes; KV is the JSON of wrangler's `kv bulk put`; R2 is a folder of files by their keys, with a
-line of JSON for each object.
+D1 uses an SQL script, as wrangler's `d1 export` does; KV uses the JSON of wrangler's `kv bulk put`; R2 uses a folder with a file per object, and an
+index with a line of JSON per object.
 """
 
 import base64
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pilotlight.functions.bindings.binding import Binding
 
 OutputOption = Annotated[Path, typer.Option("--output", help="The file to write.")]
-INDEX = ".objects.jsonl"  # of an exported bucket
-ODD = ".objects"  # the folder of objects whose keys are not paths
+INDEX = ".objects.jsonl"  # index of an exported bucket
+ODD = ".objects"  # folder of objects whose keys cannot be paths
 
 r2 = typer.Typer(help="Objects of an R2 bucket, by its binding's name or its bucket_name.", no_args_is_help=True)
 
@@ -33,7 +33,7 @@ r2 = typer.Typer(help="Objects of an R2 bucket, by its binding's name or its buc
 def d1_export(
     database: str,
     output: OutputOption,
-    table: Annotated[list[str] | None, typer.Option("--table", help="Only this one; several times, too.")] = None,
+    table: Annotated[list[str] | None, typer.Option("--table", help="Export only this table; may be repeated.")] = None,
     no_schema: Annotated[bool, typer.Option("--no-schema", help="Rows only.")] = False,
     no_data: Annotated[bool, typer.Option("--no-data", help="Tables only.")] = False,
     site: SiteOption = None,
@@ -41,7 +41,7 @@ def d1_export(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Write a database as SQL, as of one moment, while the function runs."""
+    """Write a database as SQL: a consistent snapshot, while the function runs."""
     check_place(site, local, remote)
     path = State(site, directory).file_of("d1", database, "database.sqlite")
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -61,14 +61,14 @@ def d1_import(
     local: LocalOption = False,
     remote: RemoteOption = False,
 ) -> None:
-    """Run a file of SQL of any size: all of it or nothing. As `d1 execute --file`."""
+    """Run an SQL file of any size in one transaction, like `d1 execute --file`."""
     d1_execute(database, file=file, site=site, directory=directory, local=local, remote=remote)
 
 
 def _dumped(
     connection: sqlite3.Connection, tables: frozenset[str], *, has_schema: bool, has_data: bool
 ) -> Iterator[str]:
-    """Iterate over the statements that make a database again. Raises CliError."""
+    """Yield the SQL statements that recreate the database. Raises CliError."""
     made = connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE sql IS NOT NULL").fetchall()
     made = [row for row in made if not row[1].startswith(("sqlite_", "_cf_"))]
     if virtual := [name for kind, name, _, sql in made if kind == "table" and sql.upper().startswith("CREATE VIRTUAL")]:
@@ -93,7 +93,8 @@ def _dumped(
 
 def _rows(connection: sqlite3.Connection, table: str) -> Iterator[str]:
     name = _quoted(table, '"')
-    columns = [row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})") if row[6] == 0]  # not generated
+    # without generated columns
+    columns = [row[1] for row in connection.execute(f"PRAGMA table_xinfo({name})") if row[6] == 0]
     literals = " || ',' || ".join(f"quote({_quoted(column, chr(34))})" for column in columns)
     into = ", ".join(_quoted(column, '"') for column in columns)
     for (values,) in connection.execute(f"SELECT {literals} FROM {name}"):
@@ -106,7 +107,7 @@ def _quoted(text: str, mark: str) -> str:
 
 @kv.command("export")
 def kv_export(namespace: str, output: OutputOption, site: SiteOption = None, directory: DirOption = HERE) -> None:
-    """Write all keys with values, metadata and expirations, as `wrangler kv bulk put` reads them."""
+    """Write all keys with values, metadata and expirations, in the format of `wrangler kv bulk put`."""
 
     async def work(kv: "Binding") -> int:
         count, cursor = 0, None
@@ -175,14 +176,12 @@ def _put_of(entry: dict[str, Any]) -> dict[str, Any]:
 def r2_export(
     bucket: str,
     output: Annotated[Path, typer.Option("--output", help="The folder to make.")],
-    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
+    prefix: Annotated[str, typer.Option(help="Export only keys with this prefix.")] = "",
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:
-    """Write all objects into a folder, each under its key.
-
-    An object whose key is not a path goes below `.objects`, and `.objects.jsonl` lists all objects.
-    """
+    """Write all objects to files in a folder, named by their keys.
+    An object whose key is not a valid path goes below `.objects`. `.objects.jsonl` lists all objects."""
     if output.exists() and any(output.iterdir()):
         raise CliError(f"{output} is not empty.")
 
@@ -215,7 +214,7 @@ def r2_export(
 
 
 def _place(output: Path, key: str, number: int) -> Path:
-    """Return the file of an object: named by its key, unless that leads out of the folder or is a folder."""
+    """Return the file for an object: its key as a path, or a numbered one if the key is not a free path."""
     parts = key.split("/")
     is_path = all(part and not part.startswith(".") and "\0" not in part and len(part.encode()) < 256 for part in parts)
     path = output / PurePosixPath(key) if is_path else output / ODD / str(number)
@@ -226,11 +225,11 @@ def _place(output: Path, key: str, number: int) -> Path:
 @r2.command("import")
 def r2_import(
     bucket: str,
-    folder: Annotated[Path, typer.Argument(help="As `r2 export` has made it.")],
+    folder: Annotated[Path, typer.Argument(help="A folder that `r2 export` wrote.")],
     site: SiteOption = None,
     directory: DirOption = HERE,
 ) -> None:
-    """Put all objects of an exported folder, with their metadata."""
+    """Store all objects of an exported folder, with their metadata."""
     if not (folder / INDEX).is_file():
         raise CliError(f"{folder} has no {INDEX}: it is not an exported bucket.")
 

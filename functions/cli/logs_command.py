@@ -1,4 +1,4 @@
-"""`pilotlight logs`: a function's stored invocations at all sites, once or continuously."""
+"""`pilotlight logs`: print a function's stored invocations from all sites, once or continuously."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def logs(
     as_json: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Print invocations, the oldest first; with `follow` until Ctrl-C."""
+    """Print invocations, oldest first; with `follow`, keep printing new ones until Ctrl-C."""
     asked: dict[str, Any] = {"limit": limit, "grep": grep}
     if since is not None:
         asked["since_s"] = moment_of(since, time.time())
@@ -58,10 +58,8 @@ def logs(
 
 
 def moment_of(text: str, now_s: float) -> float:
-    """Return seconds since the epoch for an age (90s, 10m, 2h, 7d) or an ISO 8601 date or time.
-
-    Raises CliError.
-    """
+    """Return the Unix time of an age (90s, 10m, 2h, 7d) or of an ISO 8601 date or time.
+    Raises CliError."""
     if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
         return now_s - int(found[1]) * UNITS[found[2]]
     try:
@@ -73,7 +71,7 @@ def moment_of(text: str, now_s: float) -> float:
 
 
 def shown(invocation: dict[str, Any]) -> str:
-    """Return an invocation as lines: the invocation, then its output and its exception, indented."""
+    """Format an invocation: a line for itself, then its output and its exception, indented."""
     at = datetime.fromtimestamp(invocation["at_s"]).isoformat(" ", "milliseconds")
     status = "" if invocation["status"] is None else f" {invocation['status']}"
     version = f"  {invocation['version']}" if invocation["version"] else ""

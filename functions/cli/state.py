@@ -1,9 +1,7 @@
 """`pilotlight secret`, `kv` and `queues`: read and change the data of bindings on this machine.
 
-The function does not need to run.
-
-Works on the state directory of a site's file, or of the folder that `pilotlight dev` serves. The bindings' own code does the work, so what they
-refuse is refused here, and a running site sees the change. What a command needs is imported when it runs.
+The function need not run. The commands work on the state directory of a site, or of a folder that `pilotlight dev` serves. They run the bindings' own
+code, so they refuse what a binding refuses, and a running site sees the changes. Imports are local to the commands, to start fast.
 """
 
 import asyncio
@@ -43,17 +41,17 @@ FunctionArgument = Annotated[str, typer.Argument(help="Name of a function, or wi
 StoreOption = Annotated[bool, typer.Option("--store", help="Use a secrets store, which several functions may bind.")]
 
 RemoteOption = Annotated[
-    bool, typer.Option("--remote", help="Through the router, at every site where the function runs or will run.")
+    bool, typer.Option("--remote", help="Use the router, which reaches every site where the function runs or will run.")
 ]
 UrlOption = Annotated[str, typer.Option(help="Of the router.", envvar="PILOTLIGHT_URL")]
 
-secret = typer.Typer(help="Secrets of functions, sealed on this machine.", no_args_is_help=True)
+secret = typer.Typer(help="Secrets of functions, encrypted on this machine.", no_args_is_help=True)
 kv = typer.Typer(help="Keys of a KV namespace, named by its binding or id.", no_args_is_help=True)
 queues = typer.Typer(help="Messages in queues.", no_args_is_help=True)
 
 
 class State:
-    """The state directory, and the manifest whose names refer to it."""
+    """A state directory, and the manifest that declares its stores, if there is one."""
 
     def __init__(self, site: Path | None, directory: Path) -> None:
         from pilotlight.functions.manifest import FILES, load_manifest
@@ -70,10 +68,8 @@ class State:
         self._manifest = load_manifest(directory) if has_manifest else None
 
     def declared(self, kind: str, name: str) -> "BindingDeclaration":
-        """Return a declaration by the binding's name, by wrangler's name for it, or by its id.
-
-        Raises CliError.
-        """
+        """Return the declaration of a binding by its name, by wrangler's name for the store, or by its id.
+        Raises CliError."""
         from pilotlight.functions.manifest import BindingDeclaration
 
         declared = [each for each in self._manifest.bindings if each.kind == kind] if self._manifest is not None else []
@@ -86,7 +82,7 @@ class State:
         return BindingDeclaration(kind, name, {"id": name, "database_id": name, "queue": name, "bucket_name": name})
 
     def file_of(self, kind: str, name: str, file: str) -> Path:
-        """Return a store's file. Raises CliError if there is none."""
+        """Return the path of a store's file. Raises CliError if it does not exist."""
         from pilotlight.functions.bindings.place import directory_of
 
         declared = self.declared(kind, name)
@@ -97,10 +93,8 @@ class State:
         return path
 
     def _is_store(self, manifest: "Manifest", kind: str, name: str) -> bool:
-        """Tell whether a store of this id exists, or the function consumes the queue.
-
-        Without this check a misspelt name would create a store.
-        """
+        """Tell whether a store of this id exists, or the function consumes a queue of this name.
+        Without this check a misspelt name would create a store."""
         from pilotlight.functions.bindings.place import directory_of
 
         folder = "queue" if kind == "queue_producer" else kind
@@ -108,14 +102,14 @@ class State:
         return name in consumed or directory_of(self.directory, folder, name).is_dir()
 
     def bound(self, kind: str, name: str, work: "Callable[[Binding], Awaitable[Any]]") -> Any:
-        """Do the work with an open binding."""
+        """Return the result of `work` on an opened binding. Raises CliError."""
         from pilotlight.functions.bindings.registry import open_binding
 
         declaration = self.declared(kind, name)
         return self._run(lambda services: work(open_binding(declaration, self.directory, services)))
 
     def queue(self, name: str, method: str) -> int:
-        """Return the result of a method of the queue itself."""
+        """Call a queue's method ("depth" or "purge"); return its result."""
         from pilotlight.functions.bindings.queues import Queue
 
         found: int = self._run(lambda services: getattr(Queue.of(name, self.directory, services), method)())
@@ -130,7 +124,7 @@ class State:
             raise CliError(str(error)) from None
 
     def _r2(self) -> dict[str, Any]:
-        """Return the buckets of the site at S3 endpoints."""
+        """Return the site's buckets at S3 endpoints, by R2 name."""
         if self._site is None or not self._site.functions.r2:
             return {}
         from pilotlight.functions.served import r2_stores
@@ -177,7 +171,7 @@ def secret_put(
     remote: RemoteOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Keep a secret; its value is read from standard input."""
+    """Store a secret, whose value is read from standard input."""
     value = sys.stdin.read().rstrip("\n") if not sys.stdin.isatty() else typer.prompt(name, hide_input=True)
     if not value:
         raise CliError("The secret is empty; give it on standard input.")
@@ -187,9 +181,7 @@ def secret_put(
         return put_secret(Api(url), function, name, value)
     state, function = State(site, directory), _owner(function, store)
     state.secrets(lambda kept: kept.put(function, name, value))
-    print(
-        f"{function}: {name} is kept at this site; if the site runs, the function's next requests have it in a few seconds"
-    )
+    print(f"{function}: {name} is stored at this site; if the site runs, the function gets it in a few seconds")
 
 
 @secret.command("list")
@@ -201,7 +193,7 @@ def secret_list(
     remote: RemoteOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """List names, never values."""
+    """List the names of secrets, never their values."""
     if _is_remote(remote, site, store):
         from pilotlight.functions.cli.deploy import secret_names
 
@@ -222,7 +214,7 @@ def secret_delete(
     remote: RemoteOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Forget a secret."""
+    """Delete a secret."""
     if _is_remote(remote, site, store):
         from pilotlight.functions.cli.deploy import delete_secret
 
@@ -234,7 +226,7 @@ def secret_delete(
 
 def _is_remote(remote: bool, site: Path | None, store: bool) -> bool:
     if remote and (site is not None or store):
-        raise CliError("--remote puts a function's secret through the router; --site and --store mean this machine's.")
+        raise CliError("--remote works through the router; --site and --store work on this machine.")
     return remote
 
 
@@ -280,7 +272,7 @@ def kv_delete(namespace: str, key: str, site: SiteOption = None, directory: DirO
 
 @kv.command("list")
 def kv_list(namespace: str, prefix: str = "", site: SiteOption = None, directory: DirOption = HERE) -> None:
-    """List the names of all keys, one a line."""
+    """List the names of all keys, one per line."""
 
     async def all_of(kv: "Binding") -> list[str]:
         names: list[str] = []
@@ -297,7 +289,7 @@ def kv_list(namespace: str, prefix: str = "", site: SiteOption = None, directory
 
 @queues.command("list")
 def queues_list(site: SiteOption = None, directory: DirOption = HERE) -> None:
-    """List every queue, and how many messages wait in it."""
+    """List all queues with their number of messages."""
     state = State(site, directory)
     folder = state.directory / "bindings" / "queue"
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -306,15 +298,15 @@ def queues_list(site: SiteOption = None, directory: DirOption = HERE) -> None:
 
 @queues.command("purge")
 def queues_purge(queue: str, site: SiteOption = None, directory: DirOption = HERE) -> None:
-    """Forget all messages of a queue."""
+    """Delete all messages of a queue."""
     state = State(site, directory)
     name = str(state.declared("queue_producer", queue).options["queue"])
-    print(f"{state.queue(name, 'purge')} messages are gone")
+    print(f"{state.queue(name, 'purge')} messages deleted")
 
 
 @queues.command("send")
 def queues_send(queue: str, body: str, site: SiteOption = None, directory: DirOption = HERE) -> None:
-    """Send a message: JSON, or else text."""
+    """Send a message; text that is not JSON is sent as a string."""
     try:
         value = json.loads(body)
     except ValueError:

@@ -1,1 +1,1 @@
-"""The platform of functions at a site: pools of isolates, their confinement, and served functions."""
+"""The runtime of functions at a site: their processes, confinement, packages, network access and logs."""

@@ -1,8 +1,7 @@
-"""The headers of a function's response as the site sends them.
+"""Check the headers of a function's response before the site sends them.
 
-The function's process is not trusted to check them.
-
-Names become lower case; names and values that RFC 9110 does not allow are refused; headers that only a site or a connection may set are dropped.
+The function's process is not trusted to do so. Names become lower case; names and values that RFC 9110 forbids are refused; headers that only a site
+or a connection may set are dropped.
 """
 
 import re
@@ -16,12 +15,12 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 _FIELD_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 OF_THE_ORIGIN = frozenset(
     {"clear-site-data", "service-worker-allowed"}
-)  # headers that concern all functions under one host name
+)  # headers that affect all functions under one host name
 
 
 def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
-    """Check the headers of a function's response.
-    Raises Failure; TypeError and ValueError if they are not pairs."""
+    """Return the checked headers of a function's response.
+    Raises Failure if one is invalid; TypeError or ValueError if they are not pairs."""
     kept: list[tuple[str, str]] = []
     length: str | None = None
     for name, value in pairs:
@@ -31,7 +30,9 @@ def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
             raise Failure(sentence, code="wrong_type")
         if name == "content-length":
             if not (value.isascii() and value.isdigit()) or length not in (None, value):
-                raise Failure(f"the function's response has no usable length: {value[:200]!r}", code="wrong_type")
+                raise Failure(
+                    f"the function's response has an invalid content-length: {value[:200]!r}", code="wrong_type"
+                )
             if length is not None:
                 continue
             length = value
@@ -41,10 +42,8 @@ def checked_headers(pairs: Iterable[Any]) -> list[tuple[str, str]]:
 
 
 def confined_headers(pairs: Iterable[tuple[str, str]], prefix: str) -> list[tuple[str, str]]:
-    """Confine the headers of a function below a path of a shared host.
-
-    Its cookies are limited to the path, with the prefix before a cookie's own path, and headers that concern the whole origin are dropped.
-    """
+    """Return the headers of a function that shares its host with others, at the path `prefix`.
+    Cookies are limited to that path, and headers that affect the whole origin are dropped."""
     return [
         (name, _confined_cookie(value, prefix) if name == "set-cookie" else value)
         for name, value in pairs
@@ -58,7 +57,7 @@ def _confined_cookie(cookie: str, prefix: str) -> str:
     for attribute in attributes:
         name, _, value = attribute.partition("=")
         if name.strip(" \t").lower() == "path":
-            path = value.strip(" \t")  # of several the last counts, RFC 6265 section 5.3
+            path = value.strip(" \t")  # the last of several counts (RFC 6265 section 5.3)
         else:
             kept.append(attribute)
     if path != prefix and not path.startswith(f"{prefix}/"):

@@ -1,4 +1,4 @@
-"""Reports for a function's author: its output, and why it failed, in the site's log and to followers."""
+"""Reports for a function's author: its output and its failures, to the site's log and to followers."""
 
 import logging
 from collections.abc import Callable
@@ -17,21 +17,19 @@ class AuthorReports:
         follow: Callable[[str], None] | None = None,
         record: Callable[[int, str, str], None] | None = None,
     ) -> None:
-        """Collect a function's output.
-
-        `follow` gets every line and fault, `record` every line with its level and the id of its invocation.
-        """
+        """`follow` gets every line and fault.
+        `record` gets the invocation's id, the level and the text of every line."""
         self.follow = follow
         self._record = record
         self._function = function
         self._kib_per_s = kib_per_s
 
     def new_log(self) -> FunctionLog:
-        """Return the log of one process."""
+        """Return a log for the output of one process."""
         return FunctionLog(self._function, self._kib_per_s, self.follow, self._record)
 
     def tell(self, fault: Fault) -> None:
-        """Report a fault, except a disconnect of the client."""
+        """Report a fault, unless its cause is a disconnected client."""
         if fault.code == "cancelled":
             return
         log.warning("%s: %s", self._function, fault.detail or fault.message)

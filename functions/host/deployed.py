@@ -1,7 +1,7 @@
 """Deployed functions: fetched from the router on demand, verified by hash, and served.
 
-Each version has its own pool, named `NAME@DIGEST`; bindings use the plain name, which means the version with most of the traffic. The version of a
-client follows from its key, the same at every site. While the router is unreachable, known versions are served.
+Each version has its own pool, named `NAME@DIGEST`; bindings use the plain name, which means the version with the largest share of traffic. Which
+version a client gets depends only on its key, so it is the same at every site. While the router is unreachable, known versions are served.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from pilotlight.wire.hop.sealed_secrets import UnsealedError, unseal
 log = logging.getLogger("pilotlight.function")
 
 POLL_S = 2.0
-ASK_AGAIN_S = 1.0  # for an unknown name
-PAUSE_AFTER_FAILURE_S = 5.0  # after a version could not be fetched; its requests fail meanwhile
-AT_ONCE = 16  # functions whose deployments are applied: each may install packages, and may wait for its health call
-DIGEST_CHARS = 16  # of a version's digest in its pool's name
-MISFITS = "misfits"  # the failure of a version that does not fit the existing objects
-HEALTHY = ".healthy"  # beside a version's folder, after its health call succeeded here
+ASK_AGAIN_S = 1.0  # pause before the router is asked again about unknown names
+PAUSE_AFTER_FAILURE_S = 5.0  # after a version could not be fetched or started; its requests fail meanwhile
+AT_ONCE = 16  # functions applied concurrently: each may install packages and wait for its health call
+DIGEST_CHARS = 16  # characters of a version's digest in its pool's name
+MISFITS = "misfits"  # error code of a version that does not fit the existing objects
+HEALTHY = ".healthy"  # suffix of the file that marks a version as healthy at this site
 
 
 class FunctionRegistry(Protocol):
-    """The place where versions are registered to be served (ServedFunctions)."""
+    """The part of ServedFunctions that deployed functions use to register their versions."""
 
     @property
     def functions(self) -> SiteFunctions: ...
@@ -47,27 +47,27 @@ class FunctionRegistry(Protocol):
     def add(self, manifest: Manifest, *, name: str | None = None, pool: str | None = None) -> None: ...
 
     def moves(self, pool: str) -> tuple[str, ...]:
-        """Return the migrations that change classes of objects when this version takes the traffic."""
+        """Return the migrations that rename or delete classes of objects when this version goes live."""
 
     async def migrate(self, pool: str) -> None:
-        """Apply a version's migrations of its databases, which its health call may need. Raises Failure."""
+        """Apply a version's D1 migrations, which its health call may need. Raises Failure."""
 
     def take_secrets(self, function: str, values: Mapping[str, str], before: Collection[str]) -> None:
-        """Store a function's secrets in place of those with the names `before`. Raises Failure."""
+        """Replace a function's secrets with the names `before` by `values`. Raises Failure."""
 
     def claim(self, pool: str) -> None:
-        """Claim its resources. Raises Failure if one belongs to another function."""
+        """Make the function the owner of this version's resources. Raises Failure if another one is."""
 
 
 class KeptSecrets(msgspec.Struct, frozen=True):
-    """A function's secrets at a site, beside its versions."""
+    """The revision and the names of a function's secrets that a site has stored."""
 
     word: str = ""
     names: list[str] = []
 
 
 class DeployedFunctions:
-    """Use as `async with`."""
+    """Serves deployed functions, as an async context manager."""
 
     def __init__(
         self,
@@ -77,26 +77,23 @@ class DeployedFunctions:
         site: str,
         taken: frozenset[str],
     ) -> None:
-        """Serve deployed functions.
-
-        `site` is this site's name; `taken` are names that the site file serves itself.
-        """
+        """`site` is this site's name; `taken` are the functions of the site file."""
         self._router = router
         self._directory = directory
         self._serving = serving
         self._site = site
         self._taken = taken
         self._known: dict[str, Deployment] = {}
-        # Versions for clients: a new one only when it is live, because its bindings use the plain name.
+        # The deployments that clients see: a new one only once its version is live, because its bindings use the plain name.
         self._applied: dict[str, Deployment] = {}
         self._failed: dict[str, tuple[Failure, float]] = {}
-        self._accepted: set[str] = set()  # pools whose functions own their resources
+        self._accepted: set[str] = set()  # pools that own their resources
         self._locks: dict[str, asyncio.Lock] = {}
         self._asked_at = float("-inf")
         self._asking = asyncio.Lock()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._applying: dict[str, asyncio.Lock] = {}  # by function
-        self._changed: set[str] = set()  # functions with new information
+        self._changed: set[str] = set()  # functions whose deployment has changed
         self._appliers: dict[str, asyncio.Task[None]] = {}  # by function
         self._task: asyncio.Task[None] | None = None
 
@@ -113,8 +110,8 @@ class DeployedFunctions:
         await background.stop(*self._appliers.values())
 
     async def pool_of(self, name: str, key: str) -> str | None:
-        """Return the pool that answers a client with this key; None if no such function is deployed.
-        Raises Failure if it cannot be fetched."""
+        """Return the pool that answers a client with this key; None if the function is not deployed.
+        Raises Failure if the version cannot be fetched."""
         if name in self._taken:
             return None
         if name not in self._known and time.monotonic() - self._asked_at > ASK_AGAIN_S:
@@ -135,15 +132,15 @@ class DeployedFunctions:
             other = self._serving.functions.names.get(name)
             if other is None or other == pool_name(name, version):
                 raise
-            return other  # answer with another version if one cannot be fetched
+            return other  # a version that cannot be fetched is replaced by the live one
 
     def account_of(self, name: str) -> str:
-        """Return whose function it is; empty: the network's own, or not deployed."""
+        """Return the account that owns a function; empty if it is not deployed, or by the network itself."""
         deployment = self._known.get(name)
         return "" if deployment is None or name in self._taken else deployment.account
 
     async def tried(self, name: str, version: Version) -> Tried:
-        """Fetch, start and health-check a version before it has any traffic."""
+        """Fetch, start and health-check a version before it gets any traffic."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         self._failed.pop(pool_name(name, version), None)
@@ -155,7 +152,7 @@ class DeployedFunctions:
         return Tried(True, moves=self._serving.moves(pool))
 
     async def served(self, name: str, revision: int) -> Tried:
-        """Report whether this revision's versions are served here, or run elsewhere; ask the router first."""
+        """Tell whether this revision's versions are served here or belong elsewhere; ask the router first."""
         if name in self._taken:
             return Tried(False, f"the site file serves a function named {name} already")
         try:
@@ -164,7 +161,7 @@ class DeployedFunctions:
             return Tried(False, f"{self._router.url} cannot be reached: {error}")
         deployment = self._known.get(name)
         if deployment is None or deployment.revision < revision:
-            return Tried(False, f"{self._router.url}, which this site asks, knows no revision {revision}")
+            return Tried(False, f"{self._router.url} (the router of this site) has no revision {revision}")
         await self._apply(name)
         if not deployment.runs_at(self._site):
             return Tried(True)
@@ -179,7 +176,7 @@ class DeployedFunctions:
     # -- versions -----------------------------------------------------------------------------------------------------------------
 
     async def _ready(self, name: str, version: Version) -> str:
-        """Return the pool of an accepted version, started if need be."""
+        """Return the pool of an accepted version; start it if needed. Raises Failure."""
         pool = await self._started(name, version)
         if pool not in self._accepted:
             try:
@@ -210,7 +207,7 @@ class DeployedFunctions:
 
     async def _fetched(self, name: str, version: Version) -> Path:
         folder = self._directory / version.digest
-        async with self._locks.setdefault(version.digest, asyncio.Lock()):  # two functions may be the same bytes
+        async with self._locks.setdefault(version.digest, asyncio.Lock()):  # two functions may have the same bundle
             if not folder.is_dir():
                 await self._fetch(name, version, folder)
         return folder
@@ -222,9 +219,7 @@ class DeployedFunctions:
             sentence = f"version {version.number} of {name} could not be fetched from {self._router.url}: {error}"
             raise Failure(sentence, code="overloaded", status=503) from None
         if digest_of(data) != version.digest:
-            sentence = (
-                f"what {self._router.url} sent for version {version.number} of {name} differs from the deployed version"
-            )
+            sentence = f"the bundle that {self._router.url} sent for version {version.number} of {name} differs from the deployed version"
             raise Failure(sentence, code="overloaded", status=503)
         try:
             await asyncio.to_thread(_unpacked, data, folder)
@@ -241,10 +236,8 @@ class DeployedFunctions:
             raise Failure(f"version {version.number} of {name} cannot be served: {sentence}", code=code) from None
 
     async def _checked(self, pool: str, folder: Path, version: Version) -> None:
-        """Return the pool of a version that passed its health call.
-
-        A version that failed it takes no traffic here, even if the router lists it.
-        """
+        """Pass a version that is healthy, or remove its pool.
+        A version that fails its health call gets no traffic here, even if the router lists it. Raises Failure."""
         mark = folder.with_suffix(HEALTHY)
         if mark.exists():
             return
@@ -262,14 +255,15 @@ class DeployedFunctions:
             if response.status >= 500:
                 raise Failure(f"its health call GET {version.health_path} answered {response.status}")
         except Failure as failure:
-            if failure.code != "no_handler":  # it consumes or runs by the clock, and its module was imported
+            # it only consumes queues or runs cron triggers; the call has imported its module
+            if failure.code != "no_handler":
                 self._serving.functions.remove(pool)
                 raise
         mark.touch()
 
     async def _fetch_secrets(self, name: str, word: str | None = None) -> None:
-        """Fetch a function's secrets from the router, unless the site has those of this word.
-        A failure is logged and tried again with the next change."""
+        """Fetch a function's secrets from the router, unless the site has this revision (`word`) of them.
+        A failure is logged; the next change triggers another attempt."""
         file = self._directory / f"{name}.secrets"
         kept = KeptSecrets()
         with suppress(FileNotFoundError, msgspec.DecodeError):
@@ -285,13 +279,13 @@ class DeployedFunctions:
                 self._directory.mkdir(parents=True, exist_ok=True)
                 atomic_files.write(file, encode(KeptSecrets(kept.word if word is None else word, sorted(values))))
         except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError, UnsealedError, Failure) as error:
-            log.error("%s: its secrets cannot be taken over: %s", name, error)
+            log.error("%s: its secrets cannot be fetched or stored: %s", name, error)
 
     # -- information from the router ------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """Keep up with the router.
-        Versions with traffic are fetched here as they appear: their queues and clocks wait for no request."""
+        """Poll the router.
+        Versions with traffic are fetched as soon as they appear, because their queues and cron triggers do not wait for a request."""
         said = ""
         while True:
             try:
@@ -313,14 +307,12 @@ class DeployedFunctions:
                 self._apply_all()
 
     def _keep(self, known: Mapping[str, Deployment]) -> None:
-        self._directory.mkdir(parents=True, exist_ok=True)  # functions are run from here, by other users
+        self._directory.mkdir(parents=True, exist_ok=True)  # readable for the users that functions run as
         atomic_files.write(self._directory / "deployments.json", encode(list(known.values())))
 
     def _apply_all(self) -> None:
-        """Apply each function's state separately.
-
-        A function with slow packages or a slow health call delays no other.
-        """
+        """Apply the deployment of each function in a separate task.
+        A function with slow packages or a slow health call must not delay others."""
         self._changed.update(self._known)
         for name in self._changed - set(self._appliers):
             self._appliers[name] = asyncio.create_task(self._apply_changes(name), name=f"deployment of {name}")
@@ -338,7 +330,7 @@ class DeployedFunctions:
             del self._appliers[name]
 
     async def _apply(self, name: str) -> None:
-        """Serve the versions with traffic, stop the others, and remove those that no deployment names."""
+        """Serve a function's versions with traffic, stop the others, and delete unlisted versions."""
         async with self._applying.setdefault(name, asyncio.Lock()):
             if name not in self._known:
                 return
@@ -356,7 +348,7 @@ class DeployedFunctions:
             await asyncio.to_thread(self._forget, digests, in_use)
 
     async def _serve(self, deployment: Deployment) -> set[str]:
-        """Serve the versions that have traffic here. Returns their pools."""
+        """Serve the versions that have traffic here; return their pools."""
         wanted: set[str] = set()
         if deployment.name in self._taken or not deployment.runs_at(self._site):
             return wanted
@@ -368,13 +360,13 @@ class DeployedFunctions:
             wanted.add(pool := pool_name(deployment.name, version))
             try:
                 await self._ready(deployment.name, version)
-                live = pool  # the last is the largest
+                live = pool  # sorted by share: the last one has the largest
             except Failure as failure:
                 log.error("%s", failure.message)
         if live is not None:
             self._live(deployment.name, live)
         elif deployment.shares and (before := self._serving.functions.names.get(deployment.name)) is not None:
-            wanted.add(before)  # a version that cannot be fetched must not stop the function
+            wanted.add(before)  # if no version can be fetched, the previous one stays
         return wanted
 
     def _live(self, name: str, pool: str) -> None:
@@ -384,15 +376,13 @@ class DeployedFunctions:
             log.error("%s: %s", name, failure.message)
 
     def _is_tried(self, pool: str) -> bool:
-        """Tell whether a pool is being tried, and may be about to have traffic."""
+        """Tell whether a pool is being started or health-checked; it may soon get traffic."""
         lock = self._locks.get(pool)
         return lock is not None and lock.locked()
 
     def _forget(self, digests: set[str], in_use: set[str]) -> None:
-        """Delete folders of versions that no longer exist, an hour after they were fetched.
-
-        A version that is being tried is not listed yet.
-        """
+        """Delete the folders of versions that no longer exist, an hour after they were fetched.
+        The delay protects versions that are being tried, which the router does not list yet."""
         if not self._directory.is_dir():
             return
         for path in self._directory.iterdir():
@@ -408,12 +398,12 @@ def pool_name(name: str, version: Version) -> str:
 
 
 def _elsewhere(deployment: Deployment) -> Failure:
-    sentence = f"the function {deployment.name} runs at the site {deployment.home} only, where its data is"
+    sentence = f"the function {deployment.name} runs at the site {deployment.home} only, because its data is there"
     return Failure(sentence, code="not_found", status=421)  # a router tries the next site
 
 
 def _unpacked(data: bytes, folder: Path) -> None:
-    """Unpack a bundle, whole or not at all."""
+    """Unpack a bundle; the folder appears only when it is complete."""
     beside = folder.parent / f"{folder.name}.{uuid.uuid4().hex[:8]}.part"
     try:
         unpack(data, beside)

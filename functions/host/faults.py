@@ -1,4 +1,4 @@
-"""Faults: the error that a function's author gets, and a description of how a process ended."""
+"""Faults: the errors that a function's author gets, and descriptions of how a process ended."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pilotlight.functions.host.zygotes.control_messages import Died
 
 
 class Fault(Failure):
-    """A failure of the function itself; not of its neighbours, and not of the site."""
+    """A failure caused by the function itself, not by other functions or the site."""
 
 
 def manner_of(report: Died | None) -> str:
@@ -22,20 +22,20 @@ def manner_of(report: Died | None) -> str:
 
 
 def fault_of(failure: Failure) -> Fault:
-    """Convert an isolate's report to one that is safe for logs and terminals."""
+    """Convert a failure that an isolate reported to a fault that is safe for logs and terminals."""
     message, name, detail = printable(failure.message), printable(failure.name), printable(failure.detail, keep="\n\t")
     return Fault(message, code=failure.code, status=500, name=name, detail=detail, value=failure.value)
 
 
 def authors_frames(text: str) -> str:
-    """Keep of each thread the frames before the first one of the event loop's or of ours."""
+    """Return a stack dump with, for each thread, only the frames of the author's code."""
     kept: list[str] = []
     is_skipping = False
     for line in text.splitlines():
         if not line.startswith("  "):
             is_skipping = False
         elif "/labelled_output.py" in line:
-            continue  # below the author's `print`
+            continue  # a frame of this project above the author's `print`
         elif "/asyncio/" in line or "/pilotlight/functions/" in line:
             is_skipping = True
         if not is_skipping and line.strip():

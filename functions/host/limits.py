@@ -1,40 +1,40 @@
-"""Limits of a function, and the check of a running isolate.
+"""The limits of a function, and the check of a running isolate against them.
 
-The check returns the exceeded limit, by how much, and the sentence for the author.
-
-Frozen values with units, set by the site file (sites/site.py, [functions]). Measuring and ending are in isolate_handle.py.
+The check returns the exceeded limit with a sentence for the author. The site file sets the limits (sites/site.py, [functions]). Measuring is in
+isolate_watch.py, ending in isolate_handle.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-SOCKETS_SHARE = 0.5  # of a core, which an isolate's open WebSockets may use for as long as they are open
+SOCKETS_SHARE = 0.5  # share of a core that all open WebSockets of an isolate may use permanently
 
 
 @dataclass(frozen=True)
 class FunctionLimits:
-    cpu_ms: int = 30_000  # of one request; the isolate's time is divided among the requests it has open
-    cpu_total_s: float = 3600.0  # of one isolate, which is replaced when it has no request open
-    blocked_s: float = 10.0  # an event loop that answers nothing for so long
-    wall_s: float = 300.0  # limit of one request, with its stream
-    start_s: float = 20.0  # from the fork until the module is imported
-    memory_mib: int = 256  # private writable memory of one isolate, Python's own included
-    disk_mib: int = 64  # of its scratch directory
+    cpu_ms: int = 30_000  # per request; an isolate's CPU time is divided among its open requests
+    cpu_total_s: float = 3600.0  # per isolate; then it is replaced when no request is open
+    blocked_s: float = 10.0  # longest time in which the event loop does not reply
+    wall_s: float = 300.0  # per request, including its stream
+    start_s: float = 20.0  # from the fork to the end of the module's import
+    memory_mib: int = 256  # private writable memory of one isolate, including Python's own
+    disk_mib: int = 64  # files in the scratch directory
     open_files: int = 256
-    threads: int = 64  # of one function, threads and processes together
+    threads: int = 64  # threads and processes of one function
     request_mib: float = 100.0
     response_mib: float = 1024.0
-    response_mib_per_s: float = 64.0  # of all streams of one function: they pass through the loop that serves all
-    subrequests: int = 1000  # of one request: calls of bindings and fetches
-    concurrency: int = 64  # requests open in one isolate, beyond which another copy is started
-    max_isolates: int = 4  # of one function
-    max_waiting: int = 256  # limit of requests that wait for an isolate
-    idle_s: float = 60.0  # without a request, after which an isolate is ended
-    log_kib_per_s: int = 256  # faster output waits
-    sockets: int = 512  # WebSockets open in one isolate, beyond which another copy is started
-    socket_idle_s: float = 3600.0  # without a message in either direction
-    socket_message_mib: float = 1.0  # of one message, in either direction
+    # for all streams of one function, because one event loop relays all streams of the site
+    response_mib_per_s: float = 64.0
+    subrequests: int = 1000  # binding calls and fetches of one request
+    concurrency: int = 64  # open requests per isolate; for more, another isolate is started
+    max_isolates: int = 4  # per function
+    max_waiting: int = 256  # requests that wait for an isolate
+    idle_s: float = 60.0  # an isolate without a request is ended after this
+    log_kib_per_s: int = 256  # faster output is slowed down
+    sockets: int = 512  # open WebSockets per isolate; for more, another isolate is started
+    socket_idle_s: float = 3600.0  # a WebSocket without a message in either direction is closed after this
+    socket_message_mib: float = 1.0  # per message, in either direction
 
     @property
     def socket_message_bytes(self) -> int:
@@ -42,14 +42,14 @@ class FunctionLimits:
 
 
 class IsolateUsage(NamedTuple):
-    """The present usage of an isolate."""
+    """The current usage of an isolate."""
 
-    idle_cpu_s: float = 0.0  # since it had a request
+    idle_cpu_s: float = 0.0  # CPU time since the last request
     request_cpu_s: float = 0.0  # CPU time of the request that has used most
-    sockets_cpu_s: float = 0.0  # of open WebSockets, beyond their share
+    sockets_cpu_s: float = 0.0  # CPU time of WebSockets above their allowed share
     memory_mib: int = 0
-    silent_s: float = 0.0  # for so long its event loop has not answered
-    background_s: float = 0.0  # CPU time of work after responses, while no request is open
+    silent_s: float = 0.0  # time since the event loop last replied
+    background_s: float = 0.0  # time of background work after responses, while no request is open
 
 
 class LimitRule(NamedTuple):
@@ -93,7 +93,7 @@ LIMITS = (
 
 
 def first_exceeded(usage: IsolateUsage, limits: FunctionLimits) -> tuple[str, str] | None:
-    """Return why an isolate must be ended, and the code; None if it is within its limits."""
+    """Return why an isolate must be ended, and the error code; None if it is within its limits."""
     for limit in LIMITS:
         if limit.is_exceeded(usage, limits):
             return limit.sentence(usage, limits), limit.code

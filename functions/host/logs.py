@@ -1,7 +1,7 @@
-"""A function's output: read at a bounded rate, kept in a short memory, and passed to followers.
+"""A function's output: read at a limited rate, kept briefly in memory, and passed to followers.
 
-Output above the rate makes only the function wait. An isolate labels output of Python code with the request in whose task it was printed
-(labelled_output.py); output without a label belongs to no request.
+Output above the rate blocks only the function. An isolate labels each line of Python output with the request whose task printed it
+(labelled_output.py); lines without a label belong to no request.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from collections.abc import Callable
 log = logging.getLogger("pilotlight.function")
 
 KEPT_LINES = 200
-READ_BYTES = 4 << 10  # at once: each line is handed on in the loop that serves all, 20 us for it
+READ_BYTES = 4 << 10  # per read: each line costs 20 us in the event loop that serves all
 MAX_LINE = 4096
 MAX_LABEL = 24
-MAX_REQUESTS = 4096  # of one process whose lines are distinguished: background work prints after its request
+MAX_REQUESTS = 4096  # requests of one process whose lines are distinguished; background work prints after its request
 
 
 class FunctionLog:
     """The output of one process.
-    `follow` gets each line; `record` gets the id of its invocation (0 if there is none), its level and the line."""
+    `follow` gets each line; `record` gets the invocation's id (0 if none), the level and the line."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class FunctionLog:
     ) -> None:
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._record = record
-        self._invocations: dict[int, int] = {}  # by request; the oldest first
+        self._invocations: dict[int, int] = {}  # invocation ids by request id, oldest first
         self._function = function
         self._pause_s = READ_BYTES / (kib_per_s << 10)
         self._follow = follow
@@ -45,13 +45,13 @@ class FunctionLog:
         self._loop.add_reader(self._fd, self._read)
 
     def attribute(self, request: int, invocation: int) -> None:
-        """Attribute output of a request of the process to an invocation."""
+        """Attribute the output of one of the process's requests to an invocation."""
         self._invocations[request] = invocation
         if len(self._invocations) > MAX_REQUESTS:
             del self._invocations[next(iter(self._invocations))]
 
     def close_write_end(self) -> None:
-        """Close this process's copy, once the child has its own."""
+        """Close the runtime's copy of the write end, once the child has its own."""
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1
@@ -110,13 +110,11 @@ class FunctionLog:
 
 
 def printable(text: str, keep: str = "\t") -> str:
-    """Return text with control characters escaped.
-
-    These move a terminal's cursor, start a line, or reverse the order of text.
-    """
+    """Return text with control characters escaped, except those in `keep`.
+    They could move a terminal's cursor, forge a line, or reverse the direction of text."""
     return _UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else ascii(found[0])[1:-1], text)
 
 
-LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # label before a line: its request, and its stream
+LABEL = re.compile(rb"\x1e(-?\d{1,18})([oe])\x1f")  # label of a line: request id, and o or e for the stream
 LEVELS = {b"o": "log", b"e": "error"}
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

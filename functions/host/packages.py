@@ -1,4 +1,4 @@
-"""The import path of a function's module: its layers, and that of its dependencies once installed."""
+"""The import path of a function: its layers, and the layer of its dependencies once installed."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,16 +8,17 @@ from pilotlight.functions.host.dependencies.layers import LayerError
 from pilotlight.functions.host.faults import Fault
 from pilotlight.functions.manifest import Manifest
 
-REFUSED_FOR_S = 20.0  # packages that could not be installed are not tried again at once
+REFUSED_FOR_S = 20.0  # pause before packages that could not be installed are tried again
 
 
 class Packages:
     def __init__(
         self, manifest: Manifest, layers: tuple[Path, ...], install: Callable[[], Awaitable[Path | None]] | None
     ) -> None:
-        """Start with the layers that exist.
+        """`layers` exist already.
 
-        `install` returns the layer of the function's dependencies, if any; None if nothing needs to be installed before it runs.
+        `install` returns the layer of the function's dependencies, or None if it has none; it is None if nothing must be done before the function
+        runs.
         """
         vendored = manifest.directory / "python_modules"
         self.layers = [str(path.resolve()) for path in (*layers, *((vendored,) if vendored.is_dir() else ()))]
@@ -39,7 +40,7 @@ class Packages:
             fault = Fault(sentence, code="dependencies", name="LayerError", detail=f"{sentence}:\n{error}")
             self._refused = now + REFUSED_FOR_S, fault
             raise fault from None
-        if self._install is not None:  # otherwise another request has installed them
+        if self._install is not None:  # false if a concurrent request has installed them
             self._install = None
             if layer is not None:
                 self.layers.insert(0, str(layer.resolve()))

@@ -1,9 +1,7 @@
-"""FunctionPool: one version of a function, with as many isolates as it needs.
+"""One version of a function, with as many isolates as its load needs, or none.
 
-It has none without requests, and several while they are busy.
-
-Chooses an isolate for each request and has one started if none is free; isolate_set.py manages isolates. A version owns its bindings and accepted
-work: after it is replaced, it is closed when all of that has ended.
+The pool chooses an isolate for each request, and has one started if none is free; isolate_set.py manages the isolates. A version owns its bindings
+and its accepted work: after it is replaced, it is closed once that work has ended.
 """
 
 import logging
@@ -32,30 +30,30 @@ from pilotlight.functions.host.zygotes.zygote_client import ZygoteError
 from pilotlight.functions.manifest import Manifest
 
 log = logging.getLogger("pilotlight.function")
-ObjectAddress = tuple[str, str]  # a Durable Object's class and id
+ObjectAddress = tuple[str, str]  # class and id of a Durable Object
 
 
 class OpenBindings(Protocol):
-    """The runtime's half of a function's bindings."""
+    """A function's bindings, as the runtime opened them."""
 
     async def answer(self, call: frames.BindingCall, body: AsyncIterator[bytes] | None = None) -> Any: ...
 
     async def static(self, method: str, url: str, headers: list[tuple[str, str]]) -> Any:
-        """Return the response of one of its files; None if there is none."""
+        """Return the response of an asset for this request; None if there is none."""
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """The tags of migrations that will rename or delete classes of objects when it starts."""
+        """The tags of migrations that will rename or delete classes of objects when the version starts."""
 
     async def migrate_databases(self) -> None:
-        """Apply the migrations of its databases that have not been. Raises Failure."""
+        """Apply the pending migrations of the D1 databases. Raises Failure."""
 
     def start(self, ask: Callable[[frames.FunctionEvent], Awaitable[ExchangeResult]]) -> None:
-        """Consume its queues, run its clock and carry out its migrations from now on.
-        `ask` has this version handle an event."""
+        """Start the queue consumers and cron triggers, and apply the migrations of objects.
+        `ask` sends an event to this version."""
 
     def stop(self) -> None:
-        """Take no more messages and firings; finish open ones."""
+        """Take no more messages and firings; finish those in progress."""
 
     async def close(self) -> None: ...
 
@@ -74,12 +72,12 @@ class FunctionPool:
         follow: Callable[[str], None] | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """`packages` prepares the function's dependencies and returns their layer; `release` gives it back."""
+        """`packages` installs the dependencies and returns their layer; `release` releases the layer."""
         self.manifest = manifest
         self.bindings: OpenBindings | None = None
         self.release = release
-        self._num_open = 0  # requests from when they are taken until their streams have ended, and holds
-        self._objects: Counter[ObjectAddress] = Counter()  # objects with open calls here
+        self._num_open = 0  # requests until their streams have ended, and scopes of `held`
+        self._objects: Counter[ObjectAddress] = Counter()  # objects with open calls in this version
         self.num_asked = self.num_failed = 0
         self.waiters = Waiters(manifest.name, limits.max_waiting)
         self._journal = journal
@@ -91,22 +89,21 @@ class FunctionPool:
         self.isolates = IsolateSet(manifest.name, self.factory, self.reports, self.waiters)
 
     def own(self, bindings: OpenBindings) -> None:
-        """Give the version these bindings, which are closed with it."""
+        """Set the version's bindings, which are closed together with it."""
         self.bindings = bindings
 
     @property
     def is_at_work(self) -> bool:
-        """Tell whether something that it has taken is open: requests, streams, background work.
-        WebSockets are not waited for."""
+        """Tell whether accepted work is open: requests, streams, background work; not WebSockets."""
         return bool(self._num_open) or self.isolates.is_at_work
 
     def is_home_of(self, object: ObjectAddress) -> bool:
-        """Tell whether the object runs here: its instance must not start elsewhere meanwhile."""
+        """Tell whether the object is in use here, so that no other version may start its instance."""
         return object in self._objects or self.isolates.are_at_work_for(object)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Open a scope in which the version is not closed, though it may be replaced."""
+        """Return a scope in which the version stays open, even if it is replaced."""
         self._num_open += 1
         try:
             yield
@@ -116,8 +113,11 @@ class FunctionPool:
     async def ask(
         self, event: frames.FunctionEvent, body: AsyncIterator[bytes] | None = None, *, is_socket: bool = False
     ) -> ExchangeResult:
-        """Have an isolate handle an event; for a Durable Object the oldest, which holds single objects.
-        A repeatable request goes to another isolate if the first one's process was stopped. Raises Fault."""
+        """Send an event to an isolate and return its result. Raises Fault.
+
+        All Durable Objects live in the oldest isolate. A GET or HEAD request is repeated once in another isolate if a signal stopped the first one's
+        process.
+        """
         self.num_asked += 1
         is_repeatable = body is None and _is_repeatable(event)
         while True:
@@ -159,7 +159,7 @@ class FunctionPool:
             await self._packages.install()
             isolate = await (self._acquire(is_socket) if object is None else self._acquire_oldest())
             if is_socket and isolate.work.sockets >= self.factory.limits.sockets:
-                sentence = f"{self.manifest.name!r} has as many WebSockets open as it may"
+                sentence = f"{self.manifest.name!r} has reached its limit of open WebSockets"
                 raise Failure(sentence, code="overloaded", status=503)
             isolate.work.has_objects = isolate.work.has_objects or object is not None
             try:
@@ -172,7 +172,7 @@ class FunctionPool:
                 self.waiters.notify()
 
     async def prepare(self) -> None:
-        """Prepare at deployment: install packages, and import them in a zygote, so that no request waits."""
+        """Install packages and import them in a zygote at deployment, so that no request has to wait for it."""
         try:
             await self._packages.install()
             if not self.waiters.is_closed:
@@ -185,7 +185,7 @@ class FunctionPool:
         await self.isolates.close()
         await self.factory.close()
         if self.bindings is not None:
-            await self.bindings.close()  # this may end functions that it has loaded
+            await self.bindings.close()  # may end dynamic workers that the function loaded
         self.release()
 
     @contextmanager
@@ -205,7 +205,7 @@ class FunctionPool:
             open_ones = [isolate for isolate in usable if isolate.work.load < limits.concurrency]
             may_start = len(usable) < limits.max_isolates and not self.waiters.is_closed
             best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.load), default=None)
-            if is_socket and open_ones:  # sockets stay open for long, so they are spread
+            if is_socket and open_ones:  # WebSockets stay open for long, so they are spread over isolates
                 best = min(open_ones, key=lambda isolate: (isolate.lags, isolate.work.sockets, isolate.work.load))
                 may_start = may_start and (best.work.sockets >= limits.sockets or best.lags)
                 best = best if not may_start else None
@@ -228,7 +228,7 @@ class FunctionPool:
 
 
 def object_of(event: frames.FunctionEvent) -> ObjectAddress | None:
-    """Return the Durable Object that an event is for."""
+    """Return the Durable Object that an event is for; None if it is for none."""
     options = event.options if isinstance(event, frames.FetchEvent | frames.RpcEvent) else {}
     return (str(options["object"]), str(options.get("id", ""))) if "object" in options else None
 
@@ -238,7 +238,7 @@ def _is_repeatable(event: frames.FunctionEvent) -> bool:
 
 
 async def _is_started(isolate: IsolateHandle) -> bool:
-    """Wait until an isolate has started, as one of its requests. Returns whether it can take them."""
+    """Wait until an isolate has started, counted as one of its requests; return whether it is usable."""
     if not isolate.started.is_set():
         isolate.work.num_waiting += 1
         try:

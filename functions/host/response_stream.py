@@ -1,5 +1,7 @@
-"""The stream of an isolate's response, within the limits of its function.
-Close it with `aclose`, even if it was not read."""
+"""The stream of an isolate's response, within the function's limits.
+
+Call `aclose` even if the stream was not read.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -9,21 +11,21 @@ from pilotlight.functions.channel import ChannelClosed, Failure, Inbound
 from pilotlight.functions.host.faults import Fault, fault_of
 from pilotlight.functions.host.limits import FunctionLimits
 
-BURST_S = 0.004  # of the rate: a larger burst would delay all others
+BURST_S = 0.004  # largest burst, as seconds of the rate; longer ones would delay all other streams
 
 
 class StreamingIsolate(Protocol):
-    """The isolate of a stream, as the stream uses it."""
+    """The part of an isolate that its response streams use."""
 
     limits: FunctionLimits
 
     async def sent_chunk(self, size: int, /) -> None:
-        """Count a piece of a stream as an answer, and wait until the next one may be sent."""
+        """Count a chunk of a stream, and wait until the rate allows the next one."""
 
     def stream_failed(self, fault: Fault, /) -> None: ...
 
     async def exit_fault(self) -> Fault:
-        """Return the reason for which it is gone, after the channel has closed."""
+        """Return why the isolate ended; call this once the channel has closed."""
 
 
 class ResponseStream:
@@ -34,7 +36,7 @@ class ResponseStream:
         ends_at: float | None,
         on_end: Callable[["ResponseStream"], None],
     ) -> None:
-        """Open the stream; `ends_at` is None for a WebSocket's, which has no limits of time and size."""
+        """`ends_at` is None for a WebSocket's stream, which has no limits of time and size."""
         self._isolate = isolate
         self._body = body
         self._ends_at = ends_at
@@ -42,8 +44,8 @@ class ResponseStream:
         self._size = 0
         self._is_over = False
         self._why_ended: Fault | None = None
-        self.fault: Fault | None = None  # the reason for which it was cut
-        self.is_whole = False  # it was read to its end
+        self.fault: Fault | None = None  # why the stream broke off
+        self.is_whole = False  # whether it was read to its end
 
     def __aiter__(self) -> "ResponseStream":
         return self
@@ -68,7 +70,8 @@ class ResponseStream:
             self._on_end(self)
 
     def end(self, why: Fault) -> None:
-        """End the stream by the site's decision: send the reason to the reader, and stop the isolate's work."""
+        """End the stream by the site's decision.
+        The reader gets the fault, and the isolate's work is cancelled."""
         self._why_ended = why
         self._body.cancel()
 
@@ -78,7 +81,7 @@ class ResponseStream:
             async with asyncio.timeout_at(self._ends_at):
                 chunk = await self._body.__anext__()
         except TimeoutError:
-            sentence = f"the function's stream has not ended within {limits.wall_s:g} s"
+            sentence = f"the function's stream did not end within {limits.wall_s:g} s"
             raise Fault(sentence, code="wall_time") from None
         except ChannelClosed:
             raise await self._isolate.exit_fault() from None
@@ -93,7 +96,7 @@ class ResponseStream:
 
 
 class StreamThrottle:
-    """A rate that several streams share, with a short burst. Streams above it wait; none is refused."""
+    """A rate limit that several streams share, with a short burst; streams above it wait."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s

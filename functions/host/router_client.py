@@ -1,4 +1,4 @@
-"""The site's client of its router: deployed functions, and models that this site does not have."""
+"""The site's client for its router: deployed functions, and models that this site does not have."""
 
 import time
 import uuid
@@ -19,7 +19,8 @@ CONNECT_S = 5.0
 
 class RouterClient:
     def __init__(self, url: str, key: str, authority: str | None = None) -> None:
-        """`key` signs requests; empty for none. `authority` is the network's own, if it has one."""
+        """`key` signs requests; empty for no signature.
+        `authority` is the file with the network's own CA certificate, if it has one."""
         self._authority = authority
         self.url = url
         self._key = key
@@ -31,7 +32,8 @@ class RouterClient:
         return self._key
 
     async def get(self, path: str) -> bytes:
-        """Raises aiohttp.ClientError, OSError and TimeoutError."""
+        """Return the body of a GET.
+        Raises aiohttp.ClientError (also for a status other than 200), OSError and TimeoutError."""
         async with self.ask("GET", path, timeout_s=TIMEOUT_S) as answer:
             if answer.status != 200:
                 text = (await answer.content.read(2000)).decode(errors="replace")
@@ -47,8 +49,8 @@ class RouterClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a scope with the answer, whose body is still to come.
-        `path`: as it is signed, not encoded. Raises aiohttp.ClientError, OSError and TimeoutError."""
+        """Send a signed request; return a scope with the response, whose body is not read yet.
+        `path` is signed as given, and encoded in the URL. Raises aiohttp.ClientError, OSError and TimeoutError."""
         if self._session is None:
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=client_context(self._authority)))
         hop = Hop(method, path, uuid.uuid4().hex, FOR_ROUTERS)
@@ -66,7 +68,7 @@ class RouterClient:
 
 
 async def whole(answer: aiohttp.ClientResponse) -> bytes:
-    """Raises aiohttp.ClientError, OSError and TimeoutError."""
+    """Return a response's whole body. Raises aiohttp.ClientError, OSError and TimeoutError."""
     data = bytearray()
     async for chunk in answer.content.iter_any():
         data += chunk

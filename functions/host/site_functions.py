@@ -1,7 +1,4 @@
-"""SiteFunctions: all functions of a site, and the services that they reach through their sockets.
-
-These are bindings, each other, and the outside through the egress policy.
-
+"""All functions of a site, and the services that they reach: bindings, each other, and the network.
 
 Use as `async with`. process_supply.py makes their processes.
 """
@@ -37,8 +34,8 @@ from pilotlight.support import background
 log = logging.getLogger("pilotlight.function")
 
 WATCH_S = 0.05
-IDLE_S = 0.2  # longer without requests
-TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # OpenTelemetry's names of triggers
+IDLE_S = 0.2  # added to the pause while there are no requests
+TRIGGERS: dict[type[frames.FunctionEvent], str] = {  # trigger names of OpenTelemetry
     frames.FetchEvent: "http", frames.RpcEvent: "other", frames.QueueEvent: "pubsub", frames.ScheduledEvent: "timer",
     frames.TailEvent: "other",
 }  # fmt: skip
@@ -55,7 +52,7 @@ class Response(NamedTuple):
     stream: AsyncIterator[bytes] | None
 
 
-Trace = Callable[[str, str], AbstractContextManager[object]]  # makes a span for a function's name and its trigger
+Trace = Callable[[str, str], AbstractContextManager[object]]  # opens a tracing span for a function's name and a trigger
 
 
 class SiteFunctions:
@@ -77,24 +74,24 @@ class SiteFunctions:
         trace: Trace | None = None,
     ) -> None:
         """`logs` stores invocations, and is closed at the end.
-        `on_cpu` is called with the CPU time of functions. `trace` is the scope of an invocation."""
+        `on_cpu` is called with a function's name and its CPU seconds. `trace` opens the tracing scope of an invocation."""
         self.limits = limits or FunctionLimits()
         self.pools: dict[str, FunctionPool] = {}
-        self.names: dict[str, str] = {}  # of functions with several versions: the pool that bindings mean
+        self.names: dict[str, str] = {}  # the live pool of each function that has several versions
         self.tails = Tails()
         self.invocations = InvocationLog(self.ask, logs)
         self._trace = trace or (lambda function, trigger: nullcontext())
         self._versions: dict[
             str, list[FunctionPool]
-        ] = {}  # pools by function, with those that are replaced and not closed yet
+        ] = {}  # pools by function, including replaced ones that are not closed yet
         self._open_bindings = open_bindings
         self._on_cpu = on_cpu
         self._egress = Egress(tuple(egress_allow), lambda: tuple(own_ports()))
         self._supply = ProcessSupply((min_tier, max_tier), oci_runtime, state_dir, layer_budget)
         self._zygote_budget = ZygoteBudget(zygotes_mib)
         self._stack = AsyncExitStack()
-        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # pools whose error has been logged
-        self._requested = asyncio.Event()  # there is a request
+        self._unwatched: WeakSet[FunctionPool] = WeakSet()  # pools whose error was logged
+        self._requested = asyncio.Event()  # wakes the watch
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
@@ -103,7 +100,7 @@ class SiteFunctions:
 
     async def __aenter__(self) -> "SiteFunctions":
         async with AsyncExitStack() as stack:
-            apply_priority(0, PriorityClass.INTERACTIVE)  # the loop that carries every request and answer
+            apply_priority(0, PriorityClass.INTERACTIVE)  # the event loop that relays all requests and responses
             stack.callback(apply_priority, 0, PriorityClass.NORMAL)
             stack.push_async_callback(self.invocations.close)
             await stack.enter_async_context(background.running(self.invocations.run, "the log of functions"))
@@ -121,9 +118,11 @@ class SiteFunctions:
         await self._stack.aclose()
 
     def add(self, manifest: Manifest, *, name: str | None = None, layers: tuple[Path, ...] = ()) -> None:
-        """Serve a function from its next request on; it replaces one with the same name.
-        With its own `name` it is one version of the function that the manifest names, and gets queues and clock once it is `live`. `layers` are
-        directories with its packages; without them, its dependencies are installed. Raises ManifestError."""
+        """Serve a function from its next request on; it replaces a pool of the same name.
+
+        If `name` differs from the manifest's, the pool is one version of that function, and gets queues and cron triggers once it is `live`. `layers`
+        are directories with its packages; without them, its dependencies are installed. Raises ManifestError.
+        """
         served = name or manifest.name
         provision = self._supply.provide(served, manifest, layers)
         pool = FunctionPool(
@@ -155,7 +154,7 @@ class SiteFunctions:
             self._zygote_budget.add(pool)
 
     def live(self, function: str, pool: str) -> None:
-        """Make this version the one for bindings, queues and clocks."""
+        """Make a version the live one: bindings, queues and cron triggers then use it."""
         before = self.names.get(function)
         if before == pool:
             return
@@ -166,7 +165,7 @@ class SiteFunctions:
             bindings.stop()
 
     def remove(self, name: str) -> None:
-        """Stop serving a pool. Accepted work runs to its end, for at most `wall_s`."""
+        """Stop serving a pool. Accepted work may finish, for at most `wall_s`."""
         old = self.pools.pop(name, None)
         self.names = {plain: pool for plain, pool in self.names.items() if pool != name}
         if old is not None:
@@ -175,8 +174,7 @@ class SiteFunctions:
             self._keep(self._end(old))
 
     def version(self, function: str) -> FunctionPool:
-        """Return the version that a function's name, or a pool's, means now.
-        Raises Failure with status 404 if there is none."""
+        """Return the pool for a function's or a pool's name. Raises Failure (404) if there is none."""
         pool = self.pools.get(self.names.get(function, function))
         if pool is None:
             sentence = f"this site has no function named {function[:64]!r}"
@@ -191,9 +189,9 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> ExchangeResult:
-        """Have a function, or one of its versions, handle an event, at the site where its object runs.
+        """Send an event to a function or one of its versions; return the result.
 
-        Raises Failure with status 404 if there is no such function, Fault if it failed.
+        An event for a Durable Object goes to the version that runs the object. Raises Failure (404) if there is no such function, Fault if it failed.
         """
         pool = self.version(function) if isinstance(function, str) else function
         if (object := object_of(event)) is not None:
@@ -211,8 +209,8 @@ class SiteFunctions:
         *,
         is_socket: bool = False,
     ) -> Response:
-        """Send a request to a function.
-        With `is_socket` the body is a WebSocket's messages, and so is the stream of a response with the status 101. Raises as `ask` does."""
+        """Send an HTTP request to a function. Raises as `ask` does.
+        With `is_socket`, `body` carries a WebSocket's messages, and so does the stream of a response with status 101."""
         if body is not None:
             options = {**event.options, "websocket": self.limits.socket_message_bytes} if is_socket else event.options
             event = replace(event, streamed=True, options=options)
@@ -220,7 +218,9 @@ class SiteFunctions:
         try:
             response = _response_of(result)
             if response.status == 101 and not (is_socket and response.stream is not None):
-                raise Failure("the function switched protocols without a request", code="wrong_type")
+                raise Failure(
+                    "the function switched protocols although the request did not ask for it", code="wrong_type"
+                )
         except Failure:
             if result.body is not None:
                 await result.body.aclose()
@@ -228,7 +228,7 @@ class SiteFunctions:
         return response
 
     async def static(self, pool: FunctionPool, event: frames.FetchEvent) -> Response | None:
-        """Return the response of a file of the version; None if the function should answer."""
+        """Return the response of a version's asset; None if the function should answer."""
         bindings = pool.bindings
         found = None if bindings is None else await bindings.static(event.method, event.url, event.headers)
         if found is None:
@@ -237,7 +237,7 @@ class SiteFunctions:
         return Response(value["status"], checked_headers(value["headers"]), value.get("body", b""), stream)
 
     async def _answer_subrequest(self, pool: FunctionPool, frame: frames.Request | Dial, body: Inbound | None) -> Any:
-        """Answer a request of an isolate of this version."""
+        """Answer a binding call, a fetch or a connection request of an isolate. Raises Failure."""
         if isinstance(frame, (frames.FetchEvent, Dial)) and not pool.manifest.has_egress:
             raise Failure("this function was loaded without access to the network", code="egress_denied", status=403)
         if isinstance(frame, Dial):
@@ -245,13 +245,13 @@ class SiteFunctions:
         if isinstance(frame, frames.FetchEvent):
             return await self._egress.fetch(frame, body)
         if not isinstance(frame, frames.BindingCall):
-            raise Failure("an isolate cannot ask for this", code="unsupported", status=400)
+            raise Failure("an isolate cannot send this kind of request", code="unsupported", status=400)
         if pool.bindings is None:
             raise Failure(f"the binding {frame.binding!r} is not served here", code="no_binding", status=501)
         return await pool.bindings.answer(frame, body)
 
     def _start(self, pool: FunctionPool) -> None:
-        """Consume a version's queues and run its clock. Raises Failure."""
+        """Start a version's queue consumers and cron triggers. Raises Failure."""
         if pool.bindings is not None:
             pool.bindings.start(partial(self.ask, pool))
 
@@ -269,8 +269,8 @@ class SiteFunctions:
             await asyncio.sleep(WATCH_S)
 
     def _look(self, pool: FunctionPool) -> bool:
-        """Look at one function.
-        Returns whether it has work. An error is logged once and does not end the watch over the others."""
+        """Check one function; return whether it has work.
+        An error is logged once and does not stop the checks of other functions."""
         try:
             is_busy = pool.isolates.watch()
             self._tell_cpu(pool)
@@ -319,7 +319,7 @@ class SiteFunctions:
 
 
 def _response_of(result: ExchangeResult) -> Response:
-    """Check an isolate's response. Raises Failure."""
+    """Check an isolate's response and convert it. Raises Failure."""
     value = result.value
     try:
         status, headers, body = value["status"], value["headers"], value.get("body", b"")
@@ -327,5 +327,5 @@ def _response_of(result: ExchangeResult) -> Response:
         if not isinstance(status, int) or not (status == 101 or 200 <= status <= 599) or not isinstance(body, bytes):
             raise TypeError
     except (TypeError, KeyError, ValueError, AttributeError):
-        raise Failure("the function's response cannot be read", code="wrong_type") from None
+        raise Failure("the function's response is malformed", code="wrong_type") from None
     return Response(status, pairs, body, result.body)

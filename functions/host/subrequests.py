@@ -1,7 +1,4 @@
-"""Requests of a function to the runtime, counted against the request that makes them.
-
-These are binding calls and fetches.
-"""
+"""Count a function's requests to the runtime (binding calls, fetches, connections) per request."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -11,15 +8,12 @@ from pilotlight.functions.channel import Failure, Inbound, StreamingReply, frame
 from pilotlight.functions.host.isolates.isolate_work import IsolateWork
 from pilotlight.wire.tracing import CURRENT, Parent
 
-OUTSIDE = -1  # output without a request
-OUTSIDE_S = 1.0  # period in which an isolate without an open request may make as many subrequests as a request, for WebSockets of hours
+OUTSIDE = -1  # id for work outside of requests
+OUTSIDE_S = 1.0  # period in which an isolate without an open request may make as many subrequests as one request may
 
 
 class Dial(NamedTuple):
-    """A request for a connected TCP socket or, without `connects`, for the addresses of a name.
-
-    It crosses no channel.
-    """
+    """A request for a TCP connection or, without `connects`, for the addresses of a name."""
 
     host: str
     port: int
@@ -32,31 +26,31 @@ SubrequestHandler = Callable[[frames.Request | Dial, Inbound | None], Awaitable[
 
 class Subrequests:
     def __init__(self, handler: SubrequestHandler, limit: int, work: IsolateWork) -> None:
-        """`limit`: subrequests of one request."""
+        """`limit` is the number of subrequests that one request may make."""
         self._handler = handler
         self._limit = limit
         self._work = work
-        self._counts: dict[int, int] = {}  # by request
-        self._parents: dict[int, Parent] = {}  # parent spans by request; empty if nothing is traced
+        self._counts: dict[int, int] = {}  # subrequests by request
+        self._parents: dict[int, Parent] = {}  # parent spans by request; empty without tracing
         self._outside_since = 0.0
 
     async def answer(self, frame: frames.Request, body: Inbound | None) -> Any:
         """Answer a subrequest. Raises Failure."""
         within = getattr(frame, "within", OUTSIDE)
         self._count(within)
-        CURRENT.set(self._parents.get(within, {}))  # each is answered in its own task
+        CURRENT.set(self._parents.get(within, {}))  # each subrequest is answered in a separate task
         answer = await self._handler(frame, body)
         if isinstance(answer, StreamingReply) or not isinstance(answer, tuple):
             return answer
         return StreamingReply(*answer)
 
     async def dial(self, wanted: Dial) -> Any:
-        """Connect, or resolve, for the function. Raises Failure and OSError."""
+        """Connect, or resolve a name, for the function. Raises Failure and OSError."""
         self._count(wanted.within)
         return await self._handler(wanted, None)
 
     def begin(self, id: int) -> None:
-        """Record whose work a request's subrequests are a part of."""
+        """Record the tracing span that a request's subrequests belong to."""
         if parent := CURRENT.get():
             self._parents[id] = parent
 
@@ -65,7 +59,7 @@ class Subrequests:
         self._parents.pop(id, None)
 
     def _count(self, within: int) -> None:
-        if within not in self._work.requests:  # background work after a response, or a false claim
+        if within not in self._work.requests:  # background work after a response, or a wrong id
             within = next(iter(self._work.requests), OUTSIDE)
             if within == OUTSIDE and (now := asyncio.get_running_loop().time()) - self._outside_since > OUTSIDE_S:
                 self._outside_since, self._counts[OUTSIDE] = now, 0

@@ -1,6 +1,6 @@
-"""Output of functions for followers.
+"""Live output of functions for followers.
 
-Each follower has a short queue; one that is too slow misses lines and gets a note.
+Each follower has a bounded queue; a follower that is too slow misses lines and gets a note about it.
 """
 
 import asyncio
@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import NamedTuple
 
-MAX_FOLLOWERS = 16  # of one function
-MAX_WAITING = 1000  # lines
+MAX_FOLLOWERS = 16  # per function
+MAX_WAITING = 1000  # lines queued per follower
 
 
 class Line(NamedTuple):
@@ -30,14 +30,16 @@ class Tails:
             if queue.full():
                 while not queue.empty():
                     queue.get_nowait()
-                queue.put_nowait(Line(line.at_s, f"({MAX_WAITING} lines were left out: they were not read in time)"))
+                queue.put_nowait(
+                    Line(line.at_s, f"({MAX_WAITING} lines were dropped, because they were not read in time)")
+                )
             queue.put_nowait(line)
 
     def is_full(self, function: str) -> bool:
         return function in self._followers and len(self._followers[function]) >= MAX_FOLLOWERS
 
     async def follow(self, function: str) -> AsyncGenerator[Line, None]:
-        """Iterate over lines from now on, until the reader leaves."""
+        """Yield lines of output from now on, until the generator is closed."""
         queue: asyncio.Queue[Line] = asyncio.Queue(MAX_WAITING)
         self._followers[function].append(queue)
         try:

@@ -1,4 +1,4 @@
-"""Requests that wait for a free isolate: their limit, and their wake-up."""
+"""Requests that wait for a free isolate: limits their number and wakes them up."""
 
 import asyncio
 
@@ -15,8 +15,8 @@ class Waiters:
         self._freed = asyncio.Event()
 
     async def wait(self, most_s: float | None = None) -> None:
-        """Wait until something has changed, or for so long.
-        Raises Failure if as many wait already as may, and Fault once it is closed."""
+        """Wait until `notify`, or for `most_s` seconds.
+        Raises Failure if too many wait already, Fault if the version is being replaced."""
         if self.is_closed:
             raise Fault(f"the function {self._function!r} is being replaced", code="closing")
         if self.count >= self._most:
@@ -32,7 +32,7 @@ class Waiters:
             self.count -= 1
 
     def close(self) -> None:
-        """Refuse new waiters."""
+        """Refuse requests that would wait from now on."""
         self.is_closed = True
 
     def notify(self) -> None:

@@ -1,1 +1,1 @@
-"""The functions' HTTP endpoints at a site."""
+"""The HTTP endpoints of functions at a site."""

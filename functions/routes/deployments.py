@@ -1,8 +1,7 @@
-"""Requests of a router to a site about deployed functions.
+"""A router's requests to a site about deployed functions.
 
-Try a version, serve it, stream a function's output, find its invocations.
-
-All are signed if the network has a secret. Output may be private, so without a secret it needs the deploy token.
+Try a version, confirm that it is served, stream a function's output, find its invocations. Requests are signed if the network has a secret. Output
+may be private, so without a secret a request needs the deploy token.
 """
 
 import os
@@ -60,10 +59,10 @@ class FunctionDeploymentRoutes:
         return json_response(encode(await deployed.served(wanted.name, wanted.revision)))
 
     async def _wanted(self, request: Request, kind: type[WantedT]) -> tuple[DeployedFunctions, WantedT]:
-        """Read a router's request.
-        Raises ApiError if the sender is not a router, or the request is invalid here."""
+        """Check and decode a router's request.
+        Raises ApiError if the sender is not a router, the site serves no deployed functions, or the body is invalid."""
         if (self._hop_secret or self._token) and not self._is_from_router(request.scope):
-            raise ApiError("forbidden", "a version is tried and served for one of the network's routers only")
+            raise ApiError("forbidden", "only the network's routers may try and serve versions")
         if self._served.deployed is None:
             raise ApiError("not_found", "this site serves no deployed functions: its file has no functions.deployments")
         return self._served.deployed, await read_json(
@@ -72,20 +71,21 @@ class FunctionDeploymentRoutes:
 
     async def tail(self, request: Request) -> Response:
         if not self._is_from_router(request.scope):
-            raise ApiError("forbidden", "a function is followed through one of the network's routers only")
+            raise ApiError("forbidden", "a function can be followed only through the network's routers")
         name, tails = request.path_params["name"], self._served.functions.tails
         if tails.is_full(name):
-            raise ApiError("overloaded", "too many follow this function already", retry_after_s=5)
+            raise ApiError("overloaded", "too many clients follow this function already", retry_after_s=5)
         return _Tail(tails, name, self._site)
 
     async def logs(self, request: Request) -> Response:
         if not self._is_from_router(request.scope):
-            raise ApiError("forbidden", "a function's log is read through one of the network's routers only")
+            raise ApiError("forbidden", "a function's log can be read only through the network's routers")
         query = await read_json(request, LogQuery, MAX_BODY, "the body is not a valid request of a router")
         return json_response(encode(await kept_invocations(self._served, query, self._site)))
 
     def _is_from_router(self, scope: Scope) -> bool:
-        """Tell whether a router signed the request: with the network's secret, or else the deploy token."""
+        """Tell whether a router signed the request.
+        The key is the network's secret or, without one, the deploy token."""
         if self._hop_secret is not None or not self._token:
             return bool(scope.get(GENUINE_HOP, False))
         id, signature = header(scope, REQUEST_ID) or "", header(scope, HOP) or ""
@@ -97,7 +97,7 @@ async def kept_invocations(served: ServedFunctions, query: LogQuery, site: str) 
     try:
         found = await served.functions.invocations.find(query)
     except (sqlite3.Error, DatabaseError) as error:
-        raise ApiError("overloaded", f"the log cannot be read now: {error}", retry_after_s=5) from None
+        raise ApiError("overloaded", f"the log cannot be read: {error}", retry_after_s=5) from None
     return [replace(invocation, site=site) for invocation in found]
 
 
@@ -106,7 +106,7 @@ def deployment_routes(served: ServedFunctions, hop_secret: str | None, site: str
 
 
 class _Tail(Response):
-    """A stream of a function's output, until the client disconnects."""
+    """Streams a function's output until the client disconnects."""
 
     def __init__(self, tails: Tails, name: str, site: str) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _Tail(Response):
 
 
 async def events_of(tails: Tails, name: str, site: str) -> AsyncGenerator[bytes, None]:
-    """Iterate over a function's output at this site, as events: {"site", "at_s", "line"}."""
+    """Yield a function's output at this site as server-sent events: {"site", "at_s", "line"}."""
     yield b": following\n\n"
     async with aclosing(tails.follow(name)) as lines:
         async for line in lines:

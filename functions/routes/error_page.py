@@ -1,6 +1,6 @@
-"""The page that a browser gets from a failed function.
+"""The error page for browsers when a function fails.
 
-It shows the error's sentence and, if the site shows errors, the author's part of the traceback.
+It shows the error's message and, if the site shows errors, the author's part of the traceback.
 """
 
 from html import escape
@@ -20,7 +20,7 @@ pre {{ overflow-x: auto; padding: 1rem; border: 1px solid; border-radius: 4px }}
 
 
 def wants_page(scope: Scope) -> bool:
-    """Tell whether the client is a navigating browser: it accepts HTML."""
+    """Tell whether the client is a browser that loads a page: it accepts HTML."""
     return "text/html" in (header(scope, "accept") or "")
 
 

@@ -1,7 +1,7 @@
-"""/fn/NAME/PATH: a request to a function, streamed in both directions, or a WebSocket.
-The client's leaving cancels the function's work.
+"""/fn/NAME/PATH: HTTP requests and WebSockets to a function, streamed in both directions.
 
-The function sees itself at its host's root, as on the platform it may have been written for; where it hangs is in x-pilotlight-prefix.
+If the client disconnects, the function's work is cancelled. The function sees its URL at the root of its host, as on the platform; the header
+x-pilotlight-prefix has the path below which it is served.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from pilotlight.wire.hop.headers import (
 )
 from pilotlight.wire.http.asgi import header, response_start, send_json
 
-BODY_IN_ONE = 64 << 10  # a body that is announced as small goes along with its request
+BODY_IN_ONE = 64 << 10  # a smaller body with a known length is sent together with its request
 LIMITS = frozenset({"cpu_time", "memory", "blocked", "wall_time", "start_time", "response_too_large"})
 MIB = 1 << 20
 STUCK_S = 0.25
@@ -49,19 +49,20 @@ log = logging.getLogger("pilotlight.function")
 
 
 class AdmissionGate(Protocol):
-    """The site's permits (runtime/generation/admission.py)."""
+    """The part of the site's admission (runtime/generation/admission.py) that functions use."""
 
     def permit(self) -> AbstractContextManager[Any]:
-        """Take a permit for one request. Raises ApiError if there is none."""
+        """Return a scope with a permit for one request. Raises ApiError if there is none."""
 
     def attachment(self) -> AbstractContextManager[None]:
-        """Register an open WebSocket, which needs no permit but delays a drain."""
+        """Return a scope for an open WebSocket, which needs no permit but delays a drain."""
 
     async def until_draining(self) -> None: ...
 
 
 class FunctionRoute:
-    """An ASGI application. `name` is the function for every path; None to take it from the path."""
+    """An ASGI application that sends requests to functions.
+    `name` is the function for every path; None takes the name from the path."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class FunctionRoute:
             await self._exchange(scope, receive, send)
 
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a WebSocket: a request until it is open, and then no request's place is taken by it."""
+        """Serve a WebSocket. It holds a request's permit only until it is open."""
         await receive()  # websocket.connect
         relay = SocketRelay(receive, send, self._functions.limits)
         with self._admission.permit():
@@ -98,7 +99,7 @@ class FunctionRoute:
                 await relay.run(stream, self._admission.until_draining())
 
     async def _switched(self, scope: Scope, messages: AsyncIterator[bytes], send: Send) -> AsyncIterator[bytes] | None:
-        """Return the messages of a function that accepted the socket; None if the client was answered."""
+        """Open the function's WebSocket and return its messages; None if the client got another response."""
         name, answer = self._name or scope["path_params"]["name"], answering(scope, send)
         try:
             version, event = await self._served.version_of(name, scope), self._event(scope, name, "GET")
@@ -119,7 +120,7 @@ class FunctionRoute:
         name = self._name or scope["path_params"]["name"]
         body = await self._body(scope, receive)
         watching: asyncio.Future[None] | None = None
-        if isinstance(body, bytes):  # a stream's end watches for the disconnect itself
+        if isinstance(body, bytes):  # otherwise the end of the body's stream starts the watch
             watching = asyncio.ensure_future(_until_gone(receive))
         work = asyncio.ensure_future(self._answer(name, scope, body, send))
         if isinstance(body, UploadStream):
@@ -141,7 +142,7 @@ class FunctionRoute:
             version = await self._served.version_of(name, scope)
             whole, stream = (body, None) if isinstance(body, bytes) else (b"", aiter(body))
             event = self._event(scope, name, scope["method"], whole)
-            with version.held():  # it may be replaced while a file is looked for
+            with version.held():  # it may be replaced while the file is opened
                 response = await self._functions.static(version, event)
                 if response is not None and self._is_below(scope):
                     response = _below(response, f"/fn/{name}")
@@ -152,38 +153,35 @@ class FunctionRoute:
             await _send(self._told(response, name, scope), scope["method"], sending)
         except Fault as fault:
             if started:
-                raise AnswerCut from None  # the server closes the connection, so the client sees that the response is incomplete
+                # the server then closes the connection, so the client sees that the response is incomplete
+                raise AnswerCut from None
             await self._tell(fault, scope, send)
         except Failure as failure:
             if started:
-                log.warning("an answer of %s was cut off: %s", name, failure.message)
+                log.warning("a response of %s was cut off: %s", name, failure.message)
                 raise AnswerCut from None
             raise _refusal(failure) from None
 
     def _event(self, scope: Scope, name: str, method: str, body: bytes = b"") -> FetchEvent:
-        """Return the request as the function sees it."""
+        """Return the request as an event for the function."""
         headers = _headers(scope, self._is_below(scope), name)
         return FetchEvent(UNNUMBERED, method, self._url(scope, name), headers, body, options={"cf": _cf(scope)})
 
     def _is_below(self, scope: Scope) -> bool:
-        """Tell whether the client reaches the function below /fn/NAME, on a shared host.
-
-        Only a router's header is trusted.
-        """
+        """Tell whether the client reaches the function at /fn/NAME on a shared host.
+        Only a router's header is trusted."""
         is_at_own_host = scope.get(GENUINE_HOP, False) and header(scope, OWN_HOST) is not None
         return self._name is None and not is_at_own_host
 
     def _told(self, response: Response, name: str, scope: Scope) -> Response:
-        """Return the response with its headers confined to the function's path, where others share the host."""
+        """Return the response; on a shared host, its headers are confined to the function's path."""
         if not self._is_below(scope):
             return response
         return response._replace(headers=confined_headers(response.headers, f"/fn/{name}"))
 
     async def _tell(self, fault: Fault, scope: Scope, send: Send) -> None:
-        """Send the client an error of the function.
-
-        The reason goes to the author, and to the client only if the site shows errors.
-        """
+        """Send the client an error response.
+        The client gets the reason only if the site shows errors; the author gets it in any case."""
         word = "function_limit" if fault.code in LIMITS else "function_failed"
         sentence = (
             f"{fault.name}: {fault.message}" if self._show_errors else "the function failed; its log has the reason"
@@ -223,7 +221,7 @@ class FunctionRoute:
 
 
 class UploadStream:
-    """A request's body as it arrives, and its client's disconnect."""
+    """A request's body as it arrives; also notices the client's disconnect."""
 
     def __init__(self, receive: Receive, limit: int) -> None:
         self._receive = receive
@@ -235,7 +233,7 @@ class UploadStream:
         self._taking = asyncio.Lock()
 
     async def until_gone(self) -> None:
-        """Return when the client has disconnected. Does not listen while the body arrives."""
+        """Wait until the client disconnects. While the body arrives, its reader notices the disconnect."""
         reading = asyncio.ensure_future(self._read.wait())
         gone = asyncio.ensure_future(self._gone.wait())
         try:
@@ -273,10 +271,10 @@ class UploadStream:
         return message
 
     def beside(self, send: Send) -> Send:
-        """Return a `send` for a response to a client that is still sending.
+        """Return a `send` for a response to a client whose body is still arriving.
 
-        A client that does not read fills both directions, and its disconnect is queued after its body, which is not read. So while the response is
-        stuck, a bounded part of the body is read ahead.
+        A client that does not read its response may fill both directions; its disconnect is then queued after unread parts of its body. So while
+        `send` is stuck, a limited part of the body is read ahead.
         """
 
         async def sending(message: Message) -> None:
@@ -302,14 +300,12 @@ class UploadStream:
             if message["type"] == "http.disconnect":
                 return self._gone.set()
             if not message.get("more_body", False):
-                return  # the task that watches for the disconnect reads the rest
+                return  # the task that waits for the disconnect reads the rest
 
 
 class _Rest(Convertor[str]):
-    """The whole rest of a path.
-
-    Starlette's `path` ends before a line feed, which a client may well send to a function.
-    """
+    """A path convertor for the whole rest of a path.
+    Starlette's `path` ends at a line feed, which a client may send."""
 
     regex = "(?s:.*)"
 
@@ -331,12 +327,12 @@ def function_routes(served: ServedFunctions, admission: AdmissionGate) -> list[B
 
 
 def at_paths(route: FunctionRoute, *paths: str) -> list[BaseRoute]:
-    """Requests of every method, and WebSockets."""
+    """Return routes for requests of all methods and for WebSockets."""
     return [kind(path, route) for kind in (Route, WebSocketRoute) for path in paths]
 
 
 async def _send(response: Response, method: str, send: Send) -> None:
-    # A HEAD request gets no stream: only the function knows its length.
+    # The length of a HEAD response is the function's to declare: it has no body to count.
     is_untold = response.stream is not None or (method == "HEAD" and not response.body)
     dropped = (REQUEST_ID,) if is_untold else ("content-length", REQUEST_ID)
     headers = [pair for pair in response.headers if pair[0] not in dropped]
@@ -373,7 +369,7 @@ async def _accept(response: Response, scope: Scope, send: Send) -> None:
 
 
 def _below(response: Response, prefix: str) -> Response:
-    """Rewrite a file's redirect to the path at which the files are mounted."""
+    """Add the prefix below which the files are served to the location of an asset's redirect."""
     return response._replace(
         headers=[
             (key, prefix + value if key == "location" and value.startswith("/") and value[:2] != "//" else value)
@@ -383,7 +379,7 @@ def _below(response: Response, prefix: str) -> Response:
 
 
 def _origin(scope: Scope) -> str:
-    """Return scheme and host as the client named them; for a router's request, as the router reports them."""
+    """Return the scheme and host that the client used, as the router reports them for its requests."""
     told = header(scope, CLIENT_ORIGIN) if scope.get(GENUINE_HOP, False) else None
     if told is not None and not told.endswith("://"):
         return told
@@ -407,7 +403,7 @@ def _headers(scope: Scope, is_below: bool, name: str) -> list[tuple[str, str]]:
 
 
 def _cf(scope: Scope) -> dict[str, str]:
-    """Return the request's path through the network: the site and, from a router, the client's location."""
+    """Return fields of `request.cf`: the site, the HTTP version and, from a router, the client's location."""
     name = str(scope.get(SITE_NAME, ""))
     known = {"colo": "".join(filter(str.isalpha, name)).upper(), "httpProtocol": f"HTTP/{scope['http_version']}"}
     place = header(scope, CLIENT_GEO) if scope.get(GENUINE_HOP, False) else None

@@ -1,4 +1,4 @@
-"""A site's stores for operators: GET STORES_PATH lists them, POST reads a page.
+"""Read-only access to a site's stores for operators: GET STORES_PATH lists them, POST returns a page.
 
 Only routers that share a secret with the site may ask.
 """
@@ -40,7 +40,7 @@ class StoreRoutes:
         return await asyncio.to_thread(list_stores, self._state_dir)
 
     async def read(self, query: StoreQuery) -> StorePage:
-        """Raises ApiError."""
+        """Return a page of a store as JSON. Raises ApiError."""
         try:
             return await asyncio.to_thread(read_page, self._state_dir, query)
         except NoStoreError as error:

@@ -1,4 +1,4 @@
-"""`import asgi`, as older functions have it: the module is `workers.asgi`."""
+"""`import asgi`, the name that older functions use for `workers.asgi`."""
 
 from workers.asgi import Options, fetch, request_to_scope, run_in_background
 

@@ -1,10 +1,8 @@
-"""TCP for a process that may open no sockets.
+"""TCP connections for a process that may not open sockets: the runtime opens them and passes them on.
 
-The runtime connects, by its egress policy, and hands over the connection.
-
-`socket.socket` is replaced by a class whose `connect` asks the runtime, and names are resolved there, too; so whatever speaks over Python's sockets
-works (`ssl`, asyncio, requests, urllib3, httpx, aiohttp, database drivers). Imported before `ssl` and asyncio are, whose classes build on it. Knows
-nothing of functions.
+The runtime applies its egress policy. Here `socket.socket` is replaced by a class whose `connect` asks the runtime, which also resolves names. So
+everything that is built on Python's sockets works: `ssl`, asyncio, requests, urllib3, httpx, aiohttp, database drivers. Import this before `ssl` and
+asyncio, whose classes derive from `socket.socket`. Independent of functions.
 """
 
 import _socket
@@ -17,26 +15,26 @@ from typing import Any
 
 import msgspec
 
-ANSWER_S = 30.0  # for the runtime to resolve and connect, with its own deadlines
+ANSWER_S = 30.0  # time for the runtime to resolve and connect; it has shorter time limits
 MAX_NAMES = 1024  # addresses whose names are remembered
 _System = socket.socket
 _getaddrinfo = socket.getaddrinfo
-_names: dict[str, str] = {}  # names by resolved address: the runtime checks names, and resolves them itself
+_names: dict[str, str] = {}  # names by resolved address: the runtime gets the name, and checks and resolves it again
 _broker: socket.socket | None = None
-_within: Callable[[], int] = int  # returns the id of the current request; `use` sets it
+_within: Callable[[], int] = int  # returns the id of the request being handled; set by `use`
 
 
 class SocketQuestion(msgspec.Struct, frozen=True):
-    """One packet to the runtime, with a socket for the answer."""
+    """A request to the runtime; a socket for the reply is passed along."""
 
     host: str
     port: int
-    within: int = -1  # the request that makes it
-    connects: bool = True  # False to resolve the name only
+    within: int = -1  # id of the request that opens the connection
+    connects: bool = True  # false to only resolve the name
 
 
 class SocketAnswer(msgspec.Struct, frozen=True):
-    """A request's result, with the connected socket, if any."""
+    """The runtime's reply; the connected socket, if any, is passed along."""
 
     error: str = ""
     errno: int = 0
@@ -45,9 +43,7 @@ class SocketAnswer(msgspec.Struct, frozen=True):
 
 class BrokeredSocket(_System):
     """A TCP socket that the runtime connects.
-
-    Sockets of other kinds, or made from a descriptor, are Python's own.
-    """
+    Other kinds of sockets, and sockets made from a descriptor, behave as Python's own."""
 
     def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
         self._is_brokered = fileno is None and _broker is not None and family in (-1, socket.AF_INET, socket.AF_INET6)
@@ -85,7 +81,7 @@ class BrokeredSocket(_System):
         return 0
 
     def setsockopt(self, *arguments: Any) -> None:
-        """Do nothing for a brokered socket, whose options the runtime has set."""
+        """Ignore options of a brokered socket, which the runtime sets itself."""
         if not self._is_brokered:
             super().setsockopt(*arguments)
 
@@ -101,7 +97,7 @@ class BrokeredSocket(_System):
 def getaddrinfo(
     host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0
 ) -> list[tuple[Any, ...]]:
-    """Resolve as `socket.getaddrinfo` does, by asking the runtime."""
+    """Resolve a name through the runtime; same parameters and result as `socket.getaddrinfo`."""
     text = host.decode() if isinstance(host, bytes) else host
     if _broker is None or text is None or _is_address(text):
         return _getaddrinfo(host, port, family, type or socket.SOCK_STREAM, proto, flags | socket.AI_NUMERICHOST)
@@ -130,7 +126,7 @@ def gethostbyname(host: str) -> str:
 
 
 def install() -> None:
-    """Replace the functions that make sockets. Without a broker (`use`) they stay unchanged."""
+    """Replace the functions that create sockets. They behave as before until `use` is called."""
     socket.socket = BrokeredSocket  # type: ignore[misc]
     socket.getaddrinfo = getaddrinfo
     socket.gethostbyname = gethostbyname
@@ -151,20 +147,21 @@ def install_in_asyncio() -> None:
 
 
 def use(fd: int, within: Callable[[], int]) -> None:
-    """Ask the runtime at this socket from now on; `within` gives the request that is being answered."""
+    """Send requests to the runtime over the socket `fd`.
+    `within` returns the id of the request that the function is handling."""
     global _broker, _within
     _broker, _within = _System(fileno=fd), within
 
 
 def _placeholder() -> int:
-    """Return a descriptor whose number the connection takes over."""
+    """Return a descriptor whose number the connection will get."""
     one, other = _socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     other.close()
     return one.detach()
 
 
 def _asked(host: str, port: int, timeout_s: float, *, connects: bool) -> tuple[SocketAnswer, int | None]:
-    """Ask the runtime, and wait for its answer and the connection. Raises OSError."""
+    """Send a request to the runtime; return its reply and the connection, if any. Raises OSError."""
     assert _broker is not None
     question = SocketQuestion(_names.get(host, host), port, _within(), connects)
     ours, theirs = (_System(fileno=each.detach()) for each in _socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -175,7 +172,7 @@ def _asked(host: str, port: int, timeout_s: float, *, connects: bool) -> tuple[S
         ours.settimeout(min(timeout_s, ANSWER_S))
         data, fds, _, _ = socket.recv_fds(ours, 64 << 10, 1)
     if not data:
-        raise ConnectionError(errno.ECONNABORTED, "the runtime has not answered")
+        raise ConnectionError(errno.ECONNABORTED, "the runtime did not answer")
     return msgspec.msgpack.decode(data, type=SocketAnswer), (fds[0] if fds else None)
 
 

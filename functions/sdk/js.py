@@ -1,6 +1,6 @@
-"""JavaScript names for functions: `Object.fromEntries`, `JSON`, `console`, and those of the SDK.
+"""The names of JavaScript that functions may import: `Object`, `JSON`, `console`, those of the SDK ...
 
-Other names are refused with a sentence, because there is no JavaScript engine.
+Other names raise ImportError with an explanation, because there is no JavaScript engine.
 """
 
 import asyncio as _asyncio
@@ -139,7 +139,7 @@ class Array(Items):
         return len(self)
 
 
-setattr(Array, "from", staticmethod(lambda values, *_: Items(as_record(list(values)))))  # a word of Python's
+setattr(Array, "from", staticmethod(lambda values, *_: Items(as_record(list(values)))))  # `from` is a keyword in Python
 
 
 class Map(dict[Any, Any]):
@@ -197,7 +197,7 @@ class ArrayBuffer(Buffer):
 
 
 class Promise:
-    """Promises: an awaitable is one, and these methods gather several."""
+    """The static methods of Promise; any awaitable counts as a promise."""
 
     @staticmethod
     async def resolve(value: Any = None) -> Any:
@@ -233,7 +233,7 @@ class Promise:
 
 
 def Number(value: Any = 0) -> int | float:
-    """Convert to a number, as JavaScript does with text."""
+    """Convert to a number as JavaScript does; NaN if that is impossible."""
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""`import wsgi`, as older functions have it: the module is `workers.wsgi`."""
+"""`import wsgi`, the name that older functions use for `workers.wsgi`."""
 
 from workers.wsgi import Options, build_environ, fetch
 

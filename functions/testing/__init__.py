@@ -1,1 +1,1 @@
-"""Tests by authors of functions: a function with its bindings in real isolates, one test at a time."""
+"""Support for authors' tests: serve a function with its bindings in real isolates."""

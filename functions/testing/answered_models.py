@@ -1,7 +1,4 @@
-"""Models for tests: the test defines the answers of an AI binding.
-
-No weights are loaded, and nothing is computed.
-"""
+"""Models for tests: the test provides the answers of an AI binding. No weights are loaded."""
 
 import inspect
 import json
@@ -12,11 +9,11 @@ from pilotlight.functions.inference import InferenceResponse
 from pilotlight.wire.hop.usage import ResourceUse
 
 Answer = Callable[[str, dict[str, Any]], Any]
-"""Of a model's name and its inputs: the result, as a dict, a text, or pieces of one; it may be awaitable."""
+"""Maps a model's name and its inputs to the result: a dict, a text, or chunks of a text; it may be awaitable."""
 
 
 class AnsweredModels:
-    """Inference by a function of the test's."""
+    """Implements `Inference` by a function of the test."""
 
     def __init__(self, answer: Answer | None) -> None:
         self._answer = answer
@@ -30,7 +27,7 @@ class AnsweredModels:
     async def run(self, account: str, model: str, inputs: bytes, headers: Mapping[str, str]) -> InferenceResponse:
         asked = json.loads(inputs)
         if self._answer is None:
-            sentence = f"the test defines no answer of {model}: give the worker ai=lambda model, inputs: ..."
+            sentence = f"the test provides no answers for {model}: give the worker ai=lambda model, inputs: ..."
             body = {"success": False, "result": {}, "messages": [], "errors": [{"code": 5007, "message": sentence}]}
             return InferenceResponse(400, [], json.dumps(body).encode())
         answer = self._answer(model, asked)

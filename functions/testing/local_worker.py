@@ -1,8 +1,7 @@
-"""LocalWorker: a folder's function served for a test, by the same isolates and bindings as at a site.
+"""Serves a folder's function for a test, with the same isolates and bindings as at a site.
 
-Its state is private to the test. It runs beside the test in a thread with an event loop, so that a test may be a plain function: `fetch` sends it a
-request over HTTP, `env` has its bindings with the methods that the function itself calls, `run` awaits them. Queues, alarms and crons use a clock
-that the test moves.
+Its state is private to the test. It runs in a thread with an event loop, so a test may be a plain function. `fetch` sends a request over HTTP; `env`
+has the bindings with the methods that the function itself calls; `run` awaits those calls. Queues, alarms and crons use a clock that the test moves.
 """
 
 import asyncio
@@ -39,20 +38,20 @@ from pilotlight.wire.http.listen import bind, url_of
 from pilotlight.wire.http.server import Server
 
 SDK = Path(__file__).parents[1] / "sdk"
-START_S = 330.0  # packages have 300 s to be installed
-WAIT_S = 60.0  # for anything that a test waits for
+START_S = 330.0  # installing packages may take 300 s
+WAIT_S = 60.0  # limit for everything that a test waits for
 LOOK_S = 0.02
 T = TypeVar("T")
 
 
 class FunctionFailed(Exception):
-    """The function failed, with its traceback."""
+    """The function failed; the message has its traceback."""
 
 
 @dataclass(frozen=True)
 class WorkerResponse:
     status: int
-    headers: Mapping[str, str]  # of several of one name the first
+    headers: Mapping[str, str]  # the first value if a name occurs several times
     content: bytes
 
     @property
@@ -65,16 +64,16 @@ class WorkerResponse:
 
 @dataclass(frozen=True)
 class QueueOutcome:
-    """The decision of a `queue` handler, by the messages' positions in the batch."""
+    """The decisions of a `queue` handler, by the messages' positions in the batch."""
 
     acked: list[int]
-    retried: dict[int, float | None]  # message and its delay in seconds; None for the consumer's setting
+    retried: dict[int, float | None]  # delay in seconds by message; None for the consumer's default
 
 
 class TestClock(Clock):
-    """The machine's clock plus the seconds that the test has added."""
+    """The machine's clock plus the seconds by which the test has advanced it."""
 
-    __test__ = False  # pytest takes it for a test by its name
+    __test__ = False  # otherwise pytest would collect it because of its name
     look_s = LOOK_S
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class TestClock(Clock):
 
 
 class LocalWorker:
-    """Use as `with`, in any program, or by the fixtures `worker` and `make_worker`."""
+    """A function that is served for a test: use as `with`, or by the fixtures `worker` and `make_worker`."""
 
     def __init__(
         self,
@@ -100,8 +99,9 @@ class LocalWorker:
     ) -> None:
         """Serve the function of `directory`.
 
-        `state` is the folder for the bindings' data; without it data is deleted at the end. `layers` is a folder of installed packages that
-        several workers share; without it each installs its own."""
+        `state` is the folder for the bindings' data; by default a temporary one. `layers` is a folder of installed packages that workers share;
+        without it each installs its own.
+        """
         self._manifest = _for_tests(load_manifest(directory, environment), vars or {})
         self._others = [_for_tests(load_manifest(each), {}) for each in services]
         self._state, self._layers = state, layers
@@ -139,7 +139,8 @@ class LocalWorker:
         self._loop = None
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await what `env` gives, as `worker.run(worker.env.KV.get("key"))`. Raises what it raises."""
+        """Await a call of `env`:
+        `worker.run(worker.env.KV.get("key"))`; return its result or raise its exception."""
         return self._run(work, WAIT_S)
 
     def _run(self, work: Awaitable[T], limit_s: float) -> T:
@@ -151,7 +152,7 @@ class LocalWorker:
                     return await work
             except TimeoutError:
                 if limit.expired():
-                    raise TimeoutError(f"{self._manifest.name} was waited for {limit_s:g} s") from None
+                    raise TimeoutError(f"{self._manifest.name} took more than {limit_s:g} s") from None
                 raise
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
@@ -168,12 +169,11 @@ class LocalWorker:
         json: Any = None,
     ) -> WorkerResponse:
         """Send a request.
-
-        Redirects are not followed; a function that fails is a response with the status 500 and its traceback."""
+        Redirects are not followed. If the function fails, the response has status 500 and its traceback."""
         return self.run(self._fetched(path, method, dict(headers or {}), body, json))
 
     def scheduled(self, cron: str = "* * * * *", at_s: float | None = None) -> None:
-        """Call the `scheduled` handler, as at a time in seconds since 1970. Raises FunctionFailed."""
+        """Call the `scheduled` handler as if at a Unix time in seconds. Raises FunctionFailed."""
         at_ms = round(1000 * (self._clock.now_s() if at_s is None else at_s))
         self.run(self._asked(ScheduledEvent(UNNUMBERED, cron, at_ms)))
 
@@ -196,24 +196,22 @@ class LocalWorker:
         self.run(self._asked(TailEvent(UNNUMBERED, events)))
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward; alarms, crons, delayed messages and expirations in between become due."""
+        """Advance the clock; alarms, crons, delayed messages and expirations up to then become due."""
         self._clock.added_s += seconds
 
     def until_idle(self) -> None:
         """Wait until the queues are empty and the function has no open work.
-
-        Work is requests, batches, due alarms and `wait_until`.
-        """
+        Open work is requests, batches, due alarms and `wait_until`."""
         self.run(self._idle())
 
     @property
     def logs(self) -> list[str]:
-        """The printed lines, oldest first."""
+        """The lines that the function printed, oldest first."""
         return [line.text for each in self.invocations for line in each.lines]
 
     @property
     def invocations(self) -> list[LoggedInvocation]:
-        """The invocations and their outcomes, oldest first."""
+        """The function's invocations with their outcomes, oldest first."""
         found = self.run(self._functions.invocations.find(LogQuery(self._manifest.name, limit=1000)))
         return sorted(found, key=lambda each: each.seq)
 
@@ -248,7 +246,7 @@ class LocalWorker:
         await self._stack.enter_async_context(self._served)
         for each in (self._manifest, *self._others):
             await self._served.migrate(each.name)
-            await self._functions.pools[each.name].prepare()  # packages, which may take minutes to install
+            await self._functions.pools[each.name].prepare()  # installing packages may take minutes
         self.env = SimpleNamespace(**await self._faces())
         route = FunctionRoute(
             self._served, _Open(), request_mib=config.request_mib, show_errors=True, name=self._manifest.name
@@ -260,7 +258,7 @@ class LocalWorker:
         self._http = await self._stack.enter_async_context(aiohttp.ClientSession(self.url))
 
     async def _faces(self) -> dict[str, Any]:
-        """Return its bindings with the methods that functions call, over a separate channel."""
+        """Return the bindings with the methods that functions call, over a separate channel."""
         with sdk_on_path():
             from workers.bindings import open_face
         ours, theirs = socket.socketpair()
@@ -297,14 +295,14 @@ class LocalWorker:
         names |= {each.queue for each in self._manifest.consumers}
         consumed = {consumer.queue for each in (self._manifest, *self._others) for consumer in each.consumers}
         quiet = 0
-        while quiet < 5:  # times; completed work may have started more
+        while quiet < 5:  # several checks, because finished work may have started more
             depths = [await self._served.queue(name).depth() for name in names & consumed]
             quiet = 0 if any(depths) or self._pool.is_at_work else quiet + 1
             await asyncio.sleep(LOOK_S)
 
 
 def _for_tests(manifest: Manifest, vars: Mapping[str, Any]) -> Manifest:
-    """Return a manifest whose queues deliver at once and whose vars are the test's."""
+    """Return a manifest whose queues deliver at once, with the test's vars."""
     kept = tuple(each for each in manifest.bindings if each.name not in vars)
     given = tuple(BindingDeclaration("var", name, {"value": value}) for name, value in vars.items())
     consumers = tuple(_at_once(consumer) for consumer in manifest.consumers)
@@ -317,14 +315,14 @@ def _at_once(consumer: Any) -> Any:
 
 @contextmanager
 def sdk_on_path() -> Iterator[None]:
-    """Put the SDK that functions import at the end of the path: a project may have a package `workers`."""
+    """Put the SDK at the end of the import path: the project may have its own package `workers`."""
     if str(SDK) not in sys.path:
         sys.path.append(str(SDK))
     yield
 
 
 class _Open:
-    """The permits of a site that takes everything."""
+    """An admission gate that admits everything."""
 
     @contextmanager
     def permit(self) -> Iterator[None]:
@@ -337,7 +335,7 @@ class _Open:
 
 
 class _Refusing:
-    """An ASGI application that puts refusals into words."""
+    """An ASGI application that turns refusals into error responses."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -350,4 +348,4 @@ class _Refusing:
 
 
 async def _refuse(frame: Any, body: Any) -> Any:
-    raise BindingError("a test is asked nothing")
+    raise BindingError("the test offers no bindings to functions")

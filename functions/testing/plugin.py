@@ -1,12 +1,11 @@
 """The pytest plug-in for authors of functions.
 
-`worker` serves the function of the folder in which a test's project lies.
+The fixture `worker` serves the function of the project's folder:
 
     def test_it_greets(worker):
         assert worker.fetch("/hello").text == "Hello"
 
-Without a manifest in the project it does nothing. Imports what it needs when a fixture is used: every run of pytest beside an installed pilotlight
-loads it.
+Without a manifest in the project the plug-in does nothing. It imports late, because every run of pytest loads it where pilotlight is installed.
 """
 
 import importlib.util
@@ -31,13 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests of a function import `workers` as the function does, unless another module has this name."""
+    """Make `workers` importable in a function's tests, unless another module has this name."""
     if folder_of(config) is not None and importlib.util.find_spec("workers") is None:
         sys.path.append(str(Path(__file__).parents[1] / "sdk"))
 
 
 def folder_of(config: pytest.Config) -> Path | None:
-    """Return the function's folder, or None if the project has none."""
+    """Return the function's folder; None if the project has none."""
     if (given := config.getoption("--worker", default=None)) is not None:
         return Path(given)
     root = config.rootpath
@@ -48,10 +47,8 @@ def folder_of(config: pytest.Config) -> Path | None:
 def make_worker(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> "Iterator[Callable[..., LocalWorker]]":
-    """Serve the function, or that of another `directory`, each with separate state.
-
-    The arguments are those of LocalWorker.
-    """
+    """Return a function that serves the project's function, or another `directory`'s, with separate state.
+    Its arguments are those of LocalWorker."""
     from pilotlight.functions.testing.local_worker import LocalWorker
 
     with ExitStack() as stack:
@@ -63,7 +60,7 @@ def make_worker(
                     f"no folder above {request.config.rootpath} has a {' or '.join(MANIFESTS)}: name one by --worker"
                 )
             state = given.pop("state", None) or tmp_path_factory.mktemp("worker")
-            if "layers" not in given:  # a function's packages are installed once in a run
+            if "layers" not in given:  # packages are installed once per test run
                 given["layers"] = tmp_path_factory.getbasetemp() / "worker-layers"
                 given["layers"].mkdir(exist_ok=True)
             return stack.enter_context(LocalWorker(Path(folder), state, **given))
@@ -73,5 +70,5 @@ def make_worker(
 
 @pytest.fixture
 def worker(make_worker: "Callable[..., LocalWorker]") -> "LocalWorker":
-    """The function, with empty bindings."""
+    """Return the project's function, served with empty bindings."""
     return make_worker()

@@ -156,8 +156,8 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> No
 
 
 def test_a_function_lives_through_its_versions_and_its_routers_death(processes: Processes) -> None:
-    assert "greeter: runs at ams1 only, where its data is" in processes.deploy("one").stdout
-    assert processes.ask() == "one"  # right after the deploy
+    assert "greeter: runs at ams1 only, because its data is there" in processes.deploy("one").stdout
+    assert processes.ask() == "one"  # at once
     assert [processes.ask("/count") for _ in range(2)] == ["one 1", "one 2"]
 
     refused = processes.deploy("broken")

@@ -1,4 +1,4 @@
-"""Functions that tests write into folders, served by a site's functions without the rest of a site."""
+"""Fixtures that serve functions from test folders, without the rest of a site."""
 
 import asyncio
 import functools
@@ -27,7 +27,7 @@ def quick(limits: dict[str, Any]) -> FunctionLimits:
 
 
 class Served:
-    """A site's functions, with calls that read the whole answer."""
+    """The functions of a site, with helpers that return whole response bodies."""
 
     def __init__(self, functions: SiteFunctions, folder: Path) -> None:
         self.functions = functions
@@ -36,7 +36,7 @@ class Served:
     def add(
         self, source: str, name: str = "f", manifest: str = "", limits: dict[str, Any] | None = None, **files: str
     ) -> None:
-        """Add a function. `limits`: its own, instead of the site's."""
+        """Add a function. `limits` replace the site's."""
         folder = self.folder / name
         (folder / "src").mkdir(parents=True, exist_ok=True)
         (folder / "src/entry.py").write_text(dedent(source))
@@ -92,7 +92,7 @@ def make_served(process_tier: None, tmp_path: Path) -> ServedMaker:
 
 @functools.cache
 def working_oci_runtime() -> str | None:
-    """Return an OCI runtime that can start containers on this machine, by trying."""
+    """Return the name of an OCI runtime that can start containers here, found by trying; None if none can."""
 
     async def works(command: str) -> bool:
         try:
@@ -104,7 +104,7 @@ def working_oci_runtime() -> str | None:
     def run(command: str) -> bool:
         return asyncio.run(works(command))
 
-    with ThreadPoolExecutor(1) as aside:  # from the loop of a test
+    with ThreadPoolExecutor(1) as aside:  # the test's event loop is running in this thread
         return next((command for command in RUNTIMES if aside.submit(run, command).result()), None)
 
 

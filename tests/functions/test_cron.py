@@ -1,4 +1,4 @@
-"""Cron expressions: the minutes that they name, and errors of those that name none."""
+"""Cron expressions: the minutes that they match, and the errors of invalid ones."""
 
 from datetime import UTC, datetime, timedelta
 

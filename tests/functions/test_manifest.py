@@ -1,4 +1,4 @@
-"""wrangler.toml and wrangler.jsonc as published, and refusals with the nearest valid name."""
+"""Manifests as published (wrangler.toml, wrangler.jsonc), and errors with the nearest valid name."""
 
 import json
 from pathlib import Path
@@ -176,7 +176,7 @@ def test_a_manifest_of_any_size_is_refused_by_name(folder: Path, name: str) -> N
 
 
 def test_each_comma_of_jsonc_is_looked_at_once() -> None:
-    """The text after each one was copied: 128 KiB of commas took gigabytes of copies."""
+    """Copying the rest of the text at each comma once took gigabytes for 128 KiB of commas."""
 
     class Counted(str):
         __slots__ = ()
@@ -203,10 +203,10 @@ def test_a_mistake_in_jsonc_is_reported_in_its_own_line() -> None:
             'main = "src/entry.py"\n[[kv_namespaces]]\nbidning = "KV"',
             r"unknown keys: kv_namespaces.bidning \(did you mean binding\?\)",
         ),
-        ('main = "src/entry.py"\n[[unsafe.bindings]]\nname = "X"\ntype = "magic"', 'only type "ratelimit"'),
+        ('main = "src/entry.py"\n[[unsafe.bindings]]\nname = "X"\ntype = "magic"', 'only the type "ratelimit"'),
         ('main = "src/entry.py"\n[assets]\ndirectory = "dist"', "'dist', which does not exist"),
         ('name = "x"', "main is missing"),
-        ('main = "../entry.py"', "leads out of the function's folder"),
+        ('main = "../entry.py"', "is outside the function's folder"),
         ('main = "src/entry.js"', "must be a Python file"),
         ('main = "src/other.py"', "which does not exist"),
         ('main = "src/entry.py"\n[vars]\nA = 1\n[ai]\nbinding = "A"', "'A' is used twice"),

@@ -1,4 +1,4 @@
-"""Models that a site lacks, which its functions use through the network's router."""
+"""Functions that use models of other sites, through the network's router."""
 
 import json
 import time
@@ -27,7 +27,7 @@ CHUNKS = [b'data: {"response":"a"}\n\n', b'data: {"resp', b'onse":"b"}\n\ndata: 
 
 
 class Router:
-    """A router that relays to another site."""
+    """A router that relays to another site, played by the test."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[web.Request, bytes]] = []

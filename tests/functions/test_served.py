@@ -1,4 +1,4 @@
-"""The functions of a site file while their site runs: secrets that are put, changed and deleted."""
+"""The functions of a site file whose secrets are put, changed and deleted while the site runs."""
 
 import asyncio
 from collections.abc import AsyncIterator

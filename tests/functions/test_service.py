@@ -1,4 +1,4 @@
-"""A site that serves functions and no model, and the folder of their data."""
+"""A site that serves only functions, no models, and the folder of its data."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ async def test_two_sites_of_one_name_do_not_share_what_functions_keep(
         pass
     assert "has the state of a site at" not in caplog.text
     async with running(build_app(site_config(tmp_path, port=8801))):
-        assert "has the state of a site at 127.0.0.1:0, and this site is at 127.0.0.1:8801" in caplog.text
+        assert "has the state of a site at 127.0.0.1:0, but this site is at 127.0.0.1:8801" in caplog.text
 
 
 async def test_a_site_without_models_serves_functions_and_starts_no_engine_host(tmp_path: Path) -> None:

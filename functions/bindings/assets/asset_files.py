@@ -1,8 +1,8 @@
-"""Assets: the files of a folder as responses, with entity tags and tidy addresses for HTML.
+"""Static assets: serve the files of a folder, with ETags and canonical URLs for HTML pages.
 
-Also the response for a path without a file.
+The fallback for other paths is here, too.
 
-A path is looked up part by part below the folder; anything that leads out of it, even a link, does not exist.
+A path is resolved part by part below the folder; anything that leads out of it, even through a link, does not exist.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class FetchCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     url: str
     headers: list[tuple[str, str]] = []
     body: bytes = b""
-    web_socket: bool = False  # `body` streams its messages
+    web_socket: bool = False  # if set, `body` streams the socket's messages
 
 
 class Redirect(NamedTuple):
@@ -80,7 +80,7 @@ class Assets(Binding):
         )
 
     async def found(self, request: FetchCall) -> Any:
-        """Return the response of a file, or a redirect to it; None if there is no such file."""
+        """Return the response for a URL that has a file or a redirect; None if it has neither."""
         parts = urlsplit(request.url)
         ruled = self._rules.redirect(request.url)
         if isinstance(ruled, tuple) and not isinstance(ruled, Rewrite):
@@ -140,10 +140,8 @@ class Assets(Binding):
         return self._tidy(path, bare, page, index)
 
     def _tidy(self, path: str, bare: str, page: Path | None, index: Path | None) -> Path | Redirect | None:
-        """Return the file at a page's one address, or a redirect to that address.
-
-        A page has no slash at its end, the page of a folder has one, unless the manifest says otherwise.
-        """
+        """Return the file of an HTML page if `path` is its canonical path, else a redirect to that path.
+        By default a page's path has no slash at its end, and the path of a folder's index.html has one."""
         if not bare or (page is None and index is None):
             return index
         has_slash = path.endswith("/")
@@ -167,7 +165,7 @@ class Assets(Binding):
         return None
 
     def _file(self, path: str) -> Path | None:
-        """Return the regular file of a path that begins with a slash."""
+        """Return the regular file at a path that begins with a slash; None if there is none below the folder."""
         parts = [unquote(part) for part in path.split("/")[1:]]
         if any(part in ("", ".", "..", *HIDDEN) or "/" in part or "\0" in part for part in parts):
             return None

@@ -1,6 +1,6 @@
-"""`_redirects` and `_headers` of a folder of assets: redirects of paths, and headers of files.
+"""The files `_redirects` and `_headers` of an assets folder: redirects of paths, and response headers.
 
-An invalid line is logged with its number and skipped, as on the platform; the others still hold.
+An invalid line is logged with its number and skipped, as on the platform; the other lines apply.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 MAX_FILE_BYTES = 1 << 20
-MAX_REDIRECTS = 2100  # 2,000 plain ones and 100 with patterns, as documented
+MAX_REDIRECTS = 2100  # as documented: 2,000 static redirects and 100 with patterns
 MAX_HEADER_RULES = 100
 MAX_LINE = 2000
 CODES = (200, 301, 302, 303, 307, 308)
@@ -43,7 +43,7 @@ class HeaderRule(NamedTuple):
 
 
 class Rewrite(NamedTuple):
-    """A rewrite: another path's file, served under the requested path."""
+    """Serve the file at `path` instead of the requested one, without a redirect."""
 
     path: str
 
@@ -54,7 +54,7 @@ class AssetRules:
         self._headers = tuple(_read(folder / HEADERS, _header_rules_of))
 
     def redirect(self, url: str) -> "tuple[int, str] | Rewrite | None":
-        """Return status and location of the first rule that fits."""
+        """Return (status, location) or the Rewrite of the first rule that matches; None if none does."""
         if not self._redirects:
             return None
         parts = urlsplit(url)
@@ -67,7 +67,7 @@ class AssetRules:
                 return Rewrite(urlsplit(to).path)
             try:
                 target = urlsplit(to)
-            except ValueError:  # the path has an invalid host
+            except ValueError:  # the filled-in target has an invalid host
                 return None
             if parts.query and not target.query:
                 to = target._replace(query=parts.query).geturl()
@@ -75,10 +75,8 @@ class AssetRules:
         return None
 
     def applied(self, url: str, headers: Pairs) -> Pairs:
-        """Apply the rules in order.
-
-        The first rule that names a header replaces our value; later rules append to it.
-        """
+        """Apply the header rules in order.
+        The first rule that sets a header replaces the default value; later rules append to it."""
         if not self._headers:
             return headers
         parts, said = urlsplit(url), set[str]()
@@ -154,7 +152,7 @@ def _read(path: Path, parse: Callable[[Lines, Complain], Iterable[Rule]]) -> lis
         return []
 
     def complain(number: int, why: str) -> None:
-        log.warning("%s, line %d is left out: it %s", path.name, number, why)
+        log.warning("%s, line %d is ignored: it %s", path.name, number, why)
 
     lines = [(number, line.rstrip()) for number, line in enumerate(text.splitlines(), 1)]
     said = [(number, line) for number, line in lines if line.strip() and not line.lstrip().startswith("#")]
@@ -162,8 +160,8 @@ def _read(path: Path, parse: Callable[[Lines, Complain], Iterable[Rule]]) -> lis
 
 
 def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
-    """Compile the pattern of a path, or of a host and a path; None if it is neither.
-    One placeholder between two slashes and one splat in all: anything else could take unbounded time, and the time is not the author's."""
+    """Compile the pattern of a path, or of a host and a path; return None if it is invalid.
+    Only one placeholder per path part and one splat in all are allowed, because other patterns could take unbounded time to match."""
     has_host = source.startswith("https://")
     source = encoded(source.removeprefix("https://"))
     if not has_host and not source.startswith("/"):
@@ -185,7 +183,7 @@ def _compiled(source: str) -> tuple[re.Pattern[str], bool] | None:
 
 
 def encoded(address: str) -> str:
-    """Percent-encode characters that an address must not contain; encoded ones stay."""
+    """Percent-encode the characters that a URL must not contain; leave encoded ones as they are."""
     return quote(address, safe="%/:?#[]@!$&'()*+,;=-._~")
 
 

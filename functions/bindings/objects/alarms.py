@@ -1,8 +1,9 @@
-"""Alarms of Durable Objects: each is called when it is due, at least once, across restarts.
+"""Alarms of Durable Objects: each runs when it is due, at least once, across restarts.
 
-A failed call is repeated after growing pauses.
+Failed alarms are retried after growing pauses.
 
-An object's own file has its alarm; the file here only lists where to look, and may list too many: it is written before the object can commit.
+An object's own file has its alarm. The file here only lists the objects to look at; it may list too many, because it is written before the object
+commits.
 """
 
 import asyncio
@@ -21,23 +22,23 @@ from pilotlight.support.database import Connection, Database, create
 log = logging.getLogger("pilotlight.function")
 
 MAX_RETRIES = 6
-FIRST_PAUSE_MS = 2000  # doubled by each retry, as on the platform
+FIRST_PAUSE_MS = 2000  # doubled for each retry, as on the platform
 NOT_DELIVERED = ("overloaded", "closing", "not_found")
-AGAIN_MS = 1000  # pause if the object's process was unavailable
-LOOK_S = 30.0  # the clock may be set
+AGAIN_MS = 1000  # pause if the object could not be reached
+LOOK_S = 30.0  # longest wait before the clock is read again, because it may be set meanwhile
 AT_ONCE = 32
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS alarms (class TEXT NOT NULL, id TEXT NOT NULL, at_ms INTEGER NOT NULL,
   changes INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (class, id)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS alarms_by_time ON alarms (at_ms)
 """
-MAX_BUSY = 10  # checks of an object that has not committed, before it gets an empty event
+MAX_BUSY = 10  # after so many checks an object with an open transaction gets an empty event
 Ring = Callable[[ObjectKey, str, list[Any]], Awaitable[None]]
-"""A method of an object, as the runtime itself calls it."""
+"""Calls a method of an object with arguments, in the runtime's name."""
 
 
 class Alarms:
-    """The alarms of one function's objects. Begins at once."""
+    """The alarms of one function's objects; they run until closed."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Alarms:
         now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
         look_s: float = LOOK_S,
     ) -> None:
-        """`look_s`: between two looks at the clock, which may be set."""
+        """`look_s` is the longest wait before the clock is read again, because it may be set meanwhile."""
         self._database = Database(path, lambda connection: create(connection, SCHEMA))
         self._store = store
         self._ring = ring
@@ -56,12 +57,12 @@ class Alarms:
         self._news = asyncio.Event()
         self._busy: dict[ObjectKey, int] = {}
         self._ringing: dict[ObjectKey, asyncio.Task[None]] = {}
-        # A file that is not there has no alarms, and need not be made to find that out.
+        # Without a file there are no alarms, so the file need not be created to look for them.
         self._has_file = path.is_file()
         self._task = asyncio.create_task(self._run(), name=f"alarms of {path.parent.name}")
 
     async def note(self, key: ObjectKey, at_ms: int) -> None:
-        """Record that the object's alarm may be at this time, or earlier."""
+        """Record that the object's alarm may be due at this time, or earlier."""
 
         def write(connection: Connection) -> None:
             sql = (
@@ -75,7 +76,7 @@ class Alarms:
         self._news.set()
 
     async def rename(self, old: str, new: str) -> None:
-        """List the alarms of a class under its new name."""
+        """Move the alarms of a class to its new name."""
         await self._change("UPDATE OR REPLACE alarms SET class = ? WHERE class = ?", (new, old))
 
     async def forget(self, class_name: str) -> None:
@@ -108,7 +109,7 @@ class Alarms:
                 continue
 
     async def _ring_due(self) -> float:
-        """Start due alarms; return the seconds until the next check."""
+        """Start the alarms that are due; return the seconds until the next check."""
         now_ms = self._now_ms()
 
         def look(connection: Connection) -> list[tuple[str, str, int]]:
@@ -122,7 +123,7 @@ class Alarms:
             if at_ms > now_ms:
                 return min(self._look_s, (at_ms - now_ms) / 1000)
             if len(self._ringing) >= AT_ONCE:
-                return self._look_s  # the end of an alarm triggers the next look
+                return self._look_s  # the end of a running alarm triggers the next check
             task = self._ringing[key] = asyncio.create_task(self._handle(key), name=f"alarm of {class_name}")
             task.add_done_callback(lambda task, key=key: self._over(task, key))  # type: ignore[misc]
         return self._look_s
@@ -137,21 +138,20 @@ class Alarms:
         await self._correct(key)
 
     async def _wait(self, key: ObjectKey) -> None:
-        """Wait until the object commits, which takes moments.
-
-        After MAX_BUSY waits its transaction is long, or its process died in between: an empty event for the object ends both.
-        """
+        """Wait until the object commits, usually a few ms.
+        After MAX_BUSY waits the object gets an empty event, which ends a transaction that is too long or whose process died."""
         self._busy[key] = self._busy.get(key, 0) + 1
         if self._busy[key] <= MAX_BUSY:
             return await asyncio.sleep(0.02)
         del self._busy[key]
         with suppress(Failure):
-            await self._ring(key, "_wake", [])  # no method has this name, so the event only commits
+            await self._ring(key, "_wake", [])  # no method has this name: the event only commits
 
     def _started(self, file: ObjectFile) -> Alarm | str:
-        """Return the object's alarm, marked as running, if it is due. Runs in the object's thread."""
+        """Return the object's alarm and mark it as running if it is due; else return "busy" or "not due".
+        Runs in the object's thread."""
         if file.is_dirty:
-            return "busy"  # the object's uncommitted writes may be undone
+            return "busy"  # uncommitted writes may yet be rolled back
         alarm = file.alarm()
         if alarm is None or alarm.at_ms > self._now_ms():
             return "not due"
@@ -172,17 +172,17 @@ class Alarms:
                 pause_ms = FIRST_PAUSE_MS * 2**alarm.retries
                 await self._store.run(key, lambda file: self._again(file, alarm.retries + 1, pause_ms))
                 return
-            log.error("the alarm of a %s is given up after %d retries", key.class_name, MAX_RETRIES)
+            log.error("the alarm of a %s is abandoned after %d retries", key.class_name, MAX_RETRIES)
         await self._store.run(key, _done)
 
     def _again(self, file: ObjectFile, retries: int, pause_ms: int) -> None:
         alarm = file.alarm()
-        if alarm is not None and alarm.is_running:  # otherwise its handler has set another one, or none
+        if alarm is not None and alarm.is_running:  # false if the handler has set or deleted the alarm
             file.set_alarm(self._now_ms() + pause_ms, retries)
             file.commit()
 
     async def _correct(self, key: ObjectKey) -> None:
-        """Update the list from the object's file, unless an alarm is being set."""
+        """Update the list from the object's file, unless the object has uncommitted writes."""
         changes = await self._database.run(lambda connection: _changes(connection, key))
         alarm = await self._store.run(key, lambda file: "busy" if file.is_dirty else file.alarm())
         if alarm == "busy":
@@ -201,7 +201,7 @@ class Alarms:
         self._ringing.pop(key, None)
         self._news.set()
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the alarm of a %s is tried again: %s", key.class_name, error)
+            log.error("the alarm of a %s will be retried: %s", key.class_name, error)
 
 
 def _done(file: ObjectFile) -> None:

@@ -1,7 +1,7 @@
-"""Durable Objects at the runtime: the namespace that functions use, and the storage of each object.
+"""Durable Objects at the runtime: the binding that functions use, and the storage calls of objects.
 
-Where an object's instance lives is the function's pool's business; it is its oldest process. Storage is asked for with the number that the instance
-was given when it started, so an instance that has been replaced can neither read nor write.
+All instances of objects live in the oldest process of their function's pool. An instance gets a number when it starts and sends it with each storage
+call, so an instance that has been replaced can neither read nor write.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from pilotlight.functions.channel.frames import UNNUMBERED, RpcEvent
 from pilotlight.functions.manifest import Manifest
 from pilotlight.support.database import storage_word
 
-STORAGE = "@objects"  # no binding of a manifest can have this name
-MAX_KEYS = 128  # of one call
+STORAGE = "@objects"  # reserved: no binding of a manifest can have this name
+MAX_KEYS = 128  # per call
 MAX_KEY_BYTES = 2048
-MAX_VALUE_BYTES = 2_000_000  # with its key
+MAX_VALUE_BYTES = 2_000_000  # including the key
 MAX_LIST_BYTES = 16 << 20
 MAX_TIME_MS = 8_640_000_000_000_000
 
-Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # Python's $ would let a line's end pass
+Id = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # \Z, because $ also matches before a final newline
 ClassName = Annotated[str, Meta(pattern=r"^[A-Za-z_$][A-Za-z0-9_$]{0,127}\Z")]
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class RpcObject(RpcCall, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class DurableObjects(Binding):
-    """`env.NAMESPACE`."""
+    """The namespace binding `env.NAMESPACE`: calls objects of one class."""
 
     kind = "durable_object"
 
@@ -92,7 +92,7 @@ class InstanceStarted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InstanceRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields with which every request of an instance starts."""
+    """The fields that all requests of an instance have."""
 
     class_name: ClassName
     id: Id
@@ -130,7 +130,7 @@ class SetAlarm(InstanceRequest, frozen=True, forbid_unknown_fields=True):
 
 
 class ObjectStorage(Binding):
-    """The calls of `ctx.storage`."""
+    """The binding for `ctx.storage` of all objects of a function."""
 
     kind = "storage"
 
@@ -141,7 +141,7 @@ class ObjectStorage(Binding):
 
     @classmethod
     def of(cls, manifest: Manifest, state_dir: Path, services: Services) -> "ObjectStorage":
-        """Open the storage of a function for one of its versions.
+        """Open the storage of a function's objects for one version of the function.
         Raises MigrationError if the version does not fit the existing objects."""
         assert services.functions is not None
         directory, functions, function = _directory(state_dir, services), services.functions, services.function
@@ -168,12 +168,12 @@ class ObjectStorage(Binding):
 
     @property
     def moves(self) -> tuple[str, ...]:
-        """The tags of migrations that will rename or delete classes."""
+        """The tags of pending migrations that rename or delete classes."""
         pending = self._migrations.pending
         return tuple(each.tag for each in pending if each.renamed_classes or each.deleted_classes)
 
     def migrate(self) -> None:
-        """Apply this version's pending migrations. Instances of renamed and deleted classes end."""
+        """Start this version's pending migrations. Instances of renamed and deleted classes end."""
         pending, gone = self._migrations.pending, self._migrations.after().gone
         if not pending:
             return
@@ -256,7 +256,7 @@ class ObjectStorage(Binding):
 
     @method
     async def abandon(self, request: InstanceRequest) -> None:
-        """End the instance at its own request, without its uncommitted writes."""
+        """End the instance at its own request and roll back its uncommitted writes."""
         key = ObjectKey(request.class_name, request.id)
         if self._store.is_current(key, request.instance):
             await self._guarded(lambda: self._store.reset(key))
@@ -273,7 +273,7 @@ class ObjectStorage(Binding):
         try:
             await self._guarded(lambda: self._alarms.note(key, request.at_ms))
         except BaseException:
-            await self._store.reset(key)  # an alarm that is nowhere listed must not be committed
+            await self._store.reset(key)  # an alarm that is not in the list must not be committed
             raise
 
     @method
@@ -324,7 +324,7 @@ def _checked(keys: Any) -> Any:
         raise BindingError(f"storage takes 1 to {MAX_KEYS} keys at once, not {len(keys)}", name="RangeError")
     for key in keys:
         if not 1 <= len(key.encode("utf-8", "surrogatepass")) <= MAX_KEY_BYTES:
-            raise BindingError(f"a key of storage has 1 to {MAX_KEY_BYTES} bytes", name="RangeError")
+            raise BindingError(f"a storage key has 1 to {MAX_KEY_BYTES} bytes", name="RangeError")
     return keys
 
 

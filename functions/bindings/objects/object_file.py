@@ -1,7 +1,7 @@
 """The storage of one Durable Object: a SQLite file with its keys, its alarm, and its SQL tables.
 
-Writes are collected in one transaction until `commit`: all writes of an object without another await between them are stored, or none. `begin` and
-`end` are savepoints inside. The owner chooses the thread; only one piece of work runs at a time.
+Writes are collected in one transaction until `commit`, so writes of an object with no other await between them are stored together or not at all.
+`begin` and `end` are savepoints inside it. The owner chooses the thread and runs one call at a time.
 """
 
 import sqlite3
@@ -15,8 +15,8 @@ import msgspec
 from pilotlight.functions.bindings.storage.sql import Outcome, StatementGuard, execute, statements_of
 from pilotlight.support.database import BUSY_TIMEOUT_S, PAGE_BYTES, STEPS_BETWEEN_CHECKS, Connection, DatabaseError
 
-TIME_LIMIT_S = 10.0  # of one statement, during which the function's process waits
-MAX_DEPTH = 32  # transactions inside transactions
+TIME_LIMIT_S = 10.0  # per statement; the function's process is blocked meanwhile
+MAX_DEPTH = 32  # nested transactions
 MAX_STATEMENTS = 1000
 SCHEMA = (
     "CREATE TABLE IF NOT EXISTS _cf_KV (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
@@ -32,7 +32,7 @@ class Alarm(NamedTuple):
 
 
 class StorageListing(NamedTuple):
-    """The keys of a listing: from `start` or after `start_after`, before `end`, with a prefix."""
+    """Selects keys: from `start` or after `start_after`, before `end`, with a prefix."""
 
     start: str | None = None
     start_after: str | None = None
@@ -47,7 +47,7 @@ class ObjectFile:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._depth = 0
         self._deadline_s = float("inf")
-        # No cache of statements: one that was compiled while the guard trusted must not be reused for a function's equal SQL.
+        # No statement cache: a statement compiled while the guard was off must not be reused for a function's equal SQL.
         self._connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=0
         )
@@ -61,7 +61,7 @@ class ObjectFile:
 
     @property
     def is_dirty(self) -> bool:
-        """Tell whether something is not committed."""
+        """Tell whether there are uncommitted changes."""
         return self._connection.in_transaction
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class ObjectFile:
     # -- keys ---------------------------------------------------------------------------------------------------------------------
 
     def get(self, keys: Sequence[str]) -> dict[str, Any]:
-        """Return the values of existing keys."""
+        """Return the values of those keys that exist."""
         marks = ", ".join("?" * len(keys))
         rows = self._trusted(f"SELECT key, value FROM _cf_KV WHERE key IN ({marks})", keys)
         found = {key: msgspec.msgpack.decode(value) for key, value in rows}
@@ -90,7 +90,8 @@ class ObjectFile:
         return self._connection.total_changes - before
 
     def listed(self, listing: StorageListing, max_bytes: int) -> list[list[Any]]:
-        """List [key, value] in the order of the keys' bytes. Raises DatabaseError beyond `max_bytes`."""
+        """List [key, value] in the byte order of the keys.
+        Raises DatabaseError if keys and values have more than `max_bytes` together."""
         bounds: list[tuple[str, str | None]] = [
             ("key >= ?", listing.start),
             ("key > ?", listing.start_after),
@@ -115,7 +116,7 @@ class ObjectFile:
         return found
 
     def delete_all(self) -> None:
-        """Delete keys, alarm and tables: as if the object had never been."""
+        """Delete all keys, the alarm and all tables."""
         self._write()
         with self._guard.trusting():
             self._connection.execute("PRAGMA defer_foreign_keys = ON")
@@ -156,7 +157,7 @@ class ObjectFile:
 
     def begin(self) -> None:
         if self._depth >= MAX_DEPTH:
-            raise DatabaseError(f"{MAX_DEPTH} transactions are open inside each other already", "too_deep")
+            raise DatabaseError(f"{MAX_DEPTH} nested transactions are open already", "too_deep")
         self._write()
         self._trusted(f"SAVEPOINT _cf_{self._depth}", ())
         self._depth += 1
@@ -170,7 +171,7 @@ class ObjectFile:
         self._trusted(f"RELEASE _cf_{self._depth}", ())
 
     def commit(self) -> None:
-        """Write changes to the disk. Inside an explicit transaction of the object this waits for its end."""
+        """Commit the changes; do nothing while an explicit transaction is open."""
         if self._depth or not self._connection.in_transaction:
             return
         try:
@@ -218,5 +219,6 @@ class ObjectFile:
 
 
 def _only_reads(statement: str) -> bool:
-    """Guess by the first word; a wrong guess only costs an empty transaction."""
+    """Guess from the first word whether a statement only reads.
+    A wrong guess costs only an empty transaction."""
     return statement.lstrip()[:6].upper() in ("SELECT", "PRAGMA", "EXPLAI", "VALUES")

@@ -1,9 +1,8 @@
 """`[[migrations]]` of a manifest: rename or delete classes of Durable Objects.
 
-Each migration runs once and in order, when a version takes the traffic.
-
-Applied migrations are stored by tag beside the objects, with the fate of removed classes: a version that binds a removed class is refused, because
-its objects would start empty. New classes need no announcement; naming one only makes a removed name usable again.
+Each migration runs once, in order, when a version goes live. The tags of applied migrations are stored beside the objects, together with the removed
+classes: a version that binds a removed class is refused, because its objects would start empty. New classes need no migration; naming one only makes
+a removed name usable again.
 """
 
 import json
@@ -28,13 +27,13 @@ class MigrationError(BindingError):
 
 
 class MigrationRecord(msgspec.Struct):
-    """The applied migrations."""
+    """The applied migrations of one function."""
 
-    done: list[str] = []  # tags
-    gone: dict[str, str] = {}  # removed classes, and the fate of each
+    done: list[str] = []  # tags of applied migrations
+    gone: dict[str, str] = {}  # removed classes, each with what happened to it
 
     def note(self, migration: Migration, bound: Collection[str]) -> None:
-        """Record a migration as applied. A deleted class that is still `bound` starts empty."""
+        """Record a migration as applied. A deleted class that the version still binds (`bound`) starts empty."""
         self.done.append(migration.tag)
         for name in (*migration.new_classes, *migration.new_sqlite_classes):
             self.gone.pop(name, None)
@@ -46,10 +45,10 @@ class MigrationRecord(msgspec.Struct):
 
 
 class ObjectMigrations:
-    """The migrations of one version, and the objects in a directory."""
+    """The migrations of one version, applied to a directory of objects."""
 
     def __init__(self, directory: Path, migrations: Sequence[Migration], classes: Collection[str]) -> None:
-        """Migrate the classes of one function; `classes` are those that the version binds."""
+        """`classes` are the function's own classes that the version binds."""
         self._directory = directory
         self._migrations = migrations
         self._classes = classes
@@ -61,7 +60,7 @@ class ObjectMigrations:
         return [migration for migration in self._migrations if migration.tag not in done]
 
     def after(self) -> MigrationRecord:
-        """Return the record after all migrations."""
+        """Return the record as it will be after all migrations."""
         record = self.record()
         for migration in self.pending:
             record.note(migration, self._classes)
@@ -69,9 +68,7 @@ class ObjectMigrations:
 
     def check(self) -> None:
         """Raise MigrationError if a migration is impossible.
-
-        That is so if a class would be renamed to one that has objects, or if the version binds a class that is gone.
-        """
+        A class cannot be renamed to one that has objects, and the version cannot bind a removed class."""
         there = dict[str, bool]()
 
         def has_objects(name: str) -> bool:
@@ -95,21 +92,22 @@ class ObjectMigrations:
                 )
 
     def move(self, migration: Migration) -> None:
-        """Move and delete the objects of a migration, none of which may be open. Raises OSError."""
+        """Rename and delete the files of a migration's objects, none of which may be open. Raises OSError."""
         for renamed in migration.renamed_classes:
             self._rename(renamed.from_, renamed.to)
         for deleted in migration.deleted_classes:
             shutil.rmtree(self._of(deleted), ignore_errors=True)
 
     def note(self, migration: Migration) -> None:
-        """Record a migration as done. A crash before this repeats it, and it then finds nothing to do."""
+        """Record a migration as applied.
+        After a crash before this call the migration runs again and finds nothing left to do."""
         record = self.record()
         record.note(migration, self._classes)
         self._directory.mkdir(parents=True, exist_ok=True)
         atomic_files.write(self._directory / "migrations.json", msgspec.json.encode(record))
 
     def record(self) -> MigrationRecord:
-        """Read the applied migrations; an older form was a list of tags."""
+        """Load the applied migrations. An older format was a plain list of tags."""
         path = self._directory / "migrations.json"
         found = json.loads(path.read_bytes()) if path.is_file() else {}
         return msgspec.convert({"done": found} if isinstance(found, list) else found, MigrationRecord)
@@ -122,7 +120,7 @@ class ObjectMigrations:
             return
         self._of(old).rename(self._of(new))
         atomic_files.sync(self._directory)
-        log.info("the objects of the class %s are %s's now", old, new)
+        log.info("the objects of the class %s now belong to %s", old, new)
 
 
 async def move_alarms(alarms: Alarms, migration: Migration) -> None:

@@ -1,7 +1,7 @@
-"""The Durable Objects of one function: their files, of which a few are open, and their instances.
+"""The Durable Objects of one function: their instances, and their files (at most 128 open).
 
 Each object has one instance. Starting another one, in any process, makes the earlier one stale: its requests are refused and its uncommitted writes
-undone. So two instances never write the same state. Alarms are in functions/bindings/objects/alarms.py.
+rolled back, so two instances never write the same state. Alarms are in functions/bindings/objects/alarms.py.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from pilotlight.support.database import MAX_WAITING, DatabaseError
 
 log = logging.getLogger("pilotlight.bindings")
 T = TypeVar("T")
-MAX_OPEN = 128  # files; beyond, the longest unused is closed
+MAX_OPEN = 128  # open files; beyond, the least recently used is closed
 THREADS = 2
-MAX_INSTANCES = 100_000  # numbers of instances kept in memory
+MAX_INSTANCES = 100_000  # instances whose numbers are kept in memory
 
 
 class ObjectKey(NamedTuple):
@@ -33,7 +33,7 @@ class Stale(Exception):
 
 
 class ClassGone(Exception):
-    """The object's class was renamed or deleted, or could not be moved; the text has the reason."""
+    """The object's class was renamed or deleted, or could not be moved; the message has the reason."""
 
 
 class ObjectStore:
@@ -47,16 +47,17 @@ class ObjectStore:
         self._last_instance = 0
         self._moving: frozenset[str] = frozenset()  # classes whose objects are being moved or deleted
         self._move: asyncio.Task[None] | None = None
-        self.gone: Mapping[str, str] = {}  # classes whose objects must not be opened, and why
+        self.gone: Mapping[str, str] = {}  # classes whose objects must not be opened, with the reason
         self._executor: ThreadPoolExecutor | None = None
 
     async def start(self, key: ObjectKey) -> int:
-        """Return the number of a new instance; uncommitted writes of the previous one are undone."""
+        """Start a new instance and return its number.
+        Uncommitted writes of the previous instance are rolled back."""
         self._last_instance += 1
         number = self._instances[key] = self._last_instance
         self._instances.move_to_end(key)
         while len(self._instances) > MAX_INSTANCES:
-            self._instances.popitem(last=False)  # that instance is now stale, and restarts
+            self._instances.popitem(last=False)  # the evicted instance is now stale; its next request restarts it
         await self.run(key, lambda file: file.rollback())
         return number
 
@@ -64,20 +65,22 @@ class ObjectStore:
         return self._instances.get(key) == instance
 
     async def reset(self, key: ObjectKey) -> None:
-        """Make its instance stale, and undo its uncommitted writes."""
+        """Make the current instance stale and roll back its uncommitted writes."""
         self._instances.pop(key, None)
         await self.run(key, lambda file: file.rollback())
 
     async def run(self, key: ObjectKey, work: Callable[[ObjectFile], T], instance: int | None = None) -> T:
-        """Do the work, in a thread, after all earlier work of this object.
-        `instance` None means the runtime's own work. Raises Stale, and the exceptions of the work."""
+        """Run `work` on the object's file in a thread, after all earlier work of this object.
+
+        `instance` None means the runtime itself. Raises Stale if the instance was replaced, ClassGone, DatabaseError, and the exceptions of `work`.
+        """
         if self._users.get(key, 0) >= MAX_WAITING:
             raise DatabaseError(f"{MAX_WAITING} requests wait for this object's storage already", "overloaded")
         return await asyncio.shield(asyncio.ensure_future(self._alone(key, work, instance)))
 
     def move(self, classes: Iterable[str], gone: Mapping[str, str], work: Callable[[], Awaitable[None]]) -> None:
-        """Start to move or delete the objects of these classes: `work` finds none open.
-        Their instances become stale, requests for them wait, and those for classes in `gone` are refused."""
+        """Start to move or delete the objects of these classes, by `work`, once their files are closed.
+        Their instances become stale. Requests for these classes wait, except that those for classes in `gone` are refused."""
         before, moved = self._move, frozenset(classes)
         self._moving, self.gone = self._moving | moved, {**self.gone, **gone}
         for key in [key for key in self._instances if key.class_name in moved]:
@@ -108,7 +111,9 @@ class ObjectStore:
             await work()
         except Exception as error:
             log.exception("objects could not be moved")
-            sentence = f"the objects of the class could not be moved ({error}); they are when the site starts again"
+            sentence = (
+                f"the objects of the class could not be moved ({error}); this is repeated when the site starts again"
+            )
             self.gone = {**self.gone, **dict.fromkeys(classes, sentence)}
         finally:
             if self._move is asyncio.current_task():
@@ -145,7 +150,7 @@ class ObjectStore:
             return await loop.run_in_executor(self._executor, work, file)
         except BaseException:
             if was_dirty and not file.is_dirty:
-                self._instances.pop(key, None)  # its uncommitted writes are lost, so the instance must restart
+                self._instances.pop(key, None)  # uncommitted writes are lost, so the instance must restart
             raise
         finally:
             await self._close_unused()
@@ -157,7 +162,7 @@ class ObjectStore:
             unused = (key for key, file in self._files.items() if key not in self._users and not file.is_dirty)
 
     async def _close(self, key: ObjectKey) -> None:
-        self._users[key] = self._users.get(key, 0) + 1  # it is not opened again until it is closed
+        self._users[key] = self._users.get(key, 0) + 1  # others must not reopen the file until it is closed
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
             if (file := self._files.pop(key, None)) is not None:

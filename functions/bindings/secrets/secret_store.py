@@ -1,6 +1,6 @@
-"""Secrets of functions at rest: AES-256-GCM with a key of this site, in a file for its owner only.
+"""Secrets of functions at rest: AES-256-GCM with a key of this site that only its owner can read.
 
-A secret is bound to its function and name, so that a copy in another place does not decrypt. Access is decided elsewhere.
+Each secret is bound to its function and name: a copy under another name does not decrypt. Callers control access.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ MAX_SECRET_BYTES = 5 << 10  # the platform's limit for a variable
 
 
 class SecretError(Exception):
-    """A secret cannot be stored or read; the message names the file and the change to make."""
+    """A secret cannot be stored or decrypted; the message names the file and the remedy."""
 
 
 class SecretStore:
@@ -41,7 +41,7 @@ class SecretStore:
             self._write(function, {**self._sealed(function), name: sealed_value})
 
     def delete(self, function: str, name: str) -> bool:
-        """Delete a secret. False: there was none."""
+        """Delete a secret; return False if there was none."""
         with self._locked():
             sealed = self._sealed(function)
             if sealed.pop(name, None) is None:
@@ -50,7 +50,7 @@ class SecretStore:
         return True
 
     def revision(self) -> int:
-        """Return a number that changes with every secret that is put or deleted."""
+        """Return a number that changes whenever a secret is put or deleted."""
         try:
             return self._directory.stat().st_mtime_ns  # each change renames a file in this folder
         except FileNotFoundError:
@@ -68,7 +68,7 @@ class SecretStore:
             plain = self._key().decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(function, name))
         except (InvalidTag, ValueError):
             raise SecretError(
-                f"the secret {name} of {function} does not open with this site's key ({self._key_file}); put it again"
+                f"the secret {name} of {function} cannot be decrypted with this site's key ({self._key_file}); put it again"
             ) from None
         return plain.decode()
 
@@ -83,10 +83,8 @@ class SecretStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other threads and processes from changing secrets meanwhile.
-
-        Two that read, change and write at once would lose one of the changes.
-        """
+        """Lock the store against changes by other threads and processes.
+        Otherwise two concurrent read-modify-writes would lose one of the changes."""
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory = os.open(self._directory, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -117,9 +115,7 @@ class SecretStore:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(KEY_BYTES))
             atomic_files.sync(Path(temporary))
-            os.link(
-                temporary, self._key_file
-            )  # fails if a key exists: of two processes that start at once, one makes the key
+            os.link(temporary, self._key_file)  # fails if a key exists, so only one of two starting processes makes it
             atomic_files.sync(self._directory)
         except FileExistsError:
             pass
@@ -129,7 +125,7 @@ class SecretStore:
             raise SecretError(f"{self._key_file} can be read by others; run: chmod 600 {self._key_file}")
         key = self._key_file.read_bytes()
         if len(key) != KEY_BYTES:
-            raise SecretError(f"{self._key_file} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a copy")
+            raise SecretError(f"{self._key_file} has {len(key)} bytes instead of {KEY_BYTES}; restore it from a backup")
         return key
 
 

@@ -1,6 +1,6 @@
-"""Secrets store: secrets that several functions share, in this site's store.
+"""Secrets store: secrets of this site that several functions share.
 
-A secret is read each time a function asks for it.
+A secret is decrypted each time a function asks for it, so changes take effect at once.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from pathlib import Path
 from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Nothing, Services, method
 from pilotlight.functions.bindings.secrets.secret_store import SecretError, SecretStore
 
-OWNER = "store:"  # before a store's id, in place of a function's name
+OWNER = "store:"  # prefix of a store's id where SecretStore expects a function's name
 
 
 class StoredSecret(Binding):

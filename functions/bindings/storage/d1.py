@@ -1,7 +1,7 @@
-"""D1: a SQLite database with SQL for functions.
+"""D1: a SQLite database that functions query with SQL.
 
-A batch is one transaction; a statement has 30 s. functions/bindings/storage/sql.py decides which SQL is allowed. Results are sent as columns and
-rows; the face makes objects of them.
+A batch is one transaction; a statement may take 30 s. functions/bindings/storage/sql.py decides which SQL is allowed. Results are sent as columns and
+rows; the SDK turns them into objects.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from pilotlight.support.database import Connection, Database, DatabaseError, sto
 
 TIME_LIMIT_S = 30.0
 VERBS = frozenset({"ALTER", "CREATE", "DELETE", "DROP", "INSERT", "PRAGMA", "REPLACE", "SELECT", "UPDATE", "WITH"})
-MAX_STATEMENTS = 1000  # in one batch or script
+MAX_STATEMENTS = 1000  # per batch or script
 
 T = TypeVar("T")
 Scalar = None | bool | int | float | str | bytes
@@ -71,14 +71,12 @@ class D1Database(Binding):
 
     @property
     def history(self) -> WalHistory:
-        """The moments that it can be restored to."""
+        """The moments to which the database can be restored."""
         return self._database.history
 
     async def restore(self, bookmark: Bookmark) -> Bookmark:
-        """Restore earlier content as one commit, for operators; return the bookmark of the present content.
-
-        Raises HistoryError, BindingError.
-        """
+        """Restore the content at a bookmark in one commit; return the bookmark of the replaced content.
+        For operators. Raises HistoryError, BindingError."""
         with tempfile.TemporaryDirectory(prefix="pilotlight-") as folder:
             built = Path(folder) / "database.sqlite"
             await asyncio.to_thread(self.history.build, bookmark, built)
@@ -99,7 +97,7 @@ class D1Database(Binding):
 
     @method
     async def batch(self, request: D1Batch) -> Any:
-        """Run all statements or none."""
+        """Run the statements in one transaction."""
         if not 1 <= len(request.statements) <= MAX_STATEMENTS:
             raise _error(f"a batch has 1 to {MAX_STATEMENTS} statements, not {len(request.statements)}")
         return await self.transaction(request.statements, self._time_limit_s)
@@ -107,8 +105,8 @@ class D1Database(Binding):
     async def transaction(
         self, given: Iterable[Statement], time_limit_s: float = float("inf"), files: Sequence[str] = ()
     ) -> list[Any]:
-        """Run all statements or none, however many.
-        For the operator's own files, not for functions. `files` has each statement's file, for errors. Raises BindingError."""
+        """Run any number of statements in one transaction; for files of the operator, not for functions.
+        `files` has the file name of each statement, for error messages. Raises BindingError."""
         statements = [(statement.sql, _checked(statement.parameters)) for statement in given]
 
         def work(connection: Connection, guard: StatementGuard) -> list[Any]:
@@ -169,20 +167,19 @@ class D1Database(Binding):
 
 
 class GuardedDatabase:
-    """A database that functions write SQL for: its connection, and a guard that checks every statement."""
+    """A SQLite database that runs SQL of functions; a guard checks every statement."""
 
     def __init__(self, path: Path, max_bytes: int, history_s: float = 0.0) -> None:
-        """`history_s`: for which its history is kept; 0: not at all."""
+        """`history_s` is how long its history is kept; 0 keeps none."""
         self._guard: StatementGuard | None = None
         self.history = WalHistory(path)
         self._archive = WalArchive(path, history_s) if history_s else None
-        # No cache of statements: one that was compiled while the guard trusted must not be found again by the same words.
+        # No statement cache: a statement compiled while the guard was off must not be reused for a function's equal SQL.
         self._database = Database(path, self._prepare, self._finish, max_bytes=max_bytes, caches=False)
 
     async def run(self, work: Callable[[Connection, StatementGuard], T], time_limit_s: float) -> T:
-        """Do the work.
-
-        A transaction that it leaves open is rolled back, and settings that it leaves are undone."""
+        """Run `work` in the database's thread, within the time limit.
+        Afterwards an open transaction is rolled back, and changed settings are reset."""
 
         def guarded_work(connection: Connection) -> T:
             assert self._guard is not None, "the connection was prepared before any work"
@@ -214,11 +211,8 @@ class GuardedDatabase:
 
 
 def _one_on_each_line(sql: str) -> list[str]:
-    """Return the lines of a script without semicolons, each one statement, as the platform does.
-
-    Return none unless each line begins as a statement does, because half a DELETE deletes all rows.
-
-    """
+    """Split a script without semicolons into lines, each one statement, as the platform does.
+    Return an empty list unless every line begins with a statement's verb, because a line with half a DELETE would delete all rows."""
     lines = [line for line in sql.splitlines() if line.strip()]
     is_script = len(lines) > 1 and ";" not in sql and all(line.split()[0].upper() in VERBS for line in lines)
     return lines if is_script else []

@@ -1,5 +1,7 @@
-"""Migrations of a D1 database: files of SQL in the function's folder, each applied once.
-Which have been is in a table of the database itself, under wrangler's names."""
+"""Migrations of a D1 database: SQL files in the function's folder, each applied once.
+
+Applied files are recorded in a table of the database itself, with the name and columns that wrangler uses.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,17 +21,17 @@ class MigrationFiles(NamedTuple):
 
     @classmethod
     def of(cls, options: Mapping[str, Any], directory: Path) -> "MigrationFiles":
-        """Return those of a database's declaration in the function's folder. Raises BindingError."""
+        """Return the migration files of a database's declaration in the manifest. Raises BindingError."""
         table = str(options.get("migrations_table") or "d1_migrations")
         if not _TABLE_NAME.fullmatch(table):
-            raise BindingError(f"migrations_table is not a table's name: {table!r}")
+            raise BindingError(f"migrations_table is not a valid table name: {table!r}")
         folder = directory / str(options.get("migrations_dir") or "migrations")
         if not folder.resolve().is_relative_to(directory.resolve()):
-            raise BindingError(f"migrations_dir leads out of the function's folder: {folder}")
+            raise BindingError(f"migrations_dir is outside the function's folder: {folder}")
         return cls(folder, table)
 
     async def waiting(self, database: D1Database) -> list[Path]:
-        """List the files that have not been applied, by their numbers. Raises BindingError."""
+        """List the files that have not been applied, in the order of their numbers. Raises BindingError."""
         files = sorted(self.folder.glob("*.sql"), key=_order)
         if not files:
             return []
@@ -42,7 +44,7 @@ class MigrationFiles(NamedTuple):
         return [path for path in files if path.name not in applied]
 
     async def apply(self, database: D1Database, files: Sequence[Path], time_limit_s: float = float("inf")) -> None:
-        """Apply files in one transaction: all of them or none. Raises BindingError, which names the file."""
+        """Apply the files in one transaction. Raises BindingError, which names the file that failed."""
         statements, names = [], []
         for path in files:
             its = [Statement(sql) for sql in statements_of(sql_of(path))]
@@ -61,6 +63,6 @@ def sql_of(path: Path) -> str:
 
 
 def _order(path: Path) -> tuple[float, str]:
-    """Sort by the number that a name begins with; one without a number comes last."""
+    """Sort key: the number at the start of the file's name; files without a number come last."""
     number = re.match(r"\d+", path.name)
     return (int(number[0]) if number else float("inf"), path.name)

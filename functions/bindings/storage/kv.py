@@ -40,7 +40,7 @@ MIN_CACHE_TTL_S = 30
 SWEEP_EVERY_S = 60.0
 SWEPT_AT_ONCE = 500
 
-# The value comes last: metadata after a value of 25 MiB could be read only by walking all of its pages.
+# The value is the last column: to read a column that follows 25 MiB, SQLite walks all its pages.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY NOT NULL, expires_s INTEGER, metadata TEXT, value BLOB NOT NULL);
 CREATE INDEX IF NOT EXISTS entries_by_expiry ON entries (expires_s) WHERE expires_s IS NOT NULL;
@@ -63,8 +63,8 @@ class KVGetMany(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class KVPut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
-    value: bytes | None = None  # None if it is streamed
-    expiration: int | None = None  # seconds since 1970
+    value: bytes | None = None  # None if the value is streamed
+    expiration: int | None = None  # Unix time in seconds
     expiration_ttl: int | None = None
     metadata: str | None = None  # JSON
 
@@ -97,7 +97,7 @@ class KVNamespace(Binding):
 
     @method
     async def get(self, request: KVGet) -> Any:
-        """Read a key: {found, metadata} and the value, as `value` or streamed."""
+        """Return {found, metadata} of a key, with the value either as `value` or as a stream."""
         key = _checked_key("GET", request.key)
         _check_cache_ttl(request.cache_ttl)
         row = await self._run("GET", lambda connection: self._row(connection, key))
@@ -110,7 +110,7 @@ class KVNamespace(Binding):
 
     @method
     async def get_many(self, request: KVGetMany) -> Any:
-        """Read several keys: [value, metadata] or None for each."""
+        """Return [value, metadata] of each key, or None where a key does not exist."""
         if not 1 <= len(request.keys) <= MAX_BULK_KEYS:
             raise _refusal("GET", 400, f"You can request a maximum of {MAX_BULK_KEYS} keys, and at least one.")
         _check_cache_ttl(request.cache_ttl)
@@ -157,7 +157,7 @@ class KVNamespace(Binding):
 
     @method
     async def list(self, request: KVList) -> Any:
-        """List keys: {keys: [[name, expires_s, metadata]...], cursor}; no cursor: the list is complete."""
+        """List keys: {keys: [[name, expires_s, metadata]...], cursor}; the cursor is None on the last page."""
         if not 1 <= request.limit <= MAX_LISTED:
             sentence = f"Invalid key_count_limit of {request.limit}. Please specify an integer from 1 to {MAX_LISTED}."
             raise _refusal("GET", 400, sentence)
@@ -267,7 +267,7 @@ def _check_metadata(metadata: str | None) -> None:
 
 
 def behind(prefix: bytes) -> bytes | None:
-    """Return the first key that sorts after all with this prefix."""
+    """Return the smallest byte string above all that begin with this prefix; None if there is none."""
     stem = re.sub(rb"\xff+$", b"", prefix)
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 

@@ -1,7 +1,7 @@
 """R2: buckets of objects for functions.
 
-Checks requests; a store keeps the objects (r2_files.py, r2_s3.py). Conditions are those of HTTP (RFC 9110 section 13): an etag takes precedence over
-a time. Errors have the platform's numbers.
+This module checks requests; a Store keeps the objects (r2_files.py, r2_s3.py). Conditions are those of HTTP (RFC 9110 section 13): an ETag takes
+precedence over a time. Errors have the platform's codes.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -37,7 +37,7 @@ from pilotlight.functions.bindings.storage.r2_objects import (
 from pilotlight.functions.channel import StreamingReply
 from pilotlight.support.database import storage_word
 
-MAX_KEYS = 1000  # of one list or delete
+MAX_KEYS = 1000  # per list or delete
 T = TypeVar("T")
 
 
@@ -83,7 +83,7 @@ class R2Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class R2Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
-    value: bytes | None = None  # None if it is streamed
+    value: bytes | None = None  # None if the value is streamed
     only_if: Conditions | None = None
     details: Details = Details()
     checksum: tuple[str, bytes] | None = None  # algorithm and digest
@@ -148,10 +148,8 @@ class R2Bucket(Binding):
 
     @method
     async def get(self, request: R2Get) -> Any:
-        """Return an object, its span, and its bytes as a stream.
-
-        Return None if there is no such object, and the object alone if a condition fails.
-        """
+        """Return the object, the range and the bytes as a stream.
+        Return None if there is no such object, and the object without bytes if a condition fails."""
         found = await self._done("get", self._store.open(_checked("get", request.key), request.only_if, request.range))
         if found is None:
             return None
@@ -162,7 +160,7 @@ class R2Bucket(Binding):
 
     @method
     async def put(self, request: R2Put, body: Body | None) -> Any:
-        """Return the object; None if a condition fails."""
+        """Store an object and return its description; return None, and store nothing, if a condition fails."""
         key = _checked("put", request.key)
         details = _checked_details("put", request.details)
         content = _content("put", request.value, body)
@@ -182,7 +180,7 @@ class R2Bucket(Binding):
             raise _error("list", R2Error(sentence, 10022, 400))
         if unknown := set(request.include) - {"httpMetadata", "customMetadata"}:
             raise _error(
-                "list", R2Error(f"include knows httpMetadata and customMetadata, not {sorted(unknown)}", 10022, 400)
+                "list", R2Error(f"include takes httpMetadata and customMetadata, not {sorted(unknown)}", 10022, 400)
             )
         listing = self._store.listing(
             request.prefix, request.limit, request.cursor, request.delimiter or "", request.start_after or "",
@@ -236,8 +234,7 @@ class R2Bucket(Binding):
 
 
 class _Told:
-    """An object's bytes; failures in the middle are reported like failures at the start.
-    Closes the object, read or not."""
+    """An object's bytes, whose errors become BindingErrors, like errors at the start of the call."""
 
     def __init__(self, verb: str, content: Body) -> None:
         self._verb = verb

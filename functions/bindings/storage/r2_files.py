@@ -1,9 +1,9 @@
-"""Objects of a bucket as files with random names; an index in SQLite maps each key to its file.
+"""A bucket's objects as files with random names; an index in SQLite maps each key to its file.
 
 A key is never used as a path.
 
-A file is written beside the others, synced, renamed to its version's name and its directory synced, before the index names it in one transaction;
-the file that it replaces goes afterwards. Whatever dies in between leaves a file that no index names, which the next start removes once it is old.
+A new file is written under a temporary name, synced, renamed to its version, and its directory synced; then one transaction puts it into the index,
+and the file that it replaces is deleted. A crash in between leaves a file that is not in the index; a later start deletes it once it is an hour old.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from pilotlight.support import atomic_files
 from pilotlight.support.database import Connection, Database, Work, create, transaction
 
 CHUNK_BYTES = 256 << 10
-STRAY_AFTER_S = 3600.0  # younger files may belong to another process's write
+STRAY_AFTER_S = 3600.0  # younger files may belong to a write of another process
 UPLOAD_KEPT_S = 7 * 24 * 3600.0
 NO_UPLOAD = "The specified multipart upload does not exist."
 
@@ -71,7 +71,8 @@ class FileStore:
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
     ) -> "tuple[ObjectHead, ByteRange, FileContent | None] | None":
-        """Return the object and its bytes; no bytes if a condition fails."""
+        """Return the object, the range and its content; None if there is no such object.
+        The content is None if a condition fails."""
         while True:
             head = await self.head(key)
             if head is None:
@@ -137,7 +138,7 @@ class FileStore:
         *,
         with_metadata: bool = True,
     ) -> R2Listing:
-        """List objects. All of one is in the index, whether it is wanted or not."""
+        """List objects; `with_metadata` changes nothing, because the index has all metadata."""
         start = decoded_cursor(cursor) if cursor else b""
         if not cursor and start_after:
             start = start_after.encode() + b"\0"
@@ -152,7 +153,7 @@ class FileStore:
 
     async def put_part(self, key: str, upload_id: str, number: int, content: AsyncIterator[bytes]) -> str:
         def before(connection: Connection) -> list[tuple[str, int]]:
-            _upload(connection, key, upload_id)  # it may have been completed meanwhile
+            _upload(connection, key, upload_id)  # checked again: the upload may have been completed meanwhile
             query = "SELECT version, size FROM parts WHERE upload = ? AND number = ?"
             return connection.execute(query, (upload_id, number)).fetchall()
 
@@ -201,7 +202,7 @@ class FileStore:
         await self._index.close()
 
     def _replace(self, connection: Connection, head: ObjectHead, only_if: Conditions | None) -> list[str] | None:
-        """Put the object into the index, and return the versions that it replaces; None if a condition fails."""
+        """Put the object into the index and return the versions that it replaces; None if a condition fails."""
         with transaction(connection):
             before = _head(connection, head.key)
             if only_if is not None and not only_if.hold(before):
@@ -213,13 +214,15 @@ class FileStore:
         return [before.version] if before is not None else []
 
     def _use(self, connection: Connection, size: int) -> None:
-        """Count bytes, inside a transaction, which a full bucket ends."""
+        """Count bytes inside a transaction.
+        Raises R2Error if the bucket is full, which rolls the transaction back."""
         used = connection.execute("UPDATE used SET bytes = bytes + ? RETURNING bytes", (size,)).fetchone()[0]
         if size > 0 and used > self._quota.max_bytes:
             raise self._quota.full()
 
     async def _commit(self, work: Work[T], write: OpenWrite | None = None) -> T:
-        """Change the index, and count the bytes of `write` from its new state."""
+        """Change the index in its thread.
+        The quota then counts the index's bytes instead of those reserved for `write`."""
 
         def counted(connection: Connection) -> T:
             result = work(connection)
@@ -238,7 +241,7 @@ class FileStore:
     async def _written(
         self, content: AsyncIterator[bytes], update: Callable[[bytes], None], write: OpenWrite
     ) -> tuple[str, int]:
-        """Write a file with all of the content, under the name of a new version."""
+        """Write the content to a new file; return its version and size in bytes."""
         version, size = uuid.uuid4().hex, 0
         temporary = self._directory / "files" / f"{version}.part"
         try:
@@ -288,7 +291,7 @@ class FileStore:
         self._sweep(connection)
 
     def _sweep(self, connection: Connection) -> None:
-        """Remove unfinished uploads, and files that no index names."""
+        """Delete expired uploads, and files that are not in the index."""
         old = connection.execute(
             "SELECT key, id FROM uploads WHERE created_s < ?", (self._now_s() - UPLOAD_KEPT_S,)
         ).fetchall()
@@ -305,7 +308,7 @@ class FileStore:
 
 
 class FileContent:
-    """A part of an open file, as a stream. The file stays readable when its object is replaced meanwhile."""
+    """A span of an open file as a stream. The file stays readable if its object is replaced meanwhile."""
 
     def __init__(self, file: FileIO, length: int | None) -> None:
         self._file = file
@@ -344,7 +347,7 @@ def _write(file: FileIO, data: bytes, update: Callable[[bytes], None]) -> None:
 
 
 def _finish(file: FileIO, data: bytes, update: Callable[[bytes], None], path: Path) -> None:
-    """Write the last bytes, to the disk, under the final name."""
+    """Write the last bytes, sync the file, and give it its final name."""
     _write(file, data, update)
     os.fsync(file.fileno())
     path.parent.mkdir(exist_ok=True, mode=0o700)
@@ -377,7 +380,8 @@ def _as_head(row: tuple[Any, ...]) -> ObjectHead:
 
 
 def _listing(connection: Connection, prefix: bytes, limit: int, start: bytes, delimiter: bytes) -> R2Listing:
-    """List with one look at the index per object or group: a group of a million keys is stepped over."""
+    """List objects with one index lookup per object or group.
+    A group of a million keys is thus skipped at once."""
     heads: list[ObjectHead] = []
     prefixes: list[str] = []
     end = behind(prefix)
@@ -416,7 +420,7 @@ def _upload(connection: Connection, key: str, upload_id: str) -> Details:
 def _chosen(
     connection: Connection, key: str, upload_id: str, parts: Sequence[UploadedPart]
 ) -> tuple[Details, list[tuple[str, int, str]]]:
-    """Return the upload's details, and (version, size, etag) of each part, in order."""
+    """Return the upload's details, and (version, size, etag) of each chosen part, in order."""
     details = _upload(connection, key, upload_id)
     query = "SELECT number, version, size, etag FROM parts WHERE upload = ?"
     rows = {number: (version, size, etag) for number, version, size, etag in connection.execute(query, (upload_id,))}
@@ -425,7 +429,7 @@ def _chosen(
 
 
 def _forget(connection: Connection, key: str, upload_id: str) -> list[str]:
-    """Forget an upload; return the versions of its parts."""
+    """Delete an upload; return the versions of its parts."""
     with transaction(connection):
         _upload(connection, key, upload_id)
         rows = connection.execute("DELETE FROM parts WHERE upload = ? RETURNING version, size", (upload_id,)).fetchall()

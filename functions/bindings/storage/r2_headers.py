@@ -1,6 +1,6 @@
-"""An R2 object in S3's form: read and write its details as HTTP headers, and read list entries.
+"""An R2 object in S3's form: its details to and from HTTP headers, and parsed entries of lists.
 
-Details with an S3 header use it, so that other tools can read them; the rest is in one header of ours. Both directions are here, side by side.
+Details that S3 has a header for use that header, so other tools can read them; the rest is in one header of ours.
 """
 
 import base64
@@ -14,9 +14,9 @@ from xml.etree import ElementTree
 from pilotlight.functions.bindings.storage.r2_objects import Details, HttpMetadata, ObjectHead, R2Error
 from pilotlight.functions.bindings.storage.s3 import S3Answer, text_of
 
-OURS = "x-amz-meta-pilotlight"  # details without an S3 header: JSON in base64
-MAX_META_BYTES = 2048  # limit of all metadata in a PUT, by S3's rule
-UNSAID = ("binary/octet-stream", "application/octet-stream")  # types that S3 returns for an object without one
+OURS = "x-amz-meta-pilotlight"  # JSON in base64: the details that S3 has no header for
+MAX_META_BYTES = 2048  # S3's limit for all metadata of a PUT
+UNSAID = ("binary/octet-stream", "application/octet-stream")  # S3 returns these for an object stored without a type
 HEADERS = {
     "content_type": "content-type", "content_language": "content-language", "content_disposition": "content-disposition",
     "content_encoding": "content-encoding", "cache_control": "cache-control",
@@ -25,7 +25,7 @@ STORAGE_CLASSES = {"Standard": "STANDARD", "InfrequentAccess": "STANDARD_IA"}
 
 
 def described(details: Details, checksums: dict[str, bytes]) -> dict[str, str]:
-    """Return details as S3's headers. Raises R2Error above S3's limits."""
+    """Return an object's details as S3 headers. Raises R2Error above S3's limits."""
     headers: dict[str, str] = {}
     further: dict[str, Any] = {}
     http = details.http_metadata
@@ -95,7 +95,7 @@ def listed(element: ElementTree.Element) -> ObjectHead:
 
 
 def _further(value: str | None) -> dict[str, Any]:
-    """Decode our own header; empty if it is not ours after all."""
+    """Decode our own header; empty if another program wrote it."""
     try:
         found = json.loads(base64.b64decode(value or "", validate=True) or b"{}")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The description of an R2 object, and pure rules over it: conditions, ranges, etags."""
+"""The description of an R2 object, and its rules without I/O: conditions, ranges, ETags."""
 
 import base64
 import hashlib
@@ -18,7 +18,7 @@ Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class R2Error(Exception):
-    """A refusal with the platform's number."""
+    """R2 refuses a request; the number is the platform's error code."""
 
     def __init__(self, sentence: str, number: int, status: int, word: str = "") -> None:
         super().__init__(sentence)
@@ -37,7 +37,7 @@ class HttpMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Details that an object's writer sets."""
+    """The metadata that an object's writer sets."""
 
     http_metadata: HttpMetadata = HttpMetadata()
     custom_metadata: dict[str, str] = {}
@@ -45,7 +45,7 @@ class Details(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    etag_matches: list[str] | None = None  # "*": any object
+    etag_matches: list[str] | None = None  # ["*"] matches any object
     etag_does_not_match: list[str] | None = None
     uploaded_before_ms: float | None = None
     uploaded_after_ms: float | None = None
@@ -108,7 +108,8 @@ class ObjectHead(NamedTuple):
     checksums: dict[str, bytes]
 
     def as_value(self, include: set[str] | None = None) -> dict[str, Any]:
-        """`include` names the metadata that a list shows; None for all."""
+        """Return the object as functions receive it.
+        `include` names the metadata that a list shows; None shows all."""
         value = {
             "key": self.key,
             "version": self.version,
@@ -132,7 +133,7 @@ class R2Listing(NamedTuple):
 
 
 class Digests:
-    """The MD5 of the etag, and the requested checksum, of passing bytes."""
+    """Computes the MD5 for the ETag, and the requested checksum, of bytes as they pass."""
 
     def __init__(self, checksum: tuple[str, bytes] | None) -> None:
         self._expected = checksum
@@ -150,7 +151,7 @@ class Digests:
             each.update(data)
 
     def checked(self) -> dict[str, bytes]:
-        """Return all digests. Raises R2Error if the expected digest differs."""
+        """Return the digests by algorithm. Raises R2Error if the expected checksum differs."""
         found = {name: each.digest() for name, each in self._hashes.items()}
         if self._expected is not None and found[self._expected[0]] != self._expected[1]:
             name, expected = self._expected
@@ -160,8 +161,8 @@ class Digests:
 
 
 def chosen_parts(parts: Sequence[UploadedPart], uploaded: Mapping[int, tuple[str, int]]) -> list[int]:
-    """Return the numbers of an upload's parts, in order.
-    `uploaded` has etag and size of each existing part. Raises R2Error by R2's rules, some of which S3 does not enforce."""
+    """Return the part numbers of a completed upload, in order.
+    `uploaded` has (etag, size) of each existing part. Raises R2Error by R2's rules, some of which S3 does not enforce."""
     chosen = sorted(parts, key=lambda part: part.part_number)
     numbers = [part.part_number for part in chosen]
     if not parts or len(set(numbers)) != len(numbers):
@@ -187,7 +188,7 @@ def decoded_cursor(cursor: str) -> bytes:
 
 
 def multipart_etag(etags: Sequence[str]) -> str:
-    """Return an etag as S3's: the MD5 of the parts' MD5s, and their number."""
+    """Return a multipart ETag as S3 does: the MD5 of the parts' MD5s, and the number of parts."""
     joined = b"".join(bytes.fromhex(etag) for etag in etags)
     return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(etags)}"
 

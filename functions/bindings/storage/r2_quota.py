@@ -1,7 +1,7 @@
-"""BucketQuota: the bytes of one bucket on the disk, including files that are still being written.
+"""The bytes that one bucket uses on disk, including files that are still being written.
 
-Without the second, 40 open puts of 4 MiB held 160 MiB in a bucket of 4. The event loop adds bytes as they come, and the index's thread moves them to
-the index at a commit: hence the lock. Knows numbers; independent of files.
+Without the latter, 40 open puts of 4 MiB once held 160 MiB in a bucket of 4 MiB. The event loop adds bytes as they arrive, while the index's thread
+counts them as stored at a commit, hence the lock.
 """
 
 from collections.abc import Hashable
@@ -14,21 +14,19 @@ class BucketQuota:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._lock = Lock()
-        self._used = 0  # as the index has counted lately
-        self._open = 0  # of files that are being written
-        self._replaced: dict[
-            Hashable, int
-        ] = {}  # bytes that open writes will free: each once, however many writes replace it
+        self._used = 0  # as last counted by the index
+        self._open = 0  # bytes of files that are being written
+        self._replaced: dict[Hashable, int] = {}  # bytes that open writes will free, once per object
 
     def refresh(self, used: int, done: "OpenWrite | None" = None) -> None:
-        """Take over the index's count, which now includes the bytes of `done`."""
+        """Set the bytes counted by the index; they now include those of the finished write `done`."""
         with self._lock:
             self._used = used
             if done is not None:
                 self._release(done)
 
     def open_write(self, place: Hashable, replaced: int) -> "OpenWrite":
-        """Return a write to `place`, which frees `replaced` bytes when it is done."""
+        """Start a write to `place`, which frees `replaced` bytes when it is done."""
         with self._lock:
             is_first = place not in self._replaced
             if is_first:
@@ -59,19 +57,16 @@ class BucketQuota:
 
 
 class OpenWrite:
-    """A file that is being written; use as `with`."""
+    """The bytes reserved for a file that is being written; a context manager that releases them."""
 
     def __init__(self, quota: BucketQuota, place: Hashable | None) -> None:
-        """Reserve a write.
-
-        `place` is the object that it replaces; None if an earlier open write replaces the same object.
-        """
+        """`place` is the object that it replaces; None if an earlier open write replaces the same object."""
         self.size = 0
         self.place = place
         self._quota = quota
 
     def add(self, size: int) -> None:
-        """Reserve bytes. Raises R2Error if the bucket has no room for them."""
+        """Reserve bytes. Raises R2Error if the bucket is full."""
         self._quota.add(self, size)
 
     def __enter__(self) -> "OpenWrite":

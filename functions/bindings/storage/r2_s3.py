@@ -1,7 +1,8 @@
-"""Objects of a bucket at an S3 endpoint: the same interface as functions/bindings/storage/r2_files.py.
+"""A bucket's objects at an S3 endpoint, with the same interface as r2_files.py.
 
-Details with an S3 header use it, so that other tools can read what functions wrote. A body is spooled and hashed before it is sent, because S3 needs
-its length, and a downloaded body is checked against its etag if that is an MD5. Versions are etags, and times have whole seconds, as in S3.
+Details that S3 has a header for use that header, so other tools can read what functions wrote. A body is spooled and hashed before it is sent,
+because S3 needs its length, and a downloaded body is checked against its ETag if that is an MD5. Versions are ETags, and times have whole seconds, as
+in S3.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ from pilotlight.functions.bindings.storage.s3 import (
 
 CURSOR = b"s3:"
 MAX_PUT_BYTES = 5 << 30
-IN_MEMORY_BYTES = 4 << 20  # of a body; a larger one is spooled to a file
+IN_MEMORY_BYTES = 4 << 20  # a larger body is spooled to a file
 HEADS_AT_ONCE = 16
 MAX_RACES = 8
 
@@ -68,7 +69,8 @@ class S3Store:
     async def open(
         self, key: str, only_if: Conditions | None, range: Range | None
     ) -> "tuple[ObjectHead, ByteRange, S3Content | None] | None":
-        """Return the object and its bytes; no bytes if a condition fails."""
+        """Return the object, the range and its content; None if there is no such object.
+        The content is None if a condition fails."""
         for _ in _races(key):
             head = await self.head(key)
             if head is None:
@@ -84,7 +86,7 @@ class S3Store:
                     answer = await self._client.ask("GET", key, headers=headers)
                 except S3Error as error:
                     if error.status in (404, 412):
-                        continue  # it has been replaced since
+                        continue  # the object has been replaced meanwhile
                     raise
                 return head, span, S3Content(answer, span.length, head)
         raise AssertionError("unreachable")
@@ -200,7 +202,7 @@ class S3Store:
         await self._client.close()
 
     async def _parts(self, key: str, upload_id: str) -> dict[int, tuple[str, int]]:
-        """Return etag and size of each part that was uploaded."""
+        """Return (etag, size) of each uploaded part, by number."""
         found: dict[int, tuple[str, int]] = {}
         marker = "0"
         while True:
@@ -225,7 +227,8 @@ class S3Store:
         return list(await asyncio.gather(*(one(head) for head in heads)))
 
     async def _check_bucket(self, error: S3Error) -> None:
-        """Check that it is the object that is not there, and not the bucket, which a HEAD's 404 does not say."""
+        """Raise R2Error if the bucket does not exist.
+        A 404 to a HEAD does not say whether the object or the bucket is missing."""
         if error.code == "NoSuchBucket":
             raise error
         if not self._has_bucket:
@@ -241,7 +244,7 @@ class S3Store:
 
 
 class S3Content:
-    """An object's bytes as they arrive, counted, and hashed if the etag is a hash."""
+    """An object's bytes as they arrive, checked against its size, and against its ETag if that is an MD5."""
 
     def __init__(self, answer: S3Answer, length: int, head: ObjectHead) -> None:
         self._chunks = aiter(answer)
@@ -285,8 +288,8 @@ class S3Content:
 
 @asynccontextmanager
 async def _translated() -> AsyncIterator[None]:
-    """Raise the store's failures as the bucket's.
-    The function gets the reason, without keys and names of the site."""
+    """Turn failures of the S3 endpoint into R2Errors.
+    The function gets the reason, but no keys or names of the site."""
     try:
         yield
     except S3Error as error:
@@ -336,7 +339,7 @@ async def _spooled(content: AsyncIterator[bytes], update: Callable[[bytes], None
             if size > MAX_PUT_BYTES:
                 sentence = f"an object may have {MAX_PUT_BYTES >> 30} GiB in one put: upload it in parts"
                 raise R2Error(sentence, 100100, 400)
-            if size > IN_MEMORY_BYTES:  # a file may make its writer wait
+            if size > IN_MEMORY_BYTES:  # only a file blocks its writer
                 await asyncio.to_thread(keep, chunk)
             else:
                 keep(chunk)
@@ -363,10 +366,8 @@ def _token_of(cursor: str) -> str:
 
 
 def _leads_away(key: str) -> bool:
-    """Tell whether a proxy that normalizes the URL would reach another bucket.
-
-    The request would have the site's credentials there.
-    """
+    """Tell whether a proxy that normalizes the URL would send the key to another bucket.
+    That request would carry the site's credentials."""
     return any(part in (".", "..") for part in key.split("/"))
 
 

@@ -1,7 +1,7 @@
 """The Cache API of functions: responses in this site's memory, separate for each function.
 
-Storage and its time follow a response's headers as documented for the platform (https://developers.cloudflare.com/workers/runtime-apis/cache) or,
-without such headers, its status (https://developers.cloudflare.com/cache/how-to/configure-cache-status-code). The least recently used response is
+Whether and how long a response is kept follows its headers as the platform documents (https://developers.cloudflare.com/workers/runtime-apis/cache)
+or, without such headers, its status (https://developers.cloudflare.com/cache/how-to/configure-cache-status-code). The least recently used response is
 evicted first.
 """
 
@@ -20,12 +20,12 @@ from pilotlight.functions.bindings.binding import Binding, BindingError, Body, S
 from pilotlight.functions.bindings.place import directory_of
 from pilotlight.functions.channel import StreamingReply
 
-CACHE = "@cache"  # no binding of a manifest can have this name
-MAX_BYTES = 128 << 20  # of all functions of the site
+CACHE = "@cache"  # reserved: no binding of a manifest can have this name
+MAX_BYTES = 128 << 20  # for all functions of the site together
 MAX_RESPONSE_BYTES = 8 << 20
 MAX_KEY_BYTES = 16 << 10
-IN_ONE = 64 << 10  # bytes of a body that is not streamed
-OVERHEAD_BYTES = 512  # of an entry, besides its parts
+IN_ONE = 64 << 10  # larger bodies are streamed
+OVERHEAD_BYTES = 512  # per entry, besides its key and content
 DEFAULT_S = {200: 7200.0, 301: 7200.0, 302: 1200.0, 303: 1200.0, 404: 180.0, 410: 180.0}
 
 Pairs = list[tuple[str, str]]
@@ -45,7 +45,7 @@ class Put(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     status: Annotated[int, Meta(ge=200, le=599)]
     headers: Pairs
     content: bytes = b""
-    ttl_s: float | None = None  # in place of what the headers say
+    ttl_s: float | None = None  # replaces the lifetime from the headers
 
 
 class Delete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseMemory:
-    """The responses of all functions, by (function, cache, URL)."""
+    """The cached responses of all functions, by (function, cache, URL)."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, now_s: Callable[[], float] = time.time) -> None:
         self._max_bytes = max_bytes
@@ -72,7 +72,7 @@ class ResponseMemory:
 
     @classmethod
     def of(cls, state_dir: Path, services: Services) -> "ResponseMemory":
-        """Return the site's."""
+        """Return the one cache of the site."""
         place, now_s = directory_of(state_dir, "cache", "responses"), services.clock.now_s
         return services.databases.get(place, lambda path: cls(now_s=now_s))
 
@@ -94,7 +94,7 @@ class ResponseMemory:
             self.delete(next(iter(self._kept)))
 
     def delete(self, key: tuple[str, str, str]) -> bool:
-        """Return whether it was there and fresh."""
+        """Delete a response; return whether it existed and had not expired."""
         if (found := self._kept.pop(key, None)) is None:
             return False
         self._size -= _size_of(key, found)
@@ -106,7 +106,7 @@ class ResponseMemory:
 
 
 class ResponseCache(Binding):
-    """One function's caches."""
+    """The Cache API calls of one function."""
 
     kind = "cache"
 
@@ -122,7 +122,7 @@ class ResponseCache(Binding):
 
     @method
     async def match(self, request: CacheMatch) -> Any:
-        """Return {found, status, headers} and the body; a range or 304 where the request asks for it."""
+        """Return {found, status, headers} and the body; answers conditional and range requests."""
         kept = self._memory.get((self._function, request.cache, request.url))
         if kept is None:
             return {"found": False}
@@ -150,7 +150,7 @@ class ResponseCache(Binding):
 
     @method
     async def put(self, request: Put, body: Body | None) -> None:
-        """Keep a response, unless its headers or its size speak against it."""
+        """Store a response, if its headers and its size allow it."""
         ttl_s = lifetime_s(request.status, request.headers, self._now_s()) if request.ttl_s is None else request.ttl_s
         with self._held.hold() as held:
             try:
@@ -175,7 +175,7 @@ def _too_long(size: int) -> BindingError:
 
 
 def lifetime_s(status: int, headers: Iterable[tuple[str, str]], now_s: float) -> float:
-    """Return for how long a response may be kept by its headers, in seconds; 0: not at all."""
+    """Return how long a response may be kept by its headers, in seconds; 0 if not at all."""
     found: dict[str, str] = {}
     for name, value in headers:
         lower = name.lower()
@@ -194,7 +194,7 @@ def lifetime_s(status: int, headers: Iterable[tuple[str, str]], now_s: float) ->
         try:
             return max(0.0, parsedate_to_datetime(found["expires"]).timestamp() - now_s)
         except ValueError:
-            return 0.0  # such as "0", RFC 9111 section 5.3
+            return 0.0  # for example "0" (RFC 9111 section 5.3)
     return DEFAULT_S.get(status, 0.0)
 
 
@@ -204,7 +204,7 @@ def _directive(text: str) -> tuple[str, str]:
 
 
 def _is_unchanged(headers: Pairs, asked: dict[str, str]) -> bool:
-    """Tell whether the requester has the response already, RFC 9110 section 13.2.2."""
+    """Tell whether a conditional request gets a 304 (RFC 9110 section 13.2.2)."""
     kept = {name.lower(): value for name, value in headers}
     if "if-none-match" in asked:
         tags = [each.strip().removeprefix("W/") for each in asked["if-none-match"].split(",")]

@@ -1,7 +1,7 @@
-"""The part of S3's protocol that a bucket needs: signed requests (AWS Signature 4), answers, retries.
+"""The part of S3's protocol that buckets need: signed requests (AWS Signature 4), responses, retries.
 
-Written on the HTTP client that a site has anyway: botocore has 31 MiB, takes 140 ms until it has a client, and blocks the event loop while it asks.
-Bodies are sent with their hash signed, so a store that received others refuses them. Knows neither R2 nor functions.
+It uses the HTTP client that a site has anyway. botocore is 31 MiB, takes 140 ms to create a client, and blocks the event loop during requests. Each
+body is sent with its hash signed, so the store refuses a body that was damaged on the way. Independent of R2 and functions.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ import aiohttp
 from yarl import URL
 
 TRIES = 4
-FIRST_PAUSE_S = 0.1  # doubled for each further try, and drawn between half of it and the whole
+FIRST_PAUSE_S = 0.1  # doubled for each retry, then drawn between half of it and the whole
 CONNECT_S = 5.0
-SILENCE_S = 30.0  # within an answer
+SILENCE_S = 30.0  # longest pause within a response
 MAX_ERROR_BYTES = 64 << 10
 CHUNK_BYTES = 256 << 10
 TRANSIENT = frozenset({429, 500, 502, 503, 504})
@@ -42,7 +42,7 @@ CREDENTIALS_ARE_WRONG = frozenset(
 
 
 class S3Error(Exception):
-    """The store refused, by its own word for it."""
+    """The store refused a request; `code` is S3's error code."""
 
     def __init__(self, code: str, message: str, status: int) -> None:
         super().__init__(f"{code}: {message}" if message else code)
@@ -51,11 +51,11 @@ class S3Error(Exception):
 
 
 class S3Unreachable(Exception):
-    """The store could not be asked, or its answer broke off."""
+    """The store could not be reached, or its response broke off."""
 
 
 class S3CredentialsError(Exception):
-    """The site file's place for credentials has none."""
+    """The place that the site file names for credentials has none."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Credentials:
 
 @dataclass(frozen=True)
 class S3Place:
-    """One bucket of one endpoint, and the source of its credentials."""
+    """One bucket at one endpoint, and where its credentials are."""
 
     endpoint: str
     bucket: str
@@ -80,7 +80,8 @@ class S3Place:
     profile: str = "default"
 
     def credentials(self) -> Credentials:
-        """Read for each request: a file that rotates needs no restart. Raises S3CredentialsError."""
+        """Load the credentials; called per request, so that rotated files need no restart.
+        Raises S3CredentialsError."""
         if self.credentials_file is not None:
             return _from_file(Path(self.credentials_file).expanduser(), self.profile)
         found = [os.environ.get(name) for name in (self.access_key_id_env, self.secret_access_key_env)]
@@ -91,7 +92,7 @@ class S3Place:
 
 
 class S3Client:
-    """Made without a connection; `await close`."""
+    """A client for one bucket; call `close` at the end."""
 
     def __init__(self, place: S3Place, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.place = place
@@ -116,8 +117,8 @@ class S3Client:
         headers: Mapping[str, str] | None = None,
         body: "bytes | Spooled" = b"",
     ) -> "S3Answer":
-        """Send a request to the store, again if it is busy.
-        Raises S3Error, S3Unreachable, S3CredentialsError. The caller reads or closes the response."""
+        """Send a request; retry while the store is busy or unreachable.
+        The caller reads or closes the response. Raises S3Error, S3Unreachable, S3CredentialsError."""
         pause_s, tries = FIRST_PAUSE_S, TRIES
         while True:
             tries -= 1
@@ -175,9 +176,7 @@ class S3Answer:
 
     async def xml(self) -> ElementTree.Element:
         """Parse the body.
-
-        Raises S3Error if it contains an error in spite of its status, as long operations do.
-        """
+        Raises S3Error if it is an error despite its status, which S3 allows for long operations."""
         try:
             root = ElementTree.fromstring(await self.read())
         except ElementTree.ParseError as error:
@@ -202,7 +201,7 @@ class S3Answer:
 
 
 class Spooled:
-    """A body that is complete, hashed, and can be sent again."""
+    """A complete, hashed body that can be sent again."""
 
     def __init__(self, file: IO[bytes], size: int, sha256: str) -> None:
         self.size = size
@@ -225,8 +224,8 @@ def sign(
     region: str,
     now: datetime,
 ) -> dict[str, str]:
-    """Return all headers, with those of the signature.
-    `path` is encoded, names of headers are lower case and `host` is one of them."""
+    """Return all headers with the signature added.
+    `path` must be encoded; header names are lower case and include `host`."""
     stamp = now.strftime("%Y%m%dT%H%M%SZ")
     scope = f"{stamp[:8]}/{region}/s3/aws4_request"
     signed = {**headers, "x-amz-date": stamp, "x-amz-content-sha256": sha256}
@@ -251,7 +250,7 @@ def canonical_query(query: Mapping[str, str]) -> str:
 
 
 def local(element: ElementTree.Element) -> str:
-    """Return the name without its namespace, which not every store writes."""
+    """Return the tag without its namespace, which some stores omit."""
     return element.tag.rpartition("}")[2]
 
 
@@ -275,7 +274,7 @@ async def _failure(response: aiohttp.ClientResponse) -> S3Error:
         response.close()
     try:
         return _as_error(ElementTree.fromstring(body), response.status)
-    except ElementTree.ParseError:  # a HEAD's, or a proxy's in between
+    except ElementTree.ParseError:  # no XML: the response to a HEAD, or one of a proxy in between
         return S3Error(
             _BY_STATUS.get(response.status, f"HTTP{response.status}"), response.reason or "", response.status
         )
@@ -291,7 +290,7 @@ def _as_error(root: ElementTree.Element, status: int) -> S3Error:
 
 
 def _from_file(path: Path, profile: str) -> Credentials:
-    """Read a file of AWS's own form: sections with aws_access_key_id and aws_secret_access_key."""
+    """Load credentials from an AWS file: sections with aws_access_key_id and aws_secret_access_key."""
     parser = ConfigParser(interpolation=None)
     try:
         parser.read_string(path.read_text())

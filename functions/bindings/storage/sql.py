@@ -1,7 +1,8 @@
-"""SQL of functions on a connection: the allowed statements, limits of time and size, and results.
+"""SQL of functions on a SQLite connection: allowed statements, limits of time and size, and results.
 
-SQLite's authorizer sees every statement before it runs. Refused: other files (ATTACH, VACUUM INTO), pragmas that change the database's settings,
-explicit transactions, extensions, temporary tables, and the tables named `_cf_*`, which are the runtime's. Limits are the platform's documented ones.
+SQLite's authorizer checks every statement before it runs. Refused are other files (ATTACH, VACUUM INTO), pragmas that change the database's settings,
+explicit transactions, extensions, temporary tables, and the tables named `_cf_*`, which belong to the runtime. Limits are the platform's documented
+ones.
 """
 
 import sqlite3
@@ -13,10 +14,10 @@ from typing import Any, NamedTuple
 from pilotlight.support.database import Connection
 
 MAX_SQL_BYTES = 100_000
-MAX_VALUE_BYTES = 2_000_000  # of a string, a blob or a row
+MAX_VALUE_BYTES = 2_000_000  # per string, blob or row
 MAX_PARAMETERS = 100
 MAX_COLUMNS = 100
-MAX_RESULT_BYTES = 16 << 20  # a reply is one message of at most 32 MiB
+MAX_RESULT_BYTES = 16 << 20  # because a reply is one message of at most 32 MiB
 ROWS_AT_ONCE = 256
 RESERVED = "_cf_"
 
@@ -36,7 +37,7 @@ READING_PRAGMAS = frozenset({
     "table_list", "table_info", "table_xinfo", "index_list", "index_info", "index_xinfo", "foreign_key_list", "foreign_key_check", "quick_check",
     "optimize", "foreign_keys", "user_version", "data_version", "page_count", "page_size", "collation_list", "function_list", "pragma_list",
 })  # fmt: skip
-# These may be set, until the end of the call: all users of the database share the connection.
+# Reset at the end of each call, because all users of the database share the connection.
 LASTING_PRAGMAS = (
     "defer_foreign_keys", "ignore_check_constraints", "legacy_alter_table", "recursive_triggers", "reverse_unordered_selects", "case_sensitive_like",
 )  # fmt: skip
@@ -78,7 +79,7 @@ class Outcome(NamedTuple):
 
 
 class SqlError(Exception):
-    """A statement was refused or failed; the message has SQLite's words and the name of its code."""
+    """A statement was refused or failed; the message has SQLite's text and the name of its error code."""
 
     def __init__(self, message: str, code_name: str) -> None:
         super().__init__(f"{message}: {code_name}")
@@ -86,10 +87,10 @@ class SqlError(Exception):
 
 
 class StatementGuard:
-    """The authorizer of one connection."""
+    """The authorizer of one connection: decides which statements of functions may run."""
 
     def __init__(self, connection: Connection, transactions_by: str) -> None:
-        """`transactions_by` names the alternative to BEGIN."""
+        """`transactions_by` is what the error message for BEGIN recommends instead."""
         self._transactions_by = transactions_by
         self._is_trusting = False
         self._touched: set[str] = set()
@@ -103,7 +104,7 @@ class StatementGuard:
 
     @contextmanager
     def trusting(self) -> Iterator[None]:
-        """Open a scope for the runtime's own statements."""
+        """Return a scope in which the runtime's own statements are not checked."""
         before, self._is_trusting = self._is_trusting, True
         try:
             yield
@@ -111,7 +112,7 @@ class StatementGuard:
             self._is_trusting = before
 
     def reset(self, connection: Connection) -> None:
-        """Undo the settings that the calls before have left."""
+        """Reset the pragmas that functions set since the last reset."""
         with self.trusting():
             for pragma in self._touched:
                 connection.execute(f"PRAGMA {pragma} = 0")
@@ -121,9 +122,7 @@ class StatementGuard:
         if self._is_trusting:
             return sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_PRAGMA and (first or "").lower() == "foreign_keys" and second is not None:
-            return (
-                sqlite3.SQLITE_IGNORE
-            )  # accepted without effect, as in D1, because migration tools write it around every table
+            return sqlite3.SQLITE_IGNORE  # accepted and ignored, as in D1: migration tools write it around every table
         why = self._objection(action, first or "", second)
         if why:
             self.why = why
@@ -160,7 +159,7 @@ class StatementGuard:
 
 
 def execute(connection: Connection, guard: StatementGuard, sql: str, parameters: Sequence[Any] = ()) -> Outcome:
-    """Execute one statement. Raises SqlError, and the errors of `storage_word`."""
+    """Execute one statement. Raises SqlError, and the database errors that `storage_word` knows."""
     started_s = time.perf_counter()
     changes_before = connection.total_changes
     with as_sql_errors(guard):
@@ -187,9 +186,7 @@ def as_sql_errors(guard: StatementGuard) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", None)
-        if (
-            name is None
-        ):  # the module's own objection: bindings that do not fit, several statements, integers of more than 64 bits
+        if name is None:  # raised by Python's module: wrong bindings, several statements, integers above 64 bits
             code_name = "SQLITE_TOOBIG" if "too large" in str(error) else "SQLITE_ERROR"
             raise SqlError(_own_words(str(error)), code_name) from None
         if name == "SQLITE_INTERRUPT" or name.startswith(
@@ -200,12 +197,13 @@ def as_sql_errors(guard: StatementGuard) -> Iterator[None]:
         raise SqlError(message, _primary(name)) from None
     except OverflowError as error:
         raise SqlError(f"an integer of more than 64 bits: {error}", "SQLITE_MISMATCH") from None
-    except (ValueError, UnicodeEncodeError) as error:  # a NUL inside SQL, a lone surrogate
+    except (ValueError, UnicodeEncodeError) as error:  # a NUL in the SQL, or a lone surrogate
         raise SqlError(f"the statement is not valid text: {error}", "SQLITE_ERROR") from None
 
 
 def statements_of(script: str, is_complete: Callable[[str], bool] = sqlite3.complete_statement) -> list[str]:
-    """Split a script into statements. A semicolon inside a string, a comment or a trigger ends none."""
+    """Split a script into statements.
+    Semicolons inside strings, comments and triggers do not end a statement."""
     statements: list[str] = []
     start = position = 0
     while (found := script.find(";", position)) >= 0:
@@ -236,7 +234,7 @@ def _changes_the_schema(sql: str) -> bool:
 
 
 def _primary(name: str) -> str:
-    """Return the primary code of an extended one, as SQLITE_CONSTRAINT of SQLITE_CONSTRAINT_UNIQUE."""
+    """Return the primary name of an extended error code: SQLITE_CONSTRAINT for SQLITE_CONSTRAINT_UNIQUE."""
     return "_".join(name.split("_")[:2])
 
 

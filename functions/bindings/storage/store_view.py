@@ -1,7 +1,7 @@
-"""D1 databases and KV namespaces for operators, who look into them: a list, and a page at a time.
+"""A read-only view of D1 databases and KV namespaces, for operators: a list, and pages of content.
 
-A file is opened again, without the right to write, so nothing is changed or created and no function waits. The schema is a function's work and may be
-hostile: only tables are read, never views; names are quoted; long values are cut by SQLite; a query has two seconds.
+Files are opened read-only on a separate connection, so nothing is changed and no function waits. The schema comes from a function and may be hostile:
+only tables are shown, never views; names are quoted; SQLite cuts long values; a query has two seconds.
 """
 
 import sqlite3
@@ -15,7 +15,7 @@ from pilotlight.support.database import STEPS_BETWEEN_CHECKS
 from pilotlight.wire.hop.management import FunctionStore, StoreKind, StorePage, StoreQuery
 
 TIME_LIMIT_S = 2.0
-MAX_CELL = 500  # characters of a value
+MAX_CELL = 500  # characters shown of a value
 MAX_TABLES = 500
 MAX_COLUMNS = 100
 LAST_ROW = 1 << 62  # SQLite refuses larger offsets
@@ -24,15 +24,15 @@ KV_COLUMNS = ("key", "value", "metadata", "expires")
 
 
 class StoreReadError(Exception):
-    """A store cannot be read; the message says why."""
+    """A store cannot be read; the message has the reason."""
 
 
 class NoStoreError(StoreReadError):
-    """A store or table that does not exist."""
+    """The store or the table does not exist."""
 
 
 def list_stores(state_dir: Path) -> tuple[FunctionStore, ...]:
-    """List the stores of a site's functions, those of functions that are gone included."""
+    """List the stores of a site's functions, including those of removed functions."""
     found = []
     for kind, file in FILES.items():
         for path in sorted((state_dir / "bindings" / kind).glob(f"*/{file}")):
@@ -41,7 +41,7 @@ def list_stores(state_dir: Path) -> tuple[FunctionStore, ...]:
 
 
 def read_page(state_dir: Path, query: StoreQuery) -> StorePage:
-    """Read a page of a store: blocks, so call it in a thread. Raises StoreReadError."""
+    """Return one page of a store. Blocks, so call it in a thread. Raises StoreReadError."""
     path = state_dir / "bindings" / query.kind / query.name / FILES[query.kind]
     if query.name in (".", "..") or "/" in query.name or "\0" in query.name or not path.is_file():
         raise NoStoreError(f"this site has no {query.kind} store named {query.name!r}")

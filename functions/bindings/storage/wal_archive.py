@@ -1,13 +1,13 @@
-"""Point-in-time recovery of a SQLite file: its write-ahead log is copied before each checkpoint.
+"""Point-in-time recovery of a SQLite file: its write-ahead log (WAL) is copied before each checkpoint.
 
-So any second of the last days can be rebuilt.
+The content at any second of the last days can be rebuilt.
 
-A *base* is a copy of the file, a *segment* a whole WAL of the commits after it. Both have numbers: segment N follows base N or segment N - 1.
-`N.times` beside them has the time of each commit of segment N. Recovery is SQLite's own: a base with a segment as its WAL is checkpointed, segment
-after segment, the last one cut off after the wanted commit. The format of a WAL: https://www.sqlite.org/fileformat2.html#the_write_ahead_log.
+A *base* is a copy of the file; a *segment* is a whole WAL with the commits after it. Both are numbered: segment N follows base N or segment N - 1.
+The file `N.times` has the time of each commit of segment N. To recover, SQLite checkpoints a base with a segment as its WAL, then the next segment,
+and so on; the last segment is cut after the wanted commit. The format of a WAL: https://www.sqlite.org/fileformat2.html#the_write_ahead_log.
 
-One process writes a file's history: the process with its lock. If another program has checkpointed the file, a new base is made. All methods run in
-the thread of the file's connection.
+Only the process with the lock writes a file's history. If another program has checkpointed the file, a new base is made. All methods run in the
+thread of the file's connection.
 """
 
 import fcntl
@@ -28,18 +28,18 @@ from pilotlight.support.database import Connection
 
 log = logging.getLogger("pilotlight.bindings")
 
-SEGMENT_BYTES = 4 << 20  # of a WAL before it is kept and checkpointed: SQLite's own default is 1,000 pages
-SMALL_BYTES = 4 << 20  # of segments before another base is made, however small the file is
+SEGMENT_BYTES = 4 << 20  # a larger WAL becomes a segment and is checkpointed; SQLite's own default is 1,000 pages
+SMALL_BYTES = 4 << 20  # least bytes of segments before another base is made, for small files
 WAL_HEADER, FRAME_HEADER = 32, 24
-TIMES = struct.Struct("<dQ")  # seconds since 1970; the WAL's bytes that belong to the commits until then
+TIMES = struct.Struct("<dQ")  # Unix time in seconds, and the WAL's size in bytes after the commit
 
 
 class HistoryError(Exception):
-    """The wanted moment cannot be built."""
+    """The wanted moment cannot be rebuilt."""
 
 
 class Bookmark(NamedTuple):
-    """A commit: a segment, and its bytes until then."""
+    """A commit: the number of its segment, and the segment's size in bytes after the commit."""
 
     number: int
     offset: int
@@ -49,16 +49,16 @@ class Bookmark(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Bookmark":
-        """Raises HistoryError."""
+        """Parse the text of a bookmark. Raises HistoryError."""
         try:
             number, _, offset = text.partition("-")
             return cls(int(number, 16), int(offset, 16))
         except ValueError:
-            raise HistoryError(f"{text!r} is no bookmark; one looks like {cls(1, 4152)}") from None
+            raise HistoryError(f"{text!r} is not a bookmark; an example is {cls(1, 4152)}") from None
 
 
 class Commit(NamedTuple):
-    """The end of a commit in a WAL of these salts."""
+    """The end of a commit in a WAL: its offset in bytes, and the salt that identifies the WAL."""
 
     offset: int
     salt: bytes
@@ -70,7 +70,7 @@ class Moment(NamedTuple):
 
 
 class WalHistory:
-    """The kept history of a file, as any process may read it."""
+    """The history of a file, for reading; any process may do so."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,11 +78,11 @@ class WalHistory:
         self._wal = Path(f"{path}-wal")
 
     def first(self) -> Moment | None:
-        """Return the earliest moment that can be built."""
+        """Return the earliest moment that can be rebuilt; None if there is none."""
         return next(self._moments(), None)
 
     def at(self, at_s: float) -> Moment:
-        """Return the last commit until a time. Raises HistoryError before the first one."""
+        """Return the last commit at or before a time. Raises HistoryError if the history begins later."""
         found = None
         for moment in self._moments():
             if moment.at_s > at_s:
@@ -95,11 +95,11 @@ class WalHistory:
         return found
 
     def now(self) -> Bookmark:
-        """Return the present state's bookmark."""
+        """Return the bookmark of the current content."""
         return Bookmark(self._next(), _last_commit(self._wal, Commit(0, b"")).offset)
 
     def build(self, bookmark: Bookmark, target: Path) -> None:
-        """Write the file as it was into a new one. Raises HistoryError."""
+        """Write the file's content at a bookmark to a new file. Raises HistoryError."""
         bases = [number for number in self._numbers("base") if number <= bookmark.number]
         if not bases:
             raise HistoryError(f"the history does not reach back to {bookmark}")
@@ -114,14 +114,14 @@ class WalHistory:
         if not segment.is_file() and self._wal.is_file() and number == self._next():
             with suppress(FileNotFoundError):
                 shutil.copyfile(self._wal, wal)
-        if segment.is_file():  # also where it was kept meanwhile
+        if segment.is_file():  # also true if the WAL became a segment just now
             shutil.copyfile(segment, wal)
         if not wal.is_file() or (size is not None and wal.stat().st_size < size):
             raise HistoryError(f"the history has a gap at {Bookmark(number, size or 0)}")
         if size is not None:
             os.truncate(wal, size)
         with closing(sqlite3.connect(target, isolation_level=None)) as connection:
-            connection.execute("PRAGMA synchronous = OFF")  # it is built again after a crash
+            connection.execute("PRAGMA synchronous = OFF")  # no sync needed: after a crash the file is built again
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _moments(self) -> Iterator[Moment]:
@@ -139,12 +139,12 @@ class WalHistory:
         return self.folder / f"{number:08x}.{kind}"
 
     def _next(self) -> int:
-        """Return the number of the segment that is being written."""
+        """Return the number of the segment that the live WAL will become."""
         return max((0, *self._numbers("base"), *(number + 1 for number in self._numbers("wal"))))
 
 
 class WalArchive(WalHistory):
-    """The history as the connection's owner writes it."""
+    """Writes the history of a file, in the process that has its connection."""
 
     def __init__(
         self,
@@ -158,15 +158,15 @@ class WalArchive(WalHistory):
         self._now_s = now_s
         self._segment_bytes = segment_bytes
         self._lock: int | None = None
-        # The database's file, open as long as its connection: if this process closed it earlier, SQLite would lose its locks (POSIX ones belong to a
-        # process and a file), and another program would delete the WAL as the last user.
+        # The database's file, kept open as long as its connection. POSIX locks belong to a process and a file: closing it earlier would drop SQLite's
+        # locks, and another program would then delete the WAL as its last user.
         self._source: int | None = None
         self._number = 0
         self._last = Commit(0, b"")  # the last recorded commit of the live WAL
-        self._since_base = 0  # bytes of segments
+        self._since_base = 0  # bytes of segments since the last base
 
     def attach(self, connection: Connection) -> None:
-        """Keep what this connection commits from now on, unless another process does so."""
+        """Record what this connection commits from now on, unless another process records already."""
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         try:
             self.folder.mkdir(exist_ok=True, mode=0o700)
@@ -190,7 +190,7 @@ class WalArchive(WalHistory):
             self._give_up(connection, error)
 
     def committed(self, connection: Connection) -> None:
-        """Note a commit, if there was one; keep and checkpoint the WAL where it has grown long."""
+        """Record the last commit, if it is new; archive and checkpoint a WAL that has grown long."""
         if self._lock is None:
             return
         try:
@@ -235,38 +235,38 @@ class WalArchive(WalHistory):
                 file.seek(size - TIMES.size)
                 before_s, before = TIMES.unpack(file.read(TIMES.size))
                 if before >= offset:
-                    return  # it was noted before the process started
+                    return  # recorded before the process started
                 if before and int(before_s) == int(now_s):
-                    size -= TIMES.size  # only the last commit of a second is recorded
+                    size -= TIMES.size  # replace the entry: one per second, for its last commit
             file.seek(size)
             file.truncate()
             file.write(TIMES.pack(now_s, offset))
 
     def _keep(self, connection: Connection) -> None:
-        """Keep the WAL as a segment, and checkpoint it."""
+        """Archive the WAL as a segment and checkpoint it."""
         if not self._last.offset:
             return
         segment = self._file(self._number, "wal")
         before = _data_version(connection)
         _copy(self._wal, segment, self._last.offset)
         if not self._checkpoint(connection):
-            segment.unlink()  # another process reads: next time
+            segment.unlink()  # another process is reading: try again after a later commit
             return
         self._since_base += self._last.offset
         self._number, self._last = self._number + 1, Commit(0, b"")
         if _data_version(connection) != before or self._since_base > max(SMALL_BYTES, self.path.stat().st_size):
-            self._copy_base()  # also where another process has committed after the copy
+            self._copy_base()  # the latter also if another process committed after the copy
         self._forget()
 
     def _begin(self, connection: Connection) -> None:
-        """Begin anew: the file is not as the history left it. Raises OSError."""
+        """Checkpoint and start with a new base, because another program changed the file. Raises OSError."""
         if not self._checkpoint(connection):
             raise BlockingIOError("another process reads the file")
         self._number, self._last = self._next() + 1, Commit(0, b"")
         self._copy_base()
 
     def _copy_base(self) -> None:
-        """Raises OSError."""
+        """Copy the file as a new base. Raises OSError."""
         before = self._stamp()
         if self._source is None:
             self._source = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -277,17 +277,17 @@ class WalArchive(WalHistory):
         self._since_base = 0
 
     def _checkpoint(self, connection: Connection) -> bool:
-        """Return whether the whole WAL is in the file now."""
+        """Checkpoint; return whether the whole WAL is now in the file."""
         try:
             is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        except sqlite3.OperationalError:  # the connection itself reads
+        except sqlite3.OperationalError:  # this connection itself is reading
             return False
         if not is_busy:
             atomic_files.write(self.folder / "stamp", json.dumps(self._stamp()).encode())
         return not is_busy
 
     def _forget(self) -> None:
-        """Delete what only leads to moments that are too old: all before the newest base of such an age."""
+        """Delete what is needed only for moments that are too old: all before the newest base of that age."""
         oldest_s = self._now_s() - self._kept_s
         bases = [moment for moment in self._moments() if moment.bookmark.offset == 0 and moment.at_s <= oldest_s]
         if not bases:
@@ -297,11 +297,9 @@ class WalArchive(WalHistory):
                 path.unlink(missing_ok=True)
 
     def _give_up(self, connection: Connection, error: OSError) -> None:
-        """Continue without a history until the file is opened again, with a new base then.
-
-        The data itself is not in danger.
-        """
-        log.error("%s: its history is not kept until it is opened again: %s", self.path, error)
+        """Stop recording until the file is opened again; a new base is made then.
+        The database itself stays intact."""
+        log.error("%s: its history is not recorded until it is opened again: %s", self.path, error)
         with suppress(OSError):
             (self.folder / "stamp").unlink(missing_ok=True)
         connection.execute("PRAGMA wal_autocheckpoint = 1000")
@@ -310,7 +308,8 @@ class WalArchive(WalHistory):
             self._lock = None
 
     def _stamp(self) -> list[int]:
-        """Return what changes when the file itself is written, not its WAL."""
+        """Return the file's size in bytes and modification time in ns.
+        They change when the file itself is written, not when its WAL is."""
         status = self.path.stat()
         return [status.st_size, status.st_mtime_ns]
 
@@ -323,7 +322,8 @@ class WalArchive(WalHistory):
 
 
 def _last_commit(wal: Path, known: Commit) -> Commit:
-    """Return the last commit of a WAL, of which `known` is an earlier one."""
+    """Return the last commit of a WAL.
+    The search starts at `known` if that commit belongs to the same WAL."""
     try:
         file = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -339,7 +339,7 @@ def _last_commit(wal: Path, known: Commit) -> Commit:
         while place + frame <= size:
             head = os.pread(file, FRAME_HEADER, place)
             if head[8:16] != salt:
-                break  # of an earlier WAL
+                break  # the frame belongs to an earlier WAL
             place += frame
             if head[4:8] != b"\0\0\0\0":
                 found = place
@@ -349,12 +349,13 @@ def _last_commit(wal: Path, known: Commit) -> Commit:
 
 
 def _data_version(connection: Connection) -> int:
-    """Return what changes when another connection commits."""
+    """Return a number that changes when another connection commits."""
     return int(connection.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _copy(source: Path | int, target: Path, size: int) -> None:
-    """Copy the first bytes of a file, which may be open and stays so, whole or not at all."""
+    """Copy the first `size` bytes of a file, atomically for readers of `target`.
+    `source` may be an open descriptor and stays open."""
     part = target.with_suffix(".part")
     if isinstance(source, int):
         os.lseek(source, 0, os.SEEK_SET)

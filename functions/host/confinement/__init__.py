@@ -1,1 +1,1 @@
-"""Tiers of isolation, and how a process enters them."""
+"""Isolation tiers, and how a process enters them."""

@@ -1,6 +1,6 @@
-"""The isolation tier of this machine: the strongest one that works here.
+"""Choose the isolation tier: the strongest one that works on this machine.
 
-The site does not start below the tier that its file demands.
+A site does not start below the tier that its file demands.
 """
 
 import os
@@ -17,11 +17,11 @@ from pilotlight.sites.config import ConfigError
 
 
 class IsolationError(ConfigError):
-    """The machine does not offer the isolation that the site file demands."""
+    """The machine does not offer the isolation tier that the site file demands."""
 
 
 class Isolation(NamedTuple):
-    """The tier that was reached, and why not a stronger one."""
+    """The tier in use, and why stronger ones do not work."""
 
     tier: int
     why_not_more: str
@@ -31,7 +31,7 @@ class IsolationTrial:
     def __init__(
         self, zygote: SiteZygote, user: FunctionUser, oci_runtime: str | None, state_dir: Path, stack: AsyncExitStack
     ) -> None:
-        """`stack` closes a tier's resources at the end of its use."""
+        """`stack` closes the resources of the chosen tier."""
         self._zygote = zygote
         self._user = user
         self._oci_runtime = oci_runtime
@@ -39,10 +39,11 @@ class IsolationTrial:
         self._stack = stack
 
     async def best(self, min_tier: int, max_tier: int) -> tuple[Isolation, ZygoteFactory]:
-        """The strongest tier that works, with its source of zygotes. Raises IsolationError below `min_tier`."""
+        """Return the strongest tier that works, and its zygote factory.
+        Raises IsolationError below `min_tier`."""
         reasons: list[str] = []
         (scratch := self._state_dir / "scratch").mkdir(parents=True, exist_ok=True)
-        scratch.chmod(0o755)  # whatever the site's own umask is
+        scratch.chmod(0o755)  # despite the site's umask
         for tier in range(max_tier, 0, -1):
             factory: ZygoteFactory = self._zygote
             if tier == 3:
@@ -61,8 +62,8 @@ class IsolationTrial:
         return _demanded(Isolation(0, "; ".join(reasons)), min_tier), self._zygote
 
     async def _containers(self) -> Containers | str:
-        """Return the containers, or why there are none.
-        Raises IsolationError if the file names a runtime that does not exist."""
+        """Return the containers, or why they are unavailable.
+        Raises IsolationError if the site file names a runtime that is not installed."""
         if self._oci_runtime is None:
             return "functions.oci_runtime names no OCI runtime (crun, runc)"
         try:

@@ -1,9 +1,8 @@
-"""Containers: tier 3.
-The zygote of each function runs in its own container, made by an OCI runtime, and forks the isolates there.
+"""Tier 3: the zygote of each function runs in a container, and forks the function's isolates there.
 
-Knows bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar programs share: `run`, `delete
---force`, `--preserve-fds`. The control socket is descriptor 3; everything after it is the same as in other tiers, so that a request to a warm
-function involves no container.
+Uses OCI bundles (https://github.com/opencontainers/runtime-spec) and the command line that crun, runc and similar runtimes share: `run`, `delete
+--force`, `--preserve-fds`. The control socket is descriptor 3. The rest is the same as in other tiers, so requests to a warm function start no
+container.
 """
 
 import asyncio
@@ -31,15 +30,15 @@ from pilotlight.functions.host.zygotes.control_messages import CreateZygote
 from pilotlight.functions.host.zygotes.site_zygote import ROOT
 from pilotlight.functions.host.zygotes.zygote_client import ChildProcess, FunctionZygote, ZygoteError
 
-CONTROL = 3  # the first that --preserve-fds keeps
-LOOK_S = 0.004  # for the file in which the OCI runtime writes the process's number
+CONTROL = 3  # the first descriptor that --preserve-fds keeps
+LOOK_S = 0.004  # pause between checks of the pid file
 START_S = 30.0
 DELETE_S = 10.0
-CLOSE_S = 5.0  # for the OCI runtime to take its containers away
+CLOSE_S = 5.0  # time for the runtime to remove its containers
 INSIDE = "/opt/pilotlight"  # path of the project's files in the container
-ZYGOTE_MIB = 96  # besides the isolates: the interpreter with the common imports
+ZYGOTE_MIB = 96  # memory of the zygote itself: the interpreter with the common imports
 LAST_LINES = 3
-# Calls among DENIED that the OCI runtime needs to start the process; the process denies them to itself.
+# System calls among DENIED that the OCI runtime needs to start the process; the process denies them to itself later.
 NO_MEANS = (
     "execve",
     "execveat",
@@ -62,17 +61,19 @@ HOW_TO_INSTALL = {
 
 
 class Containers:
-    """The containers of a site. `close` ends them all."""
+    """The containers of a site."""
 
     def __init__(self, command: str, directory: Path) -> None:
-        """`command` may have options.
-        `directory` belongs to this site; leftovers of an earlier run are removed. Raises ZygoteError if there is no such program."""
+        """`command` names the OCI runtime and may have options.
+        `directory` belongs to this site; `open` removes leftovers of an earlier run. Raises ZygoteError if the program is not installed."""
         program, *self._options = shlex.split(command) or [""]
         found = shutil.which(program)
         if found is None:
             name = os.path.basename(program)
             how = HOW_TO_INSTALL.get(name, "install it, or name crun or runc")
-            raise ZygoteError(f"the OCI runtime {program!r} (functions.oci_runtime) is not on this machine: {how}")
+            raise ZygoteError(
+                f"the OCI runtime {program!r} (functions.oci_runtime) is not installed on this machine: {how}"
+            )
         self.name = os.path.basename(found)
         self._program = found
         self._directory = directory
@@ -91,7 +92,7 @@ class Containers:
     def create_zygote(
         self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
     ) -> FunctionZygote:
-        """Return before the container exists: data sent to the zygote waits for it."""
+        """Start a container and return at once; data sent to its zygote waits until it runs."""
         id = f"pilotlight-{self._site}-{next(self._numbers)}"
         bundle = self._directory / "bundles" / id
         _write_bundle(bundle, id, limits)
@@ -131,22 +132,20 @@ class Containers:
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     async def _attend(self, container: "_Container") -> None:
-        """Watch a container from its start, and remove all traces at its end.
-
-        The process of the OCI runtime stays while the container exists.
-        """
+        """Watch a container from its start to its end, then remove it.
+        The OCI runtime's process lives as long as the container."""
         ended = asyncio.ensure_future(_exit_of(container.monitor))
         try:
             async with asyncio.timeout(START_S):
                 while not ended.done() and not container.find():
                     await asyncio.wait({ended}, timeout=LOOK_S)
         except TimeoutError:
-            container.zygote.fail(f"{self.name} has not started the container within {START_S:g} s")
+            container.zygote.fail(f"{self.name} did not start the container within {START_S:g} s")
             container.kill()
         if not container.child.pid and not container.zygote.why_failed:
             await ended
             container.zygote.fail(
-                f"{self.name}: {container.last_words() or 'the container ended at once, without a reason'}"
+                f"{self.name}: {container.last_words() or 'the container ended at once, without an error message'}"
             )
         container.theirs.close()
         await ended
@@ -157,7 +156,7 @@ class Containers:
         self._containers.discard(container)
 
     async def _delete(self, id: str) -> None:
-        """Delete a container whose monitor did not: it was killed, or interrupted during a start."""
+        """Delete a container that the OCI runtime left because it was killed or interrupted."""
         if not (self._directory / "run" / id).exists():
             return
         process = await asyncio.create_subprocess_exec(
@@ -180,15 +179,14 @@ class _Container:
         self.bundle = bundle
         self.child = child
         self.zygote = zygote
-        self.theirs = theirs  # held until the start has failed or not, so that the reason is available before the end
+        # open until the start succeeds or fails, so that the reason is known before the zygote's end is
+        self.theirs = theirs
         self.log, self.pid_file = bundle / "log", bundle / "pid"
         self.monitor = 0
 
     def find(self) -> bool:
-        """Tell whether the container's first process exists.
-
-        From then on a descriptor identifies the process, so that its number cannot be reused.
-        """
+        """Tell whether the container's first process exists; if so, identify it by a pidfd.
+        A pidfd cannot refer to another process if the number is reused."""
         try:
             pid = int(self.pid_file.read_text())
             pidfd = os.pidfd_open(pid)
@@ -201,7 +199,7 @@ class _Container:
         return True
 
     def kill(self) -> None:
-        """A start that hangs is given up. Once there is a container, its end is the monitor's."""
+        """Kill the container's process or, before it exists, the OCI runtime."""
         if not self.child.pid:
             with suppress(ProcessLookupError):
                 os.kill(self.monitor, signal.SIGKILL)
@@ -217,8 +215,9 @@ class _Container:
 
 
 def _spawn(program: str, arguments: list[str], control: int, log: int) -> int:
-    """Start a program with its control socket, its log as output, and no other descriptors."""
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (control, log)]  # out of the way of 0 to 3
+    """Start a program with only its control socket, and its log as output; return its pid."""
+    # numbers above 0 to 3, which are replaced
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 64) for fd in (control, log)]
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     placed = ((null, 0), (high[1], 1), (high[1], 2), (high[0], CONTROL))
     try:
@@ -254,7 +253,7 @@ async def _exit_of(pid: int) -> None:
 def _write_bundle(bundle: Path, id: str, limits: Confinement) -> None:
     rootfs = bundle / "rootfs"
     rootfs.mkdir(parents=True)
-    rootfs.chmod(0o755)  # whatever the site's own umask is
+    rootfs.chmod(0o755)  # despite the site's umask
     for path in (*tiers.interpreter(), "/bin"):
         if os.path.islink(path):
             link = rootfs / path[1:]
@@ -318,7 +317,7 @@ def _mounts(limits: Confinement) -> Iterator[dict[str, Any]]:
 
 
 def _ours() -> Iterable[tuple[str, str]]:
-    """Return the project's files that an isolate needs; site files and everything else stay outside."""
+    """Yield (source, path in the container) of the project's files that an isolate needs, and no others."""
     spec = find_spec("msgspec")
     assert spec is not None
     assert spec.origin is not None

@@ -1,6 +1,6 @@
-"""Linux calls that Python does not have: clone, mounts, capabilities, Landlock, seccomp.
+"""Linux system calls that Python lacks: clone, mounts, capabilities, Landlock, seccomp.
 
-By ctypes: 200 lines instead of three dependencies. Each call raises OSError with its own name.
+Through ctypes: 200 lines instead of three dependencies. Each function raises OSError with the call's name.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from contextlib import suppress
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x10000000, 0x20000000, 0x40000000
 CLONE_PARENT, CLONE_THREAD = 0x00008000, 0x00010000
-CLONE_ANY_NAMESPACE = 0x7E020000  # every CLONE_NEW* flag that clone takes
+CLONE_ANY_NAMESPACE = 0x7E020000  # all CLONE_NEW* flags of clone
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER = 1, 4, 24, 36
@@ -56,18 +56,18 @@ _SAME_EVERYWHERE = {
 }  # fmt: skip
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-_libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter's lock, which a fork must not lose
+_libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the GIL during a call; a fork must not lose it
 _libc.syscall.restype = ctypes.c_long
 
 
 def number(name: str) -> int | None:
-    """Return the number of a system call on this machine; None if it has none of that name."""
+    """Return the number of a system call on this machine; None if it does not exist here."""
     return _SAME_EVERYWHERE.get(name) or _NUMBERS.get(platform.machine(), {}).get(name)
 
 
 def clone(flags: int) -> int:
-    """Fork into new namespaces, as os.fork() does: 0 in the child.
-    A second process in between, as unshare needs for process ids, would cost 1 ms more."""
+    """Fork into new namespaces; return 0 in the child, as os.fork() does.
+    unshare would need a second process for a pid namespace, which costs 1 ms."""
     if not flags:
         return os.fork()
     python = ctypes.pythonapi
@@ -93,7 +93,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def pivot_root_here() -> None:
-    """Make the current directory, a mount point, the root; nothing of the old one is left."""
+    """Make the current directory, a mount point, the root; detach the old root."""
     _checked("pivot_root", _libc.syscall(number("pivot_root"), b".", b"."))
     _checked("umount2", _libc.umount2(b".", MNT_DETACH))
 
@@ -105,13 +105,13 @@ def prctl(option: int, argument: int = 1, second: object = 0) -> None:
 
 def give_up_terminal() -> None:
     """Leave the controlling terminal, if there is one.
-    A process that leads no session cannot get another, nor can its children."""
+    Neither this process nor its children can get another, because it leads no session."""
     with suppress(OSError), open("/dev/tty", "rb") as terminal:
         fcntl.ioctl(terminal, termios.TIOCNOTTY)
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities permanently, also from the bounding set if that is allowed."""
+    """Drop all capabilities permanently, also from the bounding set if permitted."""
     for capability in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
     header, nothing = struct.pack("II", 0x20080522, 0), bytes(24)  # _LINUX_CAPABILITY_VERSION_3
@@ -119,8 +119,8 @@ def drop_capabilities() -> None:
 
 
 def set_slice(pid: int, nice: int, slice_ns: int) -> None:
-    """Set how long a thread runs before others of its weight have their turn; 0: as usual.
-    A shorter slice wakes sooner. Not inherited."""
+    """Set a thread's nice value and time slice in ns (0: the default).
+    A thread with a shorter slice is scheduled sooner after it wakes. Not inherited."""
     attr = struct.pack("=IIQiIQQQII", 56, os.SCHED_OTHER, _SCHED_FLAG_RESET_ON_FORK, nice, 0, slice_ns, 0, 0, 0, 0)
     _checked("sched_setattr", _libc.syscall(number("sched_setattr"), pid, attr, 0))
 
@@ -139,19 +139,17 @@ class _PathBeneath(ctypes.Structure):
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1, 2, 4, 8, 1 << 14
 _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-_READ = _EXECUTE | _READ_FILE | _READ_DIR  # execute: shared libraries are mapped with it
+_READ = _EXECUTE | _READ_FILE | _READ_DIR  # execute is needed to map shared libraries
 
 
 def landlock_abi() -> int:
-    """Return the version of Landlock's ABI; 0: this kernel has none, or it is off."""
+    """Return the version of Landlock's ABI; 0 if this kernel has none or it is disabled."""
     return max(0, int(_libc.syscall(number("landlock_create_ruleset"), None, ctypes.c_size_t(0), 1)))
 
 
 def landlock(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Leave only these paths of the file system.
-
-    If the kernel can (ABI 4, 6), also forbid TCP, abstract Unix sockets and signals to outside processes.
-    """
+    """Restrict the file system to these paths.
+    With ABI 4 or 6, TCP, abstract Unix sockets and signals to outside processes are forbidden, too."""
     abi = landlock_abi()
     if not abi:
         raise OSError(f"landlock: {os.strerror(38)}")
@@ -197,11 +195,11 @@ class _Program(ctypes.Structure):
 
 
 def seccomp(denied: Iterable[str], *, asks: bool) -> int:
-    """Install a filter of system calls.
+    """Install a system call filter; return the descriptor of its listener, or 0 without `asks`.
 
-    The named calls, new namespaces, larger pipes and new processes fail with EPERM, sockets with EACCES; threads are allowed. With `asks`, each new
-    process needs a permission, and the result is the descriptor with which another process grants it (`asked`, `answer`). clone3 returns ENOSYS,
-    because a filter cannot read its flags: the C library then uses clone.
+    The denied calls, new namespaces, larger pipes and new processes fail with EPERM, sockets with EACCES; threads are allowed. With `asks`, each fork
+    waits until another process allows it through the listener (`asked`, `answer`). clone3 fails with ENOSYS, because a filter cannot inspect its
+    flags; the C library then uses clone.
     """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
@@ -209,7 +207,7 @@ def seccomp(denied: Iterable[str], *, asks: bool) -> int:
     forks = _ASK if asks else _ERRNO | _EPERM
     code = [
         _op(_LOAD, _DATA_ARCH), _op(_JUMP_EQUAL, _AUDIT_ARCH[machine], 1, 0), _op(_RETURN, _KILL),
-        _op(_LOAD, _DATA_NR), _op(_JUMP_AT_LEAST, 0x40000000, 0, 1), _op(_RETURN, _KILL),  # x32's numbers
+        _op(_LOAD, _DATA_NR), _op(_JUMP_AT_LEAST, 0x40000000, 0, 1), _op(_RETURN, _KILL),  # numbers of the x32 ABI
     ]  # fmt: skip
     code += _deny(number("clone3"), _ENOSYS)
     for name in denied:
@@ -232,8 +230,7 @@ def seccomp(denied: Iterable[str], *, asks: bool) -> int:
 
 
 def asked(listener: int) -> int:
-    """Return the id of a system call that a process behind `seccomp` asks about.
-    Raises OSError if the process is gone."""
+    """Return the id of a fork that waits for permission. Raises OSError if the process is gone."""
     question = bytearray(80)  # struct seccomp_notif
     fcntl.ioctl(listener, _NOTIF_RECV, question, True)
     return int.from_bytes(question[:8], sys.byteorder)

@@ -1,8 +1,8 @@
-"""Confinement that a process applies to itself before it runs foreign code, by tiers.
+"""Confinement that a process applies to itself before it runs a function's code, in three tiers.
 
-Tier 1: resource limits, no privileges, only its own descriptors. Tier 2: also its own user, mount, process and network namespaces, a root with only
-the interpreter, the libraries and its folder, Landlock, and a seccomp filter. Tier 3: filter, limits and Landlock (if the kernel has it) in a
-container (oci.py). Runs in the child, once, before any code of the function is read; a failure ends the child.
+Tier 1: resource limits, no privileges, only its own descriptors. Tier 2: also separate user, mount, process and network namespaces, a root directory
+with only the interpreter, the libraries and the function's folder, Landlock, and a seccomp filter. Tier 3: filter, limits and Landlock (if the kernel
+has it) in a container (oci.py). Runs once in the child, before any code of the function; a failure ends the child.
 """
 
 import functools
@@ -26,30 +26,31 @@ DENIED = (
     "syslog", "settimeofday", "clock_settime", "clock_adjtime", "adjtimex", "sethostname", "setdomainname", "iopl", "ioperm", "personality",
     "setsockopt", "vmsplice", "move_pages", "migrate_pages", "sched_setattr", "sched_setscheduler", "sched_setparam",
 )  # fmt: skip
-EXTRA_ADDRESS_SPACE = 1 << 30  # mapped libraries do not count as the function's memory
-SIGNALS = 1024  # pending signals and timers: kernel memory without another limit
-AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")  # trusted by `ssl`
+EXTRA_ADDRESS_SPACE = 1 << 30  # for mapped libraries, which do not count as the function's memory
+SIGNALS = 1024  # pending signals and timers, whose kernel memory has no other limit
+# certificate directories of `ssl`
+AUTHORITIES = ("/etc/ssl/certs", "/etc/pki/tls", "/etc/pki/ca-trust", "/usr/share/ca-certificates")
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime")
-NEW_ROOT = "/tmp"  # where the new root is assembled; any directory will do
+NEW_ROOT = "/tmp"  # where the new root is assembled; any directory works
 
 
 class Confinement(msgspec.Struct, frozen=True):
-    """Resources and files that the processes of one function may use."""
+    """The resources and files that the processes of one function may use."""
 
     tier: int
     folder: str  # read only
-    layers: list[str]  # likewise
-    scratch: str  # tier 1: its own directory to write to; tier 2 has /tmp in memory
+    layers: list[str]  # read only
+    scratch: str  # writable directory in tier 1; tier 2 has /tmp in memory
     uid: int | None  # None for the runtime's own user, which is not root
     memory_mib: int
     disk_mib: int
     open_files: int
     threads: int
-    isolates: int = 4  # at once
+    isolates: int = 4  # number of isolates at once
 
 
 def namespaces(limits: Confinement) -> int:
-    """Return the flags for the clone that makes the process."""
+    """Return the clone flags for the namespaces of a function's zygote."""
     if limits.tier < 2:
         return 0
     flags = system.CLONE_NEWNS | system.CLONE_NEWPID | system.CLONE_NEWNET
@@ -57,9 +58,9 @@ def namespaces(limits: Confinement) -> int:
 
 
 def confine(limits: Confinement) -> int:
-    """Confine this process.
-    Returns the descriptor for requesting forks, which its code must not keep; -1 at tier 1. Raises OSError if the machine does not allow it."""
-    os.umask(0o022)  # the directories made below must be readable for the function
+    """Confine this process; return the listener for its fork requests, -1 at tier 1.
+    The function's code must not keep the listener. Raises OSError if the machine does not allow the tier."""
+    os.umask(0o022)  # the function must be able to read the directories made below
     readable = [*interpreter(), limits.folder, *limits.layers]
     if limits.tier >= 3:
         return _confine_contained(limits, readable)
@@ -70,14 +71,14 @@ def confine(limits: Confinement) -> int:
         _private_root([*interpreter(), *opened(limits)], limits.disk_mib, limits.folder)
     elif limits.uid is not None:
         _reveal([*interpreter(), *opened(limits), limits.scratch])
-        os.makedirs(limits.folder, exist_ok=True)  # it may be closed and empty
+        os.makedirs(limits.folder, exist_ok=True)  # a folder that its user cannot read and that is empty was left out
     _set_limits(limits)
     if limits.uid is not None:
         os.setgroups([])
         os.setresgid(limits.uid, limits.uid, limits.uid)
         os.setresuid(limits.uid, limits.uid, limits.uid)
     if limits.tier >= 2:
-        system.prctl(system.PR_SET_DUMPABLE, 1)  # otherwise /proc/self/uid_map belongs to root
+        system.prctl(system.PR_SET_DUMPABLE, 1)  # otherwise root owns /proc/self/uid_map
         if limits.uid is not None:
             system.unshare(system.CLONE_NEWUSER)
             _map_users(proc, limits.uid, limits.uid)
@@ -92,7 +93,7 @@ def confine(limits: Confinement) -> int:
 
 
 def _confine_contained(limits: Confinement, readable: list[str]) -> int:
-    """The container has its own root, user, processes and network already."""
+    """Confine this process in a container, which already has its own root, user, processes and network."""
     _set_limits(limits)
     system.prctl(system.PR_SET_NO_NEW_PRIVS)
     os.chdir(limits.folder)
@@ -103,14 +104,14 @@ def _confine_contained(limits: Confinement, readable: list[str]) -> int:
 
 
 def confine_copy(limits: Confinement) -> None:
-    """Confine a fork of the confined process further: it cannot start processes."""
+    """Forbid an isolate, forked from the confined zygote, to start processes."""
     if limits.tier >= 2:
         system.seccomp((), asks=False)
 
 
 @functools.cache  # sysconfig takes 4 ms
 def interpreter() -> tuple[str, ...]:
-    """The paths that Python needs to read."""
+    """Return the paths that Python needs to read."""
     paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")}
     told = [os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ]
     sdk = str(Path(__file__).parents[2] / "sdk")
@@ -118,8 +119,8 @@ def interpreter() -> tuple[str, ...]:
 
 
 def opened(limits: Confinement) -> Iterator[str]:
-    """Return a function's folder and layers.
-    A directory that is closed to the function's user, such as root's home (mode 0700), is replaced by its entries."""
+    """Yield a function's folder and layers.
+    A directory that the function's user cannot read, such as root's home (mode 0700), is replaced by its entries."""
     paths = [os.path.realpath(path) for path in (limits.folder, *limits.layers)]
     closed = [
         path for path in paths if limits.uid is not None and os.path.isdir(path) and os.stat(path).st_mode & 5 != 5
@@ -136,7 +137,8 @@ def _scratch(limits: Confinement) -> str:
 def _set_limits(limits: Confinement) -> None:
     memory, disk = limits.memory_mib << 20, limits.disk_mib << 20
     wanted = {
-        resource.RLIMIT_DATA: memory,  # private writable memory: beyond it Python raises MemoryError, which names the line
+        # private writable memory; above it Python raises MemoryError at a line of the code
+        resource.RLIMIT_DATA: memory,
         resource.RLIMIT_AS: memory + EXTRA_ADDRESS_SPACE,
         resource.RLIMIT_FSIZE: disk,
         resource.RLIMIT_NOFILE: limits.open_files,
@@ -145,14 +147,14 @@ def _set_limits(limits: Confinement) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: SIGNALS,
     }
-    if limits.uid is not None or limits.tier >= 2:  # otherwise it would count the runtime's own processes
+    if limits.uid is not None or limits.tier >= 2:  # the runtime's own user has other processes, too
         wanted[resource.RLIMIT_NPROC] = limits.threads
     for which, value in wanted.items():
         resource.setrlimit(which, (value, value))
 
 
 def _map_users(proc: int, uid: int, gid: int) -> None:
-    """Map the user to the same number inside as outside, and no other."""
+    """Map the user and group ids to the same numbers in the user namespace, and no others."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         file = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=proc)
         try:
@@ -175,7 +177,7 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
         if not os.path.lexists(NEW_ROOT + path):
             os.makedirs(os.path.dirname(NEW_ROOT + path), exist_ok=True)
             os.symlink(target, NEW_ROOT + path)
-    os.makedirs(NEW_ROOT + folder, exist_ok=True)  # it may be closed and empty
+    os.makedirs(NEW_ROOT + folder, exist_ok=True)  # a folder that its user cannot read and that is empty was left out
     os.makedirs(NEW_ROOT + "/tmp", exist_ok=True)
     os.chmod(NEW_ROOT + "/tmp", 0o1777)
     os.chdir(NEW_ROOT)
@@ -186,8 +188,8 @@ def _private_root(readable: Iterable[str], disk_mib: int, folder: str) -> None:
 def _reveal(needed: Iterable[str]) -> None:
     """Make the needed paths reachable for the users of functions.
 
-    If a directory above a needed path is closed to other users (an interpreter in /root), replace it, for this process, by one with only the needed
-    entries. If all are open, do nothing and create no namespace.
+    If a directory above a needed path is closed to other users (an interpreter in /root), a private mount replaces it, for this process, by one with
+    only the needed entries. If none is closed, no namespace is created.
     """
     closed: dict[str, list[str]] = {}
     for path in top_most(needed):
@@ -207,7 +209,7 @@ def _reveal(needed: Iterable[str]) -> None:
 
 
 def _bind(source: int, target: str, flags: int) -> None:
-    """Closes the source."""
+    """Mount the file or directory `source`, a descriptor, at `target`; close `source`."""
     if os.path.isdir(f"/proc/self/fd/{source}"):
         os.makedirs(target, exist_ok=True)
     else:
@@ -220,7 +222,7 @@ def _bind(source: int, target: str, flags: int) -> None:
 
 
 def top_most(paths: Iterable[str]) -> Iterator[str]:
-    """Return the existing paths that are not inside another one, as real paths."""
+    """Yield the real paths of those that exist and are not inside another one."""
     real = sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}, key=len)
     kept: list[str] = []
     for path in real:

@@ -1,9 +1,7 @@
 """The user ids that a site's functions run under.
 
-Each function has its own, different from those of every other site on this machine: the kernel counts a user's processes, and lets them signal each
-other.
-
-Ids are reserved in blocks, each by a lock on a file that the kernel releases when the site's process ends, however it ends.
+Each function has its own id, unique on this machine: the kernel limits processes per user, and lets processes of one user signal each other. Ids are
+reserved in blocks. A lock on a file marks a block as taken; the kernel releases it however the site's process ends.
 """
 
 import fcntl
@@ -13,26 +11,25 @@ from pathlib import Path
 
 from pilotlight.sites.config import ConfigError
 
-FIRST_UID = 231_072  # above the ids of people
+FIRST_UID = 231_072  # above the ids of people's accounts
 BLOCK_IDS = 256
 NUM_BLOCKS = 2048
 LOCKS = Path("/run/pilotlight/user-ids")
 
 
 class UserIds:
-    """Ids of one site."""
+    """The user ids of one site."""
 
     def __init__(self, locks: Path = LOCKS, *, is_root: bool = os.getuid() == 0) -> None:
-        """Reserve nothing yet; without root there are no ids, because only root may change a process's user."""
+        """Reserve no id yet. Without root there are none, because only root can change a process's user."""
         self._locks = locks
         self._is_root = is_root
         self._files: list[int] = []
         self._fresh: deque[int] = deque()
-        self._freed: deque[int] = deque()  # longest free first: processes with an id may still be ending
+        self._freed: deque[int] = deque()  # reused oldest first: processes with an id may still be ending
 
     def take(self) -> int | None:
-        """Return an id that nothing runs under; None without root.
-        Raises ConfigError if none can be reserved."""
+        """Return an unused id; None without root. Raises ConfigError if none can be reserved."""
         if not self._is_root:
             return None
         if not self._fresh and len(self._freed) < BLOCK_IDS // 2:
@@ -65,7 +62,7 @@ class UserIds:
 
 
 class FunctionUser:
-    """The user of one version of a function, from its first process on."""
+    """The user id of one version of a function, assigned when its first process needs it."""
 
     def __init__(self, ids: UserIds) -> None:
         self._ids = ids
@@ -79,7 +76,7 @@ class FunctionUser:
         return self._id
 
     def release(self) -> None:
-        """Give the id back, once nothing runs under it."""
+        """Make the id available again; call this once no process uses it."""
         if self._id is not None:
             self._ids.give_back(self._id)
             self._id = None

@@ -1,1 +1,1 @@
-"""Packages and interpreters that functions ask for."""
+"""Packages and Python interpreters that functions require."""

@@ -1,4 +1,4 @@
-"""Find the imports of a function's files by reading them; no code runs."""
+"""Find the imports in a function's files by parsing them, without running code."""
 
 import ast
 import os
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pilotlight.functions.manifest import Manifest
 
-MAX_SOURCES = 500  # files looked through
-_parsing = threading.Lock()  # Python 3.11 counts the depth of all threads' trees together, and raises SystemError
+MAX_SOURCES = 500  # files that are parsed at most
+_parsing = threading.Lock()  # Python 3.11 adds up the tree depths of all threads that parse, and raises SystemError
 
 
 def imports_of(manifest: Manifest) -> list[str]:
-    """List a function's imports; its zygote imports them once for all isolates."""
+    """Return the packages that a function imports; its zygote imports them once for all isolates."""
     folder, own_root = manifest.directory, manifest.main.parent
     local = {path.stem for path in own_root.iterdir()} | {path.stem for path in folder.iterdir()}
     names: dict[str, None] = {}
@@ -22,7 +22,7 @@ def imports_of(manifest: Manifest) -> list[str]:
             with _parsing:
                 tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError, OSError, RecursionError):
-            continue  # the import itself reports the error to the author
+            continue  # the isolate's own import reports the error to the author
         for name in _imported(tree):
             top = name.partition(".")[0]
             if top not in local and top not in ("workers", "js", "pyodide"):
@@ -42,7 +42,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in tree.body:  # at the top level: imports inside functions may never run
+    for node in tree.body:  # top level only: imports inside functions may never run
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:

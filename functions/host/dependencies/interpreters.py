@@ -1,7 +1,7 @@
-"""The Python that runs a function: the site's own, or another one that `requires-python` asks for.
+"""The Python that runs a function: the site's own, or another one that `requires-python` demands.
 
-Candidates are `python3.N` on the path, pyenv's and uv's. Another Python has its own zygote, and msgspec is installed for it as a layer. If none fits,
-a line is logged, and the site's own Python runs the function.
+Candidates are `python3.N` on the path, and the Pythons of pyenv and uv. Another Python has its own zygote, and msgspec is installed for it as a
+layer. If none fits, a warning is logged and the site's own Python is used.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from pilotlight.functions.manifest import ManifestError, read_toml
 
 log = logging.getLogger("pilotlight.function")
 
-MINORS = (11, 12, 13, 14)  # minor versions of Python 3 that functions may use
-NEEDED = ("msgspec>=0.19",)  # packages that our zygote needs
+MINORS = (11, 12, 13, 14)  # supported minor versions of Python 3
+NEEDED = ("msgspec>=0.19",)  # packages that a zygote needs
 
 
 class Interpreter(NamedTuple):
@@ -35,7 +35,7 @@ class Interpreter(NamedTuple):
 
     @property
     def tag(self) -> str:
-        """Return the tag in the names of its compiled packages."""
+        """Return the tag in the file names of compiled packages, such as cpython-312."""
         major, minor = self.version.split(".")[:2]
         return f"cpython-{major}{minor}"
 
@@ -44,14 +44,14 @@ OWN = Interpreter(sys.executable, platform.python_version())
 
 
 class Installer(Protocol):
-    """Installs packages for an interpreter (layers.py)."""
+    """Installs packages for an interpreter; implemented in layers.py."""
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter) -> Path:
-        """Return a layer. Raises LayerError."""
+        """Return the directory with the packages. Raises LayerError."""
 
 
 class InterpreterZygote:
-    """The zygotes of functions that run on another Python than the site."""
+    """The zygote factory for functions that need another Python than the site's."""
 
     def __init__(self, python: Interpreter, site: SiteZygote, layers: Installer) -> None:
         self._wanted = python
@@ -66,14 +66,15 @@ class InterpreterZygote:
         return OWN if self._has_failed else self._wanted
 
     async def start(self) -> Interpreter:
-        """Start it once. Returns the Python for functions: the site's own if the other lacks a requirement."""
+        """Start the zygote once; return the Python for functions.
+        It is the site's own if the other Python cannot be used."""
         async with self._starting:
             if self._zygote is None and not self._has_failed:
                 try:
                     libraries = await self._layers.get(NEEDED, self._wanted)
                     self._zygote = SiteZygote(self._wanted.path, libraries)
                     self._zygote.start()
-                except Exception as error:  # the installer of another Python may raise anything
+                except Exception as error:  # another Python's installer may raise anything
                     self._has_failed = True
                     log.warning(
                         "Python %s cannot be used: %s; the site's own runs instead", self._wanted.version, error
@@ -91,7 +92,7 @@ class InterpreterZygote:
 
 
 class Interpreters:
-    """The Pythons of one site."""
+    """The Pythons that a site can use."""
 
     def __init__(self, site: SiteZygote, layers: Installer) -> None:
         self._site = site
@@ -99,7 +100,7 @@ class Interpreters:
         self._zygotes: dict[str, InterpreterZygote] = {}
 
     def wanted_by(self, function: str, folder: Path) -> InterpreterZygote | None:
-        """Return the zygote of the Python that a function asks for; None for the site's own Python."""
+        """Return the zygote factory for the Python that a function demands; None for the site's own Python."""
         wanted = requires_python(folder)
         if not wanted or OWN.version in wanted:
             return None
@@ -107,7 +108,7 @@ class Interpreters:
         if python is None:
             minors = ", ".join(f"3.{minor}" for minor in MINORS)
             log.warning(
-                "%s asks for Python %s, which is not installed here (looked for are %s: on the path, of pyenv and uv); it runs on the site's own %s",
+                "%s requires Python %s, which is not installed here (searched: %s on the path, in pyenv and in uv); it runs on the site's own %s",
                 function, wanted, minors, OWN.version,
             )  # fmt: skip
             return None
@@ -130,13 +131,13 @@ def requires_python(folder: Path) -> SpecifierSet | None:
 
 
 def best(wanted: SpecifierSet, found: Iterable[Interpreter]) -> Interpreter | None:
-    """Return the lowest fitting minor version, for which most packages have wheels, in its newest release."""
+    """Return the lowest matching minor version in its newest release; most packages have wheels for it."""
     fitting = [each for each in found if each.version in wanted]
     return min(fitting, key=lambda each: (Version(each.version).minor, -Version(each.version).micro), default=None)
 
 
 def installed() -> Iterator[Interpreter]:
-    """List installed interpreters by the names of files and folders; nothing is run."""
+    """List the installed interpreters by their file names; nothing is run."""
     for minor in MINORS:
         found = shutil.which(f"python3.{minor}")
         if found is not None and "pyenv/shims" not in found and os.access(found, os.X_OK):

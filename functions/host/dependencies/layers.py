@@ -1,7 +1,7 @@
-"""Layers: installed packages, shared by every version of functions with the same dependencies.
+"""Layers: installed packages, shared by all versions of functions with the same dependencies.
 
-A layer is a directory named by the digest of its dependencies and interpreter; it appears whole or not at all. Wheels only: building a source
-distribution would run its author's code with the site's rights.
+A layer is a directory named by the digest of its dependencies and interpreter; it appears only when it is complete. Only wheels are installed:
+building a source distribution would run its author's code with the site's privileges.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from pilotlight.support import atomic_files
 log = logging.getLogger("pilotlight.function")
 
 PROJECT, LIST = "pyproject.toml", "requirements.txt"
-# This site's own SDK replaces the first; the others are parts of the standard library that Pyodide has as packages.
+# The site's own SDK replaces the first; the others belong to the standard library, but are packages in Pyodide.
 PROVIDED = frozenset(
     {"workers-py", "workers-runtime-sdk", "webtypy", "pyodide-py"}
     | {"ssl", "sqlite3", "lzma", "hashlib", "distutils", "pydecimal", "pydoc-data"}
 )
 INSTALL_S = 300.0
 PRUNE_S = 600.0
-YOUNG_S = 3600.0  # age below which no unused layer is deleted: requests to a replaced version may still import from it
+YOUNG_S = 3600.0  # younger unused layers are kept: open requests to a replaced version may still import from them
 DAY_S = 86_400.0
 LAST_LINES = 12
 MAX_REQUIREMENTS = 200
-# A name, extras, versions, a marker: https://peps.python.org/pep-0508. No URL, no path, no option of the installer's.
+# A requirement of PEP 508 (https://peps.python.org/pep-0508): name, extras, versions, marker; no URL, path or installer option.
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(\[[A-Za-z0-9._,\s-]*\])?\s*"
     r"\(?(?:(?:===?|[<>~!]=|[<>])\s*[A-Za-z0-9.*+!_-]+\s*,?\s*)*\)?\s*(;.*)?"
@@ -49,11 +49,11 @@ _REQUIREMENT = re.compile(
 
 
 class LayerError(Exception):
-    """The packages cannot be had; the message has the reason, in the installer's words."""
+    """The packages cannot be installed; the message has the reason, in the installer's words."""
 
 
 def requirements_of(folder: Path) -> tuple[str, ...]:
-    """Read the requirements of a function's pyproject.toml, else of its requirements.txt; sorted.
+    """Return the sorted requirements of a function's pyproject.toml or else requirements.txt.
     Raises ManifestError."""
     project, listed = folder / PROJECT, folder / LIST
     if project.is_file():
@@ -67,27 +67,27 @@ def requirements_of(folder: Path) -> tuple[str, ...]:
 
 
 class LayerBudget(NamedTuple):
-    """The disk space that unused layers may keep, so that a rollback need not install them again."""
+    """The disk space in MiB, and the days, for which unused layers are kept for rollbacks."""
 
     mib: int = 4096
     days: float = 30.0
 
 
 class Layers:
-    """The layers of one site, in its own directory."""
+    """The layers of one site, in one directory."""
 
     def __init__(self, directory: Path, budget: LayerBudget = LayerBudget()) -> None:  # noqa: B008 - it is frozen
         self.directory = directory
         self._budget = budget
         self._making: dict[str, asyncio.Task[Path]] = {}
-        self._used: dict[object, str] = {}  # digests, by user: one pool
+        self._used: dict[object, str] = {}  # digests of layers in use, by user (one per pool)
 
     def keep_in(self, directory: Path) -> None:
-        """Keep them there from now on: a site without a state directory has one only while it serves."""
+        """Set the directory; a site without a state directory has one only while it serves."""
         self.directory = directory
 
     def use(self, user: object, requirements: tuple[str, ...], python: Interpreter = OWN) -> None:
-        """Record that a pool's functions import from the layer of these requirements, until they are released."""
+        """Record that a pool uses the layer of these requirements, until `release`."""
         self._used[user] = digest_of(requirements, python)
 
     def is_used_by(self, user: object) -> bool:
@@ -95,18 +95,18 @@ class Layers:
 
     def release(self, user: object) -> None:
         if (digest := self._used.pop(user, None)) is not None:
-            with suppress(OSError):  # it was in use until now
+            with suppress(OSError):  # the time marks the end of its use
                 os.utime(self.directory / digest)
 
     async def keep_pruned(self) -> None:
-        """Prune now and then. Never returns."""
+        """Prune regularly, until cancelled."""
         while True:
             await asyncio.sleep(PRUNE_S)
             await self.prune()
 
     async def get(self, requirements: tuple[str, ...], python: Interpreter = OWN) -> Path:
-        """Return a layer, installed if need be.
-        Several callers at once wait for one installation. Raises LayerError."""
+        """Return the layer of these requirements, installed if needed.
+        Concurrent callers wait for the same installation. Raises LayerError."""
         digest = digest_of(requirements, python)
         path = self.directory / digest
         if path.is_dir():
@@ -121,7 +121,7 @@ class Layers:
         return await asyncio.shield(task)
 
     async def prune(self) -> None:
-        """Delete unused layers: those whose last use is too long ago, then the oldest until the rest fits."""
+        """Delete unused layers: first expired ones, then the oldest until the others fit the budget."""
         found, budget = await asyncio.to_thread(self._measured), self._budget
         in_use, doomed = set(self._used.values()), []
         spare = [layer for layer in found if layer.path.name not in in_use]
@@ -130,16 +130,16 @@ class Layers:
             if layer.path.name in in_use:
                 os.utime(layer.path)
         for layer in sorted(spare, key=lambda layer: layer.used_at):
-            age_s = time.time() - layer.path.stat().st_mtime  # it may have been asked for since
+            age_s = time.time() - layer.path.stat().st_mtime  # `get` or `release` may have touched it meanwhile
             if age_s > YOUNG_S and (age_s > budget.days * DAY_S or size > budget.mib << 20):
                 size -= layer.size
                 doomed.append(layer.path.rename(self.directory / f".gone-{layer.path.name}"))
         for path in doomed:
-            log.info("the packages %s are used by no function any more and deleted", path.name.removeprefix(".gone-"))
+            log.info("no function uses the packages %s any longer: deleted", path.name.removeprefix(".gone-"))
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 
     def _measured(self) -> list["_Layer"]:
-        """Measure all complete layers; incomplete ones of an earlier run are deleted."""
+        """Measure all complete layers; delete incomplete ones of an earlier run."""
         found = []
         for path in self.directory.iterdir() if self.directory.is_dir() else ():
             used_at = path.stat().st_mtime
@@ -160,7 +160,7 @@ class Layers:
     def _made(self, digest: str, task: "asyncio.Task[Path]") -> None:
         self._making.pop(digest, None)
         if not task.cancelled():
-            task.exception()  # the waiters have the error
+            task.exception()  # the waiting callers get the error
 
     async def _make(self, requirements: tuple[str, ...], path: Path, python: Interpreter) -> Path:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,7 @@ class Layers:
 
     def _publish(self, made: Path, path: Path) -> None:
         with _locked(self.directory / ".lock"):
-            if not path.is_dir():  # another process may have made the same
+            if not path.is_dir():  # another process may have made the same layer
                 os.rename(made, path)
                 atomic_files.sync(path.parent)
 
@@ -211,7 +211,7 @@ async def _install(listed: Path, target: Path, python: Interpreter) -> None:
         async with asyncio.timeout(INSTALL_S):
             output, _ = await process.communicate()
     except TimeoutError:
-        raise LayerError(f"the installation has not ended within {INSTALL_S:g} s") from None
+        raise LayerError(f"the installation did not end within {INSTALL_S:g} s") from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -231,7 +231,7 @@ def _installer(python: Interpreter) -> list[str]:
 
 
 def _of_project(path: Path) -> list[str] | None:
-    """Read a pyproject.toml; None if it has no dependencies."""
+    """Return the dependencies of a pyproject.toml; None if it names none. Raises ManifestError."""
     try:
         project = read_toml(path).get("project", {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:

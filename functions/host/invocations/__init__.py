@@ -1,1 +1,1 @@
-"""Invocations of functions: records in SQLite, sent to functions that consume them."""
+"""Invocations of functions: their records in SQLite, and their delivery to tail consumers."""

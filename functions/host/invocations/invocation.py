@@ -1,4 +1,4 @@
-"""One invocation of a function, from the moment it is asked to the end of its response's stream."""
+"""One invocation of a function, from its event to the end of its response's stream."""
 
 import time
 from collections.abc import Callable
@@ -8,28 +8,28 @@ from urllib.parse import urlsplit
 from pilotlight.functions.channel import Failure, frames
 from pilotlight.functions.host.logs import printable
 
-# Cloudflare's words, by a fault's code.
+# Cloudflare's outcomes, by a fault's code.
 OUTCOMES = {"cpu_time": "exceededCpu", "memory": "exceededMemory", "cancelled": "canceled"}
 MAX_WHAT = 500  # characters
 MAX_DETAIL = 8000
 
 
 class Invocation:
-    """Open until `end`, which is called at least once; the first call counts."""
+    """The record of one invocation. `end` is called at least once; its first call counts."""
 
     def __init__(
         self, id: int, event: frames.FunctionEvent, on_end: Callable[["Invocation"], None], *, wants_lines: bool = False
     ) -> None:
-        """`wants_lines`: its output is kept for tail consumers."""
+        """`wants_lines` keeps the output for tail consumers."""
         self.id = id
         self.trigger, self.what = described(event)
         self.event = event if wants_lines else None
         self.started_s = time.time()
-        self.wall_s = -1.0  # while it is open
+        self.wall_s = -1.0  # -1 while it is open
         self.cpu_s = 0.0
         self.status: int | None = None
         self.outcome, self.error, self.detail = "ok", "", ""
-        self.printed: list[tuple[float, str, str]] = []  # when, level, text
+        self.printed: list[tuple[float, str, str]] = []  # Unix time in seconds, level and text of each line
         self._began = time.monotonic()
         self._on_end = on_end
 
@@ -42,8 +42,8 @@ class Invocation:
         self.cpu_s += cpu_s
 
     def end(self, error: BaseException | None = None, *, is_canceled: bool = False) -> None:
-        """End the invocation.
-        `error` is why it failed; an exception that is not a failure means that the caller left."""
+        """Close the record.
+        `error` is the reason for a failure; an exception that is not a Failure means that the caller left."""
         if self.wall_s >= 0:
             return
         self.wall_s = time.monotonic() - self._began
@@ -56,10 +56,8 @@ class Invocation:
 
 
 def described(event: frames.FunctionEvent) -> tuple[str, str]:
-    """Return the trigger of an invocation, and a text that identifies it.
-
-    The text has no query, which may contain secrets.
-    """
+    """Return the trigger of an event, and a text that identifies it.
+    The text omits the query of a URL, which may contain secrets."""
     match event:
         case frames.FetchEvent():
             name = f"{event.options['object']}: " if "object" in event.options else ""

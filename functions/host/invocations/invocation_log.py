@@ -1,4 +1,4 @@
-"""InvocationLog: passes every invocation and its output to the store and to tail consumers.
+"""The log of invocations: every invocation and its output go to the store and to tail consumers.
 
 No request waits for it: ended invocations are written in batches, once a second.
 """
@@ -20,7 +20,7 @@ from pilotlight.wire.hop.function_logs import LoggedInvocation, LogQuery
 
 FLUSH_S = 1.0
 TRIM_S = 60.0
-MAX_UNWRITTEN = 50_000  # invocations and lines; beyond it they are counted and dropped
+MAX_UNWRITTEN = 50_000  # unwritten invocations and lines; more are counted and dropped
 OUTSIDE = "printed outside of a request"
 
 log = logging.getLogger("pilotlight.function")
@@ -28,24 +28,24 @@ log = logging.getLogger("pilotlight.function")
 
 class InvocationLog:
     def __init__(self, ask: Ask, store: LogStore | None = None) -> None:
-        """`ask` has a tail consumer handle an event; without a store nothing is kept."""
+        """`ask` sends an event to a tail consumer; without `store` nothing is stored."""
         self.keeps = store is not None
         self._store = store
         self._consumers = TailConsumers(ask)
         self._last_id = 0
         self._rows: list[InvocationRow] = []
         self._lines: list[LineRow] = []
-        # By function and version: the record of output outside of requests, until it is written.
+        # By function and version: the current record for output outside of requests.
         self._loose: dict[tuple[str, str], int] = {}
-        self._ended: list[Callable[[], None]] = []  # deliveries to consumers
+        self._ended: list[Callable[[], None]] = []  # deliveries to tail consumers
         self._num_dropped = 0
 
     def of(self, manifest: Manifest, version: str) -> "FunctionJournal":
-        """Return the recorder of one version of a function."""
+        """Return the journal of one version of a function."""
         return FunctionJournal(self, manifest, version)
 
     def new_id(self) -> int:
-        """Return an id that no invocation has had here, before a restart neither."""
+        """Return an id that is unique at this site, even across restarts."""
         self._last_id = max(self._last_id + 1, time.time_ns())
         return self._last_id
 
@@ -54,7 +54,7 @@ class InvocationLog:
             self._rows.append(row)
 
     def keep_line(self, function: str, version: str, id: int, level: str, text: str) -> None:
-        """Store an output line; `id` is 0 for one without a request."""
+        """Store a line of output; `id` is 0 if it belongs to no request."""
         if not self._has_room():
             return
         now = time.time()
@@ -66,18 +66,18 @@ class InvocationLog:
         self._lines.append(LineRow(id, now, level, text))
 
     def send_later(self, deliver: Callable[[TailConsumers], None]) -> None:
-        """Deliver to tail consumers at the second flush: output may arrive after the invocation's answer."""
+        """Deliver to tail consumers at the second flush from now: output may arrive after the response."""
         self._ended.append(lambda: deliver(self._consumers))
 
     async def find(self, query: LogQuery) -> list[LoggedInvocation]:
-        """Raises sqlite3.Error and DatabaseError."""
+        """Return the stored invocations that match. Raises sqlite3.Error and DatabaseError."""
         if self._store is None:
             return []
         await self.flush()
         return await self._store.find(query)
 
     async def run(self) -> None:
-        """Write and send ended invocations once a second. Never returns."""
+        """Write and deliver ended invocations once a second, until cancelled."""
         trimmed_at = float("-inf")
         ready: list[Callable[[], None]] = []
         while True:
@@ -111,7 +111,7 @@ class InvocationLog:
         return has_room
 
     async def _guarded(self, work: Awaitable[None]) -> None:
-        """Do work of the store. A failure costs records and never a request."""
+        """Await work on the store. A failure is logged and costs records, but never fails a request."""
         try:
             await work
         except (sqlite3.Error, DatabaseError) as error:
@@ -119,7 +119,7 @@ class InvocationLog:
 
 
 class FunctionJournal:
-    """The records of one version of a function."""
+    """The recorder of one version's invocations."""
 
     def __init__(self, log: InvocationLog, manifest: Manifest, version: str) -> None:
         self._log = log
@@ -127,13 +127,13 @@ class FunctionJournal:
         self._version = version
         self._consumers = manifest.tail_consumers
         self._sampling = manifest.log_sampling
-        self._open: dict[int, Invocation] = {}  # open invocations whose output tail consumers get
+        self._open: dict[int, Invocation] = {}  # open invocations whose output is kept for tail consumers
 
     def begin(self, event: frames.FunctionEvent) -> Invocation:
-        """Return the record of an invocation, which is stored at its end if it was sampled."""
+        """Start the record of an invocation; if sampled, it is stored at its end."""
         consumers = (
             () if isinstance(event, frames.TailEvent) else self._consumers
-        )  # a tail event's own invocation has no consumers, so that there is no loop
+        )  # the invocation of a tail consumer is not sent to tail consumers: no loops
         id = self._log.new_id()
         is_kept = self._log.keeps and random.random() < self._sampling
         invocation = Invocation(id if is_kept else -id, event, self._ended, wants_lines=bool(consumers))
@@ -142,7 +142,7 @@ class FunctionJournal:
         return invocation
 
     def printed(self, id: int, level: str, text: str) -> None:
-        """Record a line. `id` is the invocation's; 0 without one."""
+        """Record a line of output. `id` is the invocation's, or 0 if it belongs to none."""
         if id > 0 or (id == 0 and self._sampling):
             self._log.keep_line(self._function, self._version, id, level, text)
         if (invocation := self._open.get(id)) is not None and len(invocation.printed) <= MAX_LINES:

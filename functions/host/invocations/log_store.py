@@ -1,7 +1,7 @@
-"""The log of a site's functions: invocations with output in one SQLite file, limited by age and size.
+"""The log of a site's functions: invocations with their output in one SQLite file.
 
-Writing happens in batches after the requests. If there is too much, the function with the most data loses its oldest records: one that prints a lot
-loses only its own history.
+It is limited by age and size. Writes happen in batches, after the requests. Above the limit of size, the function with the most data loses its oldest
+records, so a function that prints a lot loses only its own history.
 """
 
 import time
@@ -23,10 +23,10 @@ CREATE INDEX IF NOT EXISTS invocations_by_function ON invocations (function, seq
 CREATE TABLE IF NOT EXISTS lines (invocation INTEGER NOT NULL, at_s REAL NOT NULL, level TEXT NOT NULL, text TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS lines_by_invocation ON lines (invocation)
 """
-LOGS = "function-logs.sqlite"  # in the site's state
+LOGS = "function-logs.sqlite"  # in the site's state directory
 COLUMNS = "id, function, version, at_s, wall_ms, cpu_ms, trigger, what, status, outcome, error, detail"
-MAX_LINES = 1000  # of one invocation, in an answer
-TRIM_ROWS = 2000  # deleted at once, so that a query need not wait for long
+MAX_LINES = 1000  # lines returned of one invocation
+TRIM_ROWS = 2000  # rows deleted at once, so that queries do not wait for long
 FIND_S = 10.0
 
 
@@ -54,15 +54,15 @@ class LineRow(NamedTuple):
 
 class LogStore:
     def __init__(self, path: Path, *, days: float, mib: int, clock: Callable[[], float] = time.time) -> None:
-        """Records older than `days`, and those above `mib`, are deleted."""
+        """Records are deleted after `days`, and when they take more than `mib` MiB."""
         self._days = days
         self._max_bytes = mib << 20
         self._clock = clock
-        # Deleted rows leave their pages for new ones; the rest is for growth between two trims.
+        # New rows reuse the pages of deleted ones; the factor leaves room for growth between two trims.
         self._database = Database(path, lambda connection: create(connection, SCHEMA), max_bytes=2 * self._max_bytes)
 
     async def write(self, invocations: Iterable[InvocationRow], lines: Iterable[LineRow]) -> None:
-        """Raises sqlite3.Error and DatabaseError."""
+        """Store invocations and lines of output. Raises sqlite3.Error and DatabaseError."""
 
         def work(connection: Connection) -> None:
             with transaction(connection):
@@ -73,7 +73,7 @@ class LogStore:
         await self._database.run(work)
 
     async def find(self, query: LogQuery) -> list[LoggedInvocation]:
-        """Raises sqlite3.Error and DatabaseError."""
+        """Return the invocations that match. Raises sqlite3.Error and DatabaseError."""
         return await self._database.run(lambda connection: _found(connection, query), FIND_S)
 
     async def trim(self) -> None:
@@ -132,7 +132,7 @@ def _found(connection: Connection, query: LogQuery) -> list[LoggedInvocation]:
 
 
 def _largest(connection: Connection) -> str | None:
-    """Return the function whose records take the most room."""
+    """Return the function whose records take the most space."""
     sql = (
         "SELECT function, SUM(200 + LENGTH(detail) + (SELECT COALESCE(SUM(80 + LENGTH(text)), 0) FROM lines WHERE invocation = id)) AS size "
         "FROM invocations GROUP BY function ORDER BY size DESC LIMIT 1"
@@ -142,7 +142,7 @@ def _largest(connection: Connection) -> str | None:
 
 
 def _delete(connection: Connection, sql: str, value: object) -> int:
-    """Delete the records that a query gives by `seq` and `id`. Returns how many they were."""
+    """Delete the records selected by a query for `seq` and `id`; return their number."""
     found = connection.execute(sql, (value,)).fetchall()
     with transaction(connection):
         connection.executemany("DELETE FROM lines WHERE invocation = ?", [(id,) for _, id in found])

@@ -1,8 +1,7 @@
-"""Tail consumers: functions that get other functions' invocations as Cloudflare's TraceItems.
+"""Tail consumers: functions that get other functions' invocations, as Cloudflare's TraceItems.
 
-A manifest names them as `tail_consumers`.
-
-Sent in batches after the invocations have ended, without waiting. A slow or failing consumer loses events; its own log has the reason.
+A manifest names them as `tail_consumers`. Events are sent in batches after invocations have ended; nothing waits for them. A slow or failing consumer
+loses events, and its own log has the reason.
 """
 
 import asyncio
@@ -15,9 +14,9 @@ from urllib.parse import urlsplit
 from pilotlight.functions.channel import Failure, frames
 from pilotlight.functions.host.invocations.invocation import Invocation
 
-MAX_WAITING = 1000  # events for one consumer; the oldest give way
+MAX_WAITING = 1000  # queued events per consumer; beyond, the oldest are dropped
 MAX_BATCH = 100
-MAX_LINES = 256  # of one invocation, as on the platform
+MAX_LINES = 256  # per invocation, as on the platform
 SECRET_HEADERS = ("auth", "cookie", "key", "token", "secret", "jwt")
 
 log = logging.getLogger("pilotlight.function")
@@ -26,11 +25,11 @@ Ask = Callable[[str, frames.TailEvent], Awaitable[Any]]
 
 class TailConsumers:
     def __init__(self, ask: Ask) -> None:
-        """`ask` has a function handle an event, and raises Failure."""
+        """`ask` sends an event to a function, and raises Failure."""
         self._ask = ask
         self._waiting: dict[str, deque[dict[str, Any]]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by consumer
-        self._unheard: set[str] = set()  # consumers whose failure has been logged
+        self._unheard: set[str] = set()  # consumers whose failure was logged
 
     def send(self, consumer: str, item: dict[str, Any]) -> None:
         self._waiting.setdefault(consumer, deque(maxlen=MAX_WAITING)).append(item)
@@ -55,7 +54,7 @@ class TailConsumers:
                     if consumer not in self._unheard:
                         log.warning("the tail consumer %s does not get its events: %s", consumer, failure.message)
                     self._unheard.add(consumer)
-                except Exception:  # a fault of ours: later events are still delivered
+                except Exception:  # an error of this site: later events must still be delivered
                     log.exception("%d events for the tail consumer %s are lost", len(batch), consumer)
         finally:
             del self._tasks[consumer]
@@ -65,9 +64,7 @@ class TailConsumers:
 
 def trace_item(invocation: Invocation, function: str, version: str) -> dict[str, Any]:
     """Return an invocation as a TraceItem.
-
-    https://developers.cloudflare.com/workers/runtime-apis/handlers/tail/
-    """
+    See https://developers.cloudflare.com/workers/runtime-apis/handlers/tail/."""
     at_ms = round(invocation.started_s * 1000)
     name, _, sentence = invocation.error.partition(": ")
     return {

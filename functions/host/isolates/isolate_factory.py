@@ -1,4 +1,4 @@
-"""IsolateFactory: makes isolates of one version from its zygote, packages, scratch directory and code."""
+"""Makes the isolates of one version from its zygote, packages, scratch directory and code."""
 
 import asyncio
 import itertools
@@ -56,7 +56,7 @@ class IsolateFactory:
         self.zygote.get()
 
     def new(self, on_fault: Callable[[IsolateHandle, Fault], None], *, is_on_probation: bool) -> IsolateHandle:
-        """Return an isolate that is still to be started."""
+        """Return an isolate that is not started yet."""
         return IsolateHandle(
             self._manifest.name,
             self.limits,
@@ -68,8 +68,8 @@ class IsolateFactory:
         )
 
     async def start(self, isolate: IsolateHandle, *, is_on_probation: bool) -> None:
-        """Raises ZygoteError and OSError."""
-        await self.zygote.read_imports()  # in a thread: up to 500 files are parsed
+        """Start an isolate; create its zygote if needed. Raises ZygoteError and OSError."""
+        await self.zygote.read_imports()  # parses up to 500 files, in a thread
         if self._is_closed:
             raise ZygoteError("this version is being replaced")
         zygote = self.zygote.get()
@@ -78,7 +78,7 @@ class IsolateFactory:
         await isolate.start(zygote, self._boot())
 
     def enforce_disk(self, isolates: Sequence[IsolateHandle]) -> None:
-        """Check the disk usage of isolates if nothing else limits it, unless a check is still running."""
+        """Start to check the isolates' disk usage, unless their tier limits it or a check is running."""
         if isolates and not self._has_own_files and (self._enforcing is None or self._enforcing.done()):
             self._enforcing = asyncio.ensure_future(self._scratch.enforce(isolates))
 

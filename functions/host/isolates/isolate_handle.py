@@ -1,7 +1,6 @@
-"""The runtime's handle of one isolate.
-Requests go in, responses come out, and an isolate that exceeds a limit is ended with a sentence that names the limit and the position in the code.
+"""The runtime's handle of one isolate: sends it requests, and ends it if it exceeds a limit.
 
-Usage is watched from here, not in the isolate (isolate_watch.py).
+The error then names the limit and the line of code. Usage is measured from outside the isolate (isolate_watch.py).
 """
 
 import asyncio
@@ -26,8 +25,8 @@ from pilotlight.functions.host.subrequests import SubrequestHandler, Subrequests
 from pilotlight.functions.host.zygotes.control_messages import Boot
 from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote
 
-LAG_S = 0.1  # a loop that is silent for so long is busy: another isolate takes the next request
-STOPPED = "stopped"  # the code of a fault that is not the function's: its process was stopped
+LAG_S = 0.1  # an event loop that is silent for longer is busy: another isolate gets the next request
+STOPPED = "stopped"  # error code: a signal stopped the process, which is not the function's fault
 
 
 class IsolateHandle:
@@ -43,17 +42,17 @@ class IsolateHandle:
         is_on_probation: bool = False,
     ) -> None:
         """`on_fault` is called for responses that fail after they have started.
-        `is_on_probation`: another isolate of this function computes for long or was just ended, so this one starts in the background class."""
+        `is_on_probation`: another isolate of this function computes for long or ended badly, so this one starts with background priority."""
         self.limits = limits
         self.process = IsolateProcess(function, log, CpuHistory(is_on_probation=is_on_probation))
         self.work = IsolateWork(asyncio.get_running_loop().time())
         self.watcher = IsolateWatch(limits, self.process, self.work)
-        self.started = asyncio.Event()  # set when it has started or failed
+        self.started = asyncio.Event()  # set when the start has succeeded or failed
         self.is_ready = False
         self.is_retiring = False
-        self.is_tainted = False  # it has shown that it must be replaced
+        self.is_tainted = False  # takes no new requests after a failed import or a MemoryError
         self._subrequests = Subrequests(on_subrequest, limits.subrequests, self.work)
-        self._throttle = throttle  # of its streams, in bytes
+        self._throttle = throttle  # rate limit of response streams, in bytes/s
         self._on_fault = on_fault
         self._channel: Channel | None = None
         self._broker: SocketBroker | None = None
@@ -61,8 +60,8 @@ class IsolateHandle:
         self._why_ended: Fault | None = None
 
     async def start(self, zygote: FunctionZygote, boot: Boot) -> None:
-        """Fork the isolate.
-        Raises ZygoteError and OSError, after which it must be closed. The module is imported later: requests may be sent at once and wait for it."""
+        """Fork the isolate; if this fails, it must be closed. Raises ZygoteError and OSError.
+        The module is imported later; requests may be sent at once and wait for it."""
         try:
             ours, asked = self.process.start(zygote, boot)
             self._broker = SocketBroker(asked, self._subrequests)
@@ -99,10 +98,11 @@ class IsolateHandle:
         is_socket: bool = False,
         on_end: Callable[[], None] = lambda: None,
     ) -> ExchangeResult:
-        """Have the isolate handle an event.
-        Raises Fault with what the function's author should know. The answer's stream counts as part of the request, unless it is a WebSocket's: read
-        it or cancel it. `on_end` is called once, when the request is over. The invocation ends with the stream, a WebSocket's too; without a stream
-        its caller ends it."""
+        """Send an event to the isolate; return its result. Raises Fault with the reason for the author.
+
+        The response's stream, unless it is a WebSocket's, belongs to the request: read or close it. `on_end` is called once, when the request is
+        over. The invocation ends with the stream; without a stream the caller ends it.
+        """
         assert self._channel is not None
         ends_at = asyncio.get_running_loop().time() + self.limits.wall_s
         try:
@@ -120,7 +120,7 @@ class IsolateHandle:
                 if result.body is None:
                     return result
                 if is_socket and result.value.get("web_socket") is True:
-                    # It may last for hours; its CPU time counts with the isolate's other sockets.
+                    # A WebSocket may last for hours; its CPU time is charged to the isolate's WebSockets together.
                     stream = ResponseStream(self, result.body, None, partial(self._socket_closed, invocation))
                     self.work.open_sockets.add(stream)
                 else:
@@ -128,7 +128,7 @@ class IsolateHandle:
                     stream = ResponseStream(self, result.body, ends_at, partial(_stream_ended, invocation, end))
                 return ExchangeResult(result.value, stream)  # type: ignore[arg-type]
         except TimeoutError:
-            sentence = f"the function has not answered within {self.limits.wall_s:g} s"
+            sentence = f"the function did not answer within {self.limits.wall_s:g} s"
             raise Fault(sentence, code="wall_time", status=500) from None
         except ChannelClosed:
             raise await self.exit_fault() from None
@@ -136,7 +136,7 @@ class IsolateHandle:
             raise fault_of(failure) from None
 
     async def sent_chunk(self, size: int) -> None:
-        """Count a piece of a stream, and wait until the next one may be sent."""
+        """Count a chunk of a stream, and wait until the rate allows the next one."""
         self.process.history.sent_piece(size)
         await self._throttle.take(size)
 
@@ -159,7 +159,7 @@ class IsolateHandle:
     def _on_note(self, note: frames.Note) -> None:
         if note.name in ("ready", "broken"):
             self.watcher.last_look()  # the import is not charged to a request
-            self.watcher.charge()  # requests that waited for it have started
+            self.watcher.charge()  # requests that waited for the import have started
             self.is_ready = True
             self.is_retiring = self.is_retiring or note.name == "broken"
         elif note.name == "background" and isinstance(note.value, int):
@@ -172,7 +172,7 @@ class IsolateHandle:
     # -- the watch --------------------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Check its usage, and end it above a limit.
+        """Check the isolate's usage, and end it above a limit.
         Called every few hundredths of a second while there is work."""
         if self._ending is not None or not self.process.is_running:
             return
@@ -183,14 +183,14 @@ class IsolateHandle:
             self.is_retiring = True
 
     def watch_idle(self) -> None:
-        """Look at an isolate that has nothing to do, without waking it."""
+        """Check the usage of an idle isolate without waking it."""
         if self._ending is None and self.process.is_running and (exceeded := self.watcher.look_idle()) is not None:
             self.end(*exceeded)
 
     # -- the end ----------------------------------------------------------------------------------------------------------------
 
     def end(self, why: str, code: str) -> None:
-        """Ask the isolate where its code is, then kill it. Everything in progress fails with the reason."""
+        """Kill the isolate after asking it for a stack trace; all its open requests fail with this reason."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end(why, code))
 
@@ -198,7 +198,7 @@ class IsolateHandle:
         if code == "blocked" and self.process.is_stopped:
             code, why = STOPPED, f"a signal stopped its process for more than {self.limits.blocked_s:g} s"
         stack = ""
-        with suppress(OSError):  # a report without a stack is better than an isolate that lives on
+        with suppress(OSError):  # without a stack trace the report is still useful, and the isolate must end
             stack = await self.process.stack() if self.is_ready or code == "start_time" else ""
         sentence = f"the function {self.process.function!r} was ended: {why}"
         detail = f"{sentence}\n{stack}" if stack else sentence
@@ -208,7 +208,7 @@ class IsolateHandle:
             self._channel.close(sentence)
 
     async def exit_fault(self) -> Fault:
-        """The reason for which it is gone, after the channel has closed."""
+        """Return why the isolate ended; call this once the channel has closed."""
         if self._ending is not None:
             await self._ending
         if self._why_ended is None:
@@ -218,7 +218,7 @@ class IsolateHandle:
         return self._why_ended
 
     async def close(self) -> None:
-        """End the isolate; open requests fail."""
+        """End the isolate; its open requests fail."""
         if self._channel is not None:
             if not self._channel.closed.is_set() and self._ending is None:
                 sentence = f"the site has ended this isolate of {self.process.function!r}"

@@ -1,8 +1,7 @@
-"""Isolate: the process in which a function runs.
-It imports the function's module and answers what the runtime asks, many requests at once.
+"""The main module of an isolate: imports a function's module and answers the runtime's events.
 
-Runs behind its confinement (tiers.py). Knows the SDK, the author's module and one channel; holds no credentials. A mistake of
-the author's goes to the runtime as a failure with the author's traceback.
+Many requests run concurrently. The process is confined (tiers.py) and holds no credentials; it has the SDK, the author's module and one channel. An
+exception of the author's code is sent to the runtime as a failure with its traceback.
 """
 
 import asyncio
@@ -38,16 +37,16 @@ RESERVED = frozenset(
     {"fetch", "scheduled", "queue", "alarm", "env", "ctx", "tail", "test", "trace", "connect", "dup", "constructor"}
     | {"webSocketMessage", "webSocketClose", "webSocketError"}
 )
-UNKNOWN_OF_CF: dict[str, Any] = {  # names in the platform's documentation whose values are unknown here
+UNKNOWN_OF_CF: dict[str, Any] = {  # documented fields of `request.cf` that are unknown here
     "asn": None, "asOrganization": None, "city": None, "continent": None, "country": None, "latitude": None, "longitude": None,
     "metroCode": None, "postalCode": None, "region": None, "regionCode": None, "timezone": None, "tlsCipher": None, "tlsVersion": None,
 }  # fmt: skip
-ANSWER_IN_ONE = 64 << 10  # bytes: a larger body is sent in pieces, so that it cannot delay others
+ANSWER_IN_ONE = 64 << 10  # larger bodies are sent in chunks, so that they do not delay other responses
 
 
 def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
     """Serve the function until the runtime closes the channel."""
-    # Works while the loop is blocked.
+    # A signal handler in C, so it works while the event loop is blocked.
     faulthandler.register(signal.SIGUSR1, file=trace_fd, all_threads=True, chain=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path[:0] = boot.sys_path
@@ -58,7 +57,7 @@ def run(channel_fd: int, trace_fd: int, boot: Boot) -> None:
 async def serve(sock: socket.socket, boot: Boot) -> None:
     function = Function()
     function.load(boot)
-    gc.freeze()  # exempt the module and its objects from garbage collection, which would take 10 ms during a response
+    gc.freeze()  # exempts the module's objects from garbage collection, which would pause a response for 10 ms
     channel = await Channel.open(sock, function.answer, is_runtime=False, describe=trouble.describe)
     host.connect(channel)
     entrypoint.on_background = lambda count: channel.note("background", count)
@@ -70,7 +69,7 @@ async def serve(sock: socket.socket, boot: Boot) -> None:
 
 
 class Function:
-    """The author's module."""
+    """The author's module, and its handlers."""
 
     def __init__(self) -> None:
         self.broken: Failure | None = None
@@ -78,7 +77,7 @@ class Function:
         self._objects = Objects()
 
     def load(self, boot: Boot) -> None:
-        """Import the module. A failure is kept, and every request fails with it."""
+        """Import the module. If that fails, all later requests fail with the same error."""
         try:
             for kind, name, options in boot.bindings:
                 setattr(workers.env, name, bindings.open_face(host.LateChannel(), kind, name, options))
@@ -108,7 +107,7 @@ class Function:
                 return await self._event("tail", as_record(frame.events))
         except SystemExit as error:
             raise _exited(error) from None
-        raise Failure(f"a function does not answer {type(frame).__name__}", code="unsupported")
+        raise Failure(f"functions do not handle {type(frame).__name__}", code="unsupported")
 
     async def _fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
         is_socket = body is not None and isinstance(frame.options.get("websocket"), int)
@@ -124,7 +123,7 @@ class Function:
             response = await self._respond(frame, request)
         if not isinstance(response, Response):
             kind = type(response).__name__
-            sentence = f"fetch gave back a value of the type {kind}; it must return a Response"
+            sentence = f"fetch returned a value of type {kind}; it must return a Response"
             raise Failure(sentence, code="wrong_type", name="TypeError")
         if response.status == 101 or response.web_socket is not None:
             return _switched(response, body if is_socket else None)
@@ -142,8 +141,7 @@ class Function:
 
     async def _rpc(self, frame: frames.RpcEvent, body: Inbound | None) -> Any:
         """Call a method.
-
-        If functions or streams come with its arguments or its result, a session follows the call."""
+        If its arguments or result contain functions or streams, an RPC session follows the call."""
         session = RpcSession()
         args, kwargs = session.unpack(frame.args), session.unpack(frame.kwargs)
         is_started = session.is_used
@@ -165,7 +163,7 @@ class Function:
     async def _called(
         self, frame: frames.RpcEvent, session: RpcSession, args: list[Any], kwargs: dict[str, Any], is_started: bool
     ) -> Any:
-        """Return the encoded result of the method; without a session, send a Response or a stream directly."""
+        """Return the method's encoded result; without a session a Response or a stream is returned directly."""
 
         async def act(target: Any) -> Any:
             is_internal = frame.options.get("internal") is True
@@ -207,7 +205,7 @@ class Function:
             raise Failure(f"the function has no {name} handler", code="no_handler", name="TypeError")
 
     def _entrypoint(self, name: str) -> type[Any] | None:
-        """Return a class of the module; `Default` need not say that it is an entrypoint."""
+        """Return an entrypoint class of the module, None if there is none. `Default` needs no base class."""
         kind = getattr(self._module, "Default" if name == "default" else name, None)
         is_one = isinstance(kind, type) and (name == "default" or issubclass(kind, WorkerEntrypoint))
         return kind if is_one else None
@@ -233,7 +231,7 @@ def _exited(error: SystemExit) -> Failure:
 def _imported(main: str) -> ModuleType:
     name = os.path.splitext(os.path.basename(main))[0]
     if name in sys.modules:
-        name = f"{name}_function"  # for example queue.py: the library's module stays importable
+        name = f"{name}_function"  # a module such as queue.py must not hide the standard library's
     spec = importlib.util.spec_from_file_location(name, main)
     assert spec is not None
     assert spec.loader is not None
@@ -248,7 +246,8 @@ def _is_entrypoint(value: Any) -> bool:
 
 
 async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any], is_internal: bool) -> Any:
-    """Call a method as another function does; `is_internal`: as the runtime itself does."""
+    """Call a public method as another function does.
+    `is_internal` marks a call by the runtime, which may use reserved names."""
     method = None if name.startswith("_") else getattr(target, name, None)
     if not callable(method) or (name in RESERVED and not is_internal):
         sentence = f"{type(target).__name__} has no method {name!r} that can be called"
@@ -259,7 +258,7 @@ async def _called(target: Any, name: str, args: list[Any], kwargs: dict[str, Any
 
 
 def _made(kind: type[Any], context: Context) -> Any:
-    """Return an entrypoint; one without a base class may have no constructor."""
+    """Instantiate an entrypoint, whose class may have any constructor."""
     if issubclass(kind, WorkerEntrypoint):
         return kind(context, workers.env)
     made = kind() if kind.__init__ is object.__init__ else _with_wanted(kind, context, workers.env)
@@ -268,7 +267,7 @@ def _made(kind: type[Any], context: Context) -> Any:
 
 
 async def _fetched_by(target: Any, *arguments: Any) -> Any:
-    """Call `fetch` with as many of the arguments as it takes, as the platform does."""
+    """Call `fetch` with as many arguments as it takes, as the platform does."""
     fetch = getattr(target, "fetch", None) or getattr(target, "on_fetch", None)
     if fetch is None:
         raise Failure(f"{type(target).__name__} has no fetch method", code="no_handler", name="TypeError")
@@ -280,14 +279,14 @@ async def _at_once(value: Any) -> Any:
 
 
 async def _awaited(value: Any) -> Any:
-    """Await a handler's result twice if needed: it may return the awaitable of `fetch`."""
+    """Await until the value is not awaitable: a handler may return the awaitable of `fetch`."""
     while inspect.isawaitable(value):
         value = await value
     return value
 
 
 def _with_wanted(function: Any, *arguments: Any) -> Any:
-    """Handlers may take none, one, two or three arguments."""
+    """Call a handler with as many of the positional arguments as it takes."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return function(*arguments)
@@ -301,14 +300,14 @@ def _answer_of(response: Response, method: str) -> StreamingReply:
     if stream is not None and method != "HEAD":
         return StreamingReply(value, stream)
     if stream is not None:
-        Context().wait_until(stream.aclose())  # it is not read
+        Context().wait_until(stream.aclose())  # the client gets no body
     if whole and len(whole) > ANSWER_IN_ONE:
         return StreamingReply(value, pieces(whole))
     return StreamingReply({**value, "body": whole or b""})
 
 
 def _switched(response: Response, body: Inbound | None) -> StreamingReply:
-    """Answer with 101: from now on the exchange's two streams carry a WebSocket's messages."""
+    """Switch protocols: from now on the exchange's two streams carry a WebSocket's messages."""
     if response.web_socket is None:
         sentence = "a response with the status 101 needs the end of a WebSocketPair: Response(None, status=101, web_socket=client)"
         raise Failure(sentence, code="wrong_type", name="TypeError")

@@ -1,7 +1,6 @@
 """One isolate as a process: forked from its zygote, measured, signalled, and killed.
 
-A signal makes it report which line its code runs; its exit status says how it ended.
-
+A signal makes it write a stack trace; its exit status explains its end.
 """
 
 import asyncio
@@ -19,7 +18,7 @@ from pilotlight.functions.host.zygotes.zygote_client import ChildProcess, Functi
 
 TRACE_WAIT_S = 0.25
 MAX_TRACE = 8192
-EXIT_REPORT_S = 1.0  # for the news of a death
+EXIT_REPORT_S = 1.0  # time to wait for the report of an exit
 
 
 class IsolateProcess:
@@ -29,15 +28,13 @@ class IsolateProcess:
         self.history = history
         self.child: ChildProcess | None = None
         self.created_at = asyncio.get_running_loop().time()
-        self._priority = PriorityClass.NORMAL  # as the kernel knows it
+        self._priority = PriorityClass.NORMAL  # the priority that was set last
         self._zygote: FunctionZygote | None = None
         self._trace_fd = -1
 
     def start(self, zygote: FunctionZygote, boot: Boot) -> tuple[socket.socket, socket.socket]:
-        """Request the fork, and return this end of the isolate's channel and of its socket for connections.
-
-        Raises ZygoteError and OSError.
-        """
+        """Request the fork; return our ends of the isolate's channel and of its broker socket.
+        Raises ZygoteError and OSError."""
         self._zygote = zygote
         with ExitStack() as childs_ends, ExitStack() as on_failure:
             childs_ends.callback(self.log.close_write_end)
@@ -85,7 +82,8 @@ class IsolateProcess:
             self.child.kill()
 
     async def stack(self) -> str:
-        """Return faulthandler's output after a signal: the author's frames, most recent call first."""
+        """Return a stack trace of the author's frames, most recent call first.
+        faulthandler writes it when the process gets a signal."""
         assert self.child is not None
         self.child.signal(signal.SIGUSR1)
         text, loop = b"", asyncio.get_running_loop()
@@ -105,7 +103,7 @@ class IsolateProcess:
 
     async def crash_fault(self, broke: str, *, was_ready: bool) -> Fault:
         """Return why the process ended by itself.
-        `broke` describes a protocol violation, for which it is killed; empty if there was none."""
+        `broke` describes a protocol violation, for which it is killed here; empty if there was none."""
         assert self.child is not None
         report: Died | None = None
         with suppress(TimeoutError):
@@ -123,7 +121,7 @@ class IsolateProcess:
         return Fault(sentence, code="crashed", name="Crashed", detail=f"{sentence}\n{last}".rstrip())
 
     async def close(self, patience_s: float) -> None:
-        """Kill it, unless it ends by itself within `patience_s`."""
+        """Kill the process if it does not end by itself within `patience_s`."""
         if self.child is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):

@@ -1,4 +1,4 @@
-"""IsolateSet: starts, watches and retires the isolates of one version, with pauses after failures.
+"""The isolates of one version: starts, watches and retires them, with pauses after failures.
 
 isolate_factory.py makes them; pool.py chooses one for a request.
 """
@@ -23,22 +23,22 @@ log = logging.getLogger("pilotlight.function")
 class IsolateSet:
     def __init__(self, function: str, factory: IsolateFactory, reports: AuthorReports, waiters: Waiters) -> None:
         """`waiters` are notified of every failed start and every end."""
-        self.living: list[IsolateHandle] = []  # the oldest first
+        self.living: list[IsolateHandle] = []  # oldest first
         self.num_started = 0
         self.restarts = Restarts()
         self._function = function
         self._factory = factory
         self._reports = reports
         self._waiters = waiters
-        self._not_imported: Fault | None = None  # the result of the last attempt
-        self._gone_cpu_s = 0.0  # of isolates that are gone
+        self._not_imported: Fault | None = None  # the import error of the last attempt
+        self._gone_cpu_s = 0.0  # CPU time of ended isolates
         self._told_cpu_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def usable(self) -> list[IsolateHandle]:
         """Return the isolates that may take requests.
-        One that is being started counts: two simultaneous requests must not start two."""
+        An isolate that is starting counts, so that two simultaneous requests do not start two."""
         return [
             isolate
             for isolate in self.living
@@ -58,12 +58,12 @@ class IsolateSet:
         return any(isolate.work.load or isolate.work.background for isolate in self.living)
 
     def are_at_work_for(self, object: tuple[str, str]) -> bool:
-        """Tell whether background work of this Durable Object, by class and id, is left."""
+        """Tell whether this Durable Object (class, id) has unfinished background work."""
         return any(object in isolate.work.objects for isolate in self.living)
 
     async def start(self) -> IsolateHandle | None:
-        """Start an isolate.
-        Return None after waiting because the next one was not due. Raises Fault, and Failure if it would be due too late."""
+        """Start an isolate; return None if a pause was due first, after waiting for it.
+        Raises Fault if it cannot start, and Failure if the pause is too long to wait."""
         now = asyncio.get_running_loop().time()
         if (pause_s := self.restarts.pause_s(now)) > 0:
             await self._pause(pause_s)
@@ -75,7 +75,7 @@ class IsolateSet:
         self.living.append(isolate)
         try:
             await self._factory.start(isolate, is_on_probation=is_on_probation)
-        except BaseException as error:  # including the cancellation of a client that leaves at this moment
+        except BaseException as error:  # including the cancellation of the request that needs it
             self._retire(isolate)
             self._waiters.notify()
             if isinstance(error, ZygoteError | OSError):
@@ -87,7 +87,7 @@ class IsolateSet:
         return isolate
 
     def watch(self) -> bool:
-        """Look at zygote and isolates once. Returns whether there is work."""
+        """Check the zygote and all isolates once; return whether there is work."""
         is_busy = False
         now = asyncio.get_running_loop().time()
         if why := self._factory.zygote.watch(is_asleep=not self.living):
@@ -95,14 +95,14 @@ class IsolateSet:
         for isolate in tuple(self.living):
             try:
                 is_busy = self._look(isolate, now) or is_busy
-            except Exception:  # one whose use cannot be measured has no limits
-                log.exception("%s: an isolate cannot be watched and is ended", self._function)
+            except Exception:  # an isolate that cannot be measured would have no limits
+                log.exception("%s: an isolate cannot be measured and is ended", self._function)
                 isolate.end("its usage cannot be measured", "unwatched")
         self._factory.enforce_disk(self.living)
         return is_busy
 
     def _look(self, isolate: IsolateHandle, now: float) -> bool:
-        """Check one isolate, or retire it. Returns whether it has work."""
+        """Check one isolate, or retire it; return whether it has work."""
         if isolate.work.load or isolate.work.background or not isolate.is_ready:
             isolate.watch()
             return True
@@ -117,22 +117,22 @@ class IsolateSet:
         return False
 
     def failed(self, isolate: IsolateHandle, fault: Fault) -> None:
-        """Report a failed request to the author, and replace the isolate if it must be."""
+        """Report a failed request to the author, and replace the isolate if it may be damaged."""
         self._reports.tell(fault)
         if fault.code == "import_failed":
             self._not_imported = fault
             self._taint(isolate)
         elif fault.name == "MemoryError" and not isolate.work.sockets and not isolate.work.has_objects:
-            self._taint(isolate)  # a part of its interrupted work may be missing
+            self._taint(isolate)  # interrupted code may have left inconsistent data
 
     def spent_cpu_s(self) -> float:
-        """Return the isolates' processor time since the last call."""
+        """Return the isolates' CPU time in seconds since the last call."""
         total_s = self._gone_cpu_s + sum(isolate.watcher.total_s for isolate in self.living)
         spent_s, self._told_cpu_s = total_s - self._told_cpu_s, total_s
         return spent_s
 
     def close_sockets(self) -> None:
-        """Close all WebSockets: clients that reconnect get the present version."""
+        """Close all WebSockets; clients that reconnect get the current version."""
         for isolate in self.living:
             for stream in tuple(isolate.work.open_sockets):
                 stream.end(Fault(f"the function {self._function!r} is being replaced", code="closing"))
@@ -145,24 +145,24 @@ class IsolateSet:
 
     async def _pause(self, pause_s: float) -> None:
         """Wait until the next isolate may start.
-        Raises Fault and Failure if that would take too long or be without success."""
-        if (last := self._not_imported) is not None:  # the author has the error already
+        Raises Fault if the last import failed, and Failure if the pause is too long to wait."""
+        if (last := self._not_imported) is not None:  # the author has this error already
             raise Fault(last.message, code=last.code, name=last.name, detail=last.detail)
         if pause_s > MAX_WAIT_S:
-            sentence = f"the processes of {self._function!r} end one after the other without an answer; the next one starts in {pause_s:.0f} s"
+            sentence = f"the processes of {self._function!r} keep ending without an answer; the next one starts in {pause_s:.0f} s"
             raise Failure(sentence, code="overloaded", status=503, retry_after_s=math.ceil(pause_s))
         await self._waiters.wait(pause_s)
 
     def _end_zygote(self, why: str) -> None:
-        """End the zygote and all its isolates, which may run the same code."""
+        """End the zygote and with it all isolates, which may run the same code."""
         self._factory.zygote.fail(why)
-        if not self.living:  # otherwise their ends are counted
+        if not self.living:  # otherwise the ends of the isolates are counted
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
         sentence = f"the function {self._function!r} was ended: {why}"
         self._reports.tell(Fault(sentence, code="packages", name="LimitExceeded"))
 
     def _taint(self, isolate: IsolateHandle) -> None:
-        """Replace an isolate: it finishes its requests, and the next one goes elsewhere."""
+        """Retire an isolate: it finishes its requests, and new ones go elsewhere."""
         if isolate in self.living and not isolate.is_tainted:
             isolate.is_tainted = isolate.is_retiring = True
             self.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=isolate.has_answered)
@@ -178,10 +178,10 @@ class IsolateSet:
         self.living.remove(isolate)
 
     async def _attend(self, isolate: IsolateHandle) -> None:
-        """Wait for an isolate's own end, and clean up."""
+        """Wait until an isolate ends by itself, then clean up."""
         await isolate.until_gone()
         if isolate in self.living:
-            if not isolate.is_tainted:  # a tainted one has been counted
+            if not isolate.is_tainted:  # a tainted one was counted before
                 now = asyncio.get_running_loop().time()
                 self.restarts.ended_badly(now, had_answered=isolate.has_answered)
             self._remove(isolate)

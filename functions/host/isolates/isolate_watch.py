@@ -1,8 +1,7 @@
-"""IsolateWatch: measures one isolate from outside: CPU time, memory, silence of its event loop.
+"""Measures one isolate from outside: CPU time, memory, and how long its event loop is silent.
 
-CPU time is charged to its open work.
-
-Reports which limit is exceeded; its handle ends the isolate. It needs no cooperation, because code in an endless loop gives none.
+CPU time is charged to the isolate's open work. The watch reports which limit is exceeded; the handle ends the isolate. It needs no cooperation, which
+code in an endless loop would not give.
 """
 
 import asyncio
@@ -13,10 +12,10 @@ from pilotlight.functions.host.isolates.isolate_work import CpuMeter, IsolateWor
 from pilotlight.functions.host.isolates.loop_probe import LoopProbe
 from pilotlight.functions.host.limits import FunctionLimits, IsolateUsage, first_exceeded
 
-IDLE_LOOK_S = 0.2  # between two measurements of an idle isolate: there may be thousands
+IDLE_LOOK_S = 0.2  # pause between two measurements of an idle isolate; there may be thousands of isolates
 
 Exceeded = tuple[str, str]
-"""The sentence for the author, and the limit's code."""
+"""The sentence for the author, and the error code."""
 
 
 class IsolateWatch:
@@ -30,26 +29,22 @@ class IsolateWatch:
 
     @property
     def total_s(self) -> float:
-        """Processor time of its whole life, at the last look."""
+        """CPU time of the isolate's whole life, at the last measurement."""
         return self._meter.total_s
 
     def last_look(self) -> None:
-        """Measure before the isolate ends, or before it takes requests.
-
-        After its end it cannot be measured, and its requests must not pay for earlier work.
-        """
+        """Measure without charging: before the isolate ends, and before its first request.
+        After its end it cannot be measured; before its first request the time was spent on the import."""
         self._spent()
 
     @property
     def is_spent(self) -> bool:
-        """Tell whether it has computed for so long that it should be replaced."""
+        """Tell whether it has used so much CPU time that it should be replaced."""
         return self._meter.total_s > self._limits.cpu_total_s
 
     def charge(self) -> None:
-        """Charge its CPU time so far to its open work.
-
-        Called when a request starts or ends, so that a short request pays only for itself.
-        """
+        """Charge the CPU time since the last measurement to the open work.
+        Called when a request starts or ends, so that a short request pays only for itself."""
         now = asyncio.get_running_loop().time()
         spent_s = self._spent()
         self._process.history.spent(spent_s, now)
@@ -57,7 +52,7 @@ class IsolateWatch:
 
     def look_at_start(self) -> Exceeded | None:
         now = asyncio.get_running_loop().time()
-        self._spent()  # an import may take long, once
+        self._spent()  # not charged: an import may take long
         if now - self._process.created_at > self._limits.start_s:
             return f"its module was not imported within {self._limits.start_s:g} s", "start_time"
         return None
@@ -72,7 +67,7 @@ class IsolateWatch:
         return exceeded
 
     def look_idle(self) -> Exceeded | None:
-        """Check an idle isolate without waking it: work that the author left running counts."""
+        """Check an idle isolate without waking it: the author may have left threads or tasks running."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < IDLE_LOOK_S:
             return None
@@ -84,7 +79,7 @@ class IsolateWatch:
         return first_exceeded(IsolateUsage(idle_cpu_s=self._meter.idle_s), self._limits)
 
     def _spent(self) -> float:
-        """CPU seconds since the last look."""
+        """Return the CPU seconds since the last measurement."""
         return self._meter.spent(self._process.cpu_s())
 
     def _usage(self) -> IsolateUsage:

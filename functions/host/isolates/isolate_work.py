@@ -1,6 +1,7 @@
 """The open work of one isolate, and the CPU time charged to each part.
 
-The kernel counts a process as a whole: time between two measurements is divided among the requests that were open at both, and the WebSockets.
+The kernel measures only the whole process: CPU time between two measurements is divided among the requests that were open at both, with one more
+share for all WebSockets.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from pilotlight.functions.host.limits import SOCKETS_SHARE
 if TYPE_CHECKING:
     from pilotlight.functions.host.response_stream import ResponseStream
 
-MAX_OBJECTS = 10_000  # objects whose background work is recorded: the function reports it, and it costs memory here
+MAX_OBJECTS = 10_000  # limit of recorded objects with background work, because a function reports them
 
 
 class IsolateWork:
@@ -19,17 +20,17 @@ class IsolateWork:
 
     def __init__(self, now: float) -> None:
         self.requests: dict[int, float] = {}  # CPU seconds charged so far, by request
-        self.num_waiting = 0  # requests that wait for the isolate's start
-        self.open_sockets: set[ResponseStream] = set()  # output of the function's WebSockets
+        self.num_waiting = 0  # requests that wait until the isolate has started
+        self.open_sockets: set[ResponseStream] = set()  # output streams of the function's WebSockets
         self.background = 0
-        self.objects: dict[tuple[str, str], int] = {}  # Durable Objects by class and id, and how many requests each has
-        self.has_objects = False  # instances of Durable Objects, which no other isolate has
+        self.objects: dict[tuple[str, str], int] = {}  # pieces of background work, by Durable Object (class, id)
+        self.has_objects = False  # whether it has instances of Durable Objects, which no other isolate has
         self.idle_since = now
         self._background_since = now
 
     @property
     def load(self) -> int:
-        """Requests that are open or wait."""
+        """The number of requests that are open or wait for the start."""
         return len(self.requests) + self.num_waiting
 
     @property
@@ -40,7 +41,7 @@ class IsolateWork:
         self.requests[id] = 0.0
 
     def end(self, id: int) -> float:
-        """Return the CPU seconds that the request was charged."""
+        """Close a request; return the CPU seconds charged to it."""
         self.idle_since = _now()
         return self.requests.pop(id, 0.0)
 
@@ -49,7 +50,7 @@ class IsolateWork:
         self.idle_since = _now()
 
     def set_background(self, count: int) -> None:
-        """Record the number of pieces of background work that the isolate reports."""
+        """Set the number of pieces of background work, as the isolate reports it."""
         if self.background == 0:
             self._background_since = _now()
         self.background = max(0, count)
@@ -57,30 +58,30 @@ class IsolateWork:
             self.idle_since = _now()
 
     def set_object_background(self, object: tuple[str, str], count: int) -> None:
-        """Record how much of its background work belongs to a Durable Object, as the isolate reports."""
+        """Set how many pieces of background work a Durable Object has, as the isolate reports it."""
         if count > 0 and (object in self.objects or len(self.objects) < MAX_OBJECTS):
             self.objects[object] = count
         elif count <= 0:
             self.objects.pop(object, None)
 
     def background_s(self) -> float:
-        """Return the seconds of background work without an open request."""
+        """Return for how many seconds background work has run while no request is open."""
         return _now() - self._background_since if self.background and not self.requests else 0.0
 
 
 class CpuMeter:
-    """A meter that charges an isolate's CPU time to its open work."""
+    """Charges an isolate's CPU time to its open work."""
 
     def __init__(self, work: IsolateWork, now: float) -> None:
         self._work = work
         self.total_s = 0.0
-        self.idle_s = 0.0  # used since there was a request
-        self.sockets_s = 0.0  # beyond the share of open WebSockets
-        self._seen: set[int] = set()  # requests that were open at the last look
+        self.idle_s = 0.0  # CPU time since the last request
+        self.sockets_s = 0.0  # CPU time of WebSockets above their allowed share
+        self._seen: set[int] = set()  # requests that were open at the last measurement
         self._charged_at = now
 
     def spent(self, total_s: float) -> float:
-        """CPU seconds since the last look."""
+        """Return the CPU seconds since the last call; `total_s` is the process's CPU time."""
         spent_s, self.total_s = max(0.0, total_s - self.total_s), max(total_s, self.total_s)
         return spent_s
 

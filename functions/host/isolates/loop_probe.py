@@ -1,4 +1,4 @@
-"""Tell whether an isolate's event loop answers: one ping at a time, and since when its answer is owed."""
+"""Probes whether an isolate's event loop replies: one ping at a time."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ class LoopProbe:
         self._ping: asyncio.Task[None] | None = None
 
     def silent_s(self) -> float:
-        """Seconds for which an answer is owed."""
+        """Return for how many seconds the loop has owed a reply."""
         return 0.0 if self._owed_since is None else asyncio.get_running_loop().time() - self._owed_since
 
     def begin(self, channel: Channel) -> None:
-        """Send a ping, unless one is in progress."""
+        """Send a ping, unless one is unanswered."""
         if self._ping is None:
             self._owed_since = asyncio.get_running_loop().time()
             self._ping = asyncio.ensure_future(self._pinged(channel))

@@ -1,11 +1,12 @@
-"""Priority of functions, the runtime and engines on shared cores, as kernel scheduling settings.
+"""Scheduling priority of functions, the runtime and engines that share cores.
 
-A priority class is earned: an isolate that answers its requests with little CPU time gets short slices, with which it interrupts long computations
-when a request arrives (EEVDF honours slices since Linux 6.12; earlier kernels ignore them); one that computes for long yields. Limits are enforced
+An isolate that answers its requests with little CPU time gets short time slices, with which it preempts long computations when a request arrives
+(EEVDF honours slices since Linux 6.12; earlier kernels ignore them). An isolate that computes for long gets a lower priority. Limits are enforced
 elsewhere.
 
-Isolates stay in the site's session: where the kernel shares cores among sessions first (`sched_autogroup_enabled`, sched(7)), nice values and slices
-count inside one session only. Beside a loop in its own session a neighbour's p99 was 3.0 times the quiet one, in the site's session 0.9.
+Isolates stay in the site's session: where the kernel divides cores among sessions first (`sched_autogroup_enabled`, sched(7)), nice values and slices
+have an effect only inside one session. Beside a busy loop in another session, a neighbour's p99 was 3.0 times that of a quiet machine; in the site's
+session it was 0.9 times.
 """
 
 import math
@@ -16,23 +17,23 @@ from enum import Enum
 
 from pilotlight.functions.host.confinement import system
 
-# A process that wakes waits for a computing one of the same class until the next tick, 4 ms at 250 Hz; one with a shorter slice than that one's
-# (1.4 ms on two cores) does not. The shortest that the kernel takes, 0.1 ms, ends in the middle of an answer, and then the computing one runs to the
-# tick: beside two loops the runtime's thread waited for 346 ms of 8 s, with 0.7 ms for 134.
+# A process that wakes up waits for a computing one of the same class until the next tick (4 ms at 250 Hz), unless its slice is shorter than that
+# one's (1.4 ms on two cores). With the kernel's shortest slice, 0.1 ms, an answer takes more than one slice, and the computing process then runs to
+# the tick: beside two busy loops the runtime's thread waited 346 ms of 8 s, but 134 ms with 0.7 ms.
 PROMPT_SLICE_NS = 700_000
-MAY_RETURN = os.geteuid() == 0  # to normal priority, for isolates that have proven themselves
+MAY_RETURN = os.geteuid() == 0  # only root can raise a priority again after it was lowered
 OWN_NICE = os.getpriority(os.PRIO_PROCESS, 0)  # the priority with which the site was started
-PROMPT_NICE = -5  # if the site may: otherwise a computing process that got too little time recently comes first
+PROMPT_NICE = -5  # if permitted; otherwise a computing process that got too little time recently runs first
 YIELD_NICE = 10
 HALF_S = 1.0  # half-life of observations
-PROVEN = 5  # answers after which an isolate leaves probation
+PROVEN = 5  # answers after which an isolate is no longer on probation
 PIECE_BYTES = (
     1 << 10
-)  # so many bytes of a stream or a WebSocket count as one answer: single bytes would gain priority unfairly
-PROMPT_S = 0.005  # of CPU time for one answer, or PIECE_BYTES of a stream
-PROMPT_SHARE = 0.25  # of a core; an isolate that uses more is not served first
+)  # bytes of a stream or a WebSocket that count as one answer, so that many tiny chunks gain no priority
+PROMPT_S = 0.005  # CPU time for one answer, or for PIECE_BYTES of a stream
+PROMPT_SHARE = 0.25  # share of a core; an isolate that uses more is not INTERACTIVE
 YIELD_S = 0.02
-YIELD_AT_ONCE_S = 0.05  # without an answer, regardless of its history
+YIELD_AT_ONCE_S = 0.05  # CPU time without an answer; beyond it the history does not matter
 
 
 class PriorityClass(Enum):
@@ -42,17 +43,15 @@ class PriorityClass(Enum):
 
 
 class CpuHistory:
-    """The recent CPU time of one isolate's answers."""
+    """The recent CPU time of an isolate per answer, which determines its priority class."""
 
     def __init__(self, *, is_on_probation: bool = False) -> None:
-        """Start with the default priority, or a lower one on probation.
-
-        `is_on_probation`: another isolate of the function computes for long or was just ended, so this one yields until it has proven itself.
-        """
+        """`is_on_probation` starts the isolate with background priority, until it has proven itself.
+        It is set if another isolate of the function computes for long or ended badly."""
         self._is_on_probation = is_on_probation
-        self.num_answers = 0.0  # ever
-        self._answers = 0.0  # lately
-        self._spent_s = 0.0  # lately
+        self.num_answers = 0.0  # in total
+        self._answers = 0.0  # decays with a half-life of HALF_S
+        self._spent_s = 0.0  # decays with a half-life of HALF_S
         self._since_answer_s = 0.0
         self._seen_at = 0.0
 
@@ -63,7 +62,7 @@ class CpuHistory:
         self._since_answer_s *= 1.0 - share
 
     def sent_piece(self, size: int) -> None:
-        """Count a piece of a stream by its bytes."""
+        """Count a chunk of a stream as a share of an answer, by its size."""
         self.answered(min(1.0, size / PIECE_BYTES))
 
     def spent(self, seconds: float, now: float) -> None:
@@ -80,33 +79,33 @@ class CpuHistory:
             return PriorityClass.BACKGROUND
         if self.num_answers < PROVEN:
             return PriorityClass.BACKGROUND if self._is_on_probation else PriorityClass.NORMAL
-        is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)  # the sum for a steady share
+        # the sum to which a steady share of a core converges
+        is_modest = self._spent_s < PROMPT_SHARE * HALF_S / math.log(2.0)
         return PriorityClass.INTERACTIVE if cost_s < PROMPT_S and is_modest else PriorityClass.NORMAL
 
 
 def apply_priority(pid: int, priority_class: PriorityClass) -> None:
-    """Set the scheduling of a process with all its threads (0 for this thread).
-    Settings that the site may not make are skipped: without root, priority cannot be raised, and not restored after it was lowered."""
+    """Set the scheduling of a process with all its threads; pid 0 is the calling thread.
+    Settings that are not permitted are skipped: without root, a priority cannot be raised, even to undo an earlier change."""
     if os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK != os.SCHED_OTHER:
-        return  # the site was started with other settings
+        return  # the operator chose another scheduler for the site
     nice, slice_ns = OWN_NICE, 0
     if priority_class is PriorityClass.BACKGROUND:
         nice = min(19, nice + YIELD_NICE)
     if priority_class is PriorityClass.INTERACTIVE:
         slice_ns = PROMPT_SLICE_NS
-        if nice == 0:  # forked processes are reset to 0
+        if nice == 0:  # the kernel resets forked processes only to 0
             with suppress(OSError):
                 return system.set_slice(pid, nice + PROMPT_NICE, slice_ns)
     with suppress(OSError):
         system.set_slice(pid, nice, slice_ns)
         if pid:
-            os.setpriority(os.PRIO_PGRP, pid, nice)  # its threads and forked processes
+            os.setpriority(os.PRIO_PGRP, pid, nice)  # the whole process group
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds that a process with all its threads has used, to the nanosecond.
-    Raises OSError if it is gone."""
+    """Return the CPU seconds that a process with all its threads has used. Raises OSError if it is gone."""
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
-_CPUCLOCK_SCHED = 2  # include/linux/posix-timers.h: the clock of another process, as clock_getcpuclockid makes it
+_CPUCLOCK_SCHED = 2  # from include/linux/posix-timers.h; the clock id is made as in clock_getcpuclockid

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def memory_mib(pid: int) -> int:
-    """Private memory of a process; 0 if it is gone."""
+    """Return the private memory of a process in MiB; 0 if it is gone."""
     try:
         status = _read_at_once(f"/proc/{pid}/status")
     except OSError:
@@ -15,7 +15,7 @@ def memory_mib(pid: int) -> int:
     return sum(int(size) for size in _OWN_MEMORY.findall(status)) >> 10
 
 
-_OWN_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # mapped files are the machine's cache
+_OWN_MEMORY = re.compile(rb"^Rss(?:Anon|Shmem):\s+(\d+) kB", re.MULTILINE)  # without mapped files, which are page cache
 
 
 def has_ended(pidfd: int) -> bool:
@@ -40,7 +40,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def _read_at_once(path: str) -> bytes:
-    """Read a file of /proc: 30 us, a quarter of what a Path takes, while every request waits."""
+    """Return a file of /proc without pathlib: 30 us, a quarter of Path's time, while all requests wait."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(file, 1 << 14)
@@ -49,7 +49,7 @@ def _read_at_once(path: str) -> bytes:
 
 
 def pid_of(pidfd: int) -> int:
-    """Return the process id of a pidfd as numbered in this /proc; 0 if the process is not visible."""
+    """Return the pid of a pidfd in this pid namespace; 0 if the process is not visible here."""
     try:
         lines = _read_at_once(f"/proc/self/fdinfo/{pidfd}").splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def pid_of(pidfd: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Tell whether a process is stopped by a signal such as SIGSTOP, or under a debugger."""
+    """Tell whether a process is stopped by a signal such as SIGSTOP, or by a debugger."""
     try:
         return _read_at_once(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0] in (b"T", b"t")
     except OSError:
@@ -66,7 +66,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int | None:
-    """Return a process's parent; None if it has ended."""
+    """Return the pid of a process's parent; None if the process has ended."""
     if pid <= 0:
         return None if pid == -1 else 0
     try:

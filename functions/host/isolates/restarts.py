@@ -1,19 +1,19 @@
-"""Restarts: when the next isolate of a version may start.
+"""The pauses before the next isolate of a version may start.
 
-One that ended without an answer is replaced at once a few times, then after pauses that double: a fork, an import and a death cost neighbours more
-than any request. An answer resets the count.
+An isolate that ends without an answer is replaced at once a few times, then after pauses that double, because a fork, an import and an exit cost
+other functions more than any request. An answer resets the count.
 """
 
-PROBATION_S = 10.0  # after an isolate that ended badly, the next ones start in the background class
-FREE = 4  # bad ends in a row that are replaced at once
+PROBATION_S = 10.0  # period after a bad end in which new isolates start with background priority
+FREE = 4  # consecutive bad ends that are replaced at once
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0
-MAX_WAIT_S = 1.0  # the longest time that a request waits; for a longer pause it gets Retry-After
+MAX_WAIT_S = 1.0  # longest wait of a request; for a longer pause it gets a 503 with Retry-After
 
 
 class Restarts:
     def __init__(self) -> None:
-        self._num_bad = 0  # in a row
+        self._num_bad = 0  # consecutive bad ends
         self._ended_at: float | None = None
 
     def ended_badly(self, now: float, *, had_answered: bool) -> None:
@@ -21,7 +21,7 @@ class Restarts:
         self._num_bad = 1 if had_answered else self._num_bad + 1
 
     def pause_s(self, now: float) -> float:
-        """Seconds until the next may start; 0: it may."""
+        """Return the seconds until the next isolate may start; 0 if it may now."""
         beyond = self._num_bad - FREE - 1
         if beyond < 0 or self._ended_at is None:
             return 0.0

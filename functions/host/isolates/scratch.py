@@ -1,5 +1,7 @@
-"""The directory that a function's isolates write to at tier 1, and how much is in it.
-Tier 2 has a file system of that size instead."""
+"""The directory that a function's isolates write to at tier 1, with a limit on its size.
+
+At tier 2 each isolate has a file system of that size instead.
+"""
 
 import asyncio
 import os
@@ -10,7 +12,7 @@ from typing import Protocol
 
 from pilotlight.functions.host.confinement.user_ids import FunctionUser
 
-LOOK_S = 0.25  # between two checks of written bytes
+LOOK_S = 0.25  # pause between two checks of the size
 
 
 class WritingIsolate(Protocol):
@@ -31,8 +33,8 @@ class Scratch:
             os.chown(self.path, uid, uid)
 
     async def enforce(self, isolates: Sequence[WritingIsolate]) -> None:
-        """Look once, and pause.
-        Beyond the limit end all isolates, whichever of them has written, and empty the directory."""
+        """Check the size once, then pause.
+        Above the limit, end all isolates, because any of them may have written the files, and empty the directory."""
         limit_bytes = self._limit_mib << 20
         if await asyncio.to_thread(bytes_below, self.path, limit_bytes) > limit_bytes:
             guilty = tuple(isolates)
@@ -47,22 +49,22 @@ class Scratch:
 
 
 def bytes_below(folder: Path, enough: int) -> int:
-    """Count the bytes that files take on the disk; not counted further than `enough`."""
+    """Return the bytes that files take on disk; stop counting at `enough`."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:
             try:
                 total += os.lstat(os.path.join(parent, name)).st_blocks * 512
             except OSError:
-                continue  # gone already
-        total += 512 * len(files)  # a file's own place, however empty
+                continue  # deleted meanwhile
+        total += 512 * len(files)  # each file costs an inode, even if it is empty
         if total > enough:
             break
     return total
 
 
 def empty(folder: Path) -> None:
-    """Delete a folder's contents. The folder itself stays: processes there have it mounted."""
+    """Delete a folder's contents; the folder itself stays, because processes there have it mounted."""
     for entry in os.scandir(folder):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

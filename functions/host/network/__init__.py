@@ -1,1 +1,1 @@
-"""Functions' requests and sockets to the world."""
+"""Network access of functions: HTTP requests, WebSockets and TCP sockets."""

@@ -1,7 +1,7 @@
-"""Egress: the requests that functions make to the world, and where they may not go.
+"""Egress: the outgoing requests of functions, and the addresses that they may not reach.
 
-Denied are private, loopback and link-local addresses, and the runtime's own ports, however they are spelt: it is the resolved address that is judged,
-at each redirect, and the connection goes to the very address that was judged. The site file allows exceptions by host and port.
+Private, loopback and link-local addresses and the runtime's own ports are denied, however they are spelt: the resolved address is checked, again at
+each redirect, and the connection goes to exactly that address. The site file allows exceptions by host and port.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ MAX_REDIRECTS = 20
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 CONNECT_S = 10.0
 TOTAL_S = 300.0
-CLOSED_PORTS = frozenset({25})  # mail: a function that sends any is taken for the site itself
-SOCKET_BUFFER_BYTES = 64 << 10  # each way, of a connection that a function holds; the kernel doubles it
+CLOSED_PORTS = frozenset({25})  # SMTP: mail sent by a function would seem to come from the site
+SOCKET_BUFFER_BYTES = 64 << 10  # per direction of a connection that a function holds; the kernel doubles it
 DROPPED = frozenset(
     {
         "host",
@@ -44,18 +44,18 @@ OF_BODIES = (
     "content-language",
     "content-location",
     "content-type",
-)  # headers that are dropped with the body
+)  # headers dropped together with the body
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# All IPv6 that IANA allocates publicly: site-local, ::a.b.c.d, local NAT64 and SRv6 are outside.
+# All publicly allocated IPv6 addresses. Site-local, ::a.b.c.d, local NAT64 and SRv6 addresses are outside.
 UNICAST = ipaddress.ip_network("2000::/3")
-NOT_PUBLIC = tuple(  # addresses that Python, or some of its releases, calls global
+NOT_PUBLIC = tuple(  # addresses that some versions of Python take for global
     ipaddress.ip_network(text)
-    for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")  # the first: Azure's wire server
+    for text in ("168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "3fff::/20")  # the first is Azure's wire server
 )
 
 
 class Egress:
-    """Use as `async with`."""
+    """Makes the outgoing requests of functions; an async context manager."""
 
     def __init__(self, allowed: Collection[str] = (), own_ports: Callable[[], Collection[int]] = lambda: ()) -> None:
         self._allowed = tuple(allowed)
@@ -78,7 +78,7 @@ class Egress:
             await self._session.close()
 
     async def fetch(self, frame: frames.FetchEvent, body: Inbound | None) -> StreamingReply:
-        """Fetch for a function. Raises Failure: refused by the policy, or not to be reached."""
+        """Send a function's HTTP request. Raises Failure if it is denied or fails."""
         assert self._session is not None
         method, url, redirected = frame.method, frame.url, False
         headers = [(name, value) for name, value in frame.headers if name.lower() not in DROPPED]
@@ -110,7 +110,8 @@ class Egress:
         raise Failure(f"fetch gave up after {MAX_REDIRECTS} redirects", code="redirected", status=502, name="TypeError")
 
     async def _socket(self, url: str, headers: list[tuple[str, str]], messages: Inbound) -> StreamingReply:
-        """A refusal of the far side is its answer. Redirects are not followed, as browsers do not."""
+        """Open a WebSocket for a function.
+        A refused handshake is returned as its HTTP response. As in browsers, redirects are not followed."""
         assert self._session is not None
         plain = url.replace("ws", "http", 1) if url.startswith(("ws://", "wss://")) else url
         self.check_url(plain)
@@ -125,8 +126,8 @@ class Egress:
     async def _judged(
         self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Every request of the session, as the client has understood its URL.
-        The client follows redirects of a handshake by itself: they end here."""
+        """Middleware of the session: check the host of each request as the client parsed it.
+        The client would follow redirects of a WebSocket handshake; they end here."""
         self._check_place(request.url.host or "", request.url.port or 0)
         response = await handler(request)
         if "sec-websocket-key" in request.headers and response.status in REDIRECTS:
@@ -137,7 +138,8 @@ class Egress:
         return response
 
     async def dial(self, wanted: Dial) -> socket.socket | list[str]:
-        """Return a TCP connection for a function, or the addresses of a name. Raises Failure and OSError."""
+        """Return a TCP connection for a function or, without `connects`, the addresses of a name.
+        Raises Failure and OSError."""
         if not 0 < wanted.port < 65536 and wanted.connects:
             raise Failure(f"there is no port {wanted.port}", code="bad_url", status=400)
         if wanted.port in CLOSED_PORTS:
@@ -160,18 +162,18 @@ class Egress:
             raise _no_url(url) from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Failure(
-                f"fetch takes http and https URLs, and not {url[:200]!r}", code="bad_url", status=400, name="TypeError"
+                f"fetch takes http and https URLs, not {url[:200]!r}", code="bad_url", status=400, name="TypeError"
             )
         self._check_place(parts.hostname, port)
 
     def _check_place(self, host: str, port: int) -> None:
-        """Judge an address in a URL, which never meets the resolver. Raises Failure."""
+        """Check an address literal in a URL, because the resolver never sees it. Raises Failure."""
         address = _as_address(host)
         if address is not None and (why := self.why_denied(host, str(address), port)):
             raise _refusal(why)
 
     def why_denied(self, host: str, address: str, port: int) -> str:
-        """Return why an address may not be reached; empty if it may."""
+        """Return why an address is denied; empty if it is allowed."""
         for pattern in self._allowed:
             name, _, number = pattern.rpartition(":") if pattern.rpartition(":")[2].isdigit() else (pattern, "", "")
             if fnmatch.fnmatch(host.lower(), name.lower()) and number in ("", str(port)):
@@ -186,8 +188,8 @@ class Egress:
 
 
 async def _connected(found: list[ResolveResult]) -> socket.socket:
-    """Return a connection to the first address that takes one. Raises OSError."""
-    failed: OSError = OSError("the name has no address")
+    """Return a connection to the first address that accepts one. Raises OSError."""
+    failed: OSError = OSError("the host name has no address")
     for each in found:
         connection = socket.socket(each["family"], socket.SOCK_STREAM)
         try:
@@ -237,7 +239,7 @@ class _JudgingResolver(AbstractResolver):
 
 
 def _answer(response: aiohttp.ClientResponse, redirected: bool) -> StreamingReply:
-    compressed = "content-encoding" in response.headers  # the body follows decoded
+    compressed = "content-encoding" in response.headers  # aiohttp decodes the body
     drop = {"content-encoding", "content-length", "transfer-encoding"} if compressed else {"transfer-encoding"}
     headers = [[name.lower(), value] for name, value in response.headers.items() if name.lower() not in drop]
     value = {"status": response.status, "headers": headers, "url": str(response.url), "redirected": redirected}
@@ -279,7 +281,7 @@ def _refusal(why: str) -> Failure:
 
 
 def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an address, also in the older spellings, 127.1 or 0x7f000001, that a C library takes."""
+    """Parse an address literal, including old spellings that the C library accepts (127.1, 0x7f000001)."""
     try:
         return ipaddress.ip_address(host)
     except ValueError:
@@ -291,7 +293,7 @@ def _as_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def meant(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address that is reached in the end: an embedded one if the address leads there."""
+    """Return the address that is finally reached: the IPv4 address embedded in an IPv6 one, if any."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if address in NAT64:
@@ -308,8 +310,8 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def is_of_this_machine(address: str) -> bool:
-    """Tell whether the kernel would answer itself, in which case it uses that very address.
-    Nothing is sent. The machine cannot know an address that a NAT elsewhere maps back to it."""
+    """Tell whether an address is one of this machine's own, without sending anything.
+    The kernel then uses it as its own end of a connection. An address that a NAT elsewhere maps back to this machine is not recognised."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:

@@ -1,6 +1,6 @@
-"""A function's outgoing WebSockets: frames of the remote side, and messages of an exchange.
+"""A function's outgoing WebSockets: relays messages between the remote server and an exchange.
 
-The egress policy (functions/host/network/egress.py) has opened the connection. A side that does not read delays the other: at most one message is in
+The egress policy (egress.py) checks and opens the connection. A side that does not read slows down the other, because at most one message is in
 transit in each direction.
 """
 
@@ -22,7 +22,7 @@ from pilotlight.functions.channel.socket_messages import (
 )
 
 MAX_MESSAGE_BYTES = 16 << 20
-PING_S = 20.0  # a remote side that answers none of them is gone
+PING_S = 20.0  # a remote server that does not answer pings is gone
 CLOSE_S = 5.0
 HANDSHAKES = frozenset(
     {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
@@ -33,7 +33,7 @@ async def opened(
     session: aiohttp.ClientSession, url: str, headers: list[tuple[str, str]], messages: AsyncIterator[bytes]
 ) -> StreamingReply:
     """Open a WebSocket for a function.
-    Raises the session's errors, and WSServerHandshakeError if the remote side does not switch."""
+    Raises the session's errors, and WSServerHandshakeError if the server refuses the handshake."""
     protocols = [value for name, value in headers if name.lower() == "sec-websocket-protocol"]
     socket = await session.ws_connect(
         url,
@@ -64,7 +64,7 @@ async def _relayed(socket: ClientWebSocketResponse, messages: AsyncIterator[byte
         sending.cancel()
         with suppress(asyncio.CancelledError, Exception):
             await sending
-        with suppress(Exception):  # no reader is left
+        with suppress(Exception):  # the reader has left, so the error does not matter
             async with asyncio.timeout(CLOSE_S):
                 await socket.close(code=1001)
 

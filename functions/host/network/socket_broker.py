@@ -1,9 +1,7 @@
-"""The runtime's end of functions' TCP: resolves names, connects, and hands over the socket.
+"""TCP for functions, at the runtime: resolves names, connects, and passes the socket to the isolate.
 
-The egress policy decides what may be connected.
-
-An isolate sends packets, each with a socket for the answer (sdk/brokered_sockets.py); only the requested name is believed. A connection has small
-buffers, because they are kernel memory that no limit of the function counts.
+The egress policy decides what may be reached. An isolate sends packets, each with a socket for the reply (sdk/brokered_sockets.py). Buffers of
+connections are small, because a function's limits do not count their kernel memory.
 """
 
 import asyncio
@@ -18,12 +16,12 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.host.subrequests import Dial, Subrequests
 
 MAX_QUESTION_BYTES = 2048
-MAX_OPEN = 64  # unanswered requests of one isolate
+MAX_OPEN = 64  # unanswered requests per isolate
 READ_AT_ONCE = 16
 
 
 class BrokerQuestion(msgspec.Struct, frozen=True):
-    """The question in the form of sdk/brokered_sockets.py."""
+    """An isolate's request, as sdk/brokered_sockets.py sends it."""
 
     host: str
     port: int
@@ -33,7 +31,7 @@ class BrokerQuestion(msgspec.Struct, frozen=True):
 
 class SocketBroker:
     def __init__(self, asked: socket.socket, subrequests: Subrequests) -> None:
-        """`asked` belongs to the broker from now on."""
+        """`asked` is the socket with the isolate's requests; the broker closes it."""
         self._socket = asked
         self._subrequests = subrequests
         self._answers: set[asyncio.Task[None]] = set()
@@ -71,7 +69,7 @@ class SocketBroker:
             return
         reply.setblocking(False)
         if len(self._answers) >= MAX_OPEN:
-            _send(reply, error=f"{MAX_OPEN} connections are being made already", number=errno.EAGAIN)
+            _send(reply, error=f"{MAX_OPEN} connections are already being opened", number=errno.EAGAIN)
             return reply.close()
         task = asyncio.ensure_future(self._answer(data, reply))
         self._answers.add(task)
@@ -87,7 +85,7 @@ class SocketBroker:
                 number = {"egress_denied": errno.EACCES, "too_many_subrequests": errno.EPERM}.get(str(failure.code), 0)
                 return _send(reply, error=failure.message, number=number)
             except TimeoutError:
-                return _send(reply, error="the connection was not made in time", number=errno.ETIMEDOUT)
+                return _send(reply, error="the connection timed out", number=errno.ETIMEDOUT)
             except (OSError, ValueError, msgspec.MsgspecError) as error:
                 return _send(reply, error=str(error), number=getattr(error, "errno", 0) or 0)
             if isinstance(found, socket.socket):
@@ -105,5 +103,5 @@ def _send(
     connected: socket.socket | None = None,
 ) -> None:
     data = msgspec.msgpack.encode({"error": error, "errno": max(0, number), "addresses": addresses or []})
-    with suppress(OSError):  # the isolate did not wait
+    with suppress(OSError):  # the isolate no longer waits
         socket.send_fds(reply, [data], [connected.fileno()] if connected is not None else [])

@@ -1,7 +1,7 @@
-"""SocketRelay: one client's WebSocket and the exchange with a function, as two streams of messages.
+"""Relays one client's WebSocket to an exchange with a function, in both directions.
 
-ASGI's `websocket` on one side, the channel's messages on the other, with at most one message in each direction: a side that does not read delays the
-other, through the channel's credit and the client's TCP.
+One side is ASGI's `websocket`, the other the channel's messages. At most one message is in transit in each direction, so a side that does not read
+slows down the other, through the channel's credit and the client's TCP.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from pilotlight.functions.channel.socket_messages import (
 )
 from pilotlight.functions.host.limits import FunctionLimits
 
-STALL_S = 60.0  # time for a client to read
-CLOSE_S = 5.0  # for the other side's close, and for a function's handlers of it
+STALL_S = 60.0  # time in which a client must take a message
+CLOSE_S = 5.0  # time for the other side's close, and for a function's handlers of it
 
 GOING_AWAY, TOO_BIG, FAILED, RESTARTING = 1001, 1009, 1011, 1012
-SITES_OWN = ("closing",)  # faults of an isolate that are not the function's
+SITES_OWN = ("closing",)  # codes of failures that the site causes, not the function
 
 ResultT = TypeVar("ResultT")
 
@@ -40,13 +40,13 @@ class SocketRelay:
         self._receive = receive
         self._send = send
         self._limits = limits
-        self._next: asyncio.Future[AsgiMessage] | None = None  # asked for, and not yet looked at
+        self._next: asyncio.Future[AsgiMessage] | None = None  # a pending receive whose message is not handled yet
         self._to_function = _HandOff()
-        self._is_closed = False  # towards the client
+        self._is_closed = False  # whether the client was sent a close, or has closed
         self._active_at = asyncio.get_running_loop().time()
 
     async def while_present(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """The handshake's work. Raises ClientDisconnect when the client leaves before its end."""
+        """Run the handshake's work. Raises ClientDisconnect if the client leaves before it ends."""
         task = asyncio.ensure_future(work)
         try:
             while not task.done():
@@ -64,16 +64,16 @@ class SocketRelay:
             raise
 
     def drop(self) -> None:
-        """Read nothing more of a client that has had another answer than a socket."""
+        """Stop reading, because the client got another response than a WebSocket."""
         if self._next is not None:
             self._next.cancel()
 
     def messages(self) -> AsyncIterator[bytes]:
-        """Iterate over the client's messages, encoded for the function."""
+        """Yield the client's messages, encoded for the function."""
         return self._to_function.messages()
 
     async def run(self, stream: AsyncIterator[bytes], draining: Awaitable[None]) -> None:
-        """Relay from the handshake to the end of both directions. `stream` has the function's messages."""
+        """Relay messages until both directions have ended; `stream` has the function's messages."""
         from_client = asyncio.ensure_future(self._from_client())
         from_function = asyncio.ensure_future(self._from_function(stream))
         idle, drained = asyncio.ensure_future(self._until_idle()), asyncio.ensure_future(draining)
@@ -126,7 +126,7 @@ class SocketRelay:
             if not is_ours and not self._is_closed:
                 log.warning("a WebSocket ends: %s", failure.detail or failure.message)
         except MessageError as error:
-            log.warning("a WebSocket ends: its function sent %s", error)
+            log.warning("a WebSocket ends, because its function sent %s", error)
             close = SocketClose(FAILED, "the function failed")
         await self._close(close)
 
@@ -137,7 +137,7 @@ class SocketRelay:
             await self._send({"type": "websocket.send", kind: message})
 
     async def _end(self, close: SocketClose) -> None:
-        """Close both ends by the site's own decision."""
+        """Close both ends, by the site's decision."""
         self._to_function.finish(close)
         await self._close(close)
 
@@ -160,7 +160,7 @@ class SocketRelay:
 
 
 class _HandOff:
-    """One message on its way to the function, and after it a close, which never waits."""
+    """A slot for one message to the function; a close follows it, and never waits."""
 
     def __init__(self) -> None:
         self._message: bytes | None = None
@@ -199,7 +199,7 @@ async def _awaited(receive: Receive) -> AsgiMessage:
 
 
 def _wire_code(code: int) -> int:
-    """Return a close code that may be sent, in place of 1004, 1005, 1006 and 1015."""
+    """Return a close code that may be sent; 1004, 1005, 1006 and 1015 may not."""
     if code == NO_STATUS:
         return 1000
     return code if 3000 <= code <= 4999 or (1000 <= code <= 1014 and code not in (1004, ABNORMAL)) else FAILED

@@ -1,1 +1,1 @@
-"""Zygotes: processes that have imported and wait to be forked."""
+"""Zygotes: processes that have imported their modules and are forked on demand."""

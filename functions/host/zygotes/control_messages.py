@@ -1,6 +1,6 @@
-"""Messages between the runtime and its zygotes.
+"""Messages between the runtime and its zygotes: msgpack maps over a SOCK_SEQPACKET socket.
 
-Each is one msgpack map in a message of a SOCK_SEQPACKET socket, with descriptors.
+Descriptors are passed along with a message.
 """
 
 from typing import Any
@@ -14,37 +14,37 @@ MAX_DESCRIPTORS = 4
 
 
 class Boot(msgspec.Struct, frozen=True):
-    """The function that an isolate runs, and its settings."""
+    """The start parameters of an isolate: the function's main file, import path and bindings."""
 
     main: str
     sys_path: list[str]
-    bindings: list[tuple[str, str, dict[str, Any]]]  # kind, name, options
+    bindings: list[tuple[str, str, dict[str, Any]]]  # (kind, name, options) of each
 
 
 class CreateZygote(msgspec.Struct, frozen=True, tag="create_zygote"):
-    """Runtime -> the site's zygote, with [control, log]: make a function's zygote."""
+    """Runtime to the site's zygote, with descriptors [control, log]: fork a function's zygote."""
 
     id: int
     limits: Confinement
-    imports: list[str]  # before the fork of an isolate
+    imports: list[str]  # modules to import before isolates are forked
     sys_path: list[str]
 
 
 class ForkIsolate(msgspec.Struct, frozen=True, tag="fork_isolate"):
-    """Runtime -> a function's zygote, with [channel, log, trace]: make an isolate."""
+    """Runtime to a function's zygote, with descriptors [channel, log, trace, broker]: fork an isolate."""
 
     id: int
     boot: Boot
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
-    """A child exists; its pidfd comes along."""
+    """A child process exists; its pidfd is passed along."""
 
     id: int
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """A child could not be made; id -1: the zygote itself failed."""
+    """A child could not be created. With id -1 the zygote itself failed."""
 
     id: int
     why: str
@@ -52,16 +52,14 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 class Died(msgspec.Struct, frozen=True, tag="died"):
     id: int
-    status: int  # as from waitpid
+    status: int  # wait status, as from waitpid
     cpu_s: float
     max_rss_kib: int
 
 
 class Confined(msgspec.Struct, frozen=True, tag="confined"):
-    """Report that a function's zygote is confined and has not read the function yet.
-
-    With the descriptor for requesting forks, if it needs one.
-    """
+    """A function's zygote is confined and has not run the function's code yet.
+    The listener for its fork requests is passed along, from tier 2 on."""
 
 
 class Imported(msgspec.Struct, frozen=True, tag="imported"):

@@ -1,7 +1,7 @@
-"""Output of a function's Python code; each line is labelled with the request that printed it.
+"""Output of a function's Python code, with a label on each line: the request that printed it.
 
-Many requests share a process and its output, so the runtime could not assign lines otherwise. The function controls the label, which reaches no other
-function's log. functions/host/logs.py removes labels.
+Many requests share a process and its output, so the runtime could not attribute lines otherwise. The function controls its labels, but they only
+affect its own log. functions/host/logs.py removes them.
 """
 
 import io
@@ -9,18 +9,15 @@ import sys
 
 from pilotlight.functions.channel import current_request
 
-MAX_OPEN = 64 << 10  # characters of lines without an end, beyond which they are written as they are
+MAX_OPEN = 64 << 10  # characters of unfinished lines, beyond which they are written
 
 
 class LabelledOutput(io.TextIOWrapper):
     def __init__(self, stream: io.TextIOWrapper, letter: str) -> None:
-        """Replace `stream`, whose bytes then come labelled with `letter`.
-
-        The old object must not be used any more.
-        """
+        """Replace `stream`, which must not be used any longer; its lines get labels with `letter`."""
         super().__init__(stream.detach(), "utf-8", "backslashreplace", line_buffering=True)
         self._letter = letter
-        self._started: dict[int, str] = {}  # lines without an end, by request
+        self._started: dict[int, str] = {}  # unfinished line of each request
 
     def write(self, text: str) -> int:
         request = current_request.get()
@@ -34,12 +31,12 @@ class LabelledOutput(io.TextIOWrapper):
         return len(text)
 
     def finish(self) -> None:
-        """Write lines that have no end."""
+        """Write unfinished lines."""
         started, self._started = self._started, {}
         for request, line in started.items():
             super().write(f"\x1e{request}{self._letter}\x1f{line}\n")
 
 
 def install() -> None:
-    """Label output from now on."""
+    """Label standard output and standard error from now on."""
     sys.stdout, sys.stderr = LabelledOutput(sys.stdout, "o"), LabelledOutput(sys.stderr, "e")  # type: ignore[arg-type]

@@ -1,7 +1,4 @@
-"""The zygote of one version of a function.
-
-It is made on the first request and kept for a while when the function sleeps.
-"""
+"""The zygote of one version of a function: made for the first request, kept for a while when idle."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,12 +15,12 @@ from pilotlight.functions.host.packages import Packages
 from pilotlight.functions.host.zygotes.zygote_client import FunctionZygote, ZygoteFactory
 from pilotlight.functions.manifest import Manifest
 
-SETTLED_S = 3.0  # time after which an idle function has finished its imports
+SETTLED_S = 3.0  # after this idle time all imports have finished
 
 
 @dataclass(frozen=True)
 class PoolContext:
-    """The site's resources for each function's pool."""
+    """The site's resources that each function's pool needs."""
 
     zygotes: ZygoteFactory
     tier: int
@@ -42,15 +39,16 @@ class PoolZygote:
         new_log: Callable[[], FunctionLog],
     ) -> None:
         self.current: FunctionZygote | None = None
-        self.asleep_since: float | None = None  # with its zygote in memory
-        self.asleep_mib: int | None = None  # memory after all imports; measured once, because there may be thousands
+        self.asleep_since: float | None = None  # when its last isolate ended
+        # memory after all imports; measured once, because there may be thousands of zygotes
+        self.asleep_mib: int | None = None
         self._manifest = manifest
         self._limits = limits
         self._context = context
         self._packages = packages
         self._scratch = scratch
         self._new_log = new_log
-        self._imports: list[str] | None = None  # imports of its files, once they have been read
+        self._imports: list[str] | None = None  # imports found in its files; None until they are parsed
         self._log: FunctionLog | None = None
 
     @property
@@ -58,18 +56,18 @@ class PoolZygote:
         return self.current is not None and self.current.is_alive
 
     async def read_imports(self) -> None:
-        """Read the function's imports in a thread, before `get`."""
+        """Parse the function's imports in a thread; call this before `get`."""
         if self._imports is None:
             self._imports = await asyncio.to_thread(imports_of, self._manifest)
 
     def get(self) -> FunctionZygote:
-        """Return a living zygote, made if need be. Raises ZygoteError and OSError."""
+        """Return a living zygote, created if needed. Raises ZygoteError and OSError."""
         if self.current is None or not self.current.is_alive:
             self.current = self._create()
         return self.current
 
     def watch(self, *, is_asleep: bool) -> str:
-        """Check the zygote once. Return why it should be ended; empty if it should not."""
+        """Check the zygote once; return why it must be ended, empty if it need not."""
         now = asyncio.get_running_loop().time()
         if not is_asleep or self.current is None:
             self.asleep_since = self.asleep_mib = None
@@ -97,7 +95,7 @@ class PoolZygote:
     def _create(self) -> FunctionZygote:
         self.close()
         context, limits = self._context, self._limits
-        if context.tier < 2:  # in tier 2 it has its own file system
+        if context.tier < 2:  # higher tiers have /tmp in memory instead
             self._scratch.make()
         confinement = Confinement(
             tier=context.tier,

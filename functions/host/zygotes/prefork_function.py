@@ -1,4 +1,4 @@
-"""The function that warms up the zygote (prefork.py): common operations of functions."""
+"""The function that prefork.py runs to warm up the zygote: operations that most functions use."""
 
 from workers import Response, WorkerEntrypoint
 

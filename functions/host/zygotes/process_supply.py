@@ -1,6 +1,6 @@
-"""ProcessSupply: the machine's isolation tier, zygotes, Pythons and packages for a site's functions.
+"""The isolation tier, zygotes, Python interpreters and packages for a site's functions.
 
-Use as `async with`. Tiers are tried at the start; nothing starts below the tier that the site file demands.
+Use as `async with`. Tiers are tried at the start; if none is as strong as the site file demands, the start fails.
 """
 
 import tempfile
@@ -22,20 +22,21 @@ from pilotlight.support import background
 
 
 class Provision(NamedTuple):
-    """The parts from which a pool is made."""
+    """The parts from which a pool starts processes."""
 
     context: PoolContext
-    install: Callable[[], Awaitable[Path | None]] | None  # runs before it starts; returns the layer of its dependencies
-    takes_long: bool  # whether its first process takes long, so that no request should wait for it
-    use: Callable[[], None]  # notes that it is served
-    release: Callable[[], None]  # notes that it has ended
+    # runs before the first process; returns the layer of dependencies
+    install: Callable[[], Awaitable[Path | None]] | None
+    takes_long: bool  # whether the first process starts slowly, so that it should start before any request
+    use: Callable[[], None]  # called when the pool is served
+    release: Callable[[], None]  # called when the pool has ended
 
 
 class ProcessSupply:
     def __init__(
         self, tiers: tuple[int, int], oci_runtime: str | None, state_dir: Path | None, layer_budget: LayerBudget
     ) -> None:
-        """`tiers`: the least that will do, and the most that is tried."""
+        """`tiers` are the lowest acceptable one and the highest one to try."""
         self.isolation = Isolation(0, "not tried yet")
         self._tiers = tiers
         self._oci_runtime = oci_runtime
@@ -48,7 +49,7 @@ class ProcessSupply:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "ProcessSupply":
-        """Raises IsolationError."""
+        """Choose the isolation tier. Raises IsolationError."""
         async with AsyncExitStack() as stack:
             if self._state_dir is None:
                 self._state_dir = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pilotlight-functions-")))
@@ -71,8 +72,8 @@ class ProcessSupply:
         await self._stack.aclose()
 
     def provide(self, pool: str, manifest: Manifest, layers: tuple[Path, ...]) -> Provision:
-        """`layers` are directories with a function's packages; without them, its dependencies are installed.
-        Raises ManifestError. The result belongs to this pool only, even if another one of its name still works."""
+        """Return what a pool needs; each pool needs its own, even if it replaces one of the same name.
+        `layers` are directories with packages; without them, the function's dependencies are installed. Raises ManifestError."""
         assert self._state_dir is not None
         requirements = () if layers else requirements_of(manifest.directory)
         is_contained = self.isolation.tier == 3
@@ -93,10 +94,10 @@ class ProcessSupply:
     async def _install(
         self, user: object, requirements: tuple[str, ...], other: InterpreterZygote | None
     ) -> Path | None:
-        """Start the Python that a function asks for, and install its dependencies for it. Raises LayerError."""
+        """Start the Python that a function needs, and install its dependencies for it. Raises LayerError."""
         python = OWN if other is None else await other.start()
         if not requirements:
             return None
         if self._layers.is_used_by(user):
-            self._layers.use(user, requirements, python)  # it may be another than was wanted
+            self._layers.use(user, requirements, python)  # `start` may have fallen back to the site's Python
         return await self._layers.get(requirements, python)

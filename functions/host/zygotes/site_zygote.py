@@ -1,6 +1,6 @@
-"""SiteZygote: starts the process from which all functions' zygotes of one Python are forked.
+"""Starts the process from which the zygotes of all functions on one Python are forked.
 
-This is the site's own Python or another one.
+That Python is the site's or another one.
 """
 
 import importlib.util
@@ -20,10 +20,10 @@ SDK = Path(__file__).parents[2] / "sdk"
 
 
 class SiteZygote:
-    """A zygote from which all others of one Python come: the site's own, or another's."""
+    """The zygote for one Python, the parent of its functions' zygotes."""
 
     def __init__(self, python: str = sys.executable, libraries: Path | None = None) -> None:
-        """`libraries` is where another Python finds the project's requirements besides the standard library."""
+        """`libraries` is where another Python finds msgspec and other requirements of the SDK."""
         self._python = python
         self._libraries = libraries
         self._process: subprocess.Popen[bytes] | None = None
@@ -31,7 +31,8 @@ class SiteZygote:
         self._memory_mib = 0
 
     def start(self) -> None:
-        """Start the process. It imports common modules for a fraction of a second; commands wait."""
+        """Start the process.
+        It first imports common modules for a fraction of a second; commands wait for that."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         paths = [str(SDK), str(ROOT), str(self._libraries or _own_libraries())]
         script = (
@@ -64,7 +65,7 @@ class SiteZygote:
         return FunctionZygote(child, ours, self._settled_mib)
 
     def _settled_mib(self) -> int:
-        """Return the memory that its children share with it. Valid only with a child, after all imports."""
+        """Return the memory in MiB that children share with it; valid once a child has imported everything."""
         if self._memory_mib == 0 and self._process is not None:
             self._memory_mib = memory_mib(self._process.pid)
         return self._memory_mib
@@ -89,9 +90,7 @@ def _own_libraries() -> Path:
 
 
 def authorities() -> dict[str, str]:
-    """Return the environment that makes functions trust the same authorities as the site.
-
-    `ssl` reads the first two variables, requests the third.
-    """
+    """Return the environment variables that make functions trust the site's certificate authorities.
+    `ssl` reads the first two, requests the third."""
     told = {name: os.environ[name] for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if name in os.environ}
     return {**told, "REQUESTS_CA_BUNDLE": told["SSL_CERT_FILE"]} if "SSL_CERT_FILE" in told else told

@@ -1,10 +1,9 @@
-"""The runtime's end of the zygotes: requests processes and receives reports of their deaths.
+"""The runtime's end of a zygote: requests processes and receives reports of their starts and exits.
 
-site_zygote.py starts the site's own zygote.
-
-A function's zygote is not trusted: it has run an author's imports. A pidfd from it counts only if it is a new child of that zygote, and a death only
-if the process is dead; a zygote that reports anything else is ended. From tier 2 on it asks for each fork and gets one for each order. When the
-runtime dies the sockets close, and every process here ends.
+site_zygote.py starts the site's own zygote. A function's zygote is not trusted, because it has run the author's imports. Its report of a start counts
+only if the pidfd is a new child of that zygote, its report of an exit only if the process has exited; a zygote that reports anything else is ended.
+From tier 2 on a zygote must ask for each fork, and is allowed one for each command. When the runtime dies, the sockets close and all these processes
+end.
 """
 
 import asyncio
@@ -36,19 +35,19 @@ from pilotlight.functions.host.zygotes.control_messages import (
 )
 
 AGAIN_S = 0.002
-COPIED_MIB = 3  # MiB of shared pages that a zygote has written to, and so copied
-FORK_TIMEOUT_S = 10.0  # for a process to be there
-FORK_CPU_S = 0.05  # CPU time that a fork, and the report of a death, may cost a zygote; 0.01 measured
-BESIDE_SHARE = 0.01  # of a core, for threads that packages keep
+COPIED_MIB = 3  # shared pages that a zygote has copied by writing to them
+FORK_TIMEOUT_S = 10.0  # time limit for a process to start
+FORK_CPU_S = 0.05  # CPU time allowed to a zygote for a fork and the report of an exit; 0.01 measured
+BESIDE_SHARE = 0.01  # share of a core allowed to threads that packages start
 LOOK_S = 0.5  # between two checks of a zygote
-SELDOM_S = 5.0  # the same interval while its function sleeps: there may be thousands
-MAX_DENIED = 64  # forks that were not ordered: some packages try a few during import, and continue without
-READ_AT_ONCE = 64  # messages read before other work continues
+SELDOM_S = 5.0  # the same while its function is idle, because there may be thousands
+MAX_DENIED = 64  # refused forks; some packages try a few during import, and work without them
+READ_AT_ONCE = 64  # messages handled before the event loop continues
 FORGED = "its packages forged reports of its zygote"
 
 
 class ZygoteError(Exception):
-    """A process cannot be made; the message has the reason."""
+    """A process cannot be started; the message has the reason."""
 
 
 class ProtocolViolation(Exception):
@@ -56,11 +55,11 @@ class ProtocolViolation(Exception):
 
 
 class ChildProcess:
-    """A process that a zygote made. `died` is set with its end."""
+    """A process that a zygote forked. `died` is set when it has exited."""
 
     def __init__(self) -> None:
         self.pidfd = -1
-        self.pid = 0  # as this process sees it
+        self.pid = 0  # in the runtime's pid namespace; 0 until it has started
         self.died: asyncio.Future[Died | None] = asyncio.get_running_loop().create_future()
         self.started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -73,11 +72,11 @@ class ChildProcess:
         self.signal(signal.SIGKILL)
 
     def set_priority(self, priority_class: PriorityClass) -> None:
-        if self.pid > 0:  # 0 means not started; a signal to 0 would reach this process
+        if self.pid > 0:  # pid 0 would set this process's own priority
             apply_priority(self.pid, priority_class)
 
     def cpu_s(self) -> float:
-        """CPU seconds used so far."""
+        """Return the CPU seconds used so far."""
         try:
             return cpu_s(self.pid) if self.pidfd >= 0 else 0.0
         except OSError:
@@ -90,26 +89,26 @@ class ChildProcess:
         if not self.died.done():
             self.died.set_result(report)
         if not self.started.done():
-            self.started.set_exception(ZygoteError("it ended before it was there"))
-            self.started.exception()  # the result may be unused
+            self.started.set_exception(ZygoteError("it ended before it had started"))
+            self.started.exception()  # marks the exception as retrieved
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
 
 
 class ZygoteConnection:
-    """One zygote's socket."""
+    """The runtime's end of one zygote's control socket."""
 
     def __init__(self, control: socket.socket, parent_pid: Callable[[], int], on_failed: Callable[[str], None]) -> None:
         self._control = control
         self._parent_pid = parent_pid
         self._on_failed = on_failed
         self._children: dict[int, ChildProcess] = {}
-        self._unverified: set[int] = set()  # children whose start is handled again, once their parent is known
+        self._unverified: set[int] = set()  # children whose start is checked again once the zygote's own pid is known
         self._next_id = 0
-        self.num_settled = 0  # commands with a result
-        self.num_forks = 0  # allowed forks
-        self._listener = -1  # listener for fork requests
+        self.num_settled = 0  # commands with a started or failed child
+        self.num_forks = 0  # forks that were allowed
+        self._listener = -1  # listener for the zygote's fork requests
         self._num_denied = 0
         self.is_confined = self.is_imported = False
         self.closed = False
@@ -117,8 +116,7 @@ class ZygoteConnection:
         asyncio.get_running_loop().add_reader(control.fileno(), self._read)
 
     def ask(self, command: Callable[[int], Command], fds: list[int]) -> ChildProcess:
-        """Order a process.
-        Returns before it exists: data sent to its sockets waits for it. Raises ZygoteError."""
+        """Request a process; return at once, data sent to its sockets waits until it runs. Raises ZygoteError."""
         if self.closed:
             raise ZygoteError("the zygote is gone")
         self._next_id += 1
@@ -129,7 +127,7 @@ class ZygoteConnection:
             socket.send_fds(self._control, [data], fds)
         except OSError as error:
             self.close()
-            raise ZygoteError(f"the zygote takes no commands: {error.strerror}") from None
+            raise ZygoteError(f"the zygote does not accept commands: {error.strerror}") from None
         child = self._children[self._next_id] = ChildProcess()
         return child
 
@@ -151,12 +149,12 @@ class ZygoteConnection:
 
     @property
     def is_guarded(self) -> bool:
-        """Tell whether the zygote asks for its forks."""
+        """Tell whether the zygote must ask for each fork."""
         return self._listener >= 0
 
     @property
     def is_settled(self) -> bool:
-        """Tell whether no command waits for its process."""
+        """Tell whether all commands have a result."""
         return self.num_settled == self._next_id
 
     @property
@@ -185,7 +183,7 @@ class ZygoteConnection:
                     os.close(fd)
 
     def _handle_report(self, data: bytes, fds: list[int]) -> None:
-        """Handle a report; a descriptor that is kept is taken out of `fds`. Raises ProtocolViolation."""
+        """Handle a report; remove a descriptor from `fds` to keep it open. Raises ProtocolViolation."""
         report = report_decoder.decode(data)
         if isinstance(report, Confined):
             if self.is_confined:
@@ -223,11 +221,12 @@ class ZygoteConnection:
             child.ended(report)
 
     def _on_started(self, id: int, pidfd: int) -> None:
-        """Record the existence of a child. Raises ProtocolViolation."""
+        """Record that a child has started. Raises ProtocolViolation."""
         self._unverified.discard(id)
-        if self.closed or (child := self._children.get(id)) is None:  # dead by now
+        if self.closed or (child := self._children.get(id)) is None:  # it has exited meanwhile
             os.close(pidfd)
-        elif not self._parent_pid():  # its own start report is not read yet, from another socket
+        elif not self._parent_pid():
+            # the start of this zygote itself is not reported yet: that report comes over another socket
             self._unverified.add(id)
             asyncio.get_running_loop().call_later(AGAIN_S, self._on_started_late, id, pidfd)
         else:
@@ -247,12 +246,12 @@ class ZygoteConnection:
             self.close()
 
     def _on_fork_request(self) -> None:
-        """Answer the zygote's request to fork: once for each command, in order, after its imports."""
+        """Allow or refuse a fork that the zygote asks for: one for each command, after the imports."""
         try:
             question = system.asked(self._listener)
         except OSError:
             return
-        self._read()  # it may have the parent's report
+        self._read()  # a report of the zygote's imports or last fork may be waiting
         if self.closed:
             return
         is_allowed = self.is_imported and self.num_forks <= self.num_settled < self._next_id
@@ -267,15 +266,15 @@ class ZygoteConnection:
 
 
 class FunctionZygote:
-    """One version of a function, confined, waiting to be forked."""
+    """The zygote of one version of a function: confined, and forked for each isolate."""
 
     def __init__(self, child: ChildProcess, control: socket.socket, shared_mib: Callable[[], int] = lambda: 0) -> None:
-        """`shared_mib` returns the part of its memory that it shares with the process it was forked from."""
+        """`shared_mib` returns how much of its memory it shares with the zygote that it was forked from."""
         self._child = child
         self._shared_mib = shared_mib
         self.why_failed = ""
         self._created_at = self._looked_at = self._settled_at = asyncio.get_running_loop().time()
-        self._imported_cpu_s: float | None = None  # used when it had imported all
+        self._imported_cpu_s: float | None = None  # CPU time used by the end of its imports
         self._priority = PriorityClass.NORMAL
         self._connection = ZygoteConnection(control, lambda: child.pid, self.fail)
 
@@ -285,7 +284,7 @@ class FunctionZygote:
 
     @property
     def memory_mib(self) -> int:
-        """Memory that ending it would free."""
+        """The memory in MiB that ending it would free."""
         if (all_mib := self._child.memory_mib()) == 0 or (shared_mib := self._shared_mib()) == 0:
             return all_mib
         return max(0, all_mib - shared_mib) + COPIED_MIB
@@ -298,16 +297,14 @@ class FunctionZygote:
         return self._connection.ask(lambda id: ForkIsolate(id, boot), fds)
 
     def set_priority(self, priority_class: PriorityClass) -> None:
-        """Set the priority that its children start with."""
+        """Set the zygote's priority, which its children inherit."""
         if priority_class is not self._priority and self._child.pid > 0:
             self._priority = priority_class
             self._child.set_priority(priority_class)
 
     def why_ended(self, limits: FunctionLimits, *, is_asleep: bool) -> str:
-        """Return why a zygote must end: its imported code exceeds the function's limits.
-
-        Empty if it is within them, or the next check is not due.
-        """
+        """Return why a zygote must end, because its packages exceed the function's limits.
+        Empty if they do not, or if the next check is not due."""
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < (SELDOM_S if is_asleep else LOOK_S) or not self.is_alive or self._child.pid <= 0:
             return ""
@@ -349,7 +346,7 @@ class FunctionZygote:
 
 
 class ZygoteFactory(Protocol):
-    """Makes functions' zygotes."""
+    """Creates zygotes of functions."""
 
     def create_zygote(
         self, limits: Confinement, imports: list[str], sys_path: list[str], log_fd: int
@@ -357,7 +354,7 @@ class ZygoteFactory(Protocol):
 
 
 async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
-    """Try a tier. Returns why the machine does not offer it; empty if it does."""
+    """Test a tier; return why the machine does not support it, empty if it does."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         made = factory.create_zygote(limits, [], [], nowhere)
@@ -370,7 +367,7 @@ async def try_tier(factory: ZygoteFactory, limits: Confinement) -> str:
             await made.started()
             probe = made.fork(
                 Boot("", [], []), []
-            )  # without descriptors it cannot run, but its start shows that forks work
+            )  # without descriptors it cannot run, but its start proves that forks work
             await asyncio.wait({probe.started})
             return made.why_failed or ("" if probe.started.exception() is None else str(probe.started.exception()))
     except (TimeoutError, ZygoteError) as error:

@@ -1,9 +1,9 @@
-"""Zygotes: processes that have imported and wait to be forked.
+"""The main module of zygotes: processes that have imported their modules and are forked on demand.
 
-The site's zygote has the SDK imported and is trusted; it forks a zygote for each version of a function, which confines itself, imports what the
-function depends on, and forks the isolates. All of them speak the same small protocol with the runtime over a SOCK_SEQPACKET socket: a message
-with descriptors in it asks for a child, and the answer carries the child's pidfd. Started with `python -I -S`, so that nothing of the runtime's own
-packages can be imported.
+The site's zygote has imported the SDK and is trusted. It forks a zygote for each version of a function; that one confines itself, imports the
+packages that the function needs, and forks the isolates. All speak the same protocol with the runtime over a SOCK_SEQPACKET socket: a message with
+descriptors requests a child, and the reply has the child's pidfd. They are started with `python -I -S`, so that none of the runtime's packages can be
+imported.
 """
 
 import array
@@ -42,7 +42,7 @@ from pilotlight.functions.host.zygotes.control_messages import (
 )
 
 OURS = ("pilotlight",)
-THREAD_STACK = 1 << 20  # the usual 8 MiB each would count as memory of the function
+THREAD_STACK = 1 << 20  # the default of 8 MiB would count as the function's memory
 
 
 def main(control_fd: int) -> None:
@@ -54,9 +54,9 @@ def main(control_fd: int) -> None:
 
 
 def contained(control_fd: int = 3) -> None:
-    """Run a function's zygote in its own container; its settings come as the first message."""
+    """Run a function's zygote in a container; its first message has the settings."""
     for name in set(os.environ) - {"LANG", "MALLOC_ARENA_MAX", "TZ"}:
-        del os.environ[name]  # set by the OCI runtime
+        del os.environ[name]  # the OCI runtime set it
     _settle()
     control = socket.socket(fileno=control_fd)
     command = command_decoder.decode(control.recv(MAX_MESSAGE_BYTES))
@@ -73,11 +73,11 @@ def _settle() -> None:
     threading.stack_size(THREAD_STACK)
     prefork.warm_up()
     for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
-        del sys.modules[name]  # an author may have a module of that name
+        del sys.modules[name]  # the author may have a module of that name
 
 
 def _import_for_all() -> None:
-    """Import common modules once for all."""
+    """Import the modules that most functions use, once for all."""
     for name in (
         "asgi", "wsgi", "js", "pyodide.ffi", "pyodide.http", "workers", "workers.bindings", "workers.rpc",
         "asyncio", "base64", "collections", "concurrent.futures.thread",
@@ -86,23 +86,23 @@ def _import_for_all() -> None:
         "io", "itertools", "json", "logging", "math", "pathlib", "random", "re", "secrets", "string", "struct", "textwrap", "time", "traceback",
         "typing", "urllib.parse", "uuid", "zoneinfo", "encodings.idna", "encodings.latin_1", "sqlite3", "ssl", "stringprep", "tempfile", "zlib",
     ):  # fmt: skip
-        with suppress(ImportError):  # a Python built without one of them
+        with suppress(ImportError):  # a Python may be built without one of them
             importlib.import_module(name)
 
 
 class ForkServer:
-    """A server that forks children on command and reports their deaths; they end with its socket."""
+    """Forks children on command and reports their exits; the children end when its socket closes."""
 
     def __init__(self, control: socket.socket, child: Callable[[Any, list[int]], None]) -> None:
         self._control = control
         self._child = child
-        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: process, the command's id
+        self._children: dict[int, tuple[int, int]] = {}  # (pid, id of the command) by pidfd
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
 
     def run(self) -> None:
         gc.collect()
-        gc.freeze()  # a collection in a child would write to, and so copy, every page
+        gc.freeze()  # garbage collection in a child would write to, and so copy, every page
         while True:
             for fd, _ in self._poll.poll():
                 if fd != self._control.fileno():
@@ -137,10 +137,10 @@ class ForkServer:
         return True
 
     def _be_child(self, command: Command, fds: list[int]) -> None:
-        """Run as the forked child. Never returns."""
+        """Run as the forked child; never return."""
         status = 1
         try:
-            os.setpgid(0, 0)  # a process group and not a session: see priority.py
+            os.setpgid(0, 0)  # a process group, not a session: see priority.py
             _keep_only(fds)
             self._child(command, fds)
             status = 0
@@ -149,7 +149,7 @@ class ForkServer:
                 sys.stderr.write(f"{type(error).__name__}: {error}\n")
         finally:
             for stream in (sys.stdout, sys.stderr):
-                with suppress(BaseException):  # the author may have put others in their place
+                with suppress(BaseException):  # the author may have replaced the streams
                     stream.flush()
                     if isinstance(stream, labelled_output.LabelledOutput):
                         stream.finish()
@@ -164,7 +164,7 @@ class ForkServer:
         self._kill_orphans()
 
     def _kill_orphans(self) -> None:
-        """Kill the processes that a dead child left, which are now children of this process."""
+        """Kill the children of an exited child, which are now children of this process."""
         known = {pid for pid, _ in self._children.values()}
         with suppress(ChildProcessError, OSError):
             for pid in _children_of_this():
@@ -187,7 +187,7 @@ class ForkServer:
 
 def send_report(control: socket.socket, report: Report, fd: int | None = None) -> None:
     ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-    with suppress(OSError):  # the runtime is gone, and so are we at the next poll
+    with suppress(OSError):  # the runtime is gone; the next poll ends this process
         control.sendmsg([msgspec.msgpack.encode(report)], ancillary)
 
 
@@ -201,7 +201,7 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
     except OSError as error:
         send_report(control, Failed(-1, f"this machine does not allow tier {command.limits.tier}: {error}"))
         return
-    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
+    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which resets it
     if command.limits.tier < 2:
         system.prctl(system.PR_SET_CHILD_SUBREAPER)
     send_report(control, Confined(), listener if listener >= 0 else None)
@@ -210,7 +210,7 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
     path = list(sys.path)
     sys.path[:0] = command.sys_path
     for name in command.imports:
-        with suppress(BaseException):  # the isolate meets the same error, and reports it to the author
+        with suppress(BaseException):  # the isolate gets the same error and reports it to the author
             importlib.import_module(name)
     sys.path[:] = path
     send_report(control, Imported())
@@ -229,7 +229,7 @@ def _function_zygote(command: Command, fds: list[int]) -> None:
 
 
 def _keep_only(fds: list[int]) -> None:
-    """Keep of the parent's descriptors these, as they are numbered, and nothing at standard input."""
+    """Close all descriptors but `fds` and the output streams; standard input becomes /dev/null."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     last = 3

@@ -1,4 +1,6 @@
-"""The part of Pyodide's module that functions import.
-Python values need no conversion here, because there is no JavaScript."""
+"""The part of the `pyodide` package that functions import.
 
-__version__ = "0.28.0"  # read by packages that were ported to Pyodide
+Values need no conversion, because there is no JavaScript.
+"""
+
+__version__ = "0.28.0"  # packages that were ported to Pyodide look at it

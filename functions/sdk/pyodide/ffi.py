@@ -1,6 +1,6 @@
 """`to_js` and similar conversions, for code written for Pyodide.
 
-A dict becomes a record, whose keys are attributes, too.
+A dict becomes a Record, whose keys are attributes, too.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,11 +27,12 @@ jsnull = None
 
 
 class JsProxy:
-    """Nothing is one; `isinstance(value, JsProxy)` is how functions ask whether they must convert."""
+    """Has no instances:
+    `isinstance(value, JsProxy)` is how functions ask whether they must convert a value."""
 
 
 class ConversionError(Exception):
-    """Nothing raises it: nothing is converted."""
+    """Never raised, because nothing is converted."""
 
 
 JsArray = JsAsyncGenerator = JsAsyncIterable = JsAsyncIterator = JsBuffer = JsCallable = JsDoubleProxy = JsGenerator = (
@@ -41,7 +42,7 @@ JsIterable = JsIterator = JsMap = JsMutableMap = JsOnceCallable = JsPromise = Js
 
 
 class PyProxy:
-    """A value for JavaScript's use; `destroy` frees nothing here."""
+    """A wrapper for a value that is passed to JavaScript; here `destroy` has nothing to free."""
 
     def __init__(self, value: Any) -> None:
         self.__wrapped__ = value
@@ -55,7 +56,7 @@ class PyProxy:
         return getattr(self.__wrapped__, name)
 
     def destroy(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no JavaScript object to free."""
 
 
 def to_js(
@@ -65,7 +66,7 @@ def to_js(
 
 
 def create_proxy(value: Any, **_: Any) -> Any:
-    """Return a proxy that behaves like the value and can be destroyed; iterables are returned unchanged."""
+    """Return a proxy that behaves like the value and can be destroyed; iterables are returned as they are."""
     return value if hasattr(value, "__iter__") or hasattr(value, "__aiter__") else PyProxy(value)
 
 

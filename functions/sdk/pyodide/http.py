@@ -1,6 +1,6 @@
-"""`pyfetch` and `open_url` over `workers.fetch`, as Pyodide has them.
+"""Pyodide's `pyfetch` and `open_url`, built on `workers.fetch`.
 
-https://pyodide.org/en/stable/usage/api/python-api/http.html
+See https://pyodide.org/en/stable/usage/api/python-api/http.html.
 """
 
 import io
@@ -21,7 +21,7 @@ class HttpStatusError(OSError):
 
 
 class FetchedResponse:
-    """The result of `pyfetch`: a response whose body is read by Python's names."""
+    """The result of `pyfetch`: a response whose body methods have Pyodide's names."""
 
     def __init__(self, url: str, response: Response) -> None:
         self.js_response = response
@@ -50,7 +50,7 @@ class FetchedResponse:
 
 
 async def pyfetch(url: str, **options: Any) -> FetchedResponse:
-    """Fetch with the options of JavaScript's fetch by name. Raises OSError if nothing answers."""
+    """Fetch a URL; `options` are those of JavaScript's fetch. Raises OSError if the request fails."""
     try:
         return FetchedResponse(url, await fetch(url, **options))
     except Failure as failure:

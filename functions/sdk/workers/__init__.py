@@ -1,4 +1,4 @@
-"""The module that functions import: `workers` of Cloudflare's Python Workers, for CPython processes."""
+"""The package that functions import: Cloudflare's `workers` for Python, in CPython processes."""
 
 from workers.entrypoint import (
     Context,

@@ -1,7 +1,6 @@
 """ASGI applications in a function: `await asgi.fetch(app, request, env)`.
-Responses and WebSockets are streamed; lifespan runs once for each application.
 
-Knows the ASGI specification 3.0 and the SDK's Request and Response.
+Responses and WebSockets are streamed; lifespan runs once per application. Implements version 3.0 of the ASGI specification.
 """
 
 import asyncio
@@ -31,8 +30,8 @@ class Options(BaseOptions):
 async def fetch(
     app: App, request: Request, env: Any = None, ctx: Any = None, options: BaseOptions | None = None
 ) -> Response:
-    """Call an application.
-    Raises its exceptions before the response has started; later ones end the stream."""
+    """Call an application and return its response.
+    An exception before the response's start is raised; a later one breaks off the stream."""
     lifespan = _lifespans.get(id(app))
     if lifespan is None:
         lifespan = _lifespans[id(app)] = _Lifespan(app)
@@ -47,10 +46,11 @@ async def fetch(
 
 
 class _Lifespan:
-    """An application that has none raises, or returns, and is served all the same."""
+    """The lifespan of an application.
+    One that does not support lifespan raises or returns, which is ignored."""
 
     def __init__(self, app: App) -> None:
-        self.app = app  # a reference, so that its id is not reused
+        self.app = app  # keeps the application alive, so that its id is not reused
         self.state: dict[str, Any] = {}
         self._started: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.ensure_future(self._run())
@@ -68,7 +68,7 @@ class _Lifespan:
             if not started:
                 started = True
                 return {"type": "lifespan.startup"}
-            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # the process ends without a word
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never: the process is killed instead
 
         async def send(message: Message) -> None:
             if not self._started.done():
@@ -76,27 +76,26 @@ class _Lifespan:
                 self._started.set_result((message.get("message") or "it gives no reason") if failed else None)
 
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self.state}
-        with suppress(Exception):  # the specification: an exception here means that lifespan is not supported
+        with suppress(Exception):  # by the specification, an exception here means that lifespan is not supported
             await self.app(scope, receive, send)
         if not self._started.done():
             self._started.set_result(None)
 
 
 class _Exchange:
-    """One request.
-
-    Its response ends with the last `http.response.body`, and the application continues in the background (`waitUntil`); iterating yields the chunks
-    of a streamed response."""
+    """One request to an application, and its response; iterating yields the chunks of a streamed response.
+    The response ends with the last `http.response.body`; the application may continue in the background (`waitUntil`)."""
 
     def __init__(self, request: Request, context: Context) -> None:
         self._body, self._stream = request.taken()
         self._context = context
         self._is_head = request.method == "HEAD"
-        self._is_complete = False  # the application has sent all of its response
+        self._is_complete = False  # whether the application has sent its whole response
         self._has_sent_body = False
         self._gone = asyncio.Event()
         self._head: asyncio.Future[tuple[int, list[tuple[str, str]]]] = asyncio.get_running_loop().create_future()
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)  # one piece: the application waits for its reader
+        # one chunk, so the application waits for the reader
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self._status, self._headers = 0, list[tuple[str, str]]()
         self._whole: bytes | None = None
         self._task: asyncio.Task[None] | None = None
@@ -126,11 +125,11 @@ class _Exchange:
         if piece is not None:
             return piece
         if not self._is_complete:
-            await self._task  # it has returned, or raised in mid-stream
+            await self._task  # wait for its return, or for the exception that broke off the stream
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """End the response: cancel an application that is still sending, let a finished one continue."""
+        """End the response: cancel an application that is still sending; let another one continue."""
         if self._gone.is_set():
             return
         self._gone.set()
@@ -152,7 +151,7 @@ class _Exchange:
             if not self._head.done():
                 self._head.set_exception(error)
                 return
-            if self._is_complete:  # a framework answers 500 and raises, for the log
+            if self._is_complete:  # a framework that sent a 500 raises afterwards, for the log
                 print_trouble("the application", error)
                 return
             raise
@@ -186,7 +185,7 @@ class _Exchange:
         if not self._status:
             raise RuntimeError("the application sent a body before http.response.start")
         if self._is_complete:
-            raise RuntimeError("the application sent more of a body that it had ended")
+            raise RuntimeError("the application sent more of a body that was complete")
         self._is_complete = not more
         if not self._head.done():
             if not more or self._is_head:
@@ -205,13 +204,13 @@ class _Exchange:
 def request_to_scope(
     request: Request, env: Any = None, ctx: Any = None, state: dict[str, Any] | None = None
 ) -> MutableMapping[str, Any]:
-    """Return the scope of a request, as ASGI has it."""
+    """Return the ASGI scope of a request."""
     parts = urlsplit(request.url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.multi_items()]
     return {
         "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.4"},  # a send after the client has left raises OSError
+        "asgi": {"version": "3.0", "spec_version": "2.4"},  # since 2.4 `send` raises OSError after the client has left
         "http_version": "1.1",
         "method": str(request.method),
         "scheme": parts.scheme or "http",

@@ -1,4 +1,4 @@
-"""Parts of a function's module: entrypoint classes, their context, and plain handlers of older code."""
+"""Base classes for a function's module: entrypoints, Durable Objects, workflows, and their context."""
 
 import asyncio
 import inspect
@@ -10,21 +10,21 @@ from workers.host import Env
 
 T = TypeVar("T")
 _background: set["asyncio.Future[Any]"] = set()
-_of_objects: Counter[tuple[str, str]] = Counter()  # how much of it is a Durable Object's, by class and id
+_of_objects: Counter[tuple[str, str]] = Counter()  # pieces of background work by Durable Object (class, id)
 on_background: Callable[[int], None] = lambda count: None  # noqa: E731 - set by the isolate, which reports the count
 on_object_background: Callable[[tuple[str, str], int], None] = lambda object, count: None  # noqa: E731 - the same
 
 
 class Context:
-    """`self.ctx`: work that outlives the response, and the properties that a service binding was given."""
+    """`self.ctx`: background work, and the `props` of the service binding that called."""
 
-    _object: tuple[str, str] | None = None  # class and id, of a Durable Object's
+    _object: tuple[str, str] | None = None  # class and id of the Durable Object that has this context
 
     def __init__(self, props: Any = None) -> None:
         self.props = props
 
     def wait_until(self, awaitable: Awaitable[Any]) -> None:
-        """Continue work after the response, within the limits. Exceptions are logged."""
+        """Continue work after the response, within the function's limits. Exceptions are logged."""
         if not inspect.isawaitable(awaitable):
             raise TypeError(f"waitUntil takes an awaitable, and not {type(awaitable).__name__}")
         task = asyncio.ensure_future(_logged(awaitable))
@@ -36,16 +36,14 @@ class Context:
             task.add_done_callback(lambda done: _count(object, -1))
 
     def pass_through_on_exception(self) -> None:
-        """Do nothing: there is no origin to which an exception could pass."""
+        """Do nothing: there is no origin server to which the request could be passed."""
 
     waitUntil, passThroughOnException = wait_until, pass_through_on_exception
 
 
 class WorkerEntrypoint:
     """The base of `Default` and of named entrypoints.
-
-    It has `fetch`, `scheduled`, `queue`, and any other method, which service bindings can call.
-    """
+    It has `fetch`, `scheduled`, `queue`, and other methods, which service bindings can call."""
 
     env: Env
     ctx: Context
@@ -56,7 +54,7 @@ class WorkerEntrypoint:
 
 
 class DurableObject:
-    """The base of classes whose instances live one by id."""
+    """The base of Durable Object classes: one instance per id."""
 
     def __init__(self, ctx: Any, env: Env) -> None:
         self.ctx = ctx
@@ -64,10 +62,8 @@ class DurableObject:
 
 
 class WorkflowEntrypoint:
-    """The base of workflows: `run(event, step)`.
-
-    Each step runs once, whatever happens to the process.
-    """
+    """The base of workflows, with `run(event, step)`.
+    A step that has finished is not run again, even if the process crashes."""
 
     def __init__(self, ctx: Context, env: Env) -> None:
         self.ctx = ctx
@@ -75,15 +71,13 @@ class WorkflowEntrypoint:
 
 
 def wait_until(awaitable: Awaitable[Any]) -> None:
-    """Call `ctx.waitUntil` of the current request, without a context object."""
+    """Call `ctx.waitUntil` for the current request, without a context object."""
     Context().wait_until(awaitable)
 
 
 def handler(function: T) -> T:
-    """Mark a plain function as a handler.
-
-    `on_fetch`, `on_scheduled` and `on_queue` are found by their names anyway.
-    """
+    """Return the function unchanged: a decorator for plain handlers.
+    `on_fetch`, `on_scheduled` and `on_queue` are found by name."""
     return function
 
 

@@ -17,7 +17,7 @@ class ScheduledController(Named):
         self.scheduled_time = scheduled_time_ms
 
     def no_retry(self) -> None:
-        """A run that failed is not repeated here anyway."""
+        """Do nothing: failed runs are not repeated anyway."""
 
 
 class QueueMessage(Named):
@@ -32,14 +32,14 @@ class QueueMessage(Named):
         self.decision = self.decision or "ack"
 
     def retry(self, options: Any = None, **named: Any) -> None:
-        """`delaySeconds` in a dict or by name."""
+        """Deliver the message again; `delaySeconds` may be in a dict or a keyword."""
         if self.decision is None:
             self.decision = "retry"
             self.delay_s = _delay(options, named)
 
 
 class MessageBatch(Named):
-    """The argument of `queue`."""
+    """The argument of `queue`: a batch of messages, and the handler's decisions about them."""
 
     def __init__(self, queue: str, messages: list[dict[str, Any]]) -> None:
         self.queue = queue
@@ -55,10 +55,8 @@ class MessageBatch(Named):
             self._all, self._delay_s = "retry", _delay(options, named)
 
     def outcome(self, *, has_failed: bool = False) -> dict[str, Any]:
-        """Return the decisions.
-
-        Messages without one are acknowledged when the handler returns, and delivered again if it fails.
-        """
+        """Return the handler's decisions by message.
+        Messages without a decision are acknowledged if the handler returns, and delivered again if it fails."""
         retried = []
         for message in self.messages:
             if (message.decision or self._all or ("retry" if has_failed else "ack")) == "retry":

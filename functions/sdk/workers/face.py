@@ -1,9 +1,7 @@
-"""Common parts of all bindings in functions.
+"""Common parts of the bindings in functions.
 
-Both spellings of every name, options in either form, and values that behave as the platform's.
-
-The platform passes JavaScript objects to Python: attributes and items are the same there, and `to_py()` copies. Here they are dicts, lists and bytes
-that can do this too.
+Names work in both spellings, options in both forms, and values behave as on the platform. There, Python gets JavaScript objects, on which attributes
+and items are the same, and `to_py()` copies. Here, subclasses of dict, list and bytes behave like that.
 """
 
 import difflib
@@ -26,7 +24,7 @@ class Channel(Protocol):
 
 
 class Named:
-    """Methods are written in snake_case and found under camelCase too."""
+    """A base class whose methods are written in snake_case and also found under camelCase."""
 
     def __getattr__(self, name: str) -> Any:
         snake = snake_case(name)
@@ -39,10 +37,10 @@ class Named:
         message = f"{type(self).__name__} has no {name!r}; it has {', '.join(public)}"
         raise AttributeError(message, name=name, obj=self)
 
-    __iter__: Any = None  # without this Python would ask for the items 0, 1, ...
+    __iter__: Any = None  # otherwise Python would iterate with __getitem__ and integers
 
     def __getitem__(self, name: str) -> Any:
-        """Return an attribute: on the platform a property and an item are the same."""
+        """Return an attribute: on the platform attributes and items are the same."""
         try:
             return getattr(self, name)
         except AttributeError as error:
@@ -68,7 +66,7 @@ class Face(Named):
 
 class Record(dict[str, Any]):
     """A JavaScript object: `row.name` and `row["name"]` are the same.
-    A key that a dict has as a method is reached as an item only."""
+    A key that is also the name of a dict's method can only be read as an item."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -122,7 +120,7 @@ class Buffer(bytes):
         return self
 
     def tobytes(self) -> bytes:
-        """Return the bytes, as a memoryview does."""
+        """Return the bytes; memoryview has this method, too."""
         return bytes(self)
 
     def to_py(self, **_: Any) -> memoryview:
@@ -136,7 +134,7 @@ class Buffer(bytes):
 
 
 def as_record(value: Any) -> Any:
-    """Return the value with its dicts, lists and bytes in forms that have JavaScript's attributes."""
+    """Return a value whose dicts, lists and bytes also have JavaScript's attributes."""
     if isinstance(value, dict):
         return Record({key: as_record(item) for key, item in value.items()})
     if isinstance(value, list):
@@ -151,7 +149,7 @@ def snake_case(name: str) -> str:
 
 
 def key_of(key: Any, where: str) -> str:
-    """Return a key; a number is its text, as on the platform."""
+    """Return a key as str; numbers are converted, as on the platform."""
     if isinstance(key, (int, float)) and not isinstance(key, bool):
         return str(int(key) if float(key).is_integer() else key)
     if not isinstance(key, str):
@@ -160,10 +158,8 @@ def key_of(key: Any, where: str) -> str:
 
 
 def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], where: str) -> dict[str, Any]:
-    """Read options in snake_case from keyword arguments and from a dict, or an object with attributes.
-
-    The platform ignores unknown options; here a misspelt option is an error.
-    """
+    """Return options from a dict and from keyword arguments, under their snake_case names.
+    An unknown option raises TypeError; the platform ignores it."""
     if given is None:
         given = {}
     if not isinstance(given, Mapping):
@@ -181,7 +177,7 @@ def options_of(given: Any, named: Mapping[str, Any], known: tuple[str, ...], whe
 
 
 def body_of(value: Any, where: str) -> tuple[bytes | None, AsyncIterator[bytes] | None]:
-    """Return a value as bytes to store, or as a stream of them."""
+    """Return a value as (bytes, None), or as (None, stream of bytes)."""
     if isinstance(value, str):
         return value.encode(), None
     if isinstance(value, (bytes, bytearray, memoryview)):

@@ -1,4 +1,4 @@
-"""Options of `asgi.fetch` and `wsgi.fetch`, by the names of the platform's SDK."""
+"""The options of `asgi.fetch` and `wsgi.fetch`, with the platform's names."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -8,7 +8,8 @@ EncodeBody = Literal["automatic", "manual"]
 
 @dataclass(frozen=True, kw_only=True)
 class BaseOptions:
-    """`encode_body` has no effect here: a body is sent as it is, in the coding that its headers name."""
+    """`encode_body` is checked but has no effect.
+    Bodies are sent unchanged, in the coding that their headers name."""
 
     encode_body: EncodeBody = "automatic"
 

@@ -1,4 +1,4 @@
-"""The state of this process: its function, the environment, and the channel to the runtime."""
+"""State of this process: the function's environment, and the channel to the runtime."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Env:
-    """`self.env`: every binding, var and secret of the manifest by its name."""
+    """`self.env`: every binding, var and secret of the manifest, by name."""
 
     def __getattr__(self, name: str) -> Any:
         known = ", ".join(sorted(vars(self))) or "nothing"
@@ -34,7 +34,7 @@ env = Env()
 
 @contextmanager
 def patch_env(given: Mapping[str, Any] | None = None, **named: Any) -> Iterator[None]:
-    """Give names of the environment other values for a while; tests do."""
+    """Replace values of the environment within a `with` block; for tests."""
     before = dict(vars(env))
     vars(env).update({**dict(given or {}), **named})
     try:
@@ -45,11 +45,11 @@ def patch_env(given: Mapping[str, Any] | None = None, **named: Any) -> Iterator[
 
 
 before_leaving: set[Callable[[], None]] = set()
-"""Called before anything else is asked of the runtime: an object's writes are on the disk before others can learn of them."""
+"""Called before any message leaves the process: a Durable Object commits its writes before others can see their effects."""
 EventRunner = Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]
 event_runner: ContextVar[EventRunner | None] = ContextVar("event_runner", default=None)
-"""Inside a Durable Object: how a handler that is called later becomes an event of the object."""
-max_message_bytes = 1 << 20  # limit of a WebSocket's message; set by the site
+"""Set inside a Durable Object: runs a handler that is called later as an event of the object."""
+max_message_bytes = 1 << 20  # per WebSocket message; the site sets it
 _channel: Channel | None = None
 
 
@@ -63,7 +63,7 @@ def connect(channel: Channel | None) -> None:
 
 
 def leave() -> None:
-    """Record that a message is about to leave the process."""
+    """Run the callbacks of `before_leaving`, because a message is about to leave the process."""
     while before_leaving:
         before_leaving.pop()()
 
@@ -76,7 +76,7 @@ def channel() -> Channel:
 
 
 def call_now(binding: str, method: str, **kwargs: Any) -> Any:
-    """Call without awaiting: for storage, which answers at once."""
+    """Call a method without awaiting; the process blocks until the reply. For storage."""
     if _channel is None:
         raise RuntimeError("storage works inside a handler, and not while the module is imported")
     return _channel.call_now(binding, method, **kwargs)
@@ -87,15 +87,15 @@ def can_run_sync() -> bool:
 
 
 def run_sync(awaitable: Awaitable[T]) -> T:
-    """Return an awaitable's result, from code that cannot await.
-    On the loop's own thread other work runs meanwhile, within this call: such a call returns after those that started while it waited."""
+    """Return an awaitable's result in code that cannot await.
+    On the event loop's own thread, other tasks run meanwhile inside this call; nested calls therefore return in reverse order."""
     if _loop is None:
         raise RuntimeError("run_sync works inside a handler, and not while the module is imported")
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run_coroutine_threadsafe(_awaited(awaitable), _loop).result()
     caller, loop = asyncio.current_task(), _loop
-    ready = loop._ready  # type: ignore[attr-defined]  # this and _run_once are of asyncio's own loops, 3.11 to 3.14
-    owed = len(ready)  # at most so many the turn of the loop that this call is part of still takes from it
+    ready = loop._ready  # type: ignore[attr-defined]  # internals of asyncio's loops, 3.11 to 3.14
+    owed = len(ready)  # handles that the current iteration of the outer loop still expects to take
     task = asyncio.ensure_future(awaitable)
     if caller is not None:
         asyncio.tasks._leave_task(loop, caller)
@@ -110,7 +110,7 @@ def run_sync(awaitable: Awaitable[T]) -> T:
 
 
 def _nothing(loop: asyncio.AbstractEventLoop) -> asyncio.Handle:
-    """Return a handle that a loop takes and does not run."""
+    """Return a cancelled handle, which the loop takes without running anything."""
     handle = asyncio.Handle(lambda: None, (), loop)
     handle.cancel()
     return handle
@@ -121,7 +121,7 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 
 
 class LateChannel:
-    """The same for faces, which are made before there is an event loop."""
+    """The channel for bindings that are created before the event loop exists."""
 
     async def call(self, binding: str, method: str, *args: Any, **kwargs: Any) -> Any:
         return await channel().call(binding, method, *args, **kwargs)

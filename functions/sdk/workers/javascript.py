@@ -1,8 +1,6 @@
-"""Names that older functions import from `js`: dates, bytes and text, timers, a part of `crypto`.
+"""Names that functions import from `js`: dates, bytes and text, timers, a part of `crypto`.
 
-Pyodide offers them.
-
-Each is a thin layer over Python's own. Other names are refused (js.py); no JavaScript is evaluated.
+Each is a thin layer over Python's standard library. js.py refuses other names; no JavaScript is evaluated.
 """
 
 import asyncio
@@ -26,7 +24,7 @@ DIGESTS = {"SHA-1": "sha1", "SHA-256": "sha256", "SHA-384": "sha384", "SHA-512":
 
 
 class Date:
-    """A moment in milliseconds; the time zone is UTC, as on the platform."""
+    """A moment in milliseconds since 1970; the time zone is UTC, as on the platform."""
 
     def __init__(self, value: Any = None) -> None:
         if value is None:
@@ -97,7 +95,7 @@ class Date:
 
 
 def json_text(value: Any, where: str, indent: Any = None) -> str:
-    """Write a value as JSON.stringify does: moments are texts, and whole numbers have no fraction.
+    """Return JSON as JSON.stringify writes it: dates are strings, whole numbers have no fraction.
     Raises TypeError."""
 
     def other(item: Any) -> Any:
@@ -120,7 +118,7 @@ def _numbers(value: Any) -> Any:
 
 
 class Uint8Array(bytearray):
-    """Bytes that can be written to."""
+    """Mutable bytes."""
 
     @classmethod
     def new(cls, source: Any = 0) -> "Uint8Array":
@@ -176,7 +174,7 @@ def atob(text: str) -> str:
 
 
 class _Timers:
-    """Ids of scheduled calls, within the limits of a function's background work."""
+    """Scheduled calls by id. They count as background work of the function."""
 
     def __init__(self) -> None:
         self._last = 0

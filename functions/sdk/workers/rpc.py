@@ -1,4 +1,4 @@
-"""Names of the platform's module that some code imports to test whether a value is a binding."""
+"""Names of the platform's module that code uses to test whether a value is a binding."""
 
 from workers.bindings.service import Fetcher as _FetcherWrapper
 from workers.entrypoint import python_from_rpc, python_to_rpc

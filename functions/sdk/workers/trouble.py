@@ -1,6 +1,6 @@
-"""An author's error in three forms: text, traceback, and the exception for callers of a method.
+"""Descriptions of an author's error: text with traceback, failure, and exception for remote callers.
 
-The traceback starts at the author's own code.
+The traceback begins in the author's own code.
 """
 
 import builtins
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pilotlight.functions.channel import Failure
 
-_OURS = str(Path(__file__).parents[2])  # the SDK and its server
+_OURS = str(Path(__file__).parents[2])  # folder of the SDK and the isolate's other modules
 
 
 def text_of(error: BaseException) -> str:
@@ -20,7 +20,7 @@ def text_of(error: BaseException) -> str:
     _keep_authors_frames(told)
     text = "".join(told.format())
     for each in _chain(error):
-        if isinstance(each, Failure):  # one of our classes, which carries the original error's name
+        if isinstance(each, Failure):  # has the original error's name, not its class
             ours = f"{type(each).__module__}.{type(each).__qualname__}: "
             text = text.replace(ours, "" if each.message.startswith(f"{each.name}:") else f"{each.name}: ")
     return text
@@ -31,7 +31,7 @@ def print_trouble(where: str, error: BaseException) -> None:
 
 
 def describe(error: BaseException) -> Failure:
-    """Describe an error to the author: name, message, and the traceback from the author's code on."""
+    """Return an error as a failure for its author: name, message, and traceback from the author's code on."""
     if isinstance(error, Failure) and error.detail:
         return error
     code, status = getattr(error, "code", "exception"), getattr(error, "status", 500)
@@ -50,10 +50,8 @@ def describe(error: BaseException) -> Failure:
 
 
 def remote_error(failure: Failure) -> Failure:
-    """Return the exception that a caller gets for a failure of a remote method.
-
-    It is a Failure and also Python's exception of that name.
-    """
+    """Return the exception that a caller of a remote method gets.
+    It is a Failure, and also an instance of Python's exception of that name."""
     remote = _remote_kind(failure.name) if type(failure) is Failure else None
     if remote is None:
         return failure
@@ -62,7 +60,7 @@ def remote_error(failure: Failure) -> Failure:
 
 @cache
 def _remote_kind(name: str) -> type[Failure] | None:
-    """Return the class; None if it does not exist or needs more than a sentence (UnicodeDecodeError)."""
+    """Return the exception class; None if it is unknown, or its constructor needs more than a message."""
     kind = getattr(builtins, name, None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
@@ -79,14 +77,12 @@ def _sentence(failure: Failure) -> str:
 
 
 def _keep_authors_frames(told: traceback.TracebackException | None) -> None:
-    """Drop frames of this SDK, of its server, and of the import.
-
-    If none is left, the exception itself names its place.
-    """
+    """Remove the frames of the SDK, of the isolate and of the import from a traceback.
+    If no frame is left, the exception's text names the place."""
     if told is None:
         return
     kept = [frame for frame in told.stack or () if not frame.filename.startswith((_OURS, "<frozen importlib"))]
-    told.stack = traceback.StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # as without a traceback
+    told.stack = traceback.StackSummary.from_list(kept) if kept else None  # type: ignore[assignment]  # None: no traceback is printed
     for other in (told.__cause__, told.__context__, *(told.exceptions or ())):
         _keep_authors_frames(other)
 

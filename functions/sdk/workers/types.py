@@ -1,4 +1,4 @@
-"""Names for annotations, as aliases of Python's own types."""
+"""Names for annotations: aliases of Python types."""
 
 from collections.abc import AsyncIterable, Iterable
 from typing import Any

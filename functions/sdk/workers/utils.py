@@ -1,4 +1,4 @@
-"""`import_from_javascript`: the two modules of the platform's own that Python has under another name."""
+"""`import_from_javascript`: only `cloudflare:workers` exists, as the Python package `workers`."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ from workers.remote.stubs import RpcStub, RpcTarget
 
 
 def import_from_javascript(name: str) -> Any:
-    """Return the Python form of `cloudflare:workers`. Raises ImportError for other modules."""
+    """Return the Python package for `cloudflare:workers`. Raises ImportError for other modules."""
     if name != "cloudflare:workers":
         raise ImportError(
             f"{name!r} cannot be imported: functions run in CPython, without JavaScript; "

@@ -1,9 +1,7 @@
-"""Values of the author in the form in which they are stored or sent to other functions.
+"""An author's values in the form in which they are stored or sent to other functions.
 
-Plain values stay as they are; others become tagged forms.
-
-A tag is a dict with one key that starts with `$`; an author's dict of that form is written as pairs. Values that can be sent but not stored are in
-rpc_values.py.
+Plain values stay as they are; others become tagged forms. A tagged form is a dict with one key that starts with `$`; an author's own dict of that
+form is written as pairs. Values that can be sent but not stored are in rpc_values.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,19 +18,19 @@ DATE, SET, PAIRS, ERROR = "$date", "$set", "$pairs", "$error"
 KEPT = "None, bool, numbers, str, bytes, list, dict, set, datetime, exceptions"
 
 Packer = Callable[[Any, str], Any]
-"""Gives the plain form of a further value, None where it has none."""
+"""Returns the plain form of a further kind of value, or None."""
 Unpackers = Mapping[str, Callable[[Any], Any]]
 
 
 class DataCloneError(Failure, TypeError):
-    """A value is of a kind that cannot be sent to another function, or be kept."""
+    """A value cannot be stored or sent to another function."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"DataCloneError: {message}", code="data_clone", status=400, name="DataCloneError")
 
 
 def pack(value: Any, where: str, further: Packer = lambda value, where: None, known: str = KEPT) -> Any:
-    """Return the plain form of a value. Raises DataCloneError with the position of a part that has none."""
+    """Return the plain form of a value. Raises DataCloneError, with the path of a part that has none."""
 
     def packed(value: Any, where: str) -> Any:
         if isinstance(value, SCALARS):
@@ -47,7 +45,7 @@ def pack(value: Any, where: str, further: Packer = lambda value, where: None, kn
             return packed_dict(value, where)
         if isinstance(value, Date):
             value = value.to_py()
-        if isinstance(value, date):  # a datetime is one
+        if isinstance(value, date):  # datetime is a subclass
             return {DATE: value.isoformat()}
         if isinstance(value, Exception):
             name = value.name if isinstance(value, Failure) else type(value).__name__
@@ -68,7 +66,7 @@ def pack(value: Any, where: str, further: Packer = lambda value, where: None, kn
 
 
 def _key(key: Any, where: str) -> str:
-    """Return a key as an object of the platform has it: a number is its text."""
+    """Return a dict's key as str; numbers are converted, as on the platform."""
     try:
         return key_of(key, f"a dict in {where}")
     except TypeError as error:
@@ -76,7 +74,7 @@ def _key(key: Any, where: str) -> str:
 
 
 def unpack(value: Any, further: Unpackers = {}) -> Any:  # noqa: B006 - it is read only
-    """Undo `pack`: dicts, lists and bytes are those that answer to JavaScript's names, too."""
+    """Reverse `pack`; the resulting dicts, lists and bytes have JavaScript's attributes, too."""
     if isinstance(value, list):
         return Items(unpack(item, further) for item in value)
     if isinstance(value, bytes):
@@ -108,15 +106,13 @@ def _unpacked(tag: str, inner: Any, further: Unpackers) -> Any:
 def _datetime(text: str) -> Any:
     try:
         return datetime.fromisoformat(text)
-    except ValueError:  # stored by a version that did not write such dicts as pairs
+    except ValueError:  # an author's dict, stored by a version that did not write such dicts as pairs
         return Record({DATE: text})
 
 
 def _hashable(item: Any) -> Any:
-    """Return an item of a set.
-
-    Tuples become lists when stored; items that are not hashable are written out.
-    """
+    """Return an item that a set can hold.
+    Lists, which were tuples before they were stored, become tuples; other unhashable items become their repr."""
     if isinstance(item, list):
         item = tuple(_hashable(part) for part in item)
     try:

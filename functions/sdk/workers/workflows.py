@@ -1,7 +1,7 @@
-"""Workflows: `run(event, step)`, whose steps run once each, whatever happens to the process.
+"""Workflows: `run(event, step)`, whose finished steps are not run again, even if the process crashes.
 
-Each instance is a Durable Object: results of steps are in its storage, and its alarm wakes it. When it wakes, `run` starts again, and finished steps
-return their results at once; during long waits nothing of it is in memory.
+Each instance is a Durable Object: its storage has the results of steps, and its alarm wakes it. When it wakes, `run` starts again, and finished steps
+return their stored results. During long waits nothing of it is in memory.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from workers.workflow.workflow_steps import NonRetryableError, StepLog, Workflow
 
 __all__ = ["NonRetryableError", "WorkflowEntrypoint"]
 
-PREFIX = "$workflow$"  # of the objects' class names; manifest.py has it, too
-MAX_DEATHS = 5  # of the process during its work, after which the instance fails
+PREFIX = "$workflow$"  # prefix of the class names of instances; manifest.py has it, too
+MAX_DEATHS = 5  # crashes of the process during a run, after which the instance fails
 OVER = ("complete", "errored", "terminated")
 
 
@@ -85,7 +85,7 @@ class WorkflowObject(DurableObject):
     # -- running ---------------------------------------------------------------------------------------------------------------------
 
     async def alarm(self, info: Any = None) -> None:
-        """Continue after the finished steps, until the run ends or waits for long."""
+        """Run the workflow, with stored results for finished steps, until it ends or waits for long."""
         state = self._state
         if state is None or state["status"] in (*OVER, "paused") or self._running is not None:
             return
@@ -128,7 +128,7 @@ class WorkflowObject(DurableObject):
             instanceId=state["id"],
             workflowName=state["workflow"],
         )
-        result = self.workflow(Context(), self.env).run(event, step)  # type: ignore[attr-defined]  # the author's
+        result = self.workflow(Context(), self.env).run(event, step)  # type: ignore[attr-defined]  # the author defines it
         return pack(await result if hasattr(result, "__await__") else result, "what run returned")
 
     def _end(self, work: "asyncio.Task[Any]") -> None:
@@ -140,7 +140,7 @@ class WorkflowObject(DurableObject):
         self._update(status="complete", output=work.result())
 
     async def _halt(self, status: str) -> None:
-        """Stop running work; an interrupted step runs again, if ever."""
+        """Stop a run in progress. An interrupted step runs again if the workflow continues."""
         self._update(status=status)
         await self.ctx.storage.deleteAlarm()
         if self._running is not None:

@@ -1,5 +1,7 @@
 """WSGI applications (Flask, Django) in a function: `await wsgi.fetch(app, request, env)`.
-Each request runs in a thread; responses stream."""
+
+Each request runs in a thread; responses are streamed.
+"""
 
 import asyncio
 import io
@@ -31,7 +33,7 @@ async def fetch(
         return _no_write
 
     def begin() -> tuple[Iterable[bytes], Iterator[bytes], bytes | None]:
-        """Return the first piece, since an application may call start_response as late as that."""
+        """Call the application up to its first chunk, because it may call start_response as late as that."""
         pieces = app(environ, start_response)
         iterator = iter(pieces)
         return pieces, iterator, next(iterator, None)
@@ -47,14 +49,15 @@ async def fetch(
 
 
 class _Rest:
-    """The chunks of a response. Closed once, even if none was read."""
+    """The remaining chunks of a response; closed exactly once, even if none is read."""
 
     def __init__(self, pieces: Iterable[bytes], iterator: Iterator[bytes], first: bytes) -> None:
         self._pieces = pieces
         self._iterator = iterator
         self._first: bytes | None = first
         self._is_closed = False
-        self._reading: asyncio.Future[bytes | None] | None = None  # in a thread, which continues when the reader leaves
+        # a read in a thread, which continues if the reader leaves
+        self._reading: asyncio.Future[bytes | None] | None = None
 
     def __aiter__(self) -> "_Rest":
         return self
@@ -71,11 +74,11 @@ class _Rest:
     async def aclose(self) -> None:
         if not self._is_closed:
             self._is_closed = True
-            wait_until(self._close())  # its work there continues after the client's disconnect
+            wait_until(self._close())  # the application's work continues after the client's disconnect
 
     async def _close(self) -> None:
         if self._reading is not None:
-            await asyncio.wait({self._reading})  # a generator that runs cannot be closed
+            await asyncio.wait({self._reading})  # a running generator cannot be closed
         await asyncio.to_thread(_close, self._pieces)
 
 
@@ -85,11 +88,11 @@ def _close(pieces: Iterable[bytes]) -> None:
 
 
 def _no_write(data: bytes) -> None:
-    raise NotImplementedError("write() of WSGI is not offered; give the body back instead")
+    raise NotImplementedError("write() of WSGI is not offered; return the body instead")
 
 
 def build_environ(request: Request, body: bytes, env: Any = None) -> dict[str, Any]:
-    """Return the environment of a request, as PEP 3333 has it."""
+    """Return the WSGI environment of a request (PEP 3333)."""
     parts = urlsplit(request.url)
     environ = {
         "REQUEST_METHOD": str(request.method),

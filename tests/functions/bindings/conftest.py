@@ -1,4 +1,4 @@
-"""Both halves of bindings over a real socket pair: the runtime's at one end, the function's view at the other."""
+"""Fixtures that connect both halves of bindings by a real socket pair: the runtime's and the function's."""
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,7 +18,7 @@ from workers.bindings import open_face
 
 @asynccontextmanager
 async def channels(answer: Any) -> AsyncIterator[tuple[Channel, Channel]]:
-    """Yield the runtime's end and the function's."""
+    """Yield the runtime's channel and the function's channel."""
     ours, theirs = socket.socketpair()
     runtime = await Channel.open(ours, answer, is_runtime=True)
     function = await Channel.open(theirs, _refuse, is_runtime=False)
@@ -36,7 +36,7 @@ async def _refuse(frame: Any, body: Any) -> Any:
 
 
 class Wired:
-    """A function's view: `env` by name, and the channel for frames that no honest function would send."""
+    """A function's side: `env` with the bindings by name, and the channel for sending hostile frames."""
 
     def __init__(
         self, declarations: list[BindingDeclaration], bindings: Bindings, channel: Channel, services: Services
@@ -55,10 +55,8 @@ Wire = Callable[..., Awaitable[Wired]]
 
 @pytest.fixture
 async def wire(tmp_path: Path) -> AsyncIterator[Wire]:
-    """Open declarations (kind, name, options).
-
-    Their state is in tmp_path, so a second call finds that of the first.
-    """
+    """Return a function that opens declarations (kind, name, options) and connects them.
+    State is in tmp_path, so a second call finds the data of the first."""
     async with AsyncExitStack() as scopes:
 
         async def make(*declarations: tuple[str, str, dict[str, Any]], **given: Any) -> Wired:

@@ -1,4 +1,4 @@
-"""The bucket that tests of R2 declare, and its files in a folder."""
+"""The bucket declaration that the R2 tests share, and the list of its files."""
 
 from pathlib import Path
 

@@ -224,7 +224,7 @@ async def test_a_call_waits_for_room_and_reject_if_busy_does_not(make_site: Site
 
 
 class FakeInference:
-    """An inference that answers everything with one result, and records the headers."""
+    """An Inference that answers every call with the same result, and records the headers."""
 
     def __init__(self) -> None:
         self.headers: dict[str, str] = {}
@@ -400,7 +400,7 @@ async def test_what_is_not_offered_beside_run_says_so(ai: AI) -> None:
 
 
 class Counting:
-    """A counter of a function's calls, which records its arguments."""
+    """A FunctionUsage that records its arguments."""
 
     def __init__(self) -> None:
         self.started: list[Any] = []
@@ -418,7 +418,7 @@ class Counting:
 
 
 class Named(FakeInference):
-    """Models with an adapter each, one of which fails."""
+    """Models with one adapter each; one model fails."""
 
     def own_names(self, model: str) -> tuple[str, str]:
         return model.removeprefix("@x/"), "french"
@@ -450,7 +450,7 @@ async def test_a_call_is_counted_under_its_models_own_name_and_the_adapter_that_
 
 
 class Answering:
-    """Models that answer by a list of statuses, then with 200, each with the number of its call."""
+    """An Inference that answers with the given statuses in turn, then with 200; bodies have the number of the call."""
 
     def __init__(self, *statuses: int, stands_still: bool = False) -> None:
         self._statuses, self._stands_still = list(statuses), stands_still
@@ -501,7 +501,7 @@ async def test_a_gateways_retries_and_its_time_limit_are_kept(wire: Wire, tmp_pa
     refused = Answering(400)
     with pytest.raises(Exception, match="3043: broken"):
         await run(refused, retries={"maxAttempts": 5})
-    assert refused.num_calls == 1, "an invalid call stays invalid"
+    assert refused.num_calls == 1, "invalid calls are not retried"
     slow = Answering(stands_still=True)
     with pytest.raises(Exception, match="3007: the model has not answered within 20 ms"):
         await run(slow, requestTimeoutMs=20, retries={"maxAttempts": 2})

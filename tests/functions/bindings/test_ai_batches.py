@@ -1,4 +1,4 @@
-"""Batches of model calls and their file: accepted calls, the order of answers, and their time to live."""
+"""Batches of model calls and their file: accepted calls, the order of answers, and expiry."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from tests.asgi import eventually
 
 
 class Made:
-    """Batches with a fake clock, answered in turn by the number of each prompt; an odd one fails."""
+    """Batches with a fake clock and a stand-in for the model; prompts are numbers, and odd ones fail."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 1000.0
@@ -77,7 +77,7 @@ async def test_an_answered_batch_is_kept_for_a_day_and_one_that_waits_until_it_i
     await made.responses(waiting)
     made.now_s += KEPT_S
     later = await made.put(4)
-    assert await made.responses(waiting) is not None, "a day later"
+    assert await made.responses(waiting) is not None, "unanswered requests do not expire"
     made.now_s += 1
     await made.put(6)
     assert await made.responses(waiting) is None
@@ -138,5 +138,5 @@ async def test_a_file_that_cannot_be_written_is_reported_and_its_content_is_answ
     assert (refused.value.code, refused.value.status) == ("overloaded", 429)
     failures = 0
     made.batches.serve(made.serve)
-    await eventually(lambda: "wait for the next one, after an error" in caplog.text)
+    await eventually(lambda: "stop after an error; the next batch resumes them" in caplog.text)
     assert await made.responses(await made.put(2)) == [{"id": 0, "success": True, "result": {"response": 2}}]

@@ -1,4 +1,4 @@
-"""Arguments that bindings accept as the platform's do, and those they refuse by a sentence."""
+"""Arguments that bindings accept as the platform does, and those that they refuse with a helpful error."""
 
 from datetime import date
 from typing import Any
@@ -109,7 +109,7 @@ async def test_a_queue_takes_moments_as_json_writes_them_and_names_what_it_does_
 
 async def test_options_of_an_object_come_by_name_too(wire: Wire) -> None:
     class Nobody:
-        """Functions that are never called."""
+        """A stand-in for the site's functions that must not be called."""
 
     declared = ("durable_object", "O", {"class_name": "C"})
     objects = (await wire(declared, functions=Nobody())).env["O"]

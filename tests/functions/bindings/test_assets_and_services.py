@@ -1,4 +1,4 @@
-"""Assets from a folder of files, and service bindings to functions: responses, addresses, and paths that try to leave the folder."""
+"""Static assets (responses, canonical URLs, paths that try to leave the folder), and service bindings."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -110,7 +110,7 @@ class Called(NamedTuple):
 
 
 class Functions:
-    """A site with one function, `calc`."""
+    """A stand-in for a site with one function, `calc`."""
 
     def __init__(self) -> None:
         self.options: list[Any] = []
@@ -215,7 +215,7 @@ async def test_redirects_lead_away_and_lines_that_make_no_sense_are_named(
     expected["/at/[/a"] = (404, "")  # a host that does not exist
     for path, wanted in expected.items():
         assert await answered(assets, path, redirect="manual") == wanted, path
-    assert [line.split(" is left out")[0] for line in caplog.messages] == [
+    assert [line.split(" is ignored")[0] for line in caplog.messages] == [
         f"_redirects, line {number}" for number in (9, 10, 11, 12)
     ]
 

@@ -1,4 +1,4 @@
-"""Cron triggers and their file: each minute once, across restarts, reloads and clocks that jump."""
+"""Cron triggers and their file: each minute runs once, across restarts, reloads and clock changes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -39,7 +39,7 @@ QUICK = crons.Timings(look_s=0.005, pause_after_error_s=0.005)
 
 
 async def looked(clock: Clock, times: int = 6) -> None:
-    """Wait until the triggers have read the clock so many times more: due runs have been claimed."""
+    """Wait until the triggers have read the clock `times` more times; due runs are then claimed."""
     before = clock.num_reads
     await eventually(lambda: clock.num_reads >= before + times)
 
@@ -50,7 +50,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Crons]]
     databases: list[Database] = []
 
     async def begin(site: Site, clock: Clock, *expressions: str) -> Crons:
-        """Start triggers from this time on."""
+        """Start cron triggers at the clock's time."""
         database = Database(tmp_path / "fired.sqlite", lambda connection: create(connection, crons.SCHEMA))
         databases.append(database)
         made.append(Crons([cron.parse(text) for text in expressions], site.run, database, clock, QUICK))
@@ -182,7 +182,7 @@ async def test_the_triggers_of_a_manifest_are_followed(tmp_path: Path) -> None:
 
     services = Services(databases=Databases(), clock=cast(Any, look))
     bindings = FunctionBindings.open(tmp_path / "state", services, load_manifest(tmp_path), Functions())  # type: ignore[arg-type]
-    bindings.start(None)  # type: ignore[arg-type]  # it consumes nothing
+    bindings.start(None)  # type: ignore[arg-type]  # the function has no consumers
     await looked(clock)
     clock.now = NOON + 1
     await eventually(lambda: fired == [("f", "* * * * *", int(NOON * 1000))])

@@ -1,4 +1,4 @@
-"""Another function's resources that a function may name: none, unless the site file shares them."""
+"""A function may not use another owner's resources, unless the site file shares them."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def test_a_deployed_function_that_names_anothers_is_refused_and_shared_only_by_t
     for ask in (owners.check, owners.claim):
         with pytest.raises(BindingError, match=f"hostile may not use {thing}, which is {victim}; .*shares it"):
             ask(hostile)
-    with pytest.raises(BindingError, match=thing):  # also after a restart, and if another thing is shared
+    with pytest.raises(BindingError, match=thing):  # also after a restart, and if another resource is shared
         Owners(tmp_path, own, {thing: ("other",), f"{thing}1": ("hostile",)}).check(hostile)
     Owners(tmp_path, own, {thing: ("host*",)}).claim(hostile)
     owners.claim(manifest(tmp_path, "victim", text))
@@ -59,7 +59,7 @@ def test_the_functions_of_the_site_file_share_what_is_the_sites(tmp_path: Path, 
     text = {**NAMES, **OF_A_FUNCTION}[thing]
     for name in ("victim", "other"):
         Owners(tmp_path, ("victim", "other"), {}).claim(manifest(tmp_path, name, text))
-    Owners(tmp_path, ("other",), {}).claim(manifest(tmp_path, "other", text))  # the first one has left the file
+    Owners(tmp_path, ("other",), {}).claim(manifest(tmp_path, "other", text))  # the site file no longer names `victim`
 
 
 def test_what_a_deployed_function_has_filled_is_not_mixed_with_what_the_sites_functions_have(tmp_path: Path) -> None:

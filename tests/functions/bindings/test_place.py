@@ -1,4 +1,4 @@
-"""Names from a manifest become separate directories; classes of objects are renamed and deleted once."""
+"""Directories of bindings' state are separate for each name; classes of objects are renamed and deleted once."""
 
 import os
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_migrations_are_carried_out_once_and_in_order(tmp_path: Path) -> None:
     for _ in range(2):
         migrate(tmp_path, first)
         assert classes(tmp_path) == {"C": "A"}
-    (tmp_path / "B").mkdir()  # a class of the same name that is created later
+    (tmp_path / "B").mkdir()  # a class of the same name that was created later
     (tmp_path / "B" / "file").write_text("new")
     migrate(tmp_path, [*first, migration("v2", {"C": "A"}), migration("v3", {"Unknown": "D"})])
     assert classes(tmp_path) == {"A": "A", "B": "new"}
@@ -79,7 +79,7 @@ def test_a_class_that_has_objects_is_not_overwritten_by_another(tmp_path: Path) 
     (tmp_path / "B" / "file").unlink()
     (tmp_path / "B").rmdir()
     migrate(tmp_path, [migration("v1", {"A": "B"})])
-    assert classes(tmp_path) == {"B": "A"}, "a refused migration does not count as done"
+    assert classes(tmp_path) == {"B": "A"}, "a refused migration is not recorded"
 
 
 def test_a_version_that_binds_a_class_that_is_gone_is_refused_before_anything_is_moved(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Queues and their file: a sent message is delivered, again if it failed, and after kill -9."""
+"""Queues and their file: each message is delivered, repeatedly if its handler fails, and after SIGKILL."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ SOON = Settings(max_batch_timeout_s=0.0)
 
 
 class Handler:
-    """A consumer that records batches, and answers with `decide`."""
+    """A consumer that records batches and returns what `decide` returns."""
 
     def __init__(self, decide: Callable[[dict[str, Any]], Any] = lambda message: None) -> None:
         self.batches: list[list[dict[str, Any]]] = []
@@ -57,7 +57,7 @@ def queue_of(wired: Any, tmp_path: Path, name: str = "jobs") -> Queue:
 
 
 async def empty(queue: Queue) -> None:
-    """Wait until the queue is empty: delivered messages are settled a moment later."""
+    """Wait until the queue is empty, because messages are deleted only after their delivery."""
     async with asyncio.timeout(60):
         while await queue.depth():
             await asyncio.sleep(0.01)
@@ -166,7 +166,7 @@ async def test_a_message_under_way_comes_again_after_its_consumer_is_closed(wire
     await first.close()
     second = QueueConsumer(queue, handler, SOON)
     await eventually(lambda: handler.bodies == ["job"])
-    assert handler.batches[0][0]["attempts"] == 1  # the site cut it off
+    assert handler.batches[0][0]["attempts"] == 1  # the interrupted attempt is not counted
     await second.close()
 
 
@@ -304,7 +304,7 @@ async def test_a_full_queue_says_so(wire: Wire) -> None:
 
 
 def asked(handler: Handler) -> Any:
-    """Return a version with this queue handler."""
+    """Return a stand-in for a version of a function that has this queue handler."""
 
     async def ask(event: QueueEvent) -> ExchangeResult:
         return ExchangeResult(await handler(event.queue, event.messages), None)
@@ -385,7 +385,7 @@ asyncio.run(main())
 
 
 def killed(path: Path) -> tuple[set[int], set[int]]:
-    """Return the numbers that a process had sent and received when it was killed."""
+    """Kill a process; return the numbers that it had reported as sent and as received."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None
@@ -418,8 +418,8 @@ async def test_what_a_dead_process_had_taken_comes_at_once_and_counts_as_tried(t
     before = Queue("jobs", path, 1 << 20)
     await before.put([(b"a", 0.0), (b"b", 3600.0)])
     (taken,) = await before.take(10)
-    assert await before.take(10) == [], "it is leased"
-    await before.close()  # as a kill does: nothing is settled
+    assert await before.take(10) == [], "the message is leased"
+    await before.close()  # like SIGKILL, this leaves the messages leased
     after = Queue("jobs", path, 1 << 20)
     (again,) = await after.take(10)
     assert (again.id, again.body, again.attempts) == (taken.id, b"a", 2)
@@ -511,15 +511,15 @@ async def test_messages_come_in_the_order_of_their_times_and_none_before_its_own
     queue = Queue("jobs", tmp_path / "messages.sqlite", 1 << 20, lambda: now_s)
     assert await queue.due_in_s(2, 5.0) is None
     await queue.put([(b"late", 60.0), (b"first", 0.0), (b"second", 0.0)])
-    assert await queue.due_in_s(2, 5.0) == 0.0, "a whole batch"
+    assert await queue.due_in_s(2, 5.0) == 0.0, "a full batch is ready at once"
     assert [message.body for message in await queue.take(1)] == [b"first"]
-    assert await queue.due_in_s(2, 5.0) == 5.0, "the oldest of too few waits for others"
+    assert await queue.due_in_s(2, 5.0) == 5.0, "an incomplete batch waits for its timeout"
     assert [message.body for message in await queue.take(9)] == [b"second"]
     now_s = 1060.0
     assert await queue.due_in_s(1, 5.0) == 0.0
     (late,) = await queue.take(9)
     assert (late.body, late.sent_s, late.attempts) == (b"late", 1000.0, 1)
-    now_s += queues.LEASE_S - 60.0  # the leases of the others expire
+    now_s += queues.LEASE_S - 60.0  # the other messages' leases expire
     assert [(message.body, message.attempts) for message in await queue.take(9)] == [(b"first", 2), (b"second", 2)]
     await queue.close()
 
@@ -546,10 +546,10 @@ async def test_messages_that_are_not_consumed_for_days_are_forgotten(tmp_path: P
     await queue.put([(b"old", 0.0)])
     now_s += queues.KEPT_S
     await queue.put([(b"new", 0.0)])
-    assert await queue.depth() == 2, "as long as it is kept"
+    assert await queue.depth() == 2, "no older than KEPT_S"
     now_s += 1.0
     await queue.put([(b"newer", 0.0)])
-    assert await queue.depth() == 3, "it was looked for a moment ago"
+    assert await queue.depth() == 3, "expired messages are deleted at most every FORGET_EVERY_S"
     now_s += queues.FORGET_EVERY_S
     await queue.put([(b"newest", 0.0)])
     assert [message.body for message in await queue.take(9)] == [b"new", b"newer", b"newest"]

@@ -1,4 +1,4 @@
-"""Rate limits: the calls that pass in any period, from all callers."""
+"""Rate limits: how many calls pass in any period, from all callers together."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_a_key_is_let_through_up_to_its_limit_and_again_later() -> None:
     assert allowed(window, "a", 9) == 5
     assert allowed(window, "b", 9) == 5
     clock.now += 10
-    assert allowed(window, "a", 9) == 0  # all five are within the last ten seconds
+    assert allowed(window, "a", 9) == 0  # all five were within the last ten seconds
     clock.now += 4
     assert allowed(window, "a", 9) == 2
     clock.now += 30
@@ -39,7 +39,7 @@ def test_a_storm_of_calls_gets_about_its_limit_through_in_any_period() -> None:
         if window.allows("a", 5, 10):
             passed.append(clock.now)
     assert all(sum(start <= at < start + 10 for at in passed) <= 6 for start in passed)
-    assert 35 <= len(passed) <= 55  # 50 in a hundred seconds; the estimate of the previous period may refuse some
+    assert 35 <= len(passed) <= 55  # ideally 50 in 100 seconds; the estimate for the previous period may refuse some
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Vars and secrets: their values for a function, and their form on the disk."""
+"""Vars and secrets: the values that functions get, and their encrypted form on disk."""
 
 import shutil
 import subprocess
@@ -78,7 +78,7 @@ def test_a_secret_opens_only_with_its_key_and_in_its_place(tmp_path: Path) -> No
     store.put("other", "TOKEN", "theirs")
     directory = tmp_path / "bindings" / "secret"
     shutil.copy(directory / "other.sealed", directory / "hello.sealed")
-    with pytest.raises(SecretError, match="does not open with this site's key"):
+    with pytest.raises(SecretError, match="cannot be decrypted with this site's key"):
         store.values("hello")
     (directory / "key").write_bytes(bytes(32))
     with pytest.raises(SecretError, match="put it again"):

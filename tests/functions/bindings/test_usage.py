@@ -1,4 +1,4 @@
-"""Functions' usage is kept until a ledger has it: each record at one ledger, through kills, and none without a ledger."""
+"""Usage of functions: each record goes to one ledger and survives SIGKILL; without a ledger nothing is recorded."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ def test_a_record_is_reported_until_it_is_written_and_no_longer(tmp_path: Path) 
     assert (record.request.account, record.request.function, record.request.model) == ("acme", "hello", "m")
     assert (record.request.adapter, record.request.bytes_in, record.bytes_out) == ("french", 9, 70)
     assert (record.site, record.outcome, record.use.output) == ("ams1", "complete", 5)
-    assert told(kept, "one") == [record], "its ledger may not have written it"
+    assert told(kept, "one") == [record], "repeated until the ledger confirms it"
     assert told(kept, "one", record.request.id) == []
     kept.close()
     assert told(usage(tmp_path), "one") == []
@@ -75,13 +75,13 @@ def test_what_one_ledger_was_handed_no_other_gets_but_when_it_is_gone(tmp_path: 
     (record,) = told(kept, "one")
     assert told(kept, "two") == []
     kept.close()
-    again = usage(tmp_path, clock)  # and not after a restart
+    again = usage(tmp_path, clock)  # not after a restart, either
     assert told(again, "two") == []
     clock.now += GONE_S - 1
     assert told(again, "two") == []
     assert told(again, "one") == [record]
     clock.now += GONE_S - 1
-    assert told(again, "two") == [], "it has asked since"
+    assert told(again, "two") == [], "the first ledger has polled meanwhile"
     clock.now += 1
     assert told(again, "two") == [record]
     assert told(again, "two", record.request.id) == []
@@ -109,7 +109,7 @@ def test_models_refuse_functions_while_nothing_can_be_written_down(
     with pytest.raises(ApiError, match="cannot be recorded") as refused:
         kept.begin("hello", "m")
     assert refused.value.word == "overloaded"
-    kept.computed("hello", 1.0)  # it is not counted, and stops nothing
+    kept.computed("hello", 1.0)  # ignored, because no ledger has polled
     told(kept, "one", *(record.request.id for record in told(kept, "one")))
     assert kept.begin("hello", "m") is not None
     kept.close()
@@ -159,7 +159,7 @@ def test_usage_at_a_sites_death_is_reported_by_the_next_one(tmp_path: Path) -> N
         (42, 0, "recovered"),
     ]
     assert kept._meters is not None
-    assert kept._meters.num_used == 2, "a call without effect leaves no record"
+    assert kept._meters.num_used == 2, "an unused meter leaves no record"
     told(kept, "one", *(record.request.id for record in records))
     assert kept._meters.num_used == 0
     kept.close()

@@ -1,4 +1,4 @@
-"""Vectorize: results compared with every distance computed, filters, limits, and restarts."""
+"""Vectorize: results equal to a full comparison of all vectors, filters, limits, and restarts."""
 
 import tracemalloc
 from collections.abc import Callable
@@ -56,7 +56,7 @@ async def test_a_query_holds_a_block_in_memory_and_not_the_index(wire: Wire, mon
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 1 << 20, "the index has 2 MiB"
+    assert peak < 1 << 20, "the whole index would take 2 MiB"
 
 
 @pytest.mark.usefixtures("block_bytes")
@@ -128,8 +128,8 @@ async def test_insert_leaves_what_is_there_and_upsert_replaces_it_also_after_a_r
 @pytest.mark.parametrize(
     ("act", "sentence"),
     [
-        (lambda v: v.insert([{"id": "x", "values": [1, 2, 3]}]), "has 3 numbers, and those of the index 2"),
-        (lambda v: v.query([1, 2, 3]), "has 3 numbers, and those of the index 2"),
+        (lambda v: v.insert([{"id": "x", "values": [1, 2, 3]}]), "has 3 numbers, but the index has vectors of 2"),
+        (lambda v: v.query([1, 2, 3]), "has 3 numbers, but the index has vectors of 2"),
         (lambda v: v.insert([{"id": "x", "values": [1, float("inf")]}]), "NaN or infinite"),
         (lambda v: v.insert([{"id": "x", "values": []}]), "length >= 1"),
         (lambda v: v.insert([{"id": "x" * 65, "values": [1, 2]}]), "length <= 64"),

@@ -1,4 +1,4 @@
-"""Dynamic workers in real isolates: a separate function for code that a function provides."""
+"""Dynamic workers in real isolates: code that a function provides runs as a separate function."""
 
 import json
 import os
@@ -98,7 +98,7 @@ async def test_the_longest_unused_goes_when_there_are_too_many(served: Served, m
     for id in ("a", "b", "a", "c"):
         await served.get(f"/fetch?id={id}")
     assert {name.partition(".")[0] for name in served.functions.pools if "+" in name} == {"f+a", "f+c"}
-    assert await served.get("/fetch?id=b")  # loaded anew
+    assert await served.get("/fetch?id=b")  # loaded again
 
 
 async def test_loaded_workers_go_with_their_loader(served: Served) -> None:
@@ -128,7 +128,7 @@ async def test_code_is_written_and_removed_in_threads_and_few_folders_are_left(
     monkeypatch.setattr(Path, "write_text", note("write_text", Path.write_text))
     for number in range(7):
         assert await served.get(f"/fetch?id={number}")
-    assert (on_the_loop, num_folders()) == ([], 4), "those loaded, and as many that may have open requests"
+    assert (on_the_loop, num_folders()) == ([], 4), "the loaded workers, and as many removed ones"
     served.functions.remove("f")
     await eventually(lambda: not num_folders())
     assert on_the_loop == []

@@ -1,4 +1,4 @@
-"""Calls from code that cannot await: the other side is in a separate thread, and this one's event loop stands still."""
+"""Calls from code that cannot await: the other side is in another thread, while this event loop is blocked."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from pilotlight.functions.channel.frames import BindingCall
 
 
 class Runtime:
-    """The other side of the channel, in a thread."""
+    """The runtime's side of the channel, in a thread."""
 
     def __init__(self) -> None:
         self.channel: Channel | None = None
@@ -37,10 +37,10 @@ class Runtime:
         return StreamingReply("a value", endless())
 
     async def ask_back(self) -> str:
-        """Ask the function something before answering it."""
+        """Send the function a request before answering its own."""
         assert self.channel is not None
         asked = asyncio.ensure_future(self.channel.call("FUNCTION", "greet"))
-        await self.channel.ping()  # the blocked side answers it, so all earlier requests have arrived, too
+        await self.channel.ping()  # the blocked side replies, so all earlier requests have also arrived
         return "asked" if not asked.done() else "answered"
 
     async def leave(self) -> None:
@@ -80,13 +80,13 @@ async def closed(channel: Channel) -> None:
     await channel.closed.wait()
 
 
-@pytest.mark.parametrize("size", [0, 1, 3 << 20])  # the last one is larger than a socket's or the channel's buffers
+@pytest.mark.parametrize("size", [0, 1, 3 << 20])  # the last size exceeds the buffers of the socket and the channel
 async def test_a_call_brings_its_value_back_however_large_it_is(size: int) -> None:
     with other_side() as ours:
         channel = await opened(ours, [])
         for _ in range(2):
             assert channel.call_now("STORE", "echo", value=b"x" * size) == b"x" * size
-        assert await channel.call("STORE", "echo", value=7) == 7, "and the loop continues as before"
+        assert await channel.call("STORE", "echo", value=7) == 7, "the event loop still works"
         await closed(channel)
 
 
@@ -96,7 +96,7 @@ async def test_a_call_that_fails_says_how_and_leaves_the_channel_open() -> None:
         with pytest.raises(Failure, match="there is no more room") as failed:
             channel.call_now("STORE", "fail")
         assert (failed.value.code, failed.value.status) == ("storage_full", 507)
-        assert channel.call_now("STORE", "streamed") == "a value", "a stream that is not read is dropped"
+        assert channel.call_now("STORE", "streamed") == "a value", "the unread stream is cancelled"
         assert channel.call_now("STORE", "echo", value=1) == 1
         await closed(channel)
 

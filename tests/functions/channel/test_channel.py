@@ -1,4 +1,4 @@
-"""Both ends of a channel over a real socket pair: values, streams, credit, cancellation, and a hostile other side."""
+"""A channel over a real socket pair: values, streams, credit, cancellation, and a hostile peer."""
 
 import asyncio
 import socket
@@ -36,7 +36,7 @@ from tests.asgi import eventually
 
 
 class Other:
-    """A binding at the runtime's end."""
+    """A binding at the runtime's side."""
 
     def __init__(self) -> None:
         self.cancelled = asyncio.Event()
@@ -122,7 +122,7 @@ async def test_a_reply_on_its_way_while_its_beginner_leaves_is_no_fault_of_the_o
         async with pair(Other()) as (isolate, _):
             asked = asyncio.ensure_future(isolate.begin("X", "hang"))
             await asyncio.sleep(0.01)
-            asked.cancel()  # the task sees it in the loop's next turn, and these come in this one
+            asked.cancel()  # the task is cancelled in the next iteration of the loop; these frames arrive in this one
             for frame in (Reply(1, None, streamed), StreamChunk(1, b"piece"), frames.StreamEnd(1))[
                 : 3 if streamed else 1
             ]:
@@ -138,7 +138,7 @@ async def test_what_is_left_before_its_first_step_counts_as_open_no_longer() -> 
         for _ in range(20):
             asked = asyncio.ensure_future(isolate.begin("X", "hang"))
             await asyncio.sleep(0)
-            asked.cancel()  # both messages arrive in one piece
+            asked.cancel()  # both messages arrive in one read
             await asyncio.wait({asked})
             await eventually(lambda: runtime.num_open == 0)
         assert await isolate.call("X", "add", 1, 2) == 3
@@ -172,7 +172,7 @@ async def test_calls_under_way_fail_when_the_other_process_dies() -> None:
         b"\x00\x00\x00\x01\xc1",
         frames.encode(BindingCall(1, "X", "hang"), 100) + frames.encode(Reply(1, 1), 100),
         (5).to_bytes(4, "big") + msgspec.msgpack.encode([1, 2, 3, 4]),
-        frames.encode(BindingCall(2, "X", "add"), 100),  # an id of the other parity
+        frames.encode(BindingCall(2, "X", "add"), 100),  # an id with the other side's parity
         frames.encode(BindingCall(1, "X", "hang"), 100) + frames.encode(BindingCall(1, "X", "hang"), 100),
         frames.encode(BindingCall(1, "X", "endless"), 100) + frames.encode(frames.More(1, 1 << 40), 100),
         frames.encode(BindingCall(1, "X", "hang", streamed=True), 100)
@@ -192,7 +192,7 @@ async def test_a_side_that_breaks_the_protocol_is_cut_off(hostile: bytes) -> Non
 
 
 async def test_a_side_that_is_refused_without_end_and_reads_nothing_of_it_is_cut_off() -> None:
-    """Each refusal would wait for it in this process's memory."""
+    """Otherwise the refusals would be queued in this process's memory without limit."""
     left, right = socket.socketpair()
     runtime = await Channel.open(right, Other(), is_runtime=True, max_open=1)
     left.setblocking(False)
@@ -201,7 +201,7 @@ async def test_a_side_that_is_refused_without_end_and_reads_nothing_of_it_is_cut
         async with asyncio.timeout(60):
             await asyncio.get_running_loop().sock_sendall(left, calls)
     await asyncio.wait_for(runtime.closed.wait(), 60)
-    assert "are not read" in runtime.why_closed
+    assert "does not read their refusals" in runtime.why_closed
     left.close()
 
 
@@ -240,12 +240,12 @@ def test_a_frame_too_large_is_refused_before_it_is_held() -> None:
     decoder = FrameDecoder(100)
     with pytest.raises(FrameError, match="1000 bytes"):
         list(decoder.feed((1000).to_bytes(4, "big")))
-    with pytest.raises(ValueError, match="send a stream or less"):
+    with pytest.raises(ValueError, match="send less, or send a stream"):
         frames.encode(StreamChunk(1, b"x" * 101), 100)
 
 
 def test_subclasses_of_plain_types_cross_as_those() -> None:
-    """Libraries have them: safe template texts, a numeric library's float, members of enumerations."""
+    """Libraries use such subclasses: safe strings of templates, numpy's float64, members of enums."""
 
     class Text(str):
         def __str__(self) -> str:
@@ -284,7 +284,7 @@ def test_what_no_channel_carries_is_refused_with_its_place() -> None:
 
 
 async def test_many_frames_that_come_at_once_give_others_their_turns() -> None:
-    """A transport reads two megabytes before it returns to the loop, and so many small frames take a quarter of a second."""
+    """One read of a transport may bring 2 MB; that many small frames take a quarter of a second to handle."""
 
     class Transport(asyncio.Transport):
         told: tuple[str, ...] = ()

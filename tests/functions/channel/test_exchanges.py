@@ -1,4 +1,4 @@
-"""The permitted messages of an exchange, and its state when it is over: one end is a channel, the other the test."""
+"""The permitted frames of an exchange, and its state after the end: one side is a channel, the other the test."""
 
 import asyncio
 import socket
@@ -30,7 +30,7 @@ MOST = 1 << 22
 
 
 class Peer:
-    """The other side of a channel, which sends any frame and records received ones."""
+    """The other side of a channel: it sends any frames, and records received ones."""
 
     def __init__(self, channel: Channel, sock: socket.socket) -> None:
         self.channel = channel
@@ -39,11 +39,11 @@ class Peer:
         self._decoder = FrameDecoder(MOST)
 
     def say(self, *said: AnyFrame) -> None:
-        """Send frames as if all of them had arrived at once."""
+        """Send frames as if all had arrived in one read."""
         self.channel.data_received(b"".join(frames.encode(frame, MOST) for frame in said))
 
     async def hear(self, number: int) -> list[AnyFrame]:
-        """Wait for so many frames in all."""
+        """Wait until `number` frames have been received in all, and return them."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(60):
             while len(self.heard) < number:
@@ -192,7 +192,7 @@ async def test_a_call_drops_the_stream_of_its_answer_and_a_stream_of_a_value_is_
         streaming = asyncio.ensure_future(anext(peer.channel.stream("X", "m")))
         await peer.hear(3)
         peer.say(Reply(3, "a"))
-        with pytest.raises(Failure, match=r"X\.m answered with a value") as refused:
+        with pytest.raises(Failure, match=r"X\.m returned a value") as refused:
             await streaming
         assert refused.value.name == "TypeError"
 
@@ -293,7 +293,7 @@ async def test_open_requests_and_unread_replies_may_hold_so_many_bytes_together(
         assert (refused.id, refused.code, refused.status) == (5, "overloaded", 429)
         go.set()
         await peer.hear(3)
-        peer.channel.pause_writing()  # the isolate reads nothing
+        peer.channel.pause_writing()  # as if the isolate did not read
         peer.say(*(BindingCall(id, "X", "get") for id in (7, 9, 11, 13)))
         await eventually(lambda: peer.channel._held_bytes > 800)
         await asyncio.sleep(0)
@@ -302,7 +302,7 @@ async def test_open_requests_and_unread_replies_may_hold_so_many_bytes_together(
         assert sorted(type(frame).__name__ for frame in heard) == ["Fail", "Fail", "Reply", "Reply"]
         await eventually(lambda: peer.channel._held_bytes == 0)
         peer.say(BindingCall(15, "X", "put", [bytes(5000)]))
-        assert (await peer.hear(8))[7] == Reply(15, "done"), "one alone may be as large as a frame"
+        assert (await peer.hear(8))[7] == Reply(15, "done"), "a single call may be as large as a frame"
 
 
 async def test_notes_are_handed_on_and_a_ping_is_answered_only_where_there_is_room() -> None:
@@ -315,7 +315,7 @@ async def test_notes_are_handed_on_and_a_ping_is_answered_only_where_there_is_ro
         peer.channel.resume_writing()
         peer.say(Ping(6))
         assert (await peer.hear(2))[1] == Pong(6)
-        peer.say(Pong(99))  # to a ping that was never sent
+        peer.say(Pong(99))  # answers a ping that was never sent
         assert not peer.channel.closed.is_set()
 
 

@@ -1,4 +1,4 @@
-"""A WebSocket's messages on the channel: they are decoded as encoded, wherever the bytes are cut, and nonsense is refused."""
+"""WebSocket messages on a channel: encoded and decoded, however the bytes are split; invalid ones are refused."""
 
 import pytest
 from hypothesis import given

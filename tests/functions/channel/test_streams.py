@@ -1,4 +1,4 @@
-"""One stream's two ends without a socket: bytes in flight, credit, and the state after its end."""
+"""Both ends of one stream without a socket: bytes in transit, credit, and the state after the end."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -12,7 +12,7 @@ from pilotlight.functions.channel.streams import CHUNK_BYTES, Credit, feed
 
 
 class Written:
-    """A channel that records writes."""
+    """A channel that records written frames."""
 
     def __init__(self, *, is_closed: bool = False) -> None:
         self.frames: list[AnyFrame] = []
@@ -46,7 +46,7 @@ async def settle() -> None:
 async def test_a_window_may_wait_for_its_reader_and_not_a_byte_more() -> None:
     stream, _ = inbound(Written())
     stream.push(bytes(WINDOW_BYTES))
-    with pytest.raises(FrameError, match="more was sent"):
+    with pytest.raises(FrameError, match="exceeded its credit"):
         stream.push(b"x")
 
 
@@ -77,7 +77,7 @@ async def test_credit_is_given_for_taken_bytes_half_a_window_at_a_time_and_none_
     assert written.frames == []
     await anext(stream)
     assert written.frames == [More(7, half)]
-    stream.push(bytes(half))  # it has room again
+    stream.push(bytes(half))  # there is credit again
     with pytest.raises(FrameError):
         stream.push(b"x")
     await anext(stream)
@@ -102,7 +102,7 @@ async def test_what_had_come_is_read_before_the_error_that_has_ended_the_stream_
         with pytest.raises(Failure, match="the disk is gone"):
             await anext(stream)
     stream.cancel()
-    assert left == [], "there is no one to notify"
+    assert left == [], "the sender has finished already"
 
 
 async def test_a_reader_that_waits_is_woken_by_a_piece_by_the_end_and_by_leaving() -> None:

@@ -1,4 +1,4 @@
-"""`pilotlight analytics query` as a shell calls it."""
+"""`pilotlight analytics query` run as a command."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`pilotlight d1` as a shell calls it: wrangler's words, and migrations that are applied once, whole or not at all."""
+"""`pilotlight d1` run as a command: wrangler's options, and migrations, each applied once or not at all."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_binding_name_and_id_mean_the_same_database(here: tuple[str, str]) -> No
 
 
 def test_remote_asks_for_a_sites_file(here: tuple[str, str]) -> None:
-    with pytest.raises(CliError, match="name its file with --site"):
+    with pytest.raises(CliError, match="needs --site"):
         run("d1", "execute", "DB", "--remote", "--command", "SELECT 1", *here)
 
 
@@ -133,7 +133,7 @@ def test_a_moment_without_a_history_and_a_misspelt_one_are_named(here: tuple[str
     run("d1", "execute", "shop", "--command", "CREATE TABLE t (a)", *here)
     with pytest.raises(CliError, match="shop: the history does not reach back to 2020-01-01T00:00:00Z: it begins at"):
         run("d1", "time-travel", "info", "shop", "--timestamp", "2020-01-01T00:00:00Z", *here)
-    with pytest.raises(CliError, match="'noon' is no time"):
+    with pytest.raises(CliError, match="'noon' is not a time"):
         run("d1", "time-travel", "restore", "shop", "--timestamp", "noon", *here)
     with pytest.raises(CliError, match="either --timestamp or --bookmark"):
         run("d1", "time-travel", "restore", "shop", *here)

@@ -1,4 +1,4 @@
-"""`pilotlight dev` as a process: its function's stream never ends, and Ctrl-C still ends everything."""
+"""`pilotlight dev` as a process: reloads, and a Ctrl-C that also ends a function's endless stream."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_ctrl_c_ends_an_endless_stream_after_a_short_grace_and_a_second_one_at_o
 
 def test_ctrl_c_without_open_requests_says_nothing_of_them(dev: Dev) -> None:
     assert httpx.get(dev.url + "quick", timeout=30).text == "done"
-    time.sleep(1.0)  # on a busy machine a request counts as open for a moment after its last byte
+    time.sleep(1.0)  # on a busy machine a request stays open for a moment after its last byte
     dev.interrupt()
     output, _ = dev.process.communicate(timeout=60)
     assert dev.process.returncode == 0
@@ -117,7 +117,7 @@ def test_the_page_lies_beside_the_function_which_has_all_other_paths(dev: Dev) -
 def test_a_syntax_error_is_shown_when_the_file_is_saved_before_any_request(dev: Dev, tmp_path: Path) -> None:
     entry = tmp_path / "f/entry.py"
     good = entry.read_text()
-    assert httpx.get(dev.url + "quick", timeout=30).text == "done"  # it watches the files by now
+    assert httpx.get(dev.url + "quick", timeout=30).text == "done"  # by now the command watches the files
     entry.write_text(good + "\nclass Other(\n")
     assert 'entry.py", line' in dev.until("File")
     assert "SyntaxError: '(' was never closed" in dev.until("SyntaxError")

@@ -1,4 +1,4 @@
-"""Stores as files and back: their content is exported and imported byte for byte, while another process may continue."""
+"""Export and import of stores: the content comes back byte for byte, while other processes may write."""
 
 import json
 import shutil
@@ -70,7 +70,7 @@ def test_a_database_is_the_same_after_export_and_import(
         assert run(*asked, *there) == run(*asked, *here)
     added = "INSERT INTO parents (name) VALUES ('next') RETURNING id"
     (row,) = json.loads(run("d1", "execute", "DB", "--json", "--command", added, *there))
-    assert row["id"] == 3, "a number that was given once is not given again"
+    assert row["id"] == 3, "ids of deleted rows are not reused"
     run("d1", "export", "DB", "--output", str(out), "--table", "parents", "--no-schema", *here)
     assert out.read_text().splitlines()[1:] == ['INSERT INTO "parents" ("id", "name") VALUES (1,\'O\'\'Hara!\');']
     run("d1", "export", "DB", "--output", str(out), "--no-data", *here)

@@ -1,4 +1,4 @@
-"""`pilotlight secret`, `kv`, `d1` and `queues` from a shell, on the state of `pilotlight dev` and of a site."""
+"""`pilotlight secret`, `kv`, `d1` and `queues` run as commands, on the state of `pilotlight dev` and of a site."""
 
 import json
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_messages_are_sent_counted_and_purged(folder: Path) -> None:
     run("queues", "send", "JOBS", '{"n": 1}', *here)
     run("queues", "send", "JOBS", "plain text", *here)
     assert run("queues", "list", *here) == "jobs  2 messages\n"
-    assert run("queues", "purge", "JOBS", *here) == "2 messages are gone\n"
+    assert run("queues", "purge", "JOBS", *here) == "2 messages deleted\n"
     assert run("queues", "list", *here) == "jobs  0 messages\n"
 
 
@@ -129,7 +129,7 @@ def test_stores_of_the_manifest_before_and_queues_that_are_only_consumed_are_kno
     (folder / "wrangler.toml").write_text(MANIFEST.replace("kv-1", "kv-2"))
     assert run("kv", "get", "kv-1", "a", *here) == "b"
     run("queues", "send", "failed", "1", *here)
-    assert run("queues", "purge", "failed", *here) == "1 messages are gone\n"
+    assert run("queues", "purge", "failed", *here) == "1 messages deleted\n"
 
 
 def test_secrets_are_sealed_where_a_sites_file_says(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""`pilotlight types`: its output can be imported where functions run."""
+"""`pilotlight types`: its output can be imported by functions."""
 
 from pathlib import Path
 

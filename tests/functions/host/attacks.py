@@ -1,6 +1,6 @@
-"""A hostile function: one method for each attempt, called by the request's path.
+"""A hostile function: one method per attempt, called by the request's path.
 
-test_isolation.py runs all of them at each tier and makes docs/isolation.md of the results. An attempt that comes to its end was not stopped.
+test_isolation.py runs all of them at each tier and writes docs/isolation.md from the results. An attempt that reaches its end was not stopped.
 """
 
 import _socket
@@ -45,9 +45,7 @@ class Default(WorkerEntrypoint):
 
 class Attempts:
     """Attempts of attacks.
-
-    `query` names the test's targets: a neighbour's file and process, a secret file, a port of this machine.
-    """
+    `query` names the targets: a neighbour's file and process, a secret file, a port of this machine."""
 
     async def loops_for_ever(query):
         while True:
@@ -73,7 +71,7 @@ class Attempts:
         while True:
             hoard.append(
                 bytes(16 * MIB)
-            )  # untouched: it must reach the limit of memory, and not that of processor time
+            )  # never written to: the attempt must reach the memory limit before the CPU limit
 
     async def allocates_shared_memory_without_end(query):
         hoard = []
@@ -145,7 +143,8 @@ class Attempts:
         os.kill(int(query["pid"]), 9)
 
     async def connects_to_a_port_of_this_machine(query):
-        _socket.socket().connect(("127.0.0.1", int(query["port"])))  # the system's, not the SDK's replacement
+        # Python's own socket class, not the SDK's replacement
+        _socket.socket().connect(("127.0.0.1", int(query["port"])))
 
     async def listens_on_a_port(query):
         _socket.socket().listen()
@@ -224,7 +223,7 @@ async def _spin() -> None:
 
 
 def _is_foreign(number: int) -> bool:
-    """Tell whether a descriptor is neither the channel, the log, the trace, nor the loop's own."""
+    """Tell whether a descriptor is unexpected: not the channel, the log, the trace, or the event loop's."""
     try:
         what = os.readlink(f"/proc/self/fd/{number}") if os.path.exists("/proc/self/fd") else "anon"
         os.fstat(number)

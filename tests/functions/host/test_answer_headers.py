@@ -1,4 +1,4 @@
-"""Headers that a hostile function sends past the SDK's checks, and those that leave the site."""
+"""The headers that a site sends for a hostile function, which bypasses the SDK's checks."""
 
 import pytest
 

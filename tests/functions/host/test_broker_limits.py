@@ -1,4 +1,4 @@
-"""Limits of one isolate's concurrent requests to its broker."""
+"""The limit of one isolate's concurrent requests to its broker."""
 
 import asyncio
 import errno
@@ -12,7 +12,7 @@ from tests.asgi import eventually
 
 
 class Silent:
-    """Connections that are never made."""
+    """Connections that are never established."""
 
     def __init__(self) -> None:
         self.num_dialled = 0

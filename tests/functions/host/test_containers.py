@@ -1,4 +1,4 @@
-"""Tier 3: functions in containers of a real OCI runtime, if this machine has one that works."""
+"""Tier 3: functions in containers, if this machine has an OCI runtime that works."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ async def test_a_function_answers_from_its_container_and_neighbours_have_others(
     first, second = (await contained.get(name="f")).decode(), (await contained.get(name="g")).decode()
     assert "'kept'" in first
     assert "'kept'" not in second
-    assert first.split()[0] != second.split()[0]  # users
+    assert first.split()[0] != second.split()[0]  # different user ids
     assert first.endswith(" function")
     assert contained.functions.isolation == (3, "")
 
@@ -132,7 +132,9 @@ asyncio.run(main())
 async def test_an_oci_runtime_that_is_named_and_missing_stops_the_start_and_says_what_to_install(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(IsolationError, match=r"'no-such-runtime' \(functions.oci_runtime\) is not on this machine"):
+    with pytest.raises(
+        IsolationError, match=r"'no-such-runtime' \(functions.oci_runtime\) is not installed on this machine"
+    ):
         async with SiteFunctions(oci_runtime="no-such-runtime"):
             pass
     with pytest.raises(IsolationError, match="apt-get install crun"):
@@ -146,7 +148,7 @@ async def test_tier_3_without_a_runtime_in_the_file_is_refused_and_says_which_ke
             pass
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="containers need a site that was started as root")
+@pytest.mark.skipif(os.getuid() != 0, reason="containers need root")
 async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_next_tier_serves(tmp_path: Path) -> None:
     broken = _program(
         tmp_path / "broken", 'while [ "$1" != --log ]; do shift; done\necho "no cgroups for you" > "$2"\nexit 1'
@@ -160,7 +162,7 @@ async def test_what_the_oci_runtime_says_of_its_failure_is_published_and_the_nex
 
 
 def _container_of(served: Served, name: str = "f") -> int:
-    """Return the container's first process."""
+    """Return the pid of the container's first process."""
     zygote = served.functions.pools[name].factory.zygote.current
     assert zygote is not None
     return zygote._child.pid

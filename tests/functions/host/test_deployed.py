@@ -1,4 +1,4 @@
-"""A site's handling of a router's deployments, with a router and isolates whose state the test sets: the version for each caller."""
+"""A site's handling of deployments, with a stand-in for the router and isolates: which version each caller gets."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ class Router:
 
 
 class Functions:
-    """Functions whose served versions, health calls and owners a test sets."""
+    """Stand-ins for functions; the test sets their versions, health calls and owners."""
 
     def __init__(self) -> None:
         self.pools: dict[str, Manifest] = {}
@@ -135,7 +135,7 @@ async def test_a_function_whose_home_is_elsewhere_is_not_served_here_and_no_long
     pool = pool_name("f", version)
     for home, revision, is_here in (("ams1", 1, True), ("iad1", 2, False), ("", 3, True)):
         site.router.deploy("f", (version, 100.0), revision=revision, home=home)
-        assert (await site.deployed.served("f", revision)).healthy, "it knows now"
+        assert (await site.deployed.served("f", revision)).healthy, "the site has this revision"
         assert list(site.functions.pools) == ([pool] if is_here else [])
         if is_here:
             assert await site.deployed.pool_of("f", "key") == pool
@@ -211,7 +211,7 @@ async def test_a_version_is_fetched_checked_and_served_once(site: Site) -> None:
     assert [site.deployed.account_of(name) for name in ("f", "g", "taken")] == ["acme", "", ""]
     site.functions.pools.clear()
     assert await site.deployed.pool_of("f", "a") == pool_name("f", version)
-    assert len(site.functions.calls) == 1, "it was healthy here before"
+    assert len(site.functions.calls) == 1, "the health call is not repeated"
 
 
 async def test_what_is_known_is_served_on_while_the_router_is_away(site: Site) -> None:
@@ -271,7 +271,7 @@ async def test_a_version_whose_health_call_fails_takes_no_traffic_here(
     if not is_served:
         assert told.detail == ("where" if failure else "its health call GET / answered 500")
         site.functions.status, site.functions.failure = 200, None
-        assert (await site.deployed.tried("f", version)).healthy, "trying it again does not wait"
+        assert (await site.deployed.tried("f", version)).healthy, "a new trial is not delayed"
     assert not (await site.deployed.tried("taken", version)).healthy
 
 
@@ -365,11 +365,11 @@ async def test_folders_of_versions_that_are_gone_are_deleted_after_an_hour(site:
         site.router.deploy("f", (second, 100.0), revision=revision)
         assert (await site.deployed.served("f", revision)).healthy
         assert folder.exists() == folder.with_suffix(HEALTHY).exists() == (age_s < 3600)
-    assert kept.exists(), "it is young"
+    assert kept.exists(), "too young to be deleted"
     os.utime(site.folder / second.digest, (0, 0))
     site.router.deploy("f", (second, 100.0), revision=4)
     assert (await site.deployed.served("f", 4)).healthy
-    assert (site.folder / second.digest).exists(), "it is named by a version"
+    assert (site.folder / second.digest).exists(), "a version still uses it"
 
 
 def test_a_pool_is_named_by_its_version_and_environment() -> None:

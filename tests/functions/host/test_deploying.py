@@ -1,4 +1,4 @@
-"""`pilotlight deploy` from the command line to the request: a router's deployments, a real site that fetches them, real isolates."""
+"""`pilotlight deploy` end to end: the command, a router's deployments, a real site that fetches them, real isolates."""
 
 import asyncio
 import json
@@ -49,10 +49,8 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 
 async def started(site: Site) -> None:
-    """Start the functions.
-
-    The tests bypass the socket, which would not be served earlier.
-    """
+    """Enter the functions' context.
+    These tests call the site without a socket, so no server does so."""
     served = site.app.functions.served
     await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 
@@ -81,7 +79,7 @@ class Network:
 @pytest.fixture
 async def network(make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it polls only on demand
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # no polling unless the test asks for it
     table = {"state_dir": str(tmp_path / "state"), "show_errors": True}
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -189,12 +187,12 @@ async def test_a_site_that_cannot_serve_a_change_is_named(
         away.setattr(site._router, "url", "http://127.0.0.1:1")
         tried = await site.served("greeter", 1)
     assert (tried.healthy, tried.detail.partition(": ")[0]) == (False, "http://127.0.0.1:1 cannot be reached")
-    assert "knows no revision 1" in (await site.served("greeter", 1)).detail
+    assert "has no revision 1" in (await site.served("greeter", 1)).detail
     network.write("one")
     monkeypatch.setattr(site, "served", lambda name, revision: asyncio.sleep(0, Tried(False, "it is busy")))
     await network.deploy()
     assert (
-        "greeter: runs at ams1 only, where its data is\ngreeter: not known to be served at ams1 yet: it is busy\n"
+        "greeter: runs at ams1 only, because its data is there\ngreeter: not confirmed to be served by ams1 yet: it is busy\n"
         in capsys.readouterr().out
     )
 
@@ -210,7 +208,7 @@ async def test_a_share_of_the_clients_gets_the_new_version_and_keeps_it(network:
     assert first == again
     assert 5 <= Counter(first)[b"two"] <= 35
     kept = Path(network.site.config.functions.state_dir or "") / "bindings/kv"
-    assert [path.name for path in kept.iterdir()] == ["kept"]  # both versions have the same state
+    assert [path.name for path in kept.iterdir()] == ["kept"]  # all versions share one state
 
 
 async def test_a_version_that_does_not_start_takes_nothing_from_the_one_before(
@@ -267,7 +265,7 @@ async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_
     served = network.site.app.functions.served
     network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
     with monkeypatch.context() as late:
-        late.setattr(served, "claim", lambda pool: None)  # both are between their trial and their first request
+        late.setattr(served, "claim", lambda pool: None)  # both are accepted before the claim of either
         await network.deploy()
         network.write("one")
         await network.deploy()
@@ -330,7 +328,7 @@ async def test_a_site_continues_with_its_knowledge_when_the_router_is_gone(
     make_server: SiteMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DEPLOY_TOKEN_ENV, "token")
-    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # it polls only on demand
+    monkeypatch.setattr(deployed, "POLL_S", 3600.0)  # no polling unless the test asks for it
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     table = {"state_dir": str(tmp_path / "state"), "deployments": url}
@@ -340,7 +338,7 @@ async def test_a_site_continues_with_its_knowledge_when_the_router_is_gone(
         first.write("one")
         await first.deploy()
         assert (await first.ask()).body == b"one"
-    async with make_server(functions=table) as site:  # no router any more
+    async with make_server(functions=table) as site:  # the router is gone
         await started(site)
         network = Network(site, Api(url), tmp_path / "greeter")
         assert (await network.ask()).body == b"one"
@@ -396,7 +394,7 @@ async def test_what_a_function_prints_and_why_it_fails_can_be_followed(network: 
         assert (event["site"], event["line"]) == ("ams1", "version one answers")
         async with session.get(f"{network.site.url}/internal/functions/tail/greeter") as refused:
             assert refused.status == 403
-    await eventually(lambda: "greeter" not in tails._followers)  # a follower that leaves is forgotten
+    await eventually(lambda: "greeter" not in tails._followers)  # a follower that leaves is removed
 
 
 async def test_the_log_of_a_function_is_read_through_the_router(
@@ -413,7 +411,7 @@ async def test_the_log_of_a_function_is_read_through_the_router(
         return capsys.readouterr().out
 
     printed = await read()
-    assert printed.count("ams1  fetch GET / -> 200 ok") == 2, "the health call, too"
+    assert printed.count("ams1  fetch GET / -> 200 ok") == 2, "one line is the health call's"
     assert "  version one answers\n" in printed
     (_, invocation) = [json.loads(line) for line in (await read(as_json=True)).splitlines()]
     assert (invocation["site"], len(invocation["version"])) == ("ams1", 16)
@@ -441,8 +439,8 @@ async def test_a_followed_log_continues_with_new_lines(network: Network, capsys:
     with pytest.raises(SystemExit):
         await asyncio.to_thread(logs, network.api, "greeter", **asked, sleep=wait)
     seen = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one for each round"
-    assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each once"
+    assert [each["what"] for each in seen] == ["GET /"] * 3, "the health call, and one request per round"
+    assert [each["seq"] for each in seen] == sorted({each["seq"] for each in seen}), "each record once"
 
 
 DATABASE = MANIFEST + '[[d1_databases]]\nbinding = "DB"\n'
@@ -472,7 +470,7 @@ async def test_a_deploy_applies_the_migrations_of_its_databases_before_its_healt
     (folder / "0003_bad.sql").write_text("INSERT INTO nowhere VALUES (1);")
     with pytest.raises(CliError, match=r"migrations were not applied: D1_ERROR: 0003_bad\.sql: no such table: nowhere"):
         await network.deploy()
-    assert (await network.ask()).body == b"one first", "neither the second migration nor the version"
+    assert (await network.ask()).body == b"one first", "neither the second migration nor the version is applied"
     (folder / "0003_bad.sql").write_text("INSERT INTO notes (text) VALUES ('third');")
     await network.deploy()
     assert (await network.ask()).body == b"two first second third"
@@ -494,7 +492,7 @@ async def test_a_secret_that_is_put_through_the_router_reaches_the_first_version
     assert b"first" not in (tmp_path / "router" / "secrets.json").read_bytes()
     network.write("one", READS_SECRET)
     await network.deploy()
-    assert (await network.ask()).body == b"one first", "its health call had it, too"
+    assert (await network.ask()).body == b"one first", "its health call had the secret, too"
 
     async def answers(expected: bytes) -> None:
         while (await network.ask()).body != expected:

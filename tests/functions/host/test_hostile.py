@@ -1,4 +1,4 @@
-"""Hostile functions beside a well-behaved one, at each tier: attacks that are stopped, the author's log lines, an undisturbed neighbour."""
+"""Hostile functions beside a normal one, at each tier: attacks are stopped and logged, and the neighbour is not disturbed."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ def hostile(body: str) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sites]:
-    """Start one site for each tier, with the neighbour: it survives all the attempts, in one process."""
+    """Start one site per tier, each with the neighbour, whose process must survive all tests."""
     folder = tmp_path_factory.mktemp("hostile")
     async with (
         SiteFunctions(limits=quick({}), min_tier=1, max_tier=1) as first,
@@ -50,7 +50,7 @@ async def sites(process_tier: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @asynccontextmanager
 async def beside_a_good_one(served: Served, source: str, **limits: Any) -> AsyncIterator[Served]:
-    """Yield the site; meanwhile the neighbour gets constant requests, none of which may fail."""
+    """Yield the site with a hostile function; meanwhile the neighbour gets requests, none of which may fail."""
     served.add(source, "bad", limits=limits)
     asked = 0
 
@@ -155,14 +155,14 @@ with open(os.environ['TMPDIR'] + '/big', 'wb') as f:
     )
     async with beside_a_good_one(sites[tier], source) as served:
         fault = await fault_of(served)
-    # The watch may see the full directory before the function sees the failed write.
+    # The watch may see the full directory before the function's write fails.
     assert (fault.name, "File too large" in fault.message) == ("OSError", True) or "more than 16 MiB" in fault.message
 
 
 async def test_a_function_that_writes_many_files_is_stopped_at_its_disk_limit_at_tier_2(
     sites: Sites,
 ) -> None:
-    """Tier 1 limits each file and not their sum."""
+    """Tier 1 limits the size of each file, not the sum."""
     source = hostile(
         """
 for i in range(64):
@@ -213,7 +213,7 @@ async def test_a_stream_whose_reader_is_slow_holds_no_more_than_a_window(sites: 
         assert response.stream is not None
         await anext(response.stream)
         sent, before = int(await served.get("/sent", name="bad")), -1
-        while sent != before:  # it sends no more
+        while sent != before:  # until the isolate sends no more
             await asyncio.sleep(0.01)
             sent, before = int(await served.get("/sent", name="bad")), sent
         assert sent <= WINDOW_BYTES + 20_000
@@ -231,7 +231,7 @@ async def test_a_function_reads_nothing_of_its_neighbours_or_the_sites(sites: Si
     for path in (str(secret), "/etc/shadow"):
         fault = await fault_of(served, headers=[("x-path", path)])
         assert fault.name in ("PermissionError", "FileNotFoundError")
-    if tier == 2:  # other users' readable files are hidden too
+    if tier == 2:  # also files of other users with public read permission
         neighbour = str(served.folder / "good/src/entry.py")
         for path in (neighbour, "/etc/passwd", "/proc/1/environ"):
             assert (await fault_of(served, headers=[("x-path", path)])).name == "FileNotFoundError"
@@ -267,7 +267,7 @@ return Response.json(found)
     served.add(source, "bad", limits={})
     assert (
         len(json.loads(await served.get(name="bad"))) <= 8
-    )  # channel, trace, the zygote's poll, the loop's selector and pair
+    )  # the channel, the trace, the zygote's poll, and the event loop's selector and pair
 
 
 async def test_a_missing_import_is_reported_with_its_line_and_is_not_permanent(sites: Sites) -> None:
@@ -348,7 +348,7 @@ return Response(str(made))
 async def test_what_a_function_holds_in_sockets_and_pipes_is_bounded_by_its_descriptors_at_tier_2(
     sites: Sites,
 ) -> None:
-    """The kernel's usual buffers have 208 KiB; a socket takes one more piece."""
+    """The kernel's default buffer is 208 KiB; a socket accepts one more chunk than that."""
     source = hostile(
         """
 import socket

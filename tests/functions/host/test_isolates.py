@@ -48,7 +48,7 @@ async def test_isolates_share_cores_with_the_site_by_nice_values_so_they_are_in_
     child = served.functions.pools["f"].isolates.living[0].process.child
     assert child is not None
     assert os.getsid(child.pid) == os.getsid(0)
-    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal goes to the site only
+    assert os.getpgid(child.pid) != os.getpgid(0)  # a signal from the terminal reaches only the site
 
 
 async def test_the_successor_of_an_isolate_that_died_has_low_priority_from_its_start(served: Served) -> None:
@@ -68,7 +68,7 @@ async def test_the_successor_of_an_isolate_that_died_has_low_priority_from_its_s
     assert int(await served.get("/")) == own
     with pytest.raises(Fault):
         await served.get("/die")
-    await served.get("/")  # its answer reports that the next isolate has started
+    await served.get("/")  # its answer shows that the next isolate has started
     assert int(await served.get("/")) == min(19, own + YIELD_NICE)
     assert os.getpriority(os.PRIO_PROCESS, 0) <= own
 
@@ -76,7 +76,7 @@ async def test_the_successor_of_an_isolate_that_died_has_low_priority_from_its_s
 async def test_an_isolate_that_ran_out_of_memory_is_replaced_and_loses_no_other_request(
     make_served: ServedMaker,
 ) -> None:
-    async with make_served(limits={"blocked_s": 20.0}) as served:  # on a busy machine it takes long to fill
+    async with make_served(limits={"blocked_s": 20.0}) as served:  # on a busy machine filling the memory takes long
         served.add(
             """
             import asyncio, os

@@ -1,6 +1,6 @@
-"""Charging an isolate's processor time to requests, and the limit of each measure.
+"""Charging an isolate's CPU time to requests, and the limit of each measure.
 
-Nothing runs, and the time is given.
+No process runs; the test sets the time.
 """
 
 from typing import Any, cast
@@ -61,7 +61,7 @@ def test_open_sockets_may_use_half_of_a_core_and_pay_for_more() -> None:
     meter.charge(0.8, 1.0)
     assert meter.sockets_s == pytest.approx(0.3)
     meter.charge(0.4, 2.0)
-    assert meter.sockets_s == pytest.approx(0.2), "half a second was the requests'"
+    assert meter.sockets_s == pytest.approx(0.2), "0.5 s per second is allowed"
     work.begin(1)
     meter.charge(0.5, 3.0)
     meter.charge(0.9, 4.0)
@@ -99,7 +99,7 @@ def test_background_work_has_its_time_from_its_beginning_while_no_request_is_ope
     now[0] = 16.0
     work.set_background(2)
     now[0] = 17.0
-    assert work.background_s() == 7.0, "more of it is no new beginning"
+    assert work.background_s() == 7.0, "further work does not restart the time"
     work.set_background(-1)
     assert (work.background, work.background_s(), work.idle_since) == (0, 0.0, 17.0)
     now[0] = 20.0

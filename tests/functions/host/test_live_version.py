@@ -1,4 +1,4 @@
-"""Only one of a function's versions has the function's queues, clocks and bindings at a time."""
+"""Only one version of a function at a time has its queues, cron triggers and bindings."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Functions' output: lines as printed, bounded, without cursor control, and at a rate that delays no other function."""
+"""Output of functions: lines as printed, of limited length and number, without control characters, at a limited rate."""
 
 import asyncio
 import os
@@ -57,12 +57,12 @@ async def test_a_line_that_never_ends_takes_no_more_memory_than_a_line() -> None
 
 
 async def test_what_is_printed_faster_than_may_be_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    log, followed = log_of(kib_per_s=1)  # four seconds between looks
+    log, followed = log_of(kib_per_s=1)  # one read every four seconds
     os.write(log.write_fd, b"a\n" * READ_BYTES)
     await eventually(lambda: len(followed) > 0)
     assert len(followed) == READ_BYTES // 2
     log.close()
-    assert len(followed) == READ_BYTES, "at the end all is read"
+    assert len(followed) == READ_BYTES, "close() reads the rest"
 
 
 async def test_the_end_of_the_process_ends_the_reading() -> None:

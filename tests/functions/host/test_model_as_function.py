@@ -1,4 +1,4 @@
-"""A model called like a function: at a function's path, and over a service binding."""
+"""A model called like a function: at a function's path, and through a service binding."""
 
 from pathlib import Path
 from textwrap import dedent

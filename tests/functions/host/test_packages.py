@@ -1,4 +1,4 @@
-"""The packages on a function's path, and those that cannot be installed."""
+"""The packages on a function's import path, and packages that cannot be installed."""
 
 import asyncio
 from pathlib import Path

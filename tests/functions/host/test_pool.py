@@ -1,4 +1,4 @@
-"""Requests that wait for one of a function's isolates, and the end of their wait."""
+"""Requests that wait for an isolate of a function, and how their wait ends."""
 
 import asyncio
 import socket
@@ -19,12 +19,12 @@ class Default(WorkerEntrypoint):
     async def fetch(self, request):
         return Response(await request.text())
 """
-LIMIT_S = 20.0  # only to end a failing test
+LIMIT_S = 20.0  # only ends a test that would hang
 
 
 @pytest.fixture
 async def served(make_served: ServedMaker) -> AsyncIterator[Served]:
-    """Serve one isolate with one request at a time, and space for one waiting request."""
+    """Serve a function with one isolate, one request at a time, and one waiting request."""
     async with make_served(tier=1, limits={"concurrency": 1, "max_isolates": 1, "max_waiting": 1}) as made:
         made.add(ECHO)
         yield made
@@ -47,7 +47,7 @@ async def test_a_request_beyond_the_limit_of_waiting_ones_is_refused(served: Ser
 
 
 async def starting(served: Served) -> list["asyncio.Task[bytes]"]:
-    """Start three requests: the first starts an isolate, the second will get it, the third waits."""
+    """Send three requests: the first starts an isolate, the second waits for it, the third waits for a free one."""
     asking = [asyncio.create_task(served.get(method="POST", body=b"here")) for _ in range(3)]
     await eventually(lambda: served.functions.pools["f"].waiters.count == 1)
     return asking

@@ -1,4 +1,4 @@
-"""The isolate that a request is given, and when another one is started for it."""
+"""The choice of an isolate for a request, and the start of another one."""
 
 import asyncio
 from pathlib import Path
@@ -26,7 +26,7 @@ def isolate(load: int = 0, sockets: int = 0, *, lags: bool = False, is_started: 
 
 
 class Pool:
-    """A pool of isolates that a test has made; a newly started one is `new`."""
+    """A pool of stand-ins for isolates; a newly started isolate is `new`."""
 
     def __init__(self, *usable: Any, is_closed: bool = False) -> None:
         self.new = isolate()
@@ -40,13 +40,13 @@ class Pool:
         return self.new
 
     async def wait(self) -> None:
-        """Wait until a request has ended."""
+        """Replace `Waiters.wait`: one request of each isolate ends at once."""
         self.num_waits += 1
         for each in self.pool.isolates.usable:
             each.work.load -= 1
 
     async def chosen(self, *, is_socket: bool = False) -> int | str:
-        """Return the place of the isolate that was chosen, or "new"."""
+        """Return the index of the chosen isolate, or "new"."""
         found = await self.pool._acquire(is_socket)
         return "new" if found is self.new else self.pool.isolates.usable.index(found)
 
@@ -58,11 +58,11 @@ class Pool:
         ([], True, "new"),
         ([isolate(3)], False, 0),
         ([isolate(3), isolate(1)], False, 1),
-        ([isolate(4)], False, "new"),  # as many as one isolate may have
+        ([isolate(4)], False, "new"),  # it has as many requests as allowed
         ([isolate(1, lags=True)], False, "new"),
         ([isolate(1, lags=True), isolate(3)], False, 1),
-        ([isolate(4), isolate(4), isolate(3, lags=True)], False, 2),  # no more may be started
-        ([isolate(1, 1), isolate(3, 0)], True, 1),  # sockets stay open for long
+        ([isolate(4), isolate(4), isolate(3, lags=True)], False, 2),  # no more isolates may be started
+        ([isolate(1, 1), isolate(3, 0)], True, 1),  # WebSockets stay open for long
         ([isolate(2, 1), isolate(1, 1)], True, 1),
         ([isolate(1, 2)], True, "new"),
         ([isolate(1, 1, lags=True)], True, "new"),
@@ -116,7 +116,7 @@ async def test_no_more_sockets_are_opened_than_a_function_may_have() -> None:
 
     made._journal = InvocationLog(made.ask).of(Manifest("hello", Path(), Path()), "")
     made._packages = cast("Any", SimpleNamespace(install=nothing))
-    with pytest.raises(Failure, match="'hello' has as many WebSockets open as it may") as refused:
+    with pytest.raises(Failure, match="'hello' has reached its limit of open WebSockets") as refused:
         await made.ask(FetchEvent(UNNUMBERED, "GET", "http://host/"), is_socket=True)
     assert refused.value.status == 503
     assert made._num_open == 0

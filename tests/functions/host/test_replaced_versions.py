@@ -103,7 +103,7 @@ class Default(WorkerEntrypoint):
 
 
 class Site:
-    """A site, the versions of one function, and the store that they share with the test."""
+    """A site, versions of one function, and a store that they share with the test."""
 
     def __init__(self, served: Served, state: Path, services: Services) -> None:
         self.served, self.state, self.services = served, state, services
@@ -111,11 +111,11 @@ class Site:
         self.kv = KVNamespace.open(declared, state, services)
 
     def reload(self, version: int) -> None:
-        """Replace a version under the same name, as the site file's functions and `pilotlight dev` do."""
+        """Replace a version under the same name, as a reload does."""
         self.served.add(SOURCE.replace("VERSION = 0", f"VERSION = {version}"), manifest=MANIFEST)
 
     def deploy(self, version: int) -> None:
-        """Replace a version as a deployment does: each has a pool, one is live, and the previous one goes."""
+        """Replace a version as a deployment does: each has a pool; one becomes live, and the previous one is removed."""
         folder = self.state.parent / f"version {version}"
         folder.mkdir(exist_ok=True)
         (folder / "entry.py").write_text(SOURCE.replace("VERSION = 0", f"VERSION = {version}"))

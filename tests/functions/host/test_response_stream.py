@@ -1,4 +1,4 @@
-"""The stream of an answer within its function's limits: its end, notifications of it, and that it ends only once."""
+"""The stream of a response within its function's limits: how it ends, and that its end is reported once."""
 
 import asyncio
 from collections import deque
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Body:
-    """An isolate's response body; with None it never ends."""
+    """An isolate's response body; a chunk of None makes it wait forever."""
 
     def __init__(self, *pieces: bytes | BaseException | None) -> None:
         self.pieces = deque(pieces)
@@ -71,7 +71,7 @@ class Answer:
         with pytest.raises(Fault) as raised:
             await self.read()
         assert (self.num_ended, self.body.num_cancelled, self.isolate.told) == (1, 1, [raised.value])
-        assert await self.read() == 0, "it is over"
+        assert await self.read() == 0, "the stream has ended"
         await self.stream.aclose()
         assert (self.num_ended, self.body.num_cancelled) == (1, 1)
         return raised.value
@@ -121,7 +121,7 @@ async def test_streams_share_a_rate_and_a_pause_saves_up_no_more_than_a_burst(mo
     monkeypatch.setattr(response_stream, "asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep))
     throttle = StreamThrottle(1024.0)
     await throttle.take(1024 * BURST_S * 0.99)
-    assert slept == [], "a burst waits for no reader"
+    assert slept == [], "a short burst is not delayed"
     await throttle.take(1024 * BURST_S)
     assert slept == [pytest.approx(1.49 * BURST_S)]
     now[0] += 60.0

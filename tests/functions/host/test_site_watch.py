@@ -1,4 +1,4 @@
-"""The watch over all functions of a site: an error for one of them does not affect the others' limits."""
+"""The watch over all functions of a site: an error for one does not affect the limits of others."""
 
 import logging
 

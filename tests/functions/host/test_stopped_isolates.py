@@ -1,4 +1,4 @@
-"""Isolates whose process was stopped by a signal: another one answers requests that may be repeated."""
+"""An isolate whose process is stopped by a signal: another one answers the requests that may be repeated."""
 
 import os
 import signal

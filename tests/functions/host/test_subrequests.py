@@ -1,4 +1,4 @@
-"""The limit of subrequests: per request, or, if none is open, per second."""
+"""The limit of subrequests: per request or, while none is open, per second."""
 
 import asyncio
 from types import SimpleNamespace
@@ -43,7 +43,7 @@ async def refusal(counted: Counted, number: int, within: int) -> Failure | None:
 
 
 async def refused_after(counted: Counted, within: int) -> int:
-    """Return how many pass before the first that is refused."""
+    """Return how many subrequests pass before one is refused."""
     for number in range(LIMIT + 1):
         if (refused := await refusal(counted, number, within)) is not None:
             assert (refused.code, refused.status) == ("too_many_subrequests", 429)

@@ -1,4 +1,4 @@
-"""Followers of a function's output: each from its arrival, until it leaves; a slow one learns how much it missed."""
+"""Followers of a function's output: each gets lines from its arrival on; a slow one learns that it missed lines."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -7,7 +7,7 @@ from pilotlight.functions.host.tails import MAX_FOLLOWERS, MAX_WAITING, Line, Ta
 
 
 async def started(tails: Tails, function: str = "f") -> tuple[AsyncGenerator[Line, None], "asyncio.Task[Line]"]:
-    """Return a follower that waits for its first line."""
+    """Start a follower; return it and the task that waits for its first line."""
     following = tails.follow(function)
     waiting = asyncio.ensure_future(anext(following))
     await asyncio.sleep(0)
@@ -41,11 +41,11 @@ async def test_a_slow_follower_misses_lines_and_learns_how_many() -> None:
     for i in range(MAX_WAITING + 1):
         tails.publish("f", str(i))
     assert [(await anext(following)).text for _ in range(2)] == [
-        f"({MAX_WAITING} lines were left out: they were not read in time)", str(MAX_WAITING),
+        f"({MAX_WAITING} lines were dropped, because they were not read in time)", str(MAX_WAITING),
     ]  # fmt: skip
     for i in range(MAX_WAITING):
         tails.publish("f", str(i))
-    assert (await anext(following)).text == "0", "as many may wait"
+    assert (await anext(following)).text == "0", "MAX_WAITING lines are queued"
     await following.aclose()
 
 
@@ -56,7 +56,7 @@ async def test_a_function_has_a_limit_of_followers_and_a_leaving_one_makes_room(
     assert not tails.is_full("f")
     followers.append(await started(tails))
     assert (tails.is_full("f"), tails.is_full("g")) == (True, False)
-    assert [*tails._followers] == ["f"], "a function that is only asked about is not stored"
+    assert [*tails._followers] == ["f"], "is_full() stores nothing"
     for following, waiting in followers:
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)

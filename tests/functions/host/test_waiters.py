@@ -1,4 +1,4 @@
-"""Requests that wait for an isolate: their number, their wake-ups, and what remains of them."""
+"""Requests that wait for an isolate: the limit of their number, and how they are woken up."""
 
 import asyncio
 

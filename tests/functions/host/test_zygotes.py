@@ -1,4 +1,4 @@
-"""Limits of code that a function's zygote has imported, and checks of its reports: packages of a malicious author."""
+"""Limits of the code that a function's zygote imports, and checks of its reports, against packages of a malicious author."""
 
 import asyncio
 import errno
@@ -206,10 +206,10 @@ def test_what_a_dead_isolate_has_left_behind_is_killed() -> None:
 
 def test_what_is_forked_by_a_site_that_was_started_in_a_terminal_cannot_speak_to_that_terminal() -> None:
     pid, terminal = pty.fork()
-    if pid == 0:  # it leads a session with a terminal
+    if pid == 0:  # it leads a session and has a terminal
         forked = os.fork()
         if forked == 0:
-            os.close(os.open("/dev/tty", os.O_RDONLY))  # as at its start
+            os.close(os.open("/dev/tty", os.O_RDONLY))  # works as long as the terminal is not given up
             system.give_up_terminal()
             try:
                 os.open("/dev/tty", os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""/fn/NAME/ of a whole site with a real server: streams, uploads, refusals, status, and the local development server."""
+"""/fn/NAME/ at a whole site with a real server: streams, uploads, refusals, status, and `pilotlight dev`."""
 
 import asyncio
 import io
@@ -129,13 +129,13 @@ async def test_a_client_that_sends_without_reading_and_then_leaves_leaves_nothin
         host, port = server.url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
         writer.write(b"POST /fn/f/echo HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000000\r\n\r\n")
-        for _ in range(200):  # 40 MB, more than all buffers on both ways
+        for _ in range(200):  # 40 MB, more than all buffers in both directions
             writer.write(b"u" * 200_000)
             try:
                 await asyncio.wait_for(writer.drain(), 0.3)
             except TimeoutError:
                 break
-        assert writer.transport.get_write_buffer_size() > 0, "the function's answer was not stuck"
+        assert writer.transport.get_write_buffer_size() > 0, "the response must be stuck"
         writer.transport.abort()
         await server.is_idle()
 
@@ -167,7 +167,7 @@ async def test_a_failure_is_shown_to_clients_only_where_the_site_says_so(
 async def test_a_dynamic_worker_is_its_loaders_and_a_version_has_its_share_of_the_traffic(
     make_site: SiteMaker, tmp_path: Path, pool: str
 ) -> None:
-    """A version that is being tried, or has no traffic any more, gives no answer to callers that know its digest."""
+    """A version without traffic, or one that is still being tried, must not answer callers who know its digest."""
     async with make_site(functions=functions_table(tmp_path)) as site:
         functions = site.app.functions.served.functions
         functions.pools[pool] = functions.pools["f"]
@@ -215,7 +215,7 @@ async def test_a_stream_that_fails_after_its_start_is_cut_and_its_author_gets_on
         assert "ValueError: in the middle" in told[0].getMessage()
         assert "in pieces" in told[0].getMessage()
         assert "entry.py" in told[0].getMessage()
-        assert "Error in ASGI" not in capfd.readouterr().err  # the server's own message, with a traceback of ours
+        assert "Error in ASGI" not in capfd.readouterr().err  # the HTTP server would log this with a traceback
         await server.is_idle()
 
 

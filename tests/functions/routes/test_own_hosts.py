@@ -1,4 +1,4 @@
-"""A function with its own host name, through a real router to a real site: it has all paths, cookies and redirects."""
+"""A function at its own host name, through a real router to a real site: it gets all paths, cookies and redirects."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -74,7 +74,7 @@ async def test_below_fn_it_shares_the_host_as_before_whatever_a_client_says(url:
         async with client.get("/", headers={"host": "unknown.fn.example"}) as answer:
             assert (answer.status, (await answer.json())["error"]["code"]) == (404, "function_not_found")
         async with client.get("/", headers={"host": "other.example"}) as answer:
-            assert answer.status == 421, "a listener on loopback has no such name"
+            assert answer.status == 421, "a listener on loopback refuses other host names"
 
 
 def test_hosts_need_the_networks_secret(monkeypatch: pytest.MonkeyPatch) -> None:

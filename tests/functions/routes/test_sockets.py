@@ -1,4 +1,4 @@
-"""WebSockets at /fn/ of a whole site, with a real client: messages, refusals, limits, and every way to end."""
+"""WebSockets at /fn/ of a whole site, with a real client: messages, refusals, limits, and all ways to close."""
 
 import asyncio
 import os
@@ -107,7 +107,7 @@ def printed(site: Site) -> list[str]:
 
 
 async def closed(socket: ClientWebSocketResponse) -> tuple[int | None, str]:
-    """Return the site's close code and reason."""
+    """Return the code and reason of the site's close."""
     message = await asyncio.wait_for(socket.receive(), 60)
     assert message.type in (WSMsgType.CLOSE, WSMsgType.CLOSED, WSMsgType.CLOSING), message
     return socket.close_code, message.extra or ""
@@ -252,10 +252,10 @@ async def test_a_client_that_does_not_read_holds_the_function_up(server: Site) -
 
         await eventually(lambda: last() >= 0)
         before = -2
-        while before != last():  # until no more bytes are sent
+        while before != last():  # until no more messages are sent
             before = last()
             await asyncio.sleep(0.5)
-        assert last() < 2000  # 20 MB: the buffers of sockets, server and channel
+        assert last() < 2000  # 2,000 messages are 20 MB: more than the buffers of sockets, server and channel hold
         transport.abort()
         socket._response.close()
         await eventually(lambda: server.app.site.admission.attached == 0, 15)

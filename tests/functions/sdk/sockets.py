@@ -1,4 +1,4 @@
-"""A client's end of a function's WebSocket, as a site sees it."""
+"""The site's end of a function's WebSocket, for tests."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ UPGRADE = [("upgrade", "websocket"), ("connection", "Upgrade")]
 
 
 class Socket:
-    """An open socket as the site sees it: messages in, messages out."""
+    """An open WebSocket of a function: send messages, receive messages."""
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[bytes] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""The end of a response is not the end of its application: the later work of ASGI and WSGI applications, in real isolates."""
+"""ASGI and WSGI applications that continue after the end of their response, in real isolates."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -163,7 +163,7 @@ async def test_an_exception_of_an_application_after_its_response_is_printed(serv
 
 async def test_a_body_that_was_ended_takes_no_more(served: Served) -> None:
     assert await served.get("/twice") == b"one"
-    await told(served, lambda found: "more of a body that it had ended" in found)
+    await told(served, lambda found: "more of a body that was complete" in found)
 
 
 async def test_a_head_request_gets_no_body_and_its_application_runs_to_its_end(served: Served) -> None:
@@ -197,7 +197,7 @@ async def test_what_a_wsgi_application_gave_is_closed_once_and_not_while_it_runs
     response = await served.ask("/slow", name="w")
     stream: Any = response.stream
     taken = b""
-    while len(taken) < len(b"piecepiece"):  # one read may bring both
+    while len(taken) < len(b"piecepiece"):  # one read may return both chunks
         taken += await anext(stream)
     assert taken == b"piecepiece"
     await stream.aclose()

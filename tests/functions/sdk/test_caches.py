@@ -1,4 +1,4 @@
-"""The Cache API, and the options `cf` of fetch, in a real isolate with a site's bindings."""
+"""The Cache API, and the `cf` options of fetch, in a real isolate with a site's bindings."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -91,7 +91,7 @@ async def test_two_functions_do_not_see_each_others_responses(bound: Served) -> 
 
 @asynccontextmanager
 async def counting() -> AsyncIterator[tuple[str, list[str]]]:
-    """A server that answers each path with the number of its requests, /missing with 404."""
+    """Start a server that answers each path with the number of its requests, and /missing with 404."""
     asked: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,7 +127,7 @@ async def test_a_fetch_is_kept_as_its_options_say(bound: Served) -> None:
         plain, kept, zero, missing, by_key = await go(bound, body)
     assert (plain, zero, missing) == (["1", "2"], ["1", "2"], ["1", "2"])
     assert int(kept[1]) <= asked.count("/kept")
-    assert int(by_key) <= asked.count("/kept"), "of the kept ones the latest"
+    assert int(by_key) <= asked.count("/kept"), "the latest response for that key"
     assert "/other" not in asked
 
 

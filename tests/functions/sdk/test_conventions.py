@@ -1,4 +1,4 @@
-"""Code with the platform's conventions, in a real isolate: calls of handlers, and imports."""
+"""Code that follows the platform's conventions, in a real isolate: parameters of handlers, and imports."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ HEAD = "from workers import *\nimport asyncio, json\n\n"
 
 
 def default(body: str) -> str:
-    """Return a module with this body in Default.fetch."""
+    """Return a module whose Default.fetch has this body."""
     lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
     return f"{HEAD}class Default(WorkerEntrypoint):\n    async def fetch(self, request):\n{lines}\n"
 
@@ -90,7 +90,7 @@ return Response.json([plain(), await asyncio.to_thread(plain), fails()])
 
 
 async def test_many_requests_may_each_wait_in_run_sync(served: Served) -> None:
-    """Callbacks that are ready in the same turn of the loop also run, in place of the waiting call."""
+    """Callbacks that are ready in the same iteration of the loop run while a call waits."""
     source = """
 from pyodide.ffi import run_sync
 ran = []

@@ -1,4 +1,4 @@
-"""Queue handlers in real isolates: their decisions about messages, which hold even if the handler fails later."""
+"""Queue handlers in real isolates: decisions about messages hold even if the handler fails afterwards."""
 
 from typing import Any
 

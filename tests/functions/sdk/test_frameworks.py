@@ -150,7 +150,7 @@ async def served(make_served: ServedMaker) -> AsyncIterator[Served]:
 
 
 def add(served: Served, source: str, name: str = "f") -> None:
-    """Add a function with the packages of the tests."""
+    """Add a function that has the packages of the test environment."""
     served.add(source, name, '[vars]\nNAME = "value"\n')
     served.functions.add(load_manifest(served.folder / name), layers=(HERE,))
 
@@ -158,7 +158,7 @@ def add(served: Served, source: str, name: str = "f") -> None:
 async def test_starlette_streams_both_ways_with_its_lifespan_and_the_env(served: Served) -> None:
     add(served, STARLETTE)
     assert json.loads(await served.get("/what")) == [["started"], "lifespan", "value"]
-    assert json.loads(await served.get("/what")) == [["started"], "lifespan", "value"]  # once
+    assert json.loads(await served.get("/what")) == [["started"], "lifespan", "value"]  # lifespan started once
 
     async def upload() -> AsyncIterator[bytes]:
         for _ in range(30):
@@ -186,7 +186,7 @@ async def test_starlettes_generator_ends_when_its_reader_leaves(served: Served) 
 
 async def test_what_starlette_raises_reaches_the_author_with_its_line(served: Served) -> None:
     add(served, STARLETTE)
-    assert (await served.ask("/boom")).status == 500  # its own answer, and the reason in the function's log
+    assert (await served.ask("/boom")).status == 500  # its own response; the function's log has the exception
     printed = served.functions.pools["f"].isolates.living[0].process.log.lines
     await eventually(lambda: any("inside starlette" in line for line in printed))
     assert any("in boom" in line for line in printed)
@@ -239,4 +239,4 @@ async def test_a_busy_framework_gets_copies_and_goes_back_to_none(make_served: S
             assert answer.stream is not None
             await answer.stream.aclose()  # type: ignore[attr-defined]
         await eventually(lambda: not pool.isolates.living)
-        assert json.loads(await served.get("/what"))[0] == ["started"]  # a new isolate
+        assert json.loads(await served.get("/what"))[0] == ["started"]  # the isolate was replaced

@@ -1,4 +1,4 @@
-"""Functions' use of JavaScript's own library."""
+"""Functions that use names of JavaScript's standard library."""
 
 import pytest
 

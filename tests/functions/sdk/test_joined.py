@@ -1,4 +1,4 @@
-"""A function in a real isolate of a whole site, with every binding: the client side in its process, the real one at the other end of its socket."""
+"""A function in a real isolate of a whole site, with every kind of binding."""
 
 import asyncio
 import json
@@ -156,7 +156,7 @@ class Default(WorkerEntrypoint):
 
 
 def two_functions(folder: Path, manifest: str = MANIFEST) -> dict[str, Any]:
-    """Return the [functions] table of a site file."""
+    """Return the [functions] table of a site file that serves two functions."""
     for name, text, source in (
         ("f", manifest, ENTRY),
         ("other", 'name = "other"\nmain = "src/entry.py"\n', OTHER),
@@ -206,7 +206,7 @@ async def test_a_client_that_leaves_a_functions_stream_cancels_the_engines_seque
     make_site: SiteMaker, tmp_path: Path
 ) -> None:
     async with make_site(functions=two_functions(tmp_path / "functions")) as site:
-        site.engine.script = [*list(says("Hello"))[:2], asyncio.Event()]  # two tokens, and then it waits for ever
+        site.engine.script = [*list(says("Hello"))[:2], asyncio.Event()]  # two tokens, then it waits forever
         exchange = start(site.app, "/fn/f/ai")
         await eventually(lambda: site.engine.open)
         assert site.engine.open

@@ -1,4 +1,4 @@
-"""WebSockets that Durable Objects accept, inside real isolates, and sockets that pass through several functions."""
+"""WebSockets that Durable Objects accept, in real isolates, and sockets that pass through several functions."""
 
 from collections.abc import AsyncIterator
 from functools import partial

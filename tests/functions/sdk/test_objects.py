@@ -1,4 +1,4 @@
-"""Durable Objects in real isolates, with their storage at the runtime: one instance, one event at a time, and nothing lost."""
+"""Durable Objects in real isolates, with storage at the runtime: one instance, one event at a time, and no lost writes."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ Make = Callable[..., AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def site(make_served: ServedMaker, tmp_path: Path) -> Make:
-    """Return a maker of sites over the same state, which shows the effect of a restart."""
+    """Return a function that starts a site; a second call keeps the state, like a restart."""
 
     @asynccontextmanager
     async def make(source: str, manifest: str = MANIFEST, **options: Any) -> AsyncIterator[Served]:
@@ -187,7 +187,7 @@ async def test_what_is_written_together_is_kept_together(site: Make, tmp_path: P
         assert await ask(served, "/all") == [["id", "name"], ["zero"], True, 1, [[1, "zero"]]]
         await ask(served, "/burst")
         found = sqlite3.connect(object_file(tmp_path)).execute("SELECT name FROM t ORDER BY id").fetchall()
-        assert found == [("zero",), ("first",), ("second",)]  # on the disk before the answer was sent
+        assert found == [("zero",), ("first",), ("second",)]  # committed before the response was sent
 
 
 async def test_transactions_are_all_or_nothing(site: Make) -> None:
@@ -201,7 +201,7 @@ async def test_transactions_are_all_or_nothing(site: Make) -> None:
         assert (await ask(served, "/all"))[1] == ["one"]
         moving = asyncio.ensure_future(ask(served, "/move"))
         await asyncio.sleep(0.02)
-        assert (await ask(served, "/all"))[1] == ["one", "moved"]  # starts when the transaction is over
+        assert (await ask(served, "/all"))[1] == ["one", "moved"]  # starts after the transaction has ended
         await moving
 
 
@@ -280,7 +280,7 @@ async def test_an_instance_that_broke_is_replaced_by_the_next_event(site: Make) 
         assert await ask(served, "/note?what=b") == ["loaded", "b"]
         assert "on purpose" in (await ask(served, "/aborts"))["error"]
         assert await ask(served, "/note?what=c") == ["loaded", "c"]
-        assert await ask(served, "/read_and_write") == 1  # uncommitted changes are undone
+        assert await ask(served, "/read_and_write") == 1  # the uncommitted change was rolled back
 
 
 async def test_what_a_constructor_wrote_before_it_failed_is_undone(site: Make) -> None:
@@ -390,7 +390,7 @@ async def test_an_alarm_that_was_due_while_the_site_was_down_rings_after_its_sta
         await ask(served, "/later?ms=300")
     await asyncio.sleep(0.4)
     async with site(ALARMS) as served:
-        await eventually(lambda: served.functions.pools["f"].isolates.num_started == 1)  # only the alarm has called it
+        await eventually(lambda: served.functions.pools["f"].isolates.num_started == 1)  # started by the alarm
         assert len(await rings(served, 1)) == 1
 
 
@@ -411,7 +411,7 @@ async def test_an_alarm_rings_although_its_object_died_before_it_had_committed(s
         await ask(served, "/later?ms=600")
         with pytest.raises(Fault):
             await served.get("/dies")
-        await eventually(lambda: served.functions.pools["f"].isolates.num_started == 2)  # only the alarm has called it
+        await eventually(lambda: served.functions.pools["f"].isolates.num_started == 2)  # started by the alarm
         assert len(await rings(served, 1)) == 1
         assert await ask(served, "/left") is None
 
@@ -456,7 +456,7 @@ async def test_a_renamed_class_keeps_its_objects_and_a_deleted_one_loses_them(si
         assert await ask(served, "/increment") == 1
     renamed = MANIFEST.replace('class_name = "Counter"', 'class_name = "Tally"')
     renamed += '[[migrations]]\ntag = "v2"\nrenamed_classes = [{ from = "Counter", to = "Tally" }]\n'
-    for expected in (2, 3):  # executed once
+    for expected in (2, 3):  # the migration runs only once
         async with site(KEYS.replace("class Counter", "class Tally"), renamed) as served:
             assert await ask(served, "/increment") == expected
     deleted = renamed + '[[migrations]]\ntag = "v3"\ndeleted_classes = ["Tally"]\n'

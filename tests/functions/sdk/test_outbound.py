@@ -1,4 +1,4 @@
-"""fetch as functions call it: its ends, and its arguments."""
+"""fetch as functions call it: aborts, failures, and invalid arguments."""
 
 import asyncio
 import json
@@ -43,7 +43,8 @@ return Response.json(found)
 
 @asynccontextmanager
 async def slow() -> AsyncIterator[tuple[str, list[bytes], list[bytes]]]:
-    """Start a server that never answers, or starts an answer and stops; yield the received requests, and those whose client left."""
+    """Start a server that never answers, or stops in mid-answer.
+    Yields its address, the received requests, and those whose client has disconnected."""
     came: list[bytes] = []
     left: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Code that ran on the platform: values as written there, and mistakes, each answered by a sentence about it."""
+"""Code written for the platform: values in its notation, and mistakes that raise a helpful error."""
 
 import json
 from textwrap import dedent

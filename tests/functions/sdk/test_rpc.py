@@ -1,4 +1,4 @@
-"""Methods of other functions and of Durable Objects: their arguments, their results, and the lifetime of both."""
+"""Methods of other functions and of Durable Objects: arguments, results, and the lifetime of stubs."""
 
 import asyncio
 import json
@@ -180,7 +180,7 @@ async def served(make_served: ServedMaker, tmp_path: Path) -> AsyncIterator[Serv
 
 
 async def go(served: Served, body: str) -> Any:
-    """Return what the body of a method gives, in a function that binds the other one as `other`."""
+    """Run `body` in a function that has a service binding `other`; return the result."""
     served.add(HEAD + indent(dedent(body), " " * 8), manifest=MANIFEST)
     return json.loads(await served.get())
 
@@ -512,7 +512,7 @@ class Incoming:
 
 
 def framed(message: Any) -> list[bytes]:
-    """Return a message byte by byte."""
+    """Return the bytes of a framed message, one by one."""
     data = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
     whole = len(data).to_bytes(4, "big") + data
     return [whole[place : place + 1] for place in range(len(whole))]
@@ -524,8 +524,8 @@ def framed(message: Any) -> list[bytes]:
         ([b"\xc1"], "broke the protocol of calls: DecodeError"),
         ([["call"]], "broke the protocol of calls: TypeError"),
         ([["result", 0, {"$stub": []}]], "broke the protocol of calls: TypeError"),
-        ([["call", number, 1, None, [], {}] for number in range(300)], "made calls beyond all bounds"),
-        ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and its results were given back"),
+        ([["call", number, 1, None, [], {}] for number in range(300)], "made too many concurrent calls"),
+        ([["error", 5, "late"], ["drop", 7], ["cancel", 9]], "the call is over, and its results were released"),
     ],
 )
 async def test_a_fault_of_a_session_fails_the_call_and_nothing_else(messages: list[Any], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The `workers` module as functions see it, each test through a real isolate."""
+"""The `workers` package as functions use it, in real isolates."""
 
 import asyncio
 import json
@@ -273,8 +273,8 @@ return Response("x", status=204)
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("return 42", "a value of the type int; it must return a Response"),
-        ("pass", "a value of the type NoneType"),
+        ("return 42", "a value of type int; it must return a Response"),
+        ("pass", "a value of type NoneType"),
         ("return Response({'a': 1})", "cannot be of type dict.*Response.json"),
         ("return Response('x', status=99)", "from 101 to 599"),
         ("return Response('x', headers={'a': 'b\\r\\nc: d'})", "has a line break in it"),
@@ -286,7 +286,7 @@ async def test_a_mistake_comes_back_with_the_authors_line(served: Served, body: 
     served.add(default(body))
     with pytest.raises(Fault, match=sentence) as failed:
         await served.get(method="POST", body=b"x")
-    assert (failed.value.code == "wrong_type") == ("a value of the type" in sentence)
+    assert (failed.value.code == "wrong_type") == ("a value of type" in sentence)
     if body.startswith(("return Response", "raise", "await")):
         assert "entry.py" in failed.value.detail
 

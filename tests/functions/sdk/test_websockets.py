@@ -1,4 +1,4 @@
-"""WebSockets inside real isolates: pairs and their handlers, ASGI applications, and the cost of an open socket."""
+"""WebSockets in real isolates: pairs and their handlers, ASGI applications, and CPU limits of open sockets."""
 
 import asyncio
 import sysconfig
@@ -149,7 +149,7 @@ async def test_a_socket_that_has_closed_leaves_its_place_to_another(make_served:
     async with make_served(tier=1, limits={"sockets": 1, "max_isolates": 1}) as served:
         served.add(PAIRS)
         async with opened(served, "/properties"):
-            with pytest.raises(Failure, match="as many WebSockets open as it may"):
+            with pytest.raises(Failure, match="reached its limit of open WebSockets"):
                 await ask(served, "/properties")
         async with opened(served, "/properties") as socket:
             socket.send("here")
@@ -159,7 +159,7 @@ async def test_a_socket_that_has_closed_leaves_its_place_to_another(make_served:
 async def test_open_sockets_are_no_open_requests_and_their_cpu_time_is_watched(
     make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(isolate_work, "SOCKETS_SHARE", 0.05)  # a busy machine may not give it half of a core
+    monkeypatch.setattr(isolate_work, "SOCKETS_SHARE", 0.05)  # a busy machine may not give the isolate half of a core
     source = """
     from js import WebSocketPair
     from workers import Response, WorkerEntrypoint

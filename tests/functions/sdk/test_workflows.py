@@ -1,4 +1,4 @@
-"""Workflows in real isolates, with their instances' storage at the runtime: each step once, retries, waits, and a process that dies in between."""
+"""Workflows in real isolates, with storage at the runtime: each step once, retries, waits, and a process that crashes in between."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ Make = Callable[[str], AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def site(make_served: ServedMaker, tmp_path: Path) -> Make:
-    """Return a maker of sites over the same state, which shows the effect of a restart."""
+    """Return a function that starts a site; a second call keeps the state, like a restart."""
 
     @asynccontextmanager
     async def make(source: str) -> AsyncIterator[Served]:
@@ -182,7 +182,7 @@ class Flow(WorkflowEntrypoint):
 """
     async with site(source) as served:
         await served.get("/create")
-        with suppress(Fault):  # of the process that dies, which may be called just then
+        with suppress(Fault):  # the call may hit the process that crashes
             await until(served, "complete", "errored")
         assert (await until(served, "complete", "errored"))["output"] == 2
         assert await notes(served) == ["first", "dies"]
@@ -233,7 +233,7 @@ class Flow(WorkflowEntrypoint):
 
 
 async def replayed(served: Served) -> None:
-    """Run the workflow anew from its start: it waits in memory by now."""
+    """Start the workflow's run again, once it waits in memory."""
     await served.get("/pause")
     await served.get("/resume")
 

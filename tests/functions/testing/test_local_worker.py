@@ -1,4 +1,4 @@
-"""Tools for tests of a function's author: a function in isolates, its bindings from outside, its handlers, and a clock."""
+"""The tools for authors' tests: a function in isolates, its bindings from outside, its handlers, and a clock."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -152,7 +152,7 @@ def test_models_answer_what_the_test_says(make: Callable[..., LocalWorker]) -> N
 
 
 def test_models_that_the_test_says_nothing_of_are_named(make: Callable[..., LocalWorker]) -> None:
-    assert "the test defines no answer of @cf/some/model" in make().fetch("/ai").text
+    assert "the test provides no answers for @cf/some/model" in make().fetch("/ai").text
 
 
 def test_queues_are_consumed_and_a_batch_can_be_given_by_hand(make: Callable[..., LocalWorker]) -> None:

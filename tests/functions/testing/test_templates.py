@@ -1,4 +1,4 @@
-"""Projects of `pilotlight init --template`: each is a function whose own tests pass by pytest alone."""
+"""Projects of `pilotlight init --template`: the tests of each template pass under plain pytest."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""The values of `self.env.NAME` in a function: `open_face` makes them from a manifest's declarations.
+"""The objects that functions use as `self.env.NAME`, made from a manifest's declarations.
 
-The runtime does the work."""
+The runtime does their work.
+"""
 
 from typing import Any
 
@@ -39,7 +40,7 @@ FACES: dict[str, type[Any]] = {
 
 
 def open_face(channel: Channel, kind: str, name: str, options: dict[str, Any]) -> Any:
-    """Return the value of `env.NAME`; vars and secrets are plain values."""
+    """Return the object for `env.NAME`; vars and secrets are plain values."""
     if kind in ("var", "secret"):
         return as_record(options["value"])
     return FACES[kind](channel, name, options)

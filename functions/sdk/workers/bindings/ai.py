@@ -1,5 +1,7 @@
 """The AI binding in functions: `run` returns an object, a stream of events or a whole response.
-Leaving a stream, or aborting, stops the model."""
+
+Closing the stream, or aborting the call, stops the generation.
+"""
 
 import json
 from collections.abc import Mapping
@@ -19,10 +21,10 @@ _OPTIONS = (
 
 
 class AI(Face):
-    ai_gateway_log_id = None  # there is no gateway
+    ai_gateway_log_id = None  # AI Gateway's log does not exist here
 
     async def run(self, model: str, inputs: Any = None, options: Any = None, **named: Any) -> Any:
-        if inputs is None and options is None:  # inputs as keywords, which are a call's last argument on the platform
+        if inputs is None and options is None:  # the inputs were passed as keywords
             inputs, named = named, {}
         given = options_of(options, named, _OPTIONS, "AI run")
         sent = _plain(inputs if inputs is not None else {})
@@ -56,11 +58,9 @@ class AI(Face):
         return Items(as_record(await self._call("models", search=given.get("search", ""))))
 
     async def to_markdown(self, files: Any = None, options: Any = None) -> Any:
-        """Convert one or several files {name, blob} to Markdown; without files, return the accepted types.
-
-        The function's dependency `markitdown` does it in this process.
-        """
-        from workers.bindings.markdown import converted, supported  # few functions want it
+        """Convert files {name, blob} to Markdown; without files, return the supported types.
+        `markitdown`, a dependency of the function, converts them in this process."""
+        from workers.bindings.markdown import converted, supported  # imported late, because few functions need it
 
         if files is None:
             return Items(supported())
@@ -90,7 +90,7 @@ _RETRIES = ("max_attempts", "retry_delay_ms", "backoff")
 
 
 def _gateway(given: Any) -> dict[str, Any] | None:
-    """Return the options of a gateway by the names of the site."""
+    """Return AI Gateway's options under the names that the site uses."""
     if given is None:
         return None
     options = options_of(given, {}, _GATEWAY, "AI run: gateway")

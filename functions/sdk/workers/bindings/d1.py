@@ -1,4 +1,4 @@
-"""D1 for functions: prepared statements as values, and results whose rows have attributes."""
+"""D1 for functions: prepared statements that are immutable, and results whose rows have attributes."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from workers.face import Channel, Face, Items, Record, as_record, options_of
 
 
 class D1PreparedStatement(Face):
-    """A value: `bind` gives a new one."""
+    """A statement with its parameters; `bind` returns a new one."""
 
     def __init__(self, channel: Channel, name: str, sql: str, parameters: tuple[Any, ...] = ()) -> None:
         super().__init__(channel, name, {})
@@ -27,7 +27,7 @@ class D1PreparedStatement(Face):
         return await self.all()
 
     async def first(self, column: str | None = None) -> Any:
-        """Return the first row, or one of its columns; None if there is no row."""
+        """Return the first row, or one of its columns; None if there are no rows."""
         answer = await self._query()
         if not answer["rows"]:
             return None
@@ -66,11 +66,12 @@ class D1Database(Face):
         return Items(_result(answer) for answer in await self._call("batch", statements=messages))
 
     async def exec(self, query: str) -> Record:
-        """Run a script: {count, duration}."""
+        """Run a script; return {count, duration}."""
         return Record(await self._call("exec", script=query))
 
     def with_session(self, constraint: str = "first-unconstrained") -> "D1Session":
-        """Return a session. There is one copy of a database, so every session is consistent with all others."""
+        """Return a session.
+        A database has only one copy, so all sessions are consistent."""
         return D1Session(self._channel, self._name, self._options)
 
 
@@ -83,16 +84,14 @@ class D1Session(D1Database):
 
     def get_bookmark(self) -> str | None:
         """Return a bookmark for a later session; None before the first statement.
-
-        It has no effect, because every session sees every write.
-        """
+        Bookmarks have no effect, because every session sees all writes."""
         return None if self._asked_ns is None else f"{self._asked_ns:016x}"
 
 
 def _bound(value: Any) -> Any:
-    """Return a value that SQL takes. Raises D1_TYPE_ERROR."""
+    """Return a value in a form that can be bound. Raises D1_TYPE_ERROR."""
     if isinstance(value, list) and all(type(item) is int and 0 <= item <= 255 for item in value):
-        return bytes(value)  # a BLOB as it is read
+        return bytes(value)  # so that a BLOB from a result can be bound again
     if value is not None and not isinstance(value, (bool, int, float, str, bytes, bytearray, memoryview)):
         sentence = f"Type {type(value).__name__!r} not supported for value {str(value)[:100]!r}"
         raise Failure(f"D1_TYPE_ERROR: {sentence}; bind None, bool, int, float, str or bytes", name="TypeError")
@@ -109,5 +108,5 @@ def _row(columns: Sequence[str], row: Sequence[Any]) -> Record:
 
 
 def _value(value: Any) -> Any:
-    """Return a value as the platform has it: a BLOB is an array of numbers."""
+    """Return a value of a result as the platform does: a BLOB becomes a list of numbers."""
     return Items(value) if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Durable Objects for callers: a namespace of ids, and stubs with `fetch` and the class's methods."""
+"""Durable Objects for callers: namespaces of ids, and stubs with `fetch` and the class's methods."""
 
 import hashlib
 import secrets
@@ -7,7 +7,7 @@ from typing import Any
 from workers.bindings.service import fetched, remote_method
 from workers.face import Channel, Face, Named, key_of, options_of
 
-PLAIN_DIGITS = 48  # of 64; the others distinguish an id from other texts
+PLAIN_DIGITS = 48  # freely chosen digits of 64; the rest is a checksum that distinguishes ids from other texts
 
 
 class DurableObjectId(Named):
@@ -35,7 +35,7 @@ class DurableObjectId(Named):
 
 
 class DurableObjectStub:
-    """One object: `fetch`, `id`, `name`, and every other name is a method of its class."""
+    """One object: has `fetch`, `id` and `name`; every other name is a method of its class."""
 
     __is_stub__ = True
 
@@ -59,7 +59,7 @@ class DurableObjectStub:
 
 class DurableObjectNamespace(Face):
     def id_from_name(self, name: str) -> DurableObjectId:
-        """Return the id of a name, always the same."""
+        """Return the id of a name; it is always the same."""
         name = key_of(name, "idFromName")
         return DurableObjectId(id_of_name(name), name)
 
@@ -75,7 +75,7 @@ class DurableObjectNamespace(Face):
         return DurableObjectId(text)
 
     def get(self, id: Any, options: Any = None, **named: Any) -> DurableObjectStub:
-        """Return the object's stub; nothing is started before it is called."""
+        """Return the object's stub; the object starts only when it is called."""
         options_of(options, named, ("location_hint", "routing_mode"), "get of a Durable Object")
         if not isinstance(id, DurableObjectId):
             raise TypeError(f"get takes an id, from idFromName or the like, and not {type(id).__name__}")
@@ -85,12 +85,12 @@ class DurableObjectNamespace(Face):
         return self.get(self.id_from_name(name), options, **named)
 
     def jurisdiction(self, name: Any) -> "DurableObjectNamespace":
-        """Return the namespace itself: there is one place for objects, the site."""
+        """Return the namespace itself: all objects live at this site."""
         return self
 
 
 def id_of_name(name: str) -> str:
-    """Return the digits of a name's id."""
+    """Return the hexadecimal id of a name."""
     plain = hashlib.sha256(b"name\0" + name.encode("utf-8", "surrogatepass")).hexdigest()[:PLAIN_DIGITS]
     return plain + _check(plain)
 

@@ -1,4 +1,4 @@
-"""KV, as functions see it. Turns values into bytes and back; limits and errors are the runtime's."""
+"""KV in functions: converts values to bytes and back. The runtime checks limits and raises errors."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +13,7 @@ _TYPES = ("text", "json", "arrayBuffer", "stream")
 
 class KVNamespace(Face):
     async def get(self, key: Any, options: Any = None, **named: Any) -> Any:
-        """Return the value, or None if there is none; for several keys, a dict."""
+        """Return the value, or None if the key does not exist; for several keys, return a dict."""
         kind, cache_ttl = self._kind(options, named)
         if _are_several(key):
             found = await self._many(key, kind, cache_ttl)
@@ -21,7 +21,7 @@ class KVNamespace(Face):
         return (await self._one(key_of(key, "KV get"), kind, cache_ttl))["value"]
 
     async def get_with_metadata(self, key: Any, options: Any = None, **named: Any) -> Any:
-        """Return {value, metadata, cacheStatus}, each None if there is none; for several keys, a dict of them."""
+        """Return {value, metadata, cacheStatus}, each None if missing; for several keys, a dict of them."""
         kind, cache_ttl = self._kind(options, named)
         if not _are_several(key):
             return await self._one(key_of(key, "KV getWithMetadata"), kind, cache_ttl)
@@ -47,7 +47,7 @@ class KVNamespace(Face):
         await self._call("delete", key=key_of(key, "KV delete"))
 
     async def list(self, options: Any = None, **named: Any) -> Any:
-        """List keys: {keys: [{name, expiration, metadata}], list_complete, cursor}"""
+        """List keys: {keys: [{name, expiration, metadata}], list_complete, cursor}."""
         given = options_of(options, named, ("prefix", "limit", "cursor"), "KV list")
         listed = await self._call("list", **given)
         keys = [_listed_key(*entry) for entry in listed["keys"]]
@@ -88,7 +88,7 @@ class KVNamespace(Face):
 
 
 class _Listed(Record):
-    """The list of keys as `listed.keys`, as in the platform's documentation; callable like a dict's too."""
+    """The keys of a list as `result.keys`, as the platform documents it; also callable like `dict.keys`."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields)

@@ -1,6 +1,6 @@
-"""Convert files to Markdown by `markitdown`, a dependency of the function.
+"""Convert files to Markdown with `markitdown`, a dependency of the function.
 
-So code that reads foreign files is confined like the function.
+Thus the code that parses foreign files is confined like the function.
 """
 
 import asyncio
@@ -22,14 +22,12 @@ def supported() -> list[Record]:
 
 async def converted(file: Any) -> Record:
     """Return {name, mimeType, format, tokens, data}.
-
-    For a file that cannot be read: {name, mimeType, format: "error", error}.
-    """
+    If the file cannot be converted: {name, mimeType, format: "error", error}."""
     try:
         markitdown: Any = importlib.import_module("markitdown")
     except ImportError:
         raise NotImplementedError(
-            "toMarkdown works by the library `markitdown`: add markitdown[all] to the function's dependencies"
+            "toMarkdown needs the library `markitdown`: add markitdown[all] to the function's dependencies"
         ) from None
     name, blob = file["name"], file["blob"]
     data = await blob.bytes() if isinstance(blob, Blob) else bytes(blob)

@@ -1,4 +1,4 @@
-"""Queues for senders. A consumer's objects are made when its `queue` handler is called."""
+"""Queues for senders. The objects for consumers are in events.py."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ class Queue(Face):
         await self._call("send", messages=[_message(body, given)])
 
     async def send_batch(self, messages: Iterable[Mapping[str, Any]], options: Any = None, **named: Any) -> None:
-        """Send several messages: {body, contentType, delaySeconds} each."""
+        """Send several messages, each {body, contentType, delaySeconds}."""
         given = options_of(options, named, ("delay_seconds",), "Queue sendBatch")
         sent = []
         for message in messages:

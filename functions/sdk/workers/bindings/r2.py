@@ -1,6 +1,6 @@
-"""R2 for functions: objects with metadata, bodies as streams, conditions and ranges.
+"""R2 for functions: objects with metadata, streamed bodies, conditions and ranges.
 
-Conditions and ranges may be dicts or a request's headers.
+Conditions and ranges may also be given as a request's headers.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping
@@ -24,7 +24,7 @@ _HTTP = {
 _DIGESTS = ("md5", "sha1", "sha256", "sha384", "sha512")
 _DETAILS = ("http_metadata", "custom_metadata", "storage_class")
 _CONDITIONS = ("etag_matches", "etag_does_not_match", "uploaded_before", "uploaded_after", "seconds_granularity")
-_INLINE_BYTES = 1 << 20  # larger values are streamed, so that other calls are not delayed
+_INLINE_BYTES = 1 << 20  # larger values are streamed, so that they do not delay other calls
 
 
 class R2Object(Named):
@@ -42,7 +42,7 @@ class R2Object(Named):
         self.range = Record(range) if range is not None else None
 
     def write_http_metadata(self, headers: Any) -> None:
-        """Set the response's headers from those stored with the object."""
+        """Set a response's headers from the HTTP metadata that is stored with the object."""
         for name, header in _HTTP.items():
             value = self.http_metadata.get(_camel(name))
             if value is not None:
@@ -111,7 +111,8 @@ class R2Bucket(Face):
         return None if value is None else R2Object(value)
 
     async def get(self, key: str, options: Any = None, **named: Any) -> R2Object | None:
-        """Return an object with its body; without a body if a condition fails; None if there is no object."""
+        """Return an object with its body; None if it does not exist.
+        If a condition fails, the object has no body."""
         given = options_of(options, named, ("only_if", "range"), "R2 get")
         answer = await self._begin(
             "get", key=key_of(key, "R2 get"), only_if=_conditions(given), range=_range(given.get("range"))
@@ -123,7 +124,7 @@ class R2Bucket(Face):
         return R2ObjectBody(answer.value["object"], answer.value["range"], answer.body)
 
     async def put(self, key: str, value: Any, options: Any = None, **named: Any) -> R2Object | None:
-        """Put an object; None if a condition fails."""
+        """Store an object and return its description; None if a condition fails."""
         given = options_of(options, named, (*_DETAILS, *_DIGESTS, "only_if"), "R2 put")
         digests = [(name, _digest(name, given[name])) for name in _DIGESTS if name in given]
         if len(digests) > 1:
@@ -221,7 +222,7 @@ def _etags(value: Any) -> list[str]:
 
 
 def _range(value: Any) -> dict[str, int] | None:
-    """Read {offset, length, suffix}, or the Range header of a request."""
+    """Return {offset, length, suffix} from a dict or from the Range header of a request."""
     if value is None:
         return None
     if _are_headers(value):
@@ -232,8 +233,7 @@ def _range(value: Any) -> dict[str, int] | None:
 
 
 def _range_of_header(header: str) -> dict[str, int] | None:
-    """Read a Range header.
-    By RFC 9110 section 14.2 a range that cannot be understood is as if there were none."""
+    """Parse a Range header; None if it is invalid, which RFC 9110 section 14.2 requires to ignore."""
     unit, _, span = header.partition("=")
     first, dash, last = span.partition("-")
     if unit.strip().lower() != "bytes" or not dash or "," in span:
@@ -253,7 +253,7 @@ def _are_headers(value: Any) -> bool:
 
 
 def _text(name: Any, value: Any) -> str:
-    """Return a value of the metadata as text, as JavaScript writes numbers and truth."""
+    """Return a metadata value as text, with numbers and booleans written as in JavaScript."""
     if not isinstance(value, (str, int, float)):
         raise TypeError(f"R2 customMetadata: the value of {name!r} must be a str, and not {type(value).__name__}")
     return value if isinstance(value, str) else json_text(value, "R2 customMetadata")
@@ -267,7 +267,7 @@ def _digest(name: str, value: Any) -> bytes:
 
 
 def _milliseconds(value: Any) -> float:
-    """Return the milliseconds since 1970 of a datetime, of such a number, or of an HTTP or ISO date."""
+    """Return the Unix time in ms of a datetime, of a number of ms, or of an HTTP or ISO date."""
     if isinstance(value, str):
         try:
             value = parsedate_to_datetime(value)

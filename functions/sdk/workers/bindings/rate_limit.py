@@ -1,4 +1,4 @@
-"""Rate limits, as functions see them."""
+"""Rate limits in functions."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from workers.face import Face, Record, options_of
 
 class RateLimit(Face):
     async def limit(self, options: Any = None, **named: Any) -> Record:
-        """`limit({"key": key})` or `limit(key=key)` gives {success}."""
+        """Count a call: `limit({"key": key})` or `limit(key=key)`; return {success}."""
         given = options_of(options, named, ("key",), "limit")
         if "key" not in given:
             raise TypeError("limit needs a key: limit({'key': ...})")

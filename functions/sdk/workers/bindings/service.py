@@ -1,11 +1,11 @@
-"""Objects with `fetch` and callable methods: assets, service bindings, stubs of Durable Objects."""
+"""Objects with `fetch` and other methods: assets, service bindings, and stubs of Durable Objects."""
 
 from collections.abc import Callable
 from typing import Any
 
 from pilotlight.functions.channel import Failure, frames
 from workers.face import Channel, Face
-from workers.http import outbound  # as modules: they import faces themselves
+from workers.http import outbound  # whole modules, because they import the bindings themselves
 from workers.http.request import Request
 from workers.http.response import response_of
 from workers.http.streams import ByteStream
@@ -15,15 +15,15 @@ from workers.trouble import remote_error
 
 
 class Fetcher(Face):
-    __is_stub__ = True  # it may be passed on to other functions
+    __is_stub__ = True  # marks values that may be passed on to other functions
 
     async def fetch(self, resource: Any, options: Any = None, **named: Any) -> Any:
-        """`fetch(url_or_request, method=, headers=, body=)` gives a Response."""
+        """Send a request: `fetch(url_or_request, method=, headers=, body=)`; return the Response."""
         return await fetched(self._channel, self._name, {}, resource, options, named)
 
 
 class Service(Fetcher):
-    """Return a method of the other function's entrypoint for a name that is not a method here."""
+    """Another function. Every name that is not a method here is a method of its entrypoint."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Small bindings: data points, secrets of a store, external databases, and unsupported kinds."""
+"""Small bindings: Analytics Engine, secrets stores, Hyperdrive, and kinds that are not offered."""
 
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -15,7 +15,8 @@ _COLUMNS: dict[str, tuple[int, tuple[type, ...], str]] = {
 
 class AnalyticsEngine(Face):
     def write_data_point(self, point: Any = None, **named: Any) -> None:
-        """Write `blobs`, `doubles` and `indexes`. Returns at once; the point is written after the response."""
+        """Write a data point of `blobs`, `doubles` and `indexes`.
+        Returns at once; the point is written after the response."""
         given = options_of(point, named, tuple(_COLUMNS), "writeDataPoint")
         for name, values in given.items():
             most, kinds, said = _COLUMNS[name]
@@ -38,13 +39,13 @@ def _as_text(value: Any) -> Any:
 
 class StoredSecret(Face):
     async def get(self) -> str:
-        """Return the secret's value, as it is now."""
+        """Return the current value of the secret."""
         value: str = await self._call("get")
         return value
 
 
 class Hyperdrive(Named):
-    """The address of a database, for a driver over sockets. No pooling, no caching."""
+    """The address of an external database, for a driver that uses sockets; without pooling and caching."""
 
     def __init__(self, channel: Any, name: str, options: Any) -> None:
         text = options.get("localConnectionString") or ""
@@ -58,7 +59,7 @@ class Hyperdrive(Named):
 
 
 class NotOffered:
-    """A binding of a kind that this site does not offer: using it raises an error."""
+    """A binding of a kind that is not offered here: every use raises an error."""
 
     def __init__(self, channel: Any, name: str, options: Any) -> None:
         self._sentence = f"{name} is a binding of the kind {options['kind']!r}, which is not offered here"

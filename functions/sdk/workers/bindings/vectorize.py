@@ -1,4 +1,4 @@
-"""Vectorize, as functions see it: vectors with metadata, found again by their nearness."""
+"""Vectorize in functions: stores vectors with metadata, and finds the most similar ones."""
 
 import uuid
 from collections.abc import Iterable, Mapping
@@ -9,15 +9,15 @@ from workers.face import Face, Items, Record, as_record, options_of
 
 class Vectorize(Face):
     async def insert(self, vectors: Iterable[Any]) -> Record:
-        """Add vectors {id, values, namespace?, metadata?}; existing ids stay unchanged."""
+        """Add vectors {id, values, namespace?, metadata?}; vectors with existing ids are skipped."""
         return _mutation(await self._call("write", vectors=_vectors(vectors), replaces=False))
 
     async def upsert(self, vectors: Iterable[Any]) -> Record:
-        """Add vectors, or replace those of the same id."""
+        """Add vectors; replace those with existing ids."""
         return _mutation(await self._call("write", vectors=_vectors(vectors), replaces=True))
 
     async def query(self, vector: Any, options: Any = None, **named: Any) -> Record:
-        """Return {count, matches: [{id, score, values?, metadata?}]}, the nearest first."""
+        """Return {count, matches: [{id, score, values?, metadata?}]}, the most similar first."""
         return _matches(await self._call("query", vector=_values(vector), **_query(options, named)))
 
     async def query_by_id(self, id: str, options: Any = None, **named: Any) -> Record:
@@ -35,7 +35,7 @@ class Vectorize(Face):
 
 
 def _mutation(answer: Any) -> Record:
-    """Return {ids, count}, as the platform's first indexes gave, and a mutationId as those of today do."""
+    """Return {ids, count} as for the platform's first indexes, plus the mutationId of its current ones."""
     return Record(as_record(answer), mutationId=str(uuid.uuid4()))
 
 

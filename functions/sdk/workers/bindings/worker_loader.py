@@ -1,4 +1,4 @@
-"""Dynamic workers in functions: code that a function provides runs as its own function."""
+"""Dynamic workers in functions: a function provides code, which runs as another function."""
 
 import hashlib
 import inspect
@@ -24,11 +24,11 @@ _KNOWN = (
 
 class WorkerLoader(Face):
     def get(self, id: str, callback: Callable[[], Any]) -> "LoadedWorker":
-        """Return a worker, loaded from the callback's result at its first use."""
+        """Return a worker by id; if it is not loaded, the callback provides its code at the first use."""
         return LoadedWorker(self, str(id), callback)
 
     def load(self, code: Any) -> "LoadedWorker":
-        """Return a worker of this code."""
+        """Return a worker that runs this code."""
         digest = hashlib.sha256(json.dumps(_code(code), sort_keys=True, default=str).encode()).hexdigest()
         return LoadedWorker(self, digest, lambda: code)
 
@@ -51,7 +51,7 @@ class LoadedWorker(Named):
 
 
 class LoadedEntrypoint:
-    """`fetch`, and every other name is a method of the loaded class."""
+    """An entrypoint of a dynamic worker: has `fetch`; every other name is a method of its class."""
 
     __is_stub__ = True
 
@@ -77,7 +77,7 @@ class LoadedEntrypoint:
 
 
 def _code(given: Any) -> dict[str, Any]:
-    """Check the code of a worker, as the platform describes it."""
+    """Check a worker's code in the platform's format, and return it in the runtime's."""
     code = {snake_case(name): value for name, value in dict(given).items()}
     if unknown := [name for name in code if name not in _KNOWN]:
         raise TypeError(f"a dynamic worker has no {unknown[0]!r}; it has {', '.join(_KNOWN)}")
@@ -106,4 +106,4 @@ def _module(name: str, source: Any) -> str:
             return str(given[kind])
     if "json" in given:
         return json.dumps(given["json"])
-    raise TypeError(f"the module {name!r} is {', '.join(given) or 'nothing'}; Python, text and JSON are taken here")
+    raise TypeError(f"the module {name!r} is {', '.join(given) or 'nothing'}; only Python, text and JSON are supported")

@@ -1,4 +1,4 @@
-"""Workflows in functions: a binding that makes instances, and instances with their state and events."""
+"""Workflows in functions: a binding that creates instances, and the status and events of instances."""
 
 import uuid
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class WorkflowInstance(Named):
         await self._workflow._ask(self.id, "terminate")
 
     async def send_event(self, event: Any = None, **named: Any) -> None:
-        """`type` and `payload`."""
+        """Send the instance an event with `type` and `payload`."""
         given = options_of(event, named, ("type", "payload"), "Workflow sendEvent")
         if "type" not in given:
             raise TypeError("Workflow sendEvent takes an event with a type")
@@ -45,7 +45,7 @@ class WorkflowInstance(Named):
 
 class Workflow(Face):
     async def create(self, options: Any = None, **named: Any) -> WorkflowInstance:
-        """Begin an instance: `id`, which may be left out, and `params`."""
+        """Create and start an instance; `id` (optional) and `params` are options."""
         given = options_of(options, named, ("id", "params", "retention"), "Workflow create")
         id = str(given.get("id", uuid.uuid4()))
         if not 1 <= len(id) <= 100 or not id.replace("-", "").replace("_", "").isalnum():
@@ -57,7 +57,7 @@ class Workflow(Face):
         return Items([await self.create(options) for options in batch])
 
     async def get(self, id: str) -> WorkflowInstance:
-        """Return an instance. Raises an error if there is none."""
+        """Return an existing instance. Raises an error if there is none."""
         if not await self._ask(str(id), "exists"):
             sentence = f"(instance.not_found) {self._options['name']} has no instance {str(id)[:120]!r}"
             raise Failure(sentence, code="not_found", status=404)

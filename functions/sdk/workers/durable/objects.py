@@ -1,7 +1,7 @@
-"""The Durable Objects of this isolate: one instance for each class and id, made by its first event.
+"""The Durable Objects of this isolate: one instance per class and id, created by its first event.
 
-An event begins when the gate of its object is open: `blockConcurrencyWhile` and transactions close it. An instance whose storage was given to another
-one, or failed, is thrown away; the events in it end with the reason, and the next one finds a new instance. Runs in the isolate; knows the SDK.
+An event starts only while its object's gate is open; `blockConcurrencyWhile` and transactions close the gate. An instance is discarded if its storage
+fails or now belongs to another instance: its events fail with the reason, and the next event creates a new instance.
 """
 
 import asyncio
@@ -19,7 +19,8 @@ from workers.face import snake_case
 from workers.sockets.object_sockets import ObjectSockets
 
 T = TypeVar("T")
-MAX_IDLE = 1000  # instances without an event, beyond which the longest unused is forgotten; its state is in its storage
+# instances kept; beyond, the least recently used without events is dropped, its state remains in storage
+MAX_IDLE = 1000
 BLOCK_LIMIT_S = 30.0
 
 
@@ -34,12 +35,12 @@ class ObjectContext(Context):
         self._instance = instance
 
     def block_concurrency_while(self, callback: Any) -> Awaitable[Any]:
-        """Begin no other event in this object until the callback is done.
-        It may be awaited, or not, as in a constructor."""
+        """Start no other event of this object until the callback has finished.
+        The result may be awaited, or not, as in a constructor."""
         return self._instance.block(callback)
 
     def abort(self, reason: Any = None) -> None:
-        """Discard this instance, with its uncommitted writes."""
+        """Discard this instance and its uncommitted writes."""
         error = Failure(f"the Durable Object aborted itself: {reason}", code="object_aborted")
         self._instance.reset(error)
         raise error
@@ -47,11 +48,12 @@ class ObjectContext(Context):
     blockConcurrencyWhile = block_concurrency_while
 
     def accept_web_socket(self, socket: Any, tags: Any = ()) -> None:
-        """Accept a socket, whose messages call the object's `webSocketMessage`, its end `webSocketClose`."""
+        """Accept a WebSocket.
+        Its messages call the object's `webSocketMessage`, its end calls `webSocketClose`."""
         self._instance.sockets.accept(socket, tags)
 
     def get_web_sockets(self, tag: Any = None) -> list[Any]:
-        """Return the sockets that are open, of a tag or all."""
+        """Return the open WebSockets, all or those with a tag."""
         return self._instance.sockets.open(tag)
 
     def get_tags(self, socket: Any) -> list[str]:
@@ -89,11 +91,11 @@ class Instance:
         self.context = ObjectContext(self, class_name, DurableObjectId(id, name), Storage(self._asker))
 
     def construct(self, kind: type[DurableObject]) -> None:
-        """Make the author's object. Raises its constructor's exceptions."""
+        """Instantiate the author's class. Raises its constructor's exceptions."""
         self._target = kind(self.context, host.env)
 
     async def run(self, act: Callable[[Any], Awaitable[T]]) -> T:
-        """Run one event. Its answer leaves after its writes are on the disk."""
+        """Run one event. Its result is returned only after its writes are on disk."""
         self.events += 1
         try:
             value = await self._until_broken(self._started(act))
@@ -131,7 +133,7 @@ class Instance:
             self._opened.set()
 
     async def _started(self, act: Callable[[Any], Awaitable[T]]) -> T:
-        """Begin an event: nothing comes between the look at the gate and its first step, which may close it."""
+        """Wait for the gate, then start the event at once, so that nothing can close the gate in between."""
         while not self._opened.is_set():
             await self._opened.wait()
         self._check()
@@ -142,7 +144,7 @@ class Instance:
         return await self.run(lambda target: act())
 
     async def _event(self, name: str, *arguments: Any) -> None:
-        """Call a method of the class, if it has one of that name."""
+        """Call the method of this name as an event, if the class has it."""
 
         async def act(target: Any) -> None:
             method = getattr(target, name, None) or getattr(target, snake_case(name), None)
@@ -167,7 +169,7 @@ class Instance:
             self.release()
 
     async def _until_broken(self, work: Awaitable[T]) -> T:
-        """Run an event until its instance is discarded: its writes would be refused after that."""
+        """Run an event until it ends or the instance is discarded; later writes would be refused."""
         task, broke = asyncio.ensure_future(work), asyncio.ensure_future(self._broke.wait())
         try:
             await asyncio.wait({task, broke}, return_when=asyncio.FIRST_COMPLETED)
@@ -189,7 +191,8 @@ class Objects:
         self._instances: OrderedDict[tuple[str, str], Instance] = OrderedDict()
 
     async def run(self, kind: Any, options: dict[str, Any], act: Callable[[Any], Awaitable[T]]) -> T:
-        """Run an event for the object of the options; `kind` is the module's value for the class name."""
+        """Run an event for the object that `options` names.
+        `kind` is the module's attribute with the class's name."""
         class_name, id, name = str(options["object"]), str(options.get("id", "")), options.get("name")
         if not (isinstance(kind, type) and issubclass(kind, DurableObject)):
             kind_of, _, workflow = class_name.rpartition("$")
@@ -211,7 +214,7 @@ class Objects:
             try:
                 instance.construct(kind)
             except BaseException as error:
-                instance.reset(error)  # writes of a failed constructor are undone
+                instance.reset(error)  # rolls back the writes of the failed constructor
                 raise
             self._instances[(class_name, id)] = instance
         return instance

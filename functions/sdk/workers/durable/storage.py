@@ -1,9 +1,7 @@
 """`ctx.storage` of a Durable Object: keys, SQL, transactions and the alarm.
 
-All of it is in the object's SQLite file at the runtime.
-
-The process blocks until a request is answered, so nothing else happens in the object between a request and its answer. Writes before the next await
-are committed together, and before anything outside can see them.
+The data is in the object's SQLite file at the runtime. Each call blocks the process until the reply, so nothing else happens in the object meanwhile.
+Writes up to the next await are committed together, before anything outside can see them.
 """
 
 import asyncio
@@ -27,7 +25,7 @@ _within: contextvars.ContextVar["Transaction | None"] = contextvars.ContextVar("
 
 
 class Owner(Protocol):
-    """The instance whose storage it is."""
+    """The instance that owns a storage."""
 
     @property
     def broken(self) -> BaseException | None: ...
@@ -40,7 +38,7 @@ class Owner(Protocol):
 
 
 class Ready:
-    """A result that is available; awaiting it returns it."""
+    """An awaitable whose result is available already."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -51,7 +49,7 @@ class Ready:
 
 
 class Asker:
-    """Sends an instance's requests, and remembers whether it has written."""
+    """Sends an instance's storage calls, and tracks uncommitted writes."""
 
     def __init__(self, class_name: str, id: str, owner: Owner) -> None:
         self._who = {"class_name": class_name, "id": id}
@@ -62,17 +60,17 @@ class Asker:
 
     @property
     def is_foreign(self) -> bool:
-        """Tell whether another event's transaction is open."""
+        """Tell whether a transaction of another event is open."""
         return self.transaction is not None and _within.get() is not self.transaction
 
     def enter(self, transaction: "Transaction") -> None:
-        """Begin a transaction: requests of other events are refused until it is left."""
-        self.flush()  # writes of other events do not belong to this transaction
+        """Start a transaction; calls of other events are refused until it ends."""
+        self.flush()  # earlier writes do not belong to the transaction
         self.write("begin")
         self.transaction = transaction
 
     def leave(self, keep: bool) -> None:
-        """End the open transaction; `keep` its writes or undo them."""
+        """End the open transaction: commit its writes if `keep`, else roll them back."""
         try:
             self.ask("end", keep=keep)
         finally:
@@ -100,7 +98,7 @@ class Asker:
         return self.ask(method, **kwargs)
 
     def flush(self) -> None:
-        """Wait until the writes are stored. Raises if they could not be."""
+        """Commit the writes of this instance. Raises if that fails."""
         if self._is_written and self.transaction is None and self._owner.broken is None:
             self._is_written = False
             host.before_leaving.discard(self._settle)
@@ -111,20 +109,20 @@ class Asker:
                 raise
 
     def abandon(self) -> None:
-        """Undo uncommitted writes; this instance is finished."""
+        """Roll back uncommitted writes, because this instance is discarded."""
         host.before_leaving.discard(self._settle)
-        with suppress(Exception):  # if it fails, the next instance's start undoes it
+        with suppress(Exception):  # if this fails, the start of the next instance rolls back
             host.call_now(STORAGE, "abandon", **self._who)
 
     def _settle(self) -> None:
         try:
             self.flush()
         except Exception:
-            return  # the instance is reset, and every event in it ends with the reason
+            return  # the instance is reset, and its events fail with the reason
 
 
 class Keys:
-    """`get`, `put`, `delete` and `list`, as plain calls."""
+    """`get`, `put`, `delete` and `list` as synchronous calls."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
@@ -149,7 +147,7 @@ class Keys:
 
 
 class SyncKv(Named):
-    """`ctx.storage.kv`: the same without await."""
+    """`ctx.storage.kv`: the key-value calls without await."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -164,12 +162,12 @@ class SyncKv(Named):
         return self._keys.delete(key)
 
     def list(self, options: Any = None, **named: Any) -> Items:
-        """[key, value] each."""
+        """Return a list of [key, value]."""
         return Items(Items(pair) for pair in self._keys.list(options, named).items())
 
 
 class SqlCursor(Named):
-    """The result of `sql.exec`: rows as records, read once."""
+    """The result of `sql.exec`: an iterator over rows as Records."""
 
     def __init__(self, answer: Mapping[str, Any]) -> None:
         self.column_names = Items(answer["columns"])
@@ -184,7 +182,7 @@ class SqlCursor(Named):
         return Record(zip(self.column_names, as_record(next(self._rows)), strict=True))
 
     def next(self) -> Record:
-        """Return {done, value}, as a JavaScript iterator does."""
+        """Return {done, value}, like a JavaScript iterator."""
         row = next(self, None)
         return Record(done=row is None, value=row)
 
@@ -235,14 +233,14 @@ class Storage(Named):
         self.sql = Sql(asker)
 
     def get(self, key: Any, options: Any = None, **named: Any) -> Awaitable[Any]:
-        """Return a value, or None if there is none; for a list of keys, those that exist."""
+        """Return a value, or None; for a list of keys, the values of those that exist."""
         return self._do(lambda: self._keys.get(key))
 
     def put(self, key: Any, value: Any = None, options: Any = None, **named: Any) -> Awaitable[None]:
         return self._do(lambda: self._keys.put(key, value))
 
     def delete(self, key: Any, options: Any = None, **named: Any) -> Awaitable[Any]:
-        """Tell whether it was there; of a list of keys, how many were."""
+        """Delete a key and return whether it existed; for a list of keys, return how many existed."""
         return self._do(lambda: self._keys.delete(key))
 
     def list(self, options: Any = None, **named: Any) -> Awaitable[Record]:
@@ -252,11 +250,11 @@ class Storage(Named):
         return self._do(lambda: self._asker.write("delete_all"))
 
     def get_alarm(self, options: Any = None) -> Awaitable[int | None]:
-        """Return the alarm's time in milliseconds; None if none is set."""
+        """Return the alarm's Unix time in ms; None if none is set."""
         return self._do(lambda: self._asker.ask("get_alarm"))
 
     def set_alarm(self, scheduled_time: Any, options: Any = None) -> Awaitable[None]:
-        """Set the alarm: milliseconds, or a datetime."""
+        """Set the alarm to a Unix time in ms, or to a datetime."""
         if isinstance(scheduled_time, datetime):
             scheduled_time = scheduled_time.timestamp() * 1000
         if not isinstance(scheduled_time, (int, float, Date)):
@@ -269,11 +267,11 @@ class Storage(Named):
         return self._do(lambda: self._asker.write("delete_alarm"))
 
     def sync(self) -> Awaitable[None]:
-        """Return when all that was written is on the disk."""
+        """Wait until all writes are on disk."""
         return self._do(self._asker.flush)
 
     def transaction_sync(self, callback: Callable[[], Any]) -> Any:
-        """Keep all that the callback writes, or nothing of it."""
+        """Run the callback in a transaction: an exception rolls back its writes."""
         self._asker.write("begin")
         try:
             value = callback()
@@ -286,7 +284,8 @@ class Storage(Named):
         return value
 
     async def transaction(self, closure: Callable[["Transaction"], Any]) -> Any:
-        """Do the same for a closure that awaits. Until its end no other event begins in this object."""
+        """Run a closure, which may await, in a transaction.
+        No other event of this object starts until it ends."""
         if self._asker.transaction is not None and not self._asker.is_foreign:
             raise RuntimeError("a transaction is open already; transactions do not nest, except transactionSync")
         async with self._turn:
@@ -341,7 +340,7 @@ class Transaction(Named):
         return Ready(self._keys.list(options, named))
 
     def rollback(self) -> None:
-        """Keep nothing of it, however the closure ends."""
+        """Roll the transaction back, however the closure ends."""
         self.is_over = True
 
 
@@ -360,5 +359,5 @@ def _keys(key: Any) -> list[str]:
 
 
 def _only_reads(query: str) -> bool:
-    """Tell whether a statement surely only reads; everything else is followed by a commit."""
+    """Tell whether a statement certainly only reads; all others count as writes."""
     return query.lstrip()[:6].upper() == "SELECT" and ";" not in query.rstrip().removesuffix(";")

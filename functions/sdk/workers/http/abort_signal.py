@@ -1,4 +1,4 @@
-"""AbortController and AbortSignal: cancel work, and the runtime's part of it, by a signal."""
+"""AbortController and AbortSignal: cancel work in this process, and the runtime's part of it."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class AbortError(Exception):
-    """The signal that was given with a call was aborted."""
+    """The signal that was passed to a call was aborted."""
 
     name = "AbortError"
 
@@ -57,7 +57,7 @@ class AbortController:
 
 
 class AbortedStream:
-    """A stream that ends with AbortError when its signal is aborted."""
+    """A stream that raises AbortError once its signal is aborted."""
 
     def __init__(self, body: Any, signal: Any) -> None:
         self._body = body
@@ -79,7 +79,7 @@ class AbortedStream:
 
 
 async def until_aborted(work: Any, signal: Any) -> Any:
-    """Return the work's result. An abort cancels it, and the runtime's part of it."""
+    """Return the result of `work`. An abort cancels it here and at the runtime. Raises AbortError."""
     if signal.aborted:
         work.close()
         raise _abort_error(getattr(signal, "reason", None))

@@ -1,8 +1,6 @@
-"""The common part of Request and Response: a body, given and read in many forms, once.
+"""The common part of Request and Response: a body that can be read once, in many forms.
 
-The body is bytes or a stream.
-
-A stream may be any asynchronous or plain iterator of str or bytes. Reading it twice raises an error.
+The body is bytes or a stream: any iterator or async iterator of str or bytes. Reading it a second time raises BodyUsedError.
 """
 
 import asyncio
@@ -18,11 +16,12 @@ from workers.http.urls import URLSearchParams
 
 
 class BodyUsedError(OSError, TypeError):
-    """A body was read twice: an OSError as in the platform's SDK, and a TypeError as in JavaScript."""
+    """A body was read twice.
+    It is an OSError, as in the platform's SDK, and a TypeError, as in JavaScript."""
 
 
 class ByteStream(Readable):
-    """`response.body`: an asynchronous iterator of bytes."""
+    """`response.body`: an async iterator over bytes."""
 
     def __init__(self, pieces: AsyncIterator[Any]) -> None:
         self._pieces = pieces
@@ -60,7 +59,7 @@ class Body:
 
     @property
     def body(self) -> Any:
-        """The body as a stream, None without one. Reading from it uses the body."""
+        """The body as a stream; None if there is none. Reading the stream uses the body."""
         if self._stream is not None:
             self.body_used = True
             return self._stream
@@ -68,7 +67,7 @@ class Body:
 
     @property
     def js_object(self) -> Any:
-        """The object that the platform's SDK wraps; here it is the thing itself."""
+        """The JavaScript object that the platform's SDK wraps; here the object itself."""
         return self
 
     _js_request = js_object
@@ -109,7 +108,7 @@ class Body:
         return self.body_used
 
     def taken(self) -> tuple[Any, Any]:
-        """Take the body to send it on: (bytes or None, stream or None)."""
+        """Take the body in order to send it: (bytes or None, stream or None)."""
         if self.body_used:
             raise BodyUsedError("the body has been read already and cannot be sent")
         self.body_used = self._whole is not None or self._stream is not None
@@ -117,7 +116,7 @@ class Body:
 
     def _shared_with_clone(self) -> Any:
         """Return a body for a clone.
-        A stream is split: data that one side has read waits in memory for the other."""
+        A stream is split: chunks that one side has read stay in memory for the other."""
         if self.body_used:
             raise BodyUsedError("the body has been read already and cannot be cloned")
         if self._stream is None:

@@ -1,9 +1,7 @@
-"""`js.caches`, the Cache API: the site stores a function's responses in memory.
+"""`js.caches`, the Cache API: the site keeps a function's responses in memory.
 
-They stay as long as their headers allow.
-
-The site decides which responses are stored (functions/bindings/storage/response_cache.py); this module has the platform's methods and errors, and the
-lifetimes that the option `cf` of `fetch` sets.
+The site decides which responses are stored, and for how long, by their headers (functions/bindings/storage/response_cache.py). This module has the
+platform's methods and errors, and the lifetimes that the `cf` option of `fetch` sets.
 """
 
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from workers.http.request import Request
 from workers.http.response import Response, pieces, response_of
 
 CACHE = "@cache"
-IN_ONE = 64 << 10  # bytes of a body that goes in one message
+IN_ONE = 64 << 10  # larger bodies are sent as a stream
 
 
 class Cache(Named):
@@ -26,17 +24,15 @@ class Cache(Named):
         self._name = name
 
     async def match(self, request: Any, options: Any = None, **named: Any) -> Response | None:
-        """Return the stored response of a request, or None.
-
-        Requests other than GET find none, unless `ignore_method` is set.
-        """
+        """Return the stored response for a request, or None.
+        Only GET requests match, unless `ignore_method` is set."""
         asked, given = _asked(request), options_of(options, named, ("ignore_method",), "caches: match")
         if asked.method != "GET" and not given.get("ignore_method"):
             return None
         return await self.match_url(asked.url, asked.headers)
 
     async def put(self, request: Any, response: Any) -> None:
-        """Keep a response, which is used up. Raises TypeError where the platform's cache refuses."""
+        """Store a response; its body is consumed. Raises TypeError where the platform does."""
         asked = _asked(request)
         if asked.method != "GET":
             raise TypeError("caches: only responses to GET can be put")
@@ -47,7 +43,7 @@ class Cache(Named):
         await self._put(asked.url, response, None)
 
     async def delete(self, request: Any, options: Any = None, **named: Any) -> bool:
-        """Forget a response; return whether there was one."""
+        """Delete a stored response; return whether there was one."""
         asked, given = _asked(request), options_of(options, named, ("ignore_method",), "caches: delete")
         if asked.method != "GET" and not given.get("ignore_method"):
             return False
@@ -59,7 +55,7 @@ class Cache(Named):
         return response_of(result.value, result.body) if result.value["found"] else None
 
     async def keep(self, url: str, response: Response, ttl_s: float | None) -> None:
-        """Keep a copy of a response while its reader reads it."""
+        """Store a copy of a response while it is read."""
         wait_until(self._put(url, response.clone(), ttl_s))
 
     async def _put(self, url: str, response: Body, ttl_s: float | None) -> None:
@@ -79,10 +75,8 @@ class CacheStorage:
 
 
 def kept_for_s(options: Mapping[str, Any], status: int) -> float | None:
-    """Return for how long the options `cf` of a fetch keep a response, in seconds.
-
-    0 not to keep it; None for as long as its headers say.
-    """
+    """Return how many seconds the `cf` options of a fetch keep a response.
+    0 means not at all; None means as long as the response's headers allow."""
     for statuses, ttl_s in dict(options.get("cacheTtlByStatus") or {}).items():
         first, _, last = str(statuses).partition("-")
         if int(first) <= status <= int(last or first):

@@ -1,8 +1,6 @@
-"""The content coding of responses.
+"""Compress the bodies of responses as their header `Content-Encoding` demands.
 
-The runtime compresses a body as its header `Content-Encoding` says, unless the body is compressed already.
-
-With `encodeBody="manual"` the body is compressed already: https://developers.cloudflare.com/workers/runtime-apis/response/#the-encodebody-option
+A body with `encodeBody="manual"` is compressed already: https://developers.cloudflare.com/workers/runtime-apis/response/#the-encodebody-option
 """
 
 import zlib
@@ -11,11 +9,11 @@ from typing import Any
 from workers.http.body import ByteStream
 from workers.http.response import Response
 
-WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's numbers for the two formats, RFC 9110 section 8.4.1
+WINDOW_BITS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's window bits for the formats of RFC 9110 section 8.4.1
 
 
 def coded(response: Response) -> tuple[bytes | None, ByteStream | None, list[tuple[str, str]]]:
-    """Take a response's body to send it: (bytes or None, stream or None, headers)."""
+    """Take a response's body in order to send it: (bytes or None, stream or None, headers)."""
     whole, stream = response.taken()
     headers = response.headers.multi_items()
     bits = WINDOW_BITS.get(str(response.headers.get("content-encoding", "")).strip().lower())
@@ -29,7 +27,7 @@ def coded(response: Response) -> tuple[bytes | None, ByteStream | None, list[tup
 
 
 class _Compressed:
-    """A stream's pieces, each readable as soon as it arrives."""
+    """A compressed stream, flushed after each chunk so that the chunk can be decoded at once."""
 
     def __init__(self, stream: Any, bits: int) -> None:
         self._stream = stream

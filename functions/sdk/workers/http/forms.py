@@ -1,6 +1,6 @@
-"""Blob, File and FormData, and the two byte formats of forms.
+"""Blob, File and FormData, and the two formats of forms.
 
-Both formats are read; multipart is written.
+Both formats are decoded; only multipart is encoded.
 """
 
 import os
@@ -10,7 +10,7 @@ from email.message import Message
 from typing import Any
 from urllib.parse import parse_qsl
 
-Data = bytes  # within Blob, whose method has that name
+Data = bytes  # an alias for use inside Blob, which has a method named `bytes`
 
 
 class Blob:
@@ -19,7 +19,7 @@ class Blob:
     def __init__(
         self, parts: Any = (), content_type: str | None = None, endings: str | None = None, *, type: str = ""
     ) -> None:
-        """`endings`: "native" makes every line's end a line feed in texts."""
+        """`endings` "native" turns line ends in texts into line feeds."""
         if isinstance(parts, Blob):
             content_type = content_type or parts.content_type
         if isinstance(parts, (str, bytes, bytearray, memoryview, Blob)):
@@ -50,13 +50,13 @@ class Blob:
         return self._data.decode("utf-8", "replace")
 
     async def array_buffer(self) -> Data:
-        from workers.face import Buffer  # of a package that imports this module
+        from workers.face import Buffer  # imported here, because its package imports this module
 
         return Buffer(self._data)
 
     @property
     def js_object(self) -> "Blob":
-        """The object that the platform's SDK wraps; here it is the thing itself."""
+        """The JavaScript object that the platform's SDK wraps; here the object itself."""
         return self
 
     def stream(self) -> AsyncIterator[Data]:
@@ -87,9 +87,7 @@ class File(Blob):
         name: str = "",
     ) -> None:
         """Make a file of `parts`.
-
-        `last_modified` is in milliseconds; by default now, or that of the file in `parts`.
-        """
+        `last_modified` is a Unix time in ms; the default is now, or the time of a file in `parts`."""
         super().__init__(parts, content_type, endings, type=type)
         self.name = filename or name
         before = parts.last_modified if isinstance(parts, File) else time.time_ns() // 1_000_000
@@ -106,7 +104,7 @@ class File(Blob):
 
 
 class FormData:
-    """Fields in order, each with one or several values."""
+    """Form fields in order, each with one or several values."""
 
     def __init__(self, form: Any = None) -> None:
         self._items: list[tuple[str, Any]] = []
@@ -155,7 +153,7 @@ class FormData:
 
     @property
     def js_object(self) -> "FormData":
-        """The object that the platform's SDK wraps; here it is the thing itself."""
+        """The JavaScript object that the platform's SDK wraps; here the object itself."""
         return self
 
     def __getitem__(self, name: str) -> Any:
@@ -192,7 +190,7 @@ def encode_multipart(form: FormData) -> tuple[bytes, str]:
 
 
 def decode_form(body: bytes, content_type: str) -> FormData:
-    """Decode a form. Raises TypeError for another content type, ValueError for an invalid body."""
+    """Decode a form. Raises TypeError for other content types, ValueError for an invalid body."""
     header = Message()
     header["content-type"] = content_type
     kind = header.get_content_type()

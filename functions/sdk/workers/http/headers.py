@@ -1,4 +1,4 @@
-"""Headers: a mapping by the Fetch standard; names ignore case and may have several values.
+"""Headers as in the Fetch standard: names ignore case and may have several values.
 
 A missing header is None, as in the platform's SDK.
 """
@@ -11,7 +11,7 @@ HeadersInit = Mapping[str, Any] | Iterable[tuple[str, Any]] | None
 
 class Headers(MutableMapping[str, Any]):
     def __init__(self, init: HeadersInit = None) -> None:
-        self._pairs: list[tuple[str, str]] = []  # names lower case
+        self._pairs: list[tuple[str, str]] = []  # names in lower case
         if isinstance(init, Headers):
             self._pairs = list(init._pairs)
         elif init is not None:
@@ -39,7 +39,7 @@ class Headers(MutableMapping[str, Any]):
         self._pairs = [pair for pair in self._pairs if pair[0] != lower]
 
     def get_all(self, name: str, failobj: Any = None) -> Any:
-        """Return the values of a name: several are one, joined by commas, but for cookies that are set."""
+        """Return the values of a name; all but set-cookie are joined by commas into one."""
         found = self._values(name)
         if len(found) > 1 and name.lower() != "set-cookie":
             found = [", ".join(found)]
@@ -52,7 +52,7 @@ class Headers(MutableMapping[str, Any]):
         return list(self.items())
 
     def multi_items(self) -> list[tuple[str, str]]:
-        """Return each value by itself, in the order they were added."""
+        """Return all (name, value) pairs in the order in which they were added."""
         return list(self._pairs)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -104,7 +104,7 @@ def _checked_name(name: Any) -> str:
 
 
 def _checked_value(name: str, value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)  # as JavaScript writes it
+    text = str(value).lower() if isinstance(value, bool) else str(value)  # booleans in JavaScript's spelling
     if any(c in "\r\n\0" for c in text):
         raise TypeError(f"the value of the header {name!r} has a line break in it")
     try:

@@ -1,7 +1,7 @@
-"""HTMLRewriter: change a page while it passes, by handlers of elements, comments and text.
+"""HTMLRewriter: handlers change elements, comments and text of a page while it is streamed.
 
-Other parts stay unchanged. https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags; only
-names of open elements are kept.
+Other parts pass unchanged. See https://developers.cloudflare.com/workers/runtime-apis/html-rewriter. The standard library's parser finds the tags;
+only the names of open elements are kept in memory.
 """
 
 import codecs
@@ -22,7 +22,7 @@ VOID = frozenset(
 
 
 class Token(Named):
-    """A part of the page, with the text that is inserted around it or replaces it."""
+    """A part of the page, with the text that is inserted around it or that replaces it."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -75,7 +75,7 @@ class EndTag(Token):
 
 
 class Element(Token):
-    """A start tag, whose content and end are still to come."""
+    """A start tag; the element's content and end tag are not read yet."""
 
     def __init__(self, tag: str, attributes: list[tuple[str, str | None]], source: str, position: int) -> None:
         super().__init__(source)
@@ -164,12 +164,12 @@ class HTMLRewriter:
         return cls()
 
     def on(self, selector: str, handler: Any) -> "HTMLRewriter":
-        """`handler` has `element`, `comments` and `text`, as methods or in a dict; each may be missing."""
+        """Add a handler for elements: `element`, `comments` and `text`, as methods or in a dict, all optional."""
         self._elements.append((Selector(selector), handler))
         return self
 
     def on_document(self, handler: Any) -> "HTMLRewriter":
-        """`handler` has `doctype`, `comments`, `text` and `end`."""
+        """Add a handler for the document: `doctype`, `comments`, `text` and `end`, all optional."""
         self._documents.append(handler)
         return self
 
@@ -193,8 +193,8 @@ class HTMLRewriter:
 
 
 class _Page(HTMLParser):
-    """One page in progress.
-    The parser only records what it finds; handlers, which may await, are called after it."""
+    """One page that is being rewritten.
+    The parser only records what it finds. Handlers run afterwards, because they may await."""
 
     def __init__(self, elements: list[tuple[Selector, Any]], documents: list[Any]) -> None:
         super().__init__(convert_charrefs=False)
@@ -297,7 +297,7 @@ class _Page(HTMLParser):
             element = self._path.pop()
             if element.tag == tag:
                 return await self._close(element, f"</{tag}>")
-            await self._close(element, "")  # its end is implied
+            await self._close(element, "")  # the end tag was omitted
 
     async def _close(self, element: Element, source: str) -> None:
         end = EndTag(element.tag)
@@ -342,7 +342,7 @@ def _has(handler: Any, name: str) -> bool:
 
 
 async def _call(handler: Any, name: str, token: Any) -> None:
-    """Call one function of a handler, if it has it; empty: the handler is the function."""
+    """Call a function of a handler, if it has it; with an empty name, call the handler itself."""
     function = handler if not name else handler.get(name) if isinstance(handler, dict) else getattr(handler, name, None)
     if function is not None and inspect.isawaitable(result := function(token)):
         await result

@@ -1,5 +1,7 @@
-"""fetch: requests from a function to the world.
-The runtime makes them, by its egress policy; this process has no network."""
+"""fetch: a function's requests to other servers.
+
+The runtime sends them under its egress policy, because this process has no network access.
+"""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -13,14 +15,12 @@ from workers.http.response import Response, response_of
 from workers.sockets.joints import Joint, asks_for_socket
 from workers.sockets.websockets import ErrorEvent, Event, WebSocket
 
-OF_FETCH = Cache("cf of fetch")  # which the options `cf` of requests fill
+OF_FETCH = Cache("cf of fetch")  # responses kept by the `cf` option of `fetch`
 
 
 async def fetch(resource: Any, options: Any = None, **named: Any) -> Response:
     """Send a request: `fetch(url_or_request, method=, headers=, body=, redirect=, signal=, cf=)`.
-
-    The options may also be in a dict.
-    """
+    The options may also be in a dict."""
     is_whole = isinstance(resource, Request) and not options and not named
     request = resource if is_whole else Request(resource, options, **named)
     if not request.cf or request.method != "GET" or asks_for_socket(request.headers):
@@ -47,7 +47,7 @@ async def _fetched(request: Request) -> Response:
 
 
 def connect(url: str, protocols: list[str]) -> WebSocket:
-    """Return a socket that is connecting, like a browser's WebSocket: its events report the result."""
+    """Return a WebSocket that is still connecting, like a browser's; its events report the result."""
     headers = [("upgrade", "websocket"), *([("sec-websocket-protocol", ", ".join(protocols))] if protocols else [])]
     joint, request = Joint(), Request(url, headers=headers)
     socket, within = joint.socket, current_request.get()
@@ -73,8 +73,8 @@ def connect(url: str, protocols: list[str]) -> WebSocket:
 
 
 async def answered(asking: Awaitable[Any], joint: Joint | None, signal: AbortSignal | None = None) -> Response:
-    """Return the response.
-    `joint` is set for a WebSocket. Raises the signal's error when it is aborted, and so does the stream."""
+    """Await a response; `joint` is set for a WebSocket.
+    An aborted signal raises its error here, or in the response's stream."""
     try:
         result = await (asking if signal is None else until_aborted(asking, signal))
     except BaseException:

@@ -8,7 +8,7 @@ from workers.http.abort_signal import AbortSignal
 from workers.http.body import Body, ByteStream
 from workers.http.headers import Headers, HeadersInit
 
-# Options of a request; those after the first line have no effect on a server.
+# The options in the second line have no effect on a server.
 _KNOWN = (
     "method", "headers", "body", "redirect", "signal", "cf",
     "cache", "credentials", "duplex", "encode_response_body", "fetcher", "keepalive", "mode", "priority", "referrer", "referrer_policy", "window",
@@ -72,10 +72,8 @@ class Request(Body):
 
 
 def method_of(given: Any) -> str:
-    """Return the method, as a member of HTTPMethod if it has one.
-
-    Code compares it with strings and with members, and reads `.value`.
-    """
+    """Return the method, as a member of HTTPMethod if it is one.
+    Authors compare it with strings and members, and use `.value`."""
     method = str(given).upper()
     if not method or not method.isascii() or any(c <= " " or c in '()<>@,;:\\"/[]?={}' for c in method):
         raise TypeError(f"{str(given)!r} is no HTTP method")
@@ -83,13 +81,13 @@ def method_of(given: Any) -> str:
 
 
 def _with_path(url: str) -> str:
-    """Return an absolute URL with a path, as JavaScript writes it."""
+    """Return an absolute URL with at least the path "/", as JavaScript does."""
     rest = url.partition("://")[2]
     return f"{url}/" if rest and not any(c in rest for c in "/?#") else url
 
 
 def _options(given: Any) -> dict[str, Any]:
-    """Read options from a dict, or from another request, except its address."""
+    """Return options from a dict, or from another request without its URL."""
     if not isinstance(given, Request):
         return dict(given) if given is not None else {}
     return {
@@ -103,7 +101,8 @@ def _options(given: Any) -> dict[str, Any]:
 
 
 def received(method: str, url: str, headers: list[tuple[str, str]], whole: bytes | None, stream: Any) -> Request:
-    """Return a request as it came in: a GET with a body, too, if its client sent one."""
+    """Return an incoming request.
+    Unlike one made by a function, a GET may have a body."""
     request = Request(url, headers=headers)
     request.method = HTTPMethod.__members__.get(method, method)
     request._whole = whole or None

@@ -1,4 +1,4 @@
-"""Response: status, headers and a body, made by a function or received by its `fetch`."""
+"""Response: status, headers and body, created by a function or received from `fetch`."""
 
 import functools
 import json as json_module
@@ -16,11 +16,8 @@ REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class _Json:
-    """A descriptor that serves two methods of one name.
-
-    `Response.json(data)` makes a response, and `await response.json()` reads one, as on the platform.
-
-    """
+    """A descriptor for two methods of one name.
+    `Response.json(data)` creates a response; `await response.json()` decodes a body."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         return _of_json if instance is None else functools.partial(Body.json, instance)
@@ -69,7 +66,7 @@ class Response(Body):
 
     @classmethod
     def new(cls, body: Any = None, init: Any = None, **options: Any) -> "Response":
-        """Construct as JavaScript's constructor is called from Python."""
+        """Create a response from (body, init), like JavaScript's constructor."""
         if isinstance(init, Response):
             init = {"status": init.status, "status_text": init.status_text, "headers": init.headers}
         return cls(body, **{**(init or {}), **options})
@@ -103,7 +100,7 @@ class Response(Body):
         return memoryview(await self.bytes())
 
     def raise_for_status(self) -> None:
-        """Raise OSError if the status is an error's, as Pyodide's responses do."""
+        """Raise OSError if the status is 400 or above, as Pyodide's responses do."""
         if self.status >= 400:
             raise OSError(f"{self.status} {self.status_text} for url: {self.url}")
 
@@ -120,7 +117,7 @@ class Response(Body):
         )
 
     def replace_body(self, body: Any) -> "Response":
-        """Return a response like this one with another body."""
+        """Return a copy of this response with another body."""
         kept = [pair for pair in self.headers.multi_items() if pair[0] != "content-length"]
         return Response(body, self.status, self.status_text, kept, url=self.url, encode_body=self.encode_body)
 
@@ -138,7 +135,7 @@ def _of_json(
     made.setdefault("content-type", "application/json")
     try:
         text = json_module.dumps(data, allow_nan=False)
-    except ValueError:  # JSON has no such numbers; JavaScript writes null for them
+    except ValueError:  # NaN and infinity, for which JavaScript writes null
         text = json_module.dumps(_finite(data), allow_nan=False)
     return Response(text.encode(), status, status_text, made, **named)
 
@@ -159,10 +156,8 @@ def _phrase(status: int) -> str:
 
 
 def response_of(value: Any, body: Any) -> Response:
-    """Return a response from its form on the channel, a map and a stream.
-
-    The map is {status, headers, body?, url?, redirected?}.
-    """
+    """Return a response from its form on the channel: a map and a stream.
+    The map is {status, headers, body?, url?, redirected?}."""
     whole = value.get("body") or (None if body is None and value["status"] in (101, 204, 205, 304) else b"")
     return Response(
         body if body is not None else whole,
@@ -170,7 +165,7 @@ def response_of(value: Any, body: Any) -> Response:
         headers=[tuple(pair) for pair in value["headers"]],
         url=value.get("url", ""),
         redirected=value.get("redirected", False),
-        encode_body="manual",  # it has the form that its headers name
+        encode_body="manual",  # the body already has the coding that its headers name
     )
 
 

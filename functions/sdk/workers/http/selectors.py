@@ -1,9 +1,8 @@
 """CSS selectors of HTMLRewriter: tags, ids, classes, attributes, pseudo-classes, combinators.
 
-The pseudo-classes are `:not()`, `:first-child` and `:nth-child(N)`; the combinators, descendant and child.
-
-https://developers.cloudflare.com/workers/runtime-apis/html-rewriter/#selectors. An element is matched when its start tag is read, so nothing can
-depend on what comes after it.
+The pseudo-classes are `:not()`, `:first-child` and `:nth-child(N)`; the combinators are descendant and child. See
+https://developers.cloudflare.com/workers/runtime-apis/html-rewriter/#selectors. An element is matched at its start tag, so a selector cannot depend
+on what follows it.
 """
 
 import re
@@ -26,7 +25,7 @@ class SelectableElement(Protocol):
     def tag(self) -> str: ...
     @property
     def position(self) -> int:
-        """The element's position among its parent's elements, from 1."""
+        """The element's position among its siblings, from 1."""
 
     def attribute(self, name: str) -> str | None: ...
 
@@ -35,7 +34,7 @@ Test = Callable[[SelectableElement], bool]
 
 
 class Step(NamedTuple):
-    is_child: bool  # of the step before, and not only a descendant
+    is_child: bool  # whether it must be a child of the previous step's element, not just a descendant
     tests: tuple[Test, ...]
 
     def matches(self, element: SelectableElement) -> bool:
@@ -43,13 +42,13 @@ class Step(NamedTuple):
 
 
 class Selector:
-    """One selector, or several separated by commas. Raises ValueError for an invalid one."""
+    """One selector, or several separated by commas. Raises ValueError if it is invalid."""
 
     def __init__(self, text: str) -> None:
         self._alternatives = [_steps(each.strip(), text) for each in re.split(r",(?![^\[]*\])(?![^(]*\))", text)]
 
     def matches(self, path: Sequence[SelectableElement]) -> bool:
-        """Tell whether the selector matches the last of a path of elements, from the root on."""
+        """Tell whether the selector matches the last element of a path that starts at the root."""
         return any(_matches(steps, path) for steps in self._alternatives)
 
 

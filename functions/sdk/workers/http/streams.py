@@ -1,6 +1,6 @@
-"""ReadableStream, WritableStream and TransformStream, for code written with the platform's.
+"""ReadableStream, WritableStream and TransformStream with the platform's methods.
 
-Each is an asynchronous iterator, or a queue before one.
+Each is an async iterator, or feeds one through a queue.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import Any
 
 from workers.face import Buffer, Named, Record, as_record
 
-MAX_AHEAD = 16  # chunks that a writer may be ahead of its reader
+MAX_AHEAD = 16  # chunks that a writer may be ahead of the reader
 
 
 class StreamReader(Named):
-    """The result of `getReader`, for any asynchronous iterator."""
+    """The result of `getReader`; reads from any async iterator."""
 
     def __init__(self, chunks: Any) -> None:
         self._chunks = chunks
@@ -34,11 +34,11 @@ class StreamReader(Named):
             await aclose()
 
     def release_lock(self) -> None:
-        """Do nothing: the next iteration continues where this one stopped."""
+        """Do nothing: the next reader continues where this one stopped."""
 
 
 class Readable(Named):
-    """The methods that every stream of chunks has besides its iterator."""
+    """The platform's methods for all streams that are async iterators of chunks."""
 
     locked = False
 
@@ -46,7 +46,7 @@ class Readable(Named):
         return StreamReader(self)
 
     def pipe_through(self, transform: Any, options: Any = None) -> Any:
-        """Feed the stream into a TransformStream, and return its output."""
+        """Feed this stream into a TransformStream; return the output."""
         task = asyncio.ensure_future(self.pipe_to(transform.writable))
         _piping.add(task)
         task.add_done_callback(_piped)
@@ -63,13 +63,14 @@ class Readable(Named):
         await writer.close()
 
     def tee(self) -> list[Any]:
-        from workers.http.body import ByteStream, _tee  # converts these to streams of bytes
+        from workers.http.body import ByteStream, _tee  # imported late: it converts these to streams of bytes
 
         return [ByteStream(side) for side in _tee(ByteStream(aiter(self)))]
 
 
 class ByteStream(Readable):
-    """A ReadableStream: read once, piece by piece or as a whole. `chunks` is whatever arrives."""
+    """A ReadableStream of bytes that is read once, by chunks or as a whole.
+    `chunks` is an async iterator."""
 
     def __init__(self, chunks: AsyncIterator[bytes]) -> None:
         self._chunks = chunks
@@ -98,7 +99,7 @@ class ByteStream(Readable):
         return as_record(json.loads(await self.bytes()))
 
     async def cancel(self, reason: object = None) -> None:
-        """Ask the other side to stop."""
+        """Make the sender stop."""
         self._is_used = True
         await self.aclose()
 
@@ -113,11 +114,11 @@ _piping: set["asyncio.Future[Any]"] = set()
 def _piped(task: "asyncio.Future[Any]") -> None:
     _piping.discard(task)
     if not task.cancelled():
-        task.exception()  # the reader gets the error
+        task.exception()  # the reader gets this error
 
 
 class StreamController(Named):
-    """The argument of a stream source's methods."""
+    """The controller that is passed to a stream source's methods."""
 
     def __init__(self) -> None:
         self._chunks: deque[Any] = deque()
@@ -152,7 +153,7 @@ class StreamController(Named):
 
 
 class ReadableStream(Readable):
-    """`source`: a dict, or an object, with `start`, `pull` and `cancel`; each may be missing."""
+    """A stream of chunks from `source`: a dict or object with `start`, `pull` and `cancel`, all optional."""
 
     def __init__(self, source: Any = None, strategy: Any = None) -> None:
         self._source = source
@@ -212,11 +213,11 @@ class StreamWriter(Named):
         self._stream._controller.error(reason)
 
     def release_lock(self) -> None:
-        """Do nothing: several may write."""
+        """Do nothing: several writers are allowed."""
 
 
 class WritableStream(Named):
-    """The end of a TransformStream that is written to."""
+    """The writable end of a TransformStream."""
 
     def __init__(self, controller: StreamController, transformer: Any) -> None:
         self._controller = controller
@@ -230,10 +231,8 @@ class WritableStream(Named):
 
 
 class TransformStream(Named):
-    """Make a stream that transforms chunks, or passes them unchanged without a `transformer`.
-
-    `transformer` is a dict or an object with `transform(chunk, controller)` and `flush(controller)`.
-    """
+    """A stream that transforms chunks, or passes them on without a `transformer`.
+    `transformer` is a dict or object with `transform(chunk, controller)` and `flush(controller)`."""
 
     def __init__(self, transformer: Any = None) -> None:
         self.readable = ReadableStream()
@@ -245,7 +244,7 @@ class TransformStream(Named):
 
 
 async def _called(source: Any, name: str, *arguments: Any) -> bool:
-    """Call a source's function, if it exists; return whether it does."""
+    """Call a method of a source, if it has it; return whether it does."""
     function = source.get(name) if isinstance(source, Mapping) else getattr(source, name, None)
     if function is None:
         return False

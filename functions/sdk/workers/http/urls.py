@@ -1,6 +1,6 @@
-"""URL and URLSearchParams with JavaScript's names for parts of addresses.
+"""URL and URLSearchParams as in JavaScript.
 
-Python's urllib reads and quotes; that a host is required, and how changes of one part affect others, is here.
+urllib splits and quotes; this module requires a host, and updates the other parts when one changes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,11 +8,11 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urljoin, urlsplit
 
 DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
-KEPT = "/:?#[]@!$&'()*+,;=%~|"  # characters that quoting leaves alone in an address that may be quoted already
+KEPT = "/:?#[]@!$&'()*+,;=%~|"  # characters that stay as they are, because a URL may be quoted already
 
 
 def quoted(url: str) -> str:
-    """Return an address for a header: characters beyond ASCII, spaces and quotes are percent-encoded."""
+    """Percent-encode the non-ASCII characters, spaces and quotes of a URL, for use in a header."""
     parts = urlsplit(url)
     if not parts.netloc.isascii():
         host = parts.hostname or ""
@@ -46,7 +46,7 @@ class URLSearchParams:
         self._pairs.append((name, str(value)))
 
     def set(self, name: str, value: Any) -> None:
-        """Set a parameter, in place of the first with that name."""
+        """Set a parameter; replace the first one of that name and delete the others."""
         pair, place = (name, str(value)), next((i for i, (key, _) in enumerate(self._pairs) if key == name), None)
         if place is None:
             self._pairs.append(pair)
@@ -142,7 +142,7 @@ class URL:
 
     @property
     def hostname(self) -> str:
-        name = self._parts.hostname or ""  # in lower case
+        name = self._parts.hostname or ""  # urlsplit returns it in lower case
         return f"[{name}]" if ":" in name else name
 
     @hostname.setter
@@ -201,7 +201,7 @@ class URL:
 
     @property
     def _query(self) -> str:
-        """Return the original query until a parameter is changed."""
+        """Return the original query until a parameter is changed; then encode the parameters."""
         is_changed = self.searchParams.items() != self._read_pairs
         return self.searchParams.toString() if is_changed else quote(self._given, safe=KEPT)
 
@@ -218,7 +218,7 @@ class URL:
 def _read(text: str) -> SplitResult:
     try:
         parts = urlsplit(text)
-        parts.port  # noqa: B018 - raises where it is no number
+        parts.port  # noqa: B018 - raises ValueError for an invalid port
     except ValueError as error:
         raise TypeError(f"{text!r} is no URL: {error}") from None
     if not parts.scheme or (parts.scheme in DEFAULT_PORTS and not parts.hostname):

@@ -1,9 +1,7 @@
-"""A session of one call between functions, over its two streams.
+"""The session of one call between functions, over the call's two streams.
 
-Each side can call the functions, targets and streams that the other side has sent.
-
-Begins with the call and lasts until nothing that came with it is held any more. The site relays bytes and reads none of them. A message is its length
-and a msgpack list. Knows stubs and values; independent of bindings.
+Each side can call the functions, targets and streams that the other side has sent. The session begins with the call, and ends when neither side holds
+an object of the other. The site relays the bytes without decoding them. A message is a length and a msgpack list. Independent of bindings.
 """
 
 import asyncio
@@ -22,12 +20,12 @@ from workers.remote.stubs import Handle, RpcStub, RpcTarget
 from workers.trouble import describe, remote_error
 from workers.values import DataCloneError
 
-SESSION = "$session"  # the only key of a reply whose value comes over the session, and the mark of a caller that supports sessions
+SESSION = "$session"  # key of a reply whose value comes over the session, and of a caller that supports sessions
 MAX_MESSAGE_BYTES = 32 << 20
-MAX_CALLS = 128  # calls of one side in progress; further ones wait
-PIECE_BYTES = 256 << 10  # of a stream, at once
-HIDDEN = frozenset({"dup", "dispose", "constructor"})  # of a target
-FIRST = 0  # the number of the call that began the session
+MAX_CALLS = 128  # concurrent calls of one side; further ones wait
+PIECE_BYTES = 256 << 10  # bytes of a stream per call
+HIDDEN = frozenset({"dup", "dispose", "constructor"})  # names of an RpcTarget that cannot be called
+FIRST = 0  # number of the call that began the session
 
 
 class RpcSession:
@@ -45,13 +43,14 @@ class RpcSession:
 
     @property
     def is_used(self) -> bool:
-        """Tell whether either side may call something of the other's."""
+        """Tell whether one side holds an object that the other can call."""
         return bool(self._exports or self._imports)
 
     # -- the caller's side ------------------------------------------------------------------------------------------------------------
 
     async def outgoing(self) -> AsyncIterator[bytes]:
-        """Yield the frames to send. The session ends with the last one, unless an answer is being read."""
+        """Yield the messages to send.
+        Closing this generator ends the session, unless `result` is reading the answer."""
         try:
             while True:
                 while self._outbox:
@@ -60,7 +59,7 @@ class RpcSession:
                 await self._news.wait()
         finally:
             if not self._has_reader:
-                self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
+                self.close(Failure("the call is over, and its arguments were released", code="session_over"))
 
     async def result(self, incoming: Any) -> Any:
         """Return the call's result; `incoming` is the answer's stream. Raises the call's exception."""
@@ -72,16 +71,16 @@ class RpcSession:
         try:
             return await first
         except BaseException:
-            self.close(Failure("the call that this belongs to was given up", code="session_over"))
+            self.close(Failure("the call that this belongs to was cancelled", code="session_over"))
             await incoming.aclose()
             raise
         finally:
-            del self._asked[FIRST], first  # the result may hold stubs
+            del self._asked[FIRST], first  # their frames must not keep stubs in the result alive
 
     # -- the called side --------------------------------------------------------------------------------------------------------------
 
     async def serve(self, work: Callable[[], Coroutine[Any, Any, Any]], incoming: Any) -> AsyncIterator[bytes]:
-        """Yield the frames to send while `work` runs, its packed result, and the frames that follow from it.
+        """Run `work`; yield the messages to send: its packed result, and those of later calls.
         Raises the exceptions of `work`."""
         first, reading = asyncio.ensure_future(work()), asyncio.ensure_future(self._read(incoming))
         first.add_done_callback(lambda _: self._news.set())
@@ -99,7 +98,7 @@ class RpcSession:
                     self._news.clear()
                     await self._news.wait()
         finally:
-            self.close(Failure("the call is over, and its arguments were given back", code="session_over"))
+            self.close(Failure("the call is over, and its arguments were released", code="session_over"))
             for task in (first, reading):
                 task.cancel()
             await asyncio.gather(first, reading, return_exceptions=True)
@@ -110,7 +109,7 @@ class RpcSession:
         return pack_sent(value, where, self)
 
     def unpack(self, value: Any) -> "Received":
-        """Return a received value, and the stubs that came with it."""
+        """Unpack a received value, and collect the stubs in it."""
         received = Received(self)
         received.unpack(value)
         return received
@@ -132,7 +131,8 @@ class RpcSession:
     # -- calls ------------------------------------------------------------------------------------------------------------------------
 
     async def call(self, id: int, what: str, name: str | None, args: Any = (), kwargs: Any = None) -> Any:
-        """Use an object of the other side: `call` it, or `read` a property."""
+        """Use the other side's object `id`: `what` is "call" for a method or "read" for a property.
+        Returns the result; raises the other side's exception."""
         async with self._room:
             if self._why_over is not None:
                 raise remote_error(self._why_over)
@@ -156,7 +156,7 @@ class RpcSession:
             self._send("drop", id)
 
     def close(self, why: Failure) -> None:
-        """End the session: pending calls fail, and received objects are given back."""
+        """End the session: pending calls fail, and received objects are released."""
         if self._why_over is None:
             self._why_over = why
             self._imports.clear()
@@ -178,7 +178,7 @@ class RpcSession:
             self._news.set()
 
     async def _read(self, incoming: Any) -> None:
-        why = Failure("the call is over, and its results were given back", code="session_over")
+        why = Failure("the call is over, and its results were released", code="session_over")
         buffer = bytearray()
         try:
             async for chunk in incoming:
@@ -188,7 +188,7 @@ class RpcSession:
                     del buffer[:end]
                     self._take(*msgspec.msgpack.decode(message))
                 if len(buffer) > MAX_MESSAGE_BYTES + 4:
-                    raise Failure("the other function sent a message beyond all bounds", code="session_broken")
+                    raise Failure("the other function sent a message that is too large", code="session_broken")
         except Failure as failure:
             why = failure
         except Exception as error:
@@ -200,7 +200,7 @@ class RpcSession:
     def _take(self, what: str, number: int, *rest: Any) -> None:
         if what in ("call", "read"):
             if len(self._answering) >= 2 * MAX_CALLS:
-                raise Failure("the other function made calls beyond all bounds", code="session_broken")
+                raise Failure("the other function made too many concurrent calls", code="session_broken")
             task = asyncio.ensure_future(self._answer(what, number, *rest))
             task.set_name(str(number))
             self._answering.add(task)
@@ -247,7 +247,7 @@ class RpcSession:
 
 
 class Received:
-    """The stubs that came with one message."""
+    """The value of one message, with the stubs in it."""
 
     def __init__(self, session: RpcSession) -> None:
         self.value: Any = None
@@ -266,13 +266,13 @@ class Received:
         return _Pulled(self._session.import_(id))
 
     def release(self) -> None:
-        """Give the stubs back, as at the end of the call that they came with."""
+        """Release the stubs, because the call that brought them has ended."""
         for stub in self._stubs:
             stub.dispose()
 
 
 class _Remote:
-    """An object that has a number at the other side."""
+    """An object of the other side, known by its number."""
 
     def __init__(self, session: RpcSession, id: int) -> None:
         self._session = session
@@ -289,7 +289,7 @@ class _Remote:
 
 
 class _Pulled:
-    """A stream of the other side, asked for piece by piece."""
+    """A stream of the other side, read by one call per chunk."""
 
     def __init__(self, handle: Handle) -> None:
         handle.hold()
@@ -316,7 +316,8 @@ class _Pulled:
 
 
 class _Export:
-    """Something of this side that the other may call, as an event of the Durable Object that sent it."""
+    """An object of this side that the other side may call.
+    Calls run as events of the Durable Object that sent it, if one did."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -326,7 +327,7 @@ class _Export:
         raise NotImplementedError
 
     def dispose(self) -> None:
-        """Give back its objects."""
+        """Release the exported object."""
 
 
 class _Function(_Export):
@@ -359,7 +360,7 @@ class _Target(_Export):
 
 
 class _Source(_Export):
-    """A stream: each call returns a chunk, and then None."""
+    """A stream: each call returns a chunk, or None at the end."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -400,10 +401,10 @@ def _no_member(name: str | None) -> Failure:
     return Failure(f"the RPC receiver does not do this: {sentence}", code="no_method", name="TypeError")
 
 
-_reading: set["asyncio.Future[Any]"] = set()  # tasks that only this set references
+_reading: set["asyncio.Future[Any]"] = set()  # keeps tasks alive that nothing else references
 
 
 def _ended(task: "asyncio.Future[Any]") -> None:
     _reading.discard(task)
     if not task.cancelled():
-        task.exception()  # its reader has left
+        task.exception()  # the reader has left, so the error does not matter

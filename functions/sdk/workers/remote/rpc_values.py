@@ -1,6 +1,6 @@
-"""Values that can be sent to another function but not stored.
+"""Values that can be sent to another function, but not stored.
 
-HTTP messages, files and forms; and, by a number of the session, functions, RpcTargets and streams.
+These are HTTP messages, files and forms, and, by a number in the session, functions, RpcTargets and streams.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ SENT = f"{KEPT}, Request, Response, Headers, Blob, FormData, streams, functions 
 
 class Exporter(Protocol):
     def export(self, value: Any) -> int | None:
-        """Return the number by which the other side calls a function, target or stream; None for others."""
+        """Return the number by which the other side can call a value; None if it is not callable.
+        Functions, targets and streams are."""
 
 
 class Importer(Protocol):
@@ -30,7 +31,7 @@ class Importer(Protocol):
 
 
 def pack_sent(value: Any, where: str, session: Exporter) -> Any:
-    """Return the plain form of a value that is sent. Raises DataCloneError."""
+    """Return the plain form of a value to send. Raises DataCloneError."""
     return pack(value, where, _packer(session), SENT)
 
 

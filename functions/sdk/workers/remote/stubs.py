@@ -1,4 +1,4 @@
-"""RpcTarget, whose methods others may call, and the stubs for calling them."""
+"""RpcTarget, whose methods other functions may call, and the stubs that call them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
@@ -6,11 +6,12 @@ from typing import Any, Protocol
 
 
 class RpcTarget:
-    """The base of objects that reach another function as stubs with usable methods and properties."""
+    """The base of objects that are sent by reference.
+    The receiver gets a stub with their methods and properties."""
 
 
 class Remote(Protocol):
-    """The object that a stub represents."""
+    """The remote object that a stub refers to."""
 
     def call(self, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
         """Call the object, or one of its methods."""
@@ -21,7 +22,7 @@ class Remote(Protocol):
 
 
 class Handle:
-    """The shared reference of several stubs to one object, released with the last of them."""
+    """A reference to a remote object, shared by several stubs; the last one releases it."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -37,7 +38,7 @@ class Handle:
             self.remote.release()
 
     def release_soon(self) -> None:
-        """Release from wherever the collector runs."""
+        """Release in the event loop, because the garbage collector may call this in any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.release)
 
@@ -47,8 +48,8 @@ class RpcStub:
 
     `await stub(...)`, `await stub.method(...)`, `await stub.property`.
 
-    An argument is given back at the end of its call, unless it was `dup`ed; other stubs by `dispose`, at the end of `with stub:`, or with the last
-    reference.
+    A stub that came as an argument is released when the call returns, unless `dup` was called; others by `dispose`, at the end of `with stub:`, or
+    with the last reference.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -59,7 +60,7 @@ class RpcStub:
         return self._remote().call(None, args, kwargs)
 
     def dup(self) -> "RpcStub":
-        """Return another stub of the same object, which is valid until it is disposed of."""
+        """Return another stub of the same object, valid until it is disposed of."""
         self._remote()
         assert self._handle is not None
         return RpcStub(self._handle)
@@ -86,13 +87,15 @@ class RpcStub:
 
     def _remote(self) -> Remote:
         if self._handle is None:
-            sentence = "this stub was disposed of: an argument is valid until the method returns, unless it is kept by stub.dup()"
+            sentence = (
+                "this stub was disposed of: an argument is valid until the method returns; keep a copy by stub.dup()"
+            )
             raise RuntimeError(sentence)
         return self._handle.remote
 
 
 class Member:
-    """A name of a stub: a method that is called, or a property that is awaited."""
+    """A name on a stub: call it as a method, or await it as a property."""
 
     def __init__(self, stub: RpcStub, name: str) -> None:
         self._stub = stub

@@ -1,8 +1,7 @@
 """A WebSocket of an ASGI application in a function.
 
-The scope is `websocket`, with the extension `websocket.http.response`.
-
-The application may be any for ASGI servers; it holds one end of a pair, and the accepting response carries the other.
+The scope is `websocket`, with the extension `websocket.http.response`. The application holds one end of a WebSocketPair; the response that accepts
+the socket carries the other.
 """
 
 import asyncio
@@ -40,8 +39,8 @@ class Socket:
         }
 
     async def response(self, app: Callable[..., Any]) -> Response:
-        """Return the application's response, after which it continues.
-        Raises its exceptions before it has accepted or refused."""
+        """Return the application's response once it has accepted or refused; the application then continues.
+        Raises its exceptions before that."""
         self._task = asyncio.ensure_future(self._run(app))
         _running.add(self._task)
         self._task.add_done_callback(_running.discard)
@@ -93,17 +92,17 @@ class Socket:
                 self._run_on()
         elif kind == "websocket.send" and self._is_accepted:
             if self._server.close_code is not None:
-                raise OSError("the client has left")  # as the specification has it since 2.4
+                raise OSError("the client has left")  # required by the specification since 2.4
             data = message.get("bytes")
             await self._server.send(data if data is not None else message["text"])
         elif kind == "websocket.close":
             self._server.close(message.get("code") or 1000, message.get("reason"))
             self._run_on()
         else:
-            raise RuntimeError(f"the application sent {kind!r}, for which it is too late or too early")
+            raise RuntimeError(f"the application sent {kind!r}, which is not allowed in this state of the WebSocket")
 
     def _run_on(self) -> None:
-        """Let the application finish after its socket was closed, as background work of the request."""
+        """Let the application finish after its socket has closed, as background work of the request."""
         if self._task is not None and not self._is_run_on:
             self._is_run_on = True
             self._context.wait_until(self._task)

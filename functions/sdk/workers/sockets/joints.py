@@ -1,6 +1,4 @@
-"""Connections between an end of a WebSocket and an exchange of the channel.
-
-They send messages from that end over the exchange, and deliver received ones to it.
+"""Connects an end of a WebSocketPair to an exchange of the channel, and relays messages.
 
 `bridged` is for the end that a response carries, `Joint` for the socket of an outgoing fetch.
 """
@@ -14,19 +12,20 @@ from pilotlight.functions.channel import Failure
 from pilotlight.functions.channel.socket_messages import ABNORMAL, MessageDecoder, MessageError, SocketClose, encode
 from workers.sockets.websockets import MAX_WAITING_BYTES, WebSocket, WebSocketPair
 
-CLOSE_REPLY_S = 10.0  # for the other side to answer a close
+CLOSE_REPLY_S = 10.0  # time for the other side to answer a close
 
 
 def bridged(end: WebSocket, incoming: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Return the answer's stream; `incoming` is the request's."""
+    """Connect an end to the request's stream `incoming`; return the stream for the response."""
     _take(end)
     return _joined(end, incoming)
 
 
 class Joint:
-    """Open the socket of a request with `body`.
+    """The socket of an outgoing request.
 
-    Then either `opened` is called with the answer's stream, and `socket` is the function's, or `refused` is called.
+    Send the request with `body`. If the handshake succeeds, call `opened` with the answer's stream; it returns the function's socket. Otherwise call
+    `refused`.
     """
 
     def __init__(self) -> None:

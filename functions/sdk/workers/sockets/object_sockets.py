@@ -1,6 +1,6 @@
-"""The WebSockets that a Durable Object accepted: their tags, and messages as calls of its methods.
+"""The WebSockets that a Durable Object has accepted: their tags, and messages as its events.
 
-On the platform such an object may leave the memory while its sockets stay open. Here it stays as long as they do.
+On the platform, such an object may be evicted from memory while its sockets stay open. Here it stays in memory as long as they do.
 """
 
 import weakref
@@ -18,17 +18,14 @@ MAX_TAG_CHARACTERS = 256
 
 class ObjectSockets:
     def __init__(self, call: Callable[..., Awaitable[None]]) -> None:
-        """`call` makes an event of the object: the method's name, and its arguments."""
+        """`call` runs a method of the object as an event: (name, *arguments)."""
         self.auto_response: Any = None
         self._call = call
         self._tags: dict[WebSocket, tuple[str, ...]] = {}
         self._answered: weakref.WeakKeyDictionary[WebSocket, datetime] = weakref.WeakKeyDictionary()
 
     def answer_automatically(self, pair: Any) -> None:
-        """Answer each message that equals the pair's request with its response; None to stop.
-
-        The object gets no event for it.
-        """
+        """Answer messages equal to `pair.request` with `pair.response`, without an event; None stops this."""
         self.auto_response = pair
 
     def accept(self, socket: Any, tags: Any) -> None:
@@ -52,7 +49,7 @@ class ObjectSockets:
         return self._answered.get(socket)
 
     def close(self) -> None:
-        """Close the sockets of an instance that is gone: their clients connect again, to the next one."""
+        """Close the sockets of a discarded instance; clients that reconnect reach the next one."""
         for socket in tuple(self._tags):
             if not socket._has_closed:
                 socket._close(SocketClose(1012, "the Durable Object was reset"))

@@ -1,7 +1,8 @@
-"""WebSockets in functions: `WebSocketPair`, whose two ends are connected, and events at an end.
+"""WebSockets in functions: `WebSocketPair` with two connected ends, and their events.
 
-Messages sent at one end arrive at the other. The end that a response carries is connected to the client (workers/joints.py); the function keeps the
-other, listens (`addEventListener`, `onmessage`) or iterates: `async for message in server`. Sending waits only if it is awaited.
+Messages sent at one end arrive at the other. The end that a response carries is connected to the client (workers/sockets/joints.py). The function
+keeps the other end, and listens (`addEventListener`, `onmessage`) or iterates: `async for message in server`. `send` waits for the receiver only if
+it is awaited.
 """
 
 import asyncio
@@ -17,10 +18,10 @@ from workers.face import Buffer, Named
 from workers.trouble import print_trouble
 from workers.values import pack, unpack
 
-ROOM_BYTES = 256 << 10  # of messages that wait at an end; an awaited send, and a client, wait beyond it
-MAX_WAITING_BYTES = 16 << 20  # of messages that were sent without awaiting; beyond it the socket is closed with 1013
-MESSAGE_COST = 64  # overhead of a message in bytes: empty ones use memory, too
-MAX_HANDLERS = 64  # running handlers of one socket; above it no further message is accepted
+ROOM_BYTES = 256 << 10  # unread bytes at an end above which awaited sends, and the client, wait
+MAX_WAITING_BYTES = 16 << 20  # unread bytes at an end above which a send without await closes the socket with 1013
+MESSAGE_COST = 64  # bytes counted for each message, because empty ones use memory, too
+MAX_HANDLERS = 64  # running handlers of one socket, above which no further message is handled
 MAX_ATTACHMENT_BYTES = 2048
 EVENTS = ("message", "close", "error", "open")
 
@@ -54,7 +55,7 @@ class ErrorEvent(Event):
 
 
 class EventTarget(Named):
-    """The listeners of a socket's events, and their running handlers."""
+    """The listeners for a socket's events, and the handlers that are running."""
 
     onmessage: Any = None
     onclose: Any = None
@@ -85,7 +86,7 @@ class EventTarget(Named):
         for listener in listeners:
             self._handle(self._heard(listener, event))
         if listeners:
-            await asyncio.sleep(0)  # they begin before the next message is looked at
+            await asyncio.sleep(0)  # lets the handlers start before the next message is handled
 
     async def _heard(self, listener: Any, event: Event) -> None:
         async def act() -> None:
@@ -109,7 +110,7 @@ async def _told(work: Awaitable[Any]) -> None:
 
 
 class WebSocket(EventTarget):
-    """One end. Made by WebSocketPair, and received in the response of a fetch."""
+    """One end of a WebSocketPair, or the socket of an outgoing connection."""
 
     CONNECTING, OPEN, CLOSING, CLOSED = 0, 1, 2, 3
     READY_STATE_CONNECTING, READY_STATE_OPEN, READY_STATE_CLOSING, READY_STATE_CLOSED = 0, 1, 2, 3
@@ -120,31 +121,31 @@ class WebSocket(EventTarget):
         self.protocol = self.extensions = self.url = ""
         self._peer: WebSocket = self
         self._inbox = _Inbox()
-        self._has_closed = False  # a close was sent from here, by the function or in answer to the other side's
-        self._was_closed = False  # a close has arrived
+        self._has_closed = False  # whether this end has sent a close
+        self._was_closed = False  # whether this end has received a close
         self._is_accepted = self._is_iterated = self._is_joined = self._has_told_close = False
         self._dispatching: asyncio.Task[None] | None = None
-        self._hibernation: Any = None  # the Durable Object that has accepted it
+        self._hibernation: Any = None  # the ObjectSockets of the Durable Object that accepted it
         self._attachment: bytes | None = None
 
     @classmethod
     def new(cls, url: Any, protocols: Any = None) -> "WebSocket":
-        """Connect to the world: `open` comes when the far side has switched, or `error` and `close`."""
-        from workers.http.outbound import connect  # opens the connection
+        """Connect to a server; an `open` event reports success, `error` and `close` events report failure."""
+        from workers.http.outbound import connect  # imported late: it imports this module
 
         return connect(str(url), [protocols] if isinstance(protocols, str) else list(protocols or ()))
 
     # -- called by the function ------------------------------------------------------------------------------------------------------
 
     def accept(self, options: Any = None) -> None:
-        """Deliver messages from now on."""
+        """Start to deliver messages."""
         self._take("accept()")
         self._run_event = host.event_runner.get()
         self._answer_close()
         self._dispatch_soon()
 
     def send(self, message: Any) -> "Sending":
-        """Send a message. Returns at once; `await` the result to wait until the other side has room."""
+        """Send a message and return at once; `await` the result to wait until the receiver has room."""
         data = _data(message)
         limit = host.max_message_bytes
         if len(data) > limit // 4 and len(_as_bytes(data)) > limit:
@@ -155,7 +156,7 @@ class WebSocket(EventTarget):
             raise TypeError("Can't call WebSocket send() after close()")
         inbox = self._peer._inbox
         if self._was_closed:
-            return Sending(inbox)  # the peer is gone: as in a browser, this is not an error
+            return Sending(inbox)  # as in a browser, sending to a closed peer is not an error
         host.leave()
         if inbox.held_bytes > MAX_WAITING_BYTES:
             inbox.drop()
@@ -167,8 +168,8 @@ class WebSocket(EventTarget):
         return Sending(inbox)
 
     def close(self, code: Any = None, reason: Any = None) -> None:
-        """Close, with 1000 unless another code is given.
-        The close event comes when the other side has answered."""
+        """Close with this code, by default 1000.
+        The close event follows when the other side has answered."""
         if self._has_closed:
             return
         checked = _checked_close(code, reason)
@@ -192,7 +193,7 @@ class WebSocket(EventTarget):
         self._dispatch_soon()
 
     def serialize_attachment(self, value: Any) -> None:
-        """Keep a value with the socket, for the object that has accepted it."""
+        """Store a value with the socket, for the Durable Object that has accepted it."""
         data = msgspec.msgpack.encode(pack(value, "the attachment"))
         if len(data) > MAX_ATTACHMENT_BYTES:
             raise ValueError(f"an attachment may have {MAX_ATTACHMENT_BYTES} bytes, and this one has {len(data)}")
@@ -202,8 +203,8 @@ class WebSocket(EventTarget):
         return None if self._attachment is None else unpack(msgspec.msgpack.decode(self._attachment))
 
     def __aiter__(self) -> "WebSocket":
-        """Iterate over the messages, str or bytes, until the other side closes.
-        Its code and reason are then in `close_code` and `close_reason`."""
+        """Iterate over messages (str or bytes) until the other side closes.
+        `close_code` and `close_reason` are set then."""
         self._take("iterate over")
         self._is_iterated = True
         return self
@@ -215,7 +216,7 @@ class WebSocket(EventTarget):
         return message
 
     async def receive(self) -> "str | Buffer | SocketClose":
-        """Return the next message, or the close, which stays the last."""
+        """Return the next message; after the last one, always the close."""
         self._is_iterated = True
         message = await self._inbox.take()
         if isinstance(message, SocketClose):
@@ -245,14 +246,14 @@ class WebSocket(EventTarget):
     # -- called by the channel -------------------------------------------------------------------------------------------------------
 
     def _take(self, how: str) -> None:
-        """Give the end to the function. Raises TypeError if it is another's."""
+        """Mark this end as used by the function. Raises TypeError if a response or a Durable Object has it."""
         if self._is_joined or self._hibernation is not None:
             sentence = f"this end of the WebSocket is taken already: {how} the end that the response does not carry"
             raise TypeError(sentence)
         self._is_accepted = True
 
     def _put(self, message: Message) -> None:
-        """Take a message from the other end."""
+        """Receive a message from the other end."""
         if self._was_closed:
             return
         self._inbox.put(message)
@@ -261,7 +262,8 @@ class WebSocket(EventTarget):
             self._answer_close()
 
     def _answer_close(self) -> None:
-        """Answer a close at once, independently of the function. For a connected end the remote side answers."""
+        """Answer a close at once, even if the function is busy.
+        If this end is connected to a remote side, that side answers."""
         close = self._inbox.close
         if close is not None and not self._has_closed and (self._is_accepted or self._hibernation is not None):
             self._close(SocketClose(NO_STATUS if close.code == ABNORMAL else close.code, close.reason))
@@ -285,7 +287,7 @@ class WebSocket(EventTarget):
         self._dispatching = asyncio.ensure_future(self._dispatch())
 
     async def _dispatch(self) -> None:
-        """Begin handlers in the order of their messages; they may then overtake each other, as a browser's do."""
+        """Start handlers in the order of their messages; as in a browser, a later one may finish first."""
         while True:
             await self._inbox.any()
             if self._is_iterated:
@@ -307,7 +309,7 @@ class WebSocket(EventTarget):
 
 
 class Sending:
-    """A message on its way."""
+    """The awaitable result of `send`: waits until the receiver has room."""
 
     def __init__(self, inbox: "_Inbox") -> None:
         self._inbox = inbox
@@ -359,7 +361,7 @@ class WebSocketRequestResponsePair(Named):
 
 
 class _Inbox:
-    """Messages in their order; a close is the last of them."""
+    """A queue of messages, of which a close is the last."""
 
     def __init__(self) -> None:
         self.held_bytes = 0

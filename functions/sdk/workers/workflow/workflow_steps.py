@@ -1,6 +1,6 @@
-"""The steps of a workflow: run, retried after failures, remembered; sleeps and events to wait for.
+"""The steps of a workflow: run, retry and remember steps; sleep; wait for events.
 
-A step is known by its name and the number of earlier ones with it. https://developers.cloudflare.com/workflows/python and
+A step is identified by its name and the number of earlier steps with that name. See https://developers.cloudflare.com/workflows/python and
 /build/sleeping-and-retrying. workflows.py wakes the workflow.
 """
 
@@ -30,19 +30,19 @@ UNITS = {
     "month": 2_592_000.0,
     "year": 31_536_000.0,
 }
-STAYS_S = 5.0  # a wait that is shorter is waited for in memory
-QUIET_S = 0.05  # idle time of the workflow after which it is suspended
-TURN_S = 60.0  # for one run, which is a request with its own limit
+STAYS_S = 5.0  # shorter waits keep the workflow in memory
+QUIET_S = 0.05  # idle time after which the workflow is suspended
+TURN_S = 60.0  # limit of one run, which is a request with its own time limit
 FOREVER = float("inf")
 UNKEPT = object()
 
 
 class NonRetryableError(Exception):
-    """An exception of a step that is not retried."""
+    """Raised by a step to prevent retries."""
 
 
 class WorkflowTimeoutError(Exception):
-    """A step has taken too long, or an event has not come."""
+    """A step took too long, or an event did not arrive in time."""
 
 
 class RetryPolicy(NamedTuple):
@@ -66,7 +66,7 @@ class RetryPolicy(NamedTuple):
         )
 
     def pause_s(self, attempt: int) -> float:
-        """Seconds after this failed attempt, counted from 1."""
+        """Return the pause in seconds after a failed attempt; attempts count from 1."""
         factor: float = {"constant": 1, "linear": attempt, "exponential": 2.0 ** (attempt - 1)}[self.backoff]
         return self.delay_s * factor
 
@@ -76,7 +76,7 @@ class RetryPolicy(NamedTuple):
 
 
 class StepLog:
-    """The results of steps, and unread events, in an object's storage."""
+    """The results of steps, and events not yet used, in a Durable Object's storage."""
 
     def __init__(self, storage: Any) -> None:
         self._storage = storage
@@ -85,7 +85,7 @@ class StepLog:
         return self._storage.kv.get(f"{kind}:{key}")
 
     async def put(self, kind: str, key: str, value: Any) -> None:
-        """Return when it is on the disk."""
+        """Store a value; return once it is on disk."""
         self._storage.kv.put(f"{kind}:{key}", value)
         await self._storage.sync()
 
@@ -96,7 +96,7 @@ class StepLog:
         self._storage.kv.put(f"event:{number:09}", event)
 
     async def take_event(self, type: str, key: str, until_s: float) -> Any:
-        """Return the oldest event of a type that arrived in time for a step; None if there is none."""
+        """Take the oldest event of a type that arrived before the step's deadline; None if there is none."""
         for name, event in self._storage.kv.list(prefix="event:"):
             if event["type"] == type and event["timestamp_ms"] <= until_s * 1000:
                 self._storage.kv.delete(name)
@@ -111,25 +111,24 @@ class StepLog:
 
 
 class WorkflowStep:
-    """`step`, in one run."""
+    """The `step` argument of `run`, for one run."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._counts: Counter[str] = Counter()
-        self._steps: dict[str, Any] = {}  # decorated steps, by the function's name and by the step's
-        self._at_work = 0  # steps that compute
-        self._waits: dict[object, float] = {}  # until when, seconds since 1970
+        self._steps: dict[str, Any] = {}  # decorated steps, by both the function's name and the step's name
+        self._at_work = 0  # number of steps that are running
+        self._waits: dict[object, float] = {}  # Unix time in seconds at which each wait ends
         self._changed = asyncio.Event()
         self._began_s = time.monotonic()
-        self._is_tired = False  # no further step begins in this run
+        self._is_tired = False  # set after a long run: no further step starts
 
     # -- called by the workflow ------------------------------------------------------------------------------------------------------
 
     def do(self, name: Any = None, depends: Any = None, concurrent: bool = False, config: Any = None) -> Any:
-        """Decorate a step.
-        It runs when the result is called and awaited; its parameters are the results of the steps in `depends`, or of those with their names, and
-        `ctx`."""
-        if callable(depends):  # as in JavaScript: do(name, callback)
+        """Decorate a step, which runs when the decorated function is called and awaited.
+        Its parameters are the results of the steps in `depends`, or of the steps with the parameters' names; `ctx` is its context."""
+        if callable(depends):  # called as in JavaScript: do(name, callback)
             return self._once(str(name), depends, (), RetryPolicy.of(config))
 
         def decorate(function: Callable[..., Any]) -> Callable[[], Any]:
@@ -141,11 +140,11 @@ class WorkflowStep:
         return decorate(name) if callable(name) else decorate
 
     async def sleep(self, name: str, duration: Any) -> None:
-        """Wait for milliseconds, or for a text such as "2 hours"."""
+        """Wait for a number of milliseconds, or a text such as "2 hours"."""
         await self._sleep_until(name, time.time() + seconds_of(duration))
 
     async def sleep_until(self, name: str, timestamp: Any) -> None:
-        """Wait until a datetime, a Date, or milliseconds since 1970."""
+        """Wait until a datetime, a Date, or a Unix time in ms."""
         if isinstance(timestamp, str):
             timestamp = datetime.fromisoformat(timestamp)
         is_time = isinstance(timestamp, datetime)
@@ -155,8 +154,9 @@ class WorkflowStep:
         await self._sleep_until(name, until_s)
 
     async def wait_for_event(self, name: str, event_type: Any, /, timeout: Any = "24 hours") -> Record:
-        """Wait for `send_event` of this type: {type, payload, timestamp}. Raises WorkflowTimeoutError."""
-        if isinstance(event_type, dict):  # as in JavaScript: {type, timeout}
+        """Wait for an event of this type that `send_event` sends; return {type, payload, timestamp}.
+        Raises WorkflowTimeoutError."""
+        if isinstance(event_type, dict):  # called as in JavaScript, with {type, timeout}
             event_type, timeout = event_type["type"], event_type.get("timeout", timeout)
         key = self._key(name)
         done = self._log.get("step", key) or {}
@@ -182,15 +182,12 @@ class WorkflowStep:
 
     @property
     def has_news(self) -> bool:
-        """Tell whether something has happened since `parked` looked last."""
+        """Tell whether something has changed since `parked` last waited."""
         return self._changed.is_set()
 
     async def parked(self) -> float | None:
-        """Wait until nothing runs and every wait is long; return the end of the first wait.
-
-        Return None if all wait for events only.
-
-        """
+        """Wait until no step runs and all waits are long; return the Unix time in seconds of the first end.
+        Return None if all wait only for events."""
         while True:
             self._changed.clear()
             if self._is_tired and not self._at_work:
@@ -230,7 +227,7 @@ class WorkflowStep:
                 if isinstance(error, NonRetryableError) or attempt > policy.limit:
                     kept = recorded(error)
                     await self._log.put("step", key, {"error": kept})
-                    raise restored(kept) from error  # as every later run raises it
+                    raise restored(kept) from error  # the same exception that every later run raises
                 await self._log.put("pause", key, time.time() + policy.pause_s(attempt))
                 continue
             await self._log.put("step", key, {"value": plain})
@@ -257,7 +254,8 @@ class WorkflowStep:
             self._changed.set()
 
     async def _turn(self) -> None:
-        """Start no step after a long run: the next run continues, with its own time limit."""
+        """Wait forever, instead of starting a step, if this run is long.
+        The next run continues, with a new time limit."""
         if self._is_tired or time.monotonic() - self._began_s > TURN_S:
             self._is_tired = True
             self._changed.set()
@@ -274,7 +272,7 @@ class WorkflowStep:
             await self._wait(until_s)
 
     async def _deadline(self, key: str, until_s: float) -> float:
-        """Return the deadline that was noted when the step began for the first time."""
+        """Return the deadline that was stored when the step first started."""
         if (noted := self._log.get("until", key)) is not None:
             return float(noted)
         await self._log.put("until", key, until_s)
@@ -305,14 +303,14 @@ class WorkflowStep:
 
 
 class _Context:
-    """The value of a step's `ctx`."""
+    """The placeholder for a step's `ctx` among its parameters."""
 
 
 CONTEXT = _Context()
 
 
 class _Step:
-    """A decorated step: a call runs it once for all dependents."""
+    """A decorated step; dependent steps share the result of one call."""
 
     def __init__(
         self,
@@ -343,7 +341,7 @@ class _Step:
         return await self._shared
 
     async def result(self) -> Any:
-        """Return its result, or run it: for a dependent step."""
+        """Return the result for a dependent step; run the step if it has not run."""
         return await (self() if self._shared is None else asyncio.shield(self._shared))
 
     def _sources(self) -> list[Any]:
@@ -366,12 +364,14 @@ async def _given(source: Any) -> Any:
 
 
 def seconds_of(duration: Any) -> float:
-    """Return the seconds of milliseconds, or of a text such as "5 minutes"."""
+    """Return the seconds of a number of milliseconds, or of a text such as "5 minutes"."""
     if isinstance(duration, (int, float)):
         return max(0.0, duration / 1000)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+?)s?\s*", str(duration))
     if found is None or found[2] not in UNITS:
-        raise ValueError(f"{duration!r} is no duration: give milliseconds, or a number and one of {', '.join(UNITS)}")
+        raise ValueError(
+            f"{duration!r} is not a duration: give milliseconds, or a number and one of {', '.join(UNITS)}"
+        )
     return float(found[1]) * UNITS[found[2]]
 
 
@@ -381,12 +381,11 @@ def _limit(given: Any) -> float:
 
 
 def recorded(error: Exception) -> dict[str, Any]:
-    """Return a step's failure in its stored form, with arguments and attributes.
-
-    Its class is the nearest one that a later run can find.
-    """
+    """Return a step's exception in its stored form, with arguments and attributes.
+    Its class is the nearest base class that a later run can import."""
     kind = next(kind for kind in type(error).__mro__ if _found(kind.__module__, kind.__qualname__) is kind)
-    made_of = error.__reduce__()[1] if isinstance(error, OSError) else error.args  # its args lack the file's name
+    # the args of an OSError lack the file's name
+    made_of = error.__reduce__()[1] if isinstance(error, OSError) else error.args
     args = [_plain(each) for each in made_of]
     return {
         "name": type(error).__name__,
@@ -398,14 +397,14 @@ def recorded(error: Exception) -> dict[str, Any]:
 
 
 def restored(error: dict[str, Any]) -> Exception:
-    """Return a step's failure, the same in every run: of the raised class, if a module has it."""
+    """Return a step's exception from its stored form: of the original class, if its module has it."""
     module, name = error.get("kind") or ("builtins", error["name"])
     kind, text = _found(module, name), f"{error['name']}: {error['message']}"
     if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is Exception:
         return Exception(error["message"] if error["name"] == "Exception" else text)
     args = [unpack(each) for each in error.get("args") or [error["message"]]]
     try:
-        # The author's constructor may take other arguments than the exception's.
+        # An author's constructor may take other parameters than the exception's args.
         found: Exception = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
         vars(found).update({name: unpack(each) for name, each in error.get("attributes", {}).items()})
         str(found)
@@ -424,5 +423,5 @@ def _found(module: str, name: str) -> Any:
 def _plain(value: Any) -> Any:
     try:
         return pack(value, "a part of an exception")
-    except Exception:  # it cannot be kept
+    except Exception:  # it cannot be stored
         return UNKEPT

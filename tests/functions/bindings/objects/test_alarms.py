@@ -1,4 +1,4 @@
-"""Alarms of objects and their files: each rings when due, at least once, and again with growing pauses if it fails."""
+"""Alarms of objects and their file: each runs at least once when due, and is retried after growing pauses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,12 +17,12 @@ KEY, OTHER = ObjectKey("Counter", "0" * 64), ObjectKey("Counter", "1" * 64)
 
 
 class Ringing:
-    """One function's alarms and their objects, with a clock that the test moves."""
+    """One function's alarms and their objects, with a clock that the test sets."""
 
     def __init__(self, folder: Path) -> None:
         self.now_ms = 1000
         self.rung: list[tuple[ObjectKey, str, Any]] = []
-        self.outcomes: list[Failure] = []  # outcomes of the next rings
+        self.outcomes: list[Failure] = []  # failures of the next runs
         self.while_ringing: Callable[[ObjectFile], None] = lambda file: None
         self.store = ObjectStore(folder / "objects", 1 << 20)
         self._path = folder / "alarms.sqlite"
@@ -42,7 +42,7 @@ class Ringing:
         await self.alarms.note(key, at_ms)
 
     async def turn_to(self, now_ms: int) -> None:
-        """Turn the clock; any noted alarm wakes all."""
+        """Set the clock and wake the alarms."""
         self.now_ms = now_ms
         await self.set(10**15, OTHER)
         await asyncio.sleep(0.01)
@@ -51,7 +51,7 @@ class Ringing:
         return await self.store.run(KEY, ObjectFile.alarm)
 
     async def until_rung(self, times: int) -> None:
-        """Wait until it has rung `times` times, and until the outcome is recorded."""
+        """Wait until the alarm has run `times` times and its outcome is recorded."""
         await eventually(lambda: len(self.rung) == times)
         await eventually(lambda: not any(task.get_name() == "alarm of Counter" for task in asyncio.all_tasks()))
 
@@ -150,7 +150,7 @@ async def test_an_alarm_that_was_never_committed_does_not_ring_and_is_asked_for_
     await ringing.store.run(KEY, lambda file: file.set_alarm(500))
     await ringing.alarms.note(KEY, 500)
     await eventually(lambda: (KEY, "_wake", None) in ringing.rung)
-    assert ringing.infos == [], "it is unknown whether it will be"
+    assert ringing.infos == [], "an uncommitted alarm must not run"
     await ringing.store.run(KEY, ObjectFile.commit)
     await eventually(lambda: ringing.infos == [FIRST])
 

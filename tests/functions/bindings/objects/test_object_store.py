@@ -1,4 +1,4 @@
-"""Storage of Durable Objects and its files: one instance, hostile requests, full disks, kill -9, and few open files."""
+"""Storage of Durable Objects and its files: one instance, hostile requests, full disks, SIGKILL, and few open files."""
 
 import asyncio
 import os
@@ -28,16 +28,16 @@ def num_files(folder: Path) -> int:
 
 
 def kinds(folder: Path) -> set[str]:
-    """Return the endings of all files' names."""
+    """Return the suffixes of all files in a folder."""
     return {path.suffix for path in folder.rglob("*") if path.is_file()}
 
 
 class Functions:
-    """Functions without alarms."""
+    """A stand-in for the site's functions, none of which is called."""
 
 
 class Storage:
-    """One object's storage, as its instance uses it."""
+    """One object's storage, called as its instance would."""
 
     def __init__(self, binding: ObjectStorage, id: str = ID) -> None:
         self._binding = binding
@@ -77,7 +77,7 @@ async def test_a_second_instance_makes_the_first_stale_and_undoes_what_it_had_no
         with pytest.raises(BindingError, match="was replaced") as caught:
             await first(method, **further)
         assert caught.value.code == "object_reset"
-    await first("abandon")  # which does no harm
+    await first("abandon")  # no effect: the instance was replaced
     assert await second("get", keys=["kept"]) == {"kept": 1}
 
 
@@ -158,7 +158,7 @@ async def test_a_burst_of_which_a_part_fails_for_want_of_room_is_undone_whole(bi
     with pytest.raises(BindingError, match="full"):
         await fill()
     with pytest.raises(BindingError, match="was replaced, or its storage failed"):
-        await storage("commit")  # SQLite has rolled all of it back, and must not report it as kept
+        await storage("commit")  # SQLite has rolled back all of it, so this must not report success
     assert await (await Storage(binding).start())("get", keys=["first", "k0"]) == {}
 
 
@@ -189,7 +189,8 @@ async def test_few_files_are_open_and_none_that_is_in_use_is_closed(
     store = ObjectStore(tmp_path, 1 << 20)
     keys = [ObjectKey("C", f"{n:064x}") for n in range(10)]
     numbers = [await store.start(key) for key in keys]
-    await store.run(keys[0], lambda file: file.put({"x": b"\x01"}), numbers[0])  # not committed, hence not to be closed
+    # uncommitted, so the file must stay open
+    await store.run(keys[0], lambda file: file.put({"x": b"\x01"}), numbers[0])
     await asyncio.gather(
         *(store.run(key, lambda file: file.get(["x"]), number) for key, number in zip(keys, numbers, strict=True))
     )
@@ -219,7 +220,7 @@ async def test_an_instance_that_is_reset_or_forgotten_is_stale_and_what_it_left_
     others = [ObjectKey("Counter", f"{i:064x}") for i in range(1, 4)]
     numbers = [await store.start(key) for key in others]
     current = [store.is_current(key, number) for key, number in zip(others, numbers, strict=True)]
-    assert current == [False, True, True], "the oldest is started anew when it is asked again"
+    assert current == [False, True, True], "the oldest instance was evicted"
     await store.close()
 
 
@@ -259,7 +260,7 @@ async def test_work_continues_when_the_caller_has_left(tmp_path: Path) -> None:
     leaving = asyncio.ensure_future(store.run(KEY, slow, number))
     await asyncio.sleep(0.02)
     leaving.cancel()
-    assert await store.run(KEY, lambda file: file.get(["x"]), number) == {"x": 1}  # after it, and not beside it
+    assert await store.run(KEY, lambda file: file.get(["x"]), number) == {"x": 1}  # runs after the move, not during it
     with pytest.raises(Stale):
         await store.run(KEY, lambda file: file.get(["x"]), number + 1)
     await store.close()
@@ -285,7 +286,7 @@ asyncio.run(main())
 
 
 def killed(path: Path) -> list[int]:
-    """Return the numbers that a process had committed when it was killed."""
+    """Kill a process while it writes; return the numbers that it had reported as committed."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None

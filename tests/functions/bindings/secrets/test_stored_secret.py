@@ -1,4 +1,4 @@
-"""Secrets of a store that functions share: read when asked for, and named when missing."""
+"""Secrets of a store that functions share: read on demand, and named if they are missing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""D1 on SQLite: statements, results, transactions, errors in the platform's shape, and SQL that tries to leave the database."""
+"""D1 on SQLite: statements, results, transactions, the platform's errors, and SQL that tries to escape the database."""
 
 import asyncio
 import os
@@ -360,7 +360,7 @@ asyncio.run(main())
 
 
 def killed_writer(path: Path) -> int:
-    """Return the last acknowledged batch."""
+    """Kill a process while it writes batches; return the number of the last acknowledged batch."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None

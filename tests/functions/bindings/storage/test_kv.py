@@ -1,4 +1,4 @@
-"""KV and its SQLite file: values, metadata, expiry, lists, limits, and writers that die."""
+"""KV and its SQLite file: values, metadata, expiry, lists, limits, and writers that are killed."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""R2 with files and with an S3 server: objects, ranges, conditions, checksums, lists, multipart, broken streams, hostile processes."""
+"""R2 on files and on an S3 server: objects, ranges, conditions, checksums, lists, multipart uploads, broken streams, hostile processes."""
 
 import asyncio
 import hashlib
@@ -23,14 +23,14 @@ __all__ = ["s3_endpoint", "s3_place"]
 
 @pytest.fixture(params=["files", pytest.param("s3", marks=pytest.mark.process)])
 async def bucket(wire: Wire, request: pytest.FixtureRequest) -> R2Bucket:
-    """Return the bucket in either store."""
+    """Return a bucket on files or at an S3 server."""
     stores = {} if request.param == "files" else {"photos": request.getfixturevalue("s3_place")}
     face: R2Bucket = (await wire(R2, r2=stores)).env["BUCKET"]
     return face
 
 
 def holds(root: Path, count: int) -> bool:
-    """Tell whether there are `count` files. There are none if the objects are stored elsewhere."""
+    """Tell whether there are `count` files; true if the bucket stores none here."""
     return not (root / "bindings" / "r2").exists() or len(files(root)) == count
 
 
@@ -116,7 +116,7 @@ async def test_a_range_is_that_part(bucket: R2Bucket, wanted: dict[str, int], st
 
 
 class Headers(dict[str, str]):
-    """Headers of a request."""
+    """The headers of a request, as a dict."""
 
 
 async def test_ranges_and_conditions_can_be_a_requests_headers(bucket: R2Bucket) -> None:
@@ -256,7 +256,7 @@ async def test_a_multipart_upload_becomes_one_object(bucket: R2Bucket, tmp_path:
     assert holds(tmp_path, 1)
     with pytest.raises(Failure, match=r"does not exist\. \(10024\)"):
         await upload.complete([first])
-    with pytest.raises(Failure, match=r"\(10024\)|answered 500.*\(10001\)"):  # the latter is moto's error
+    with pytest.raises(Failure, match=r"\(10024\)|answered 500.*\(10001\)"):  # moto answers with the latter
         await upload.uploadPart(1, b"x")
 
 

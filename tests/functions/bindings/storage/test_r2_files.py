@@ -1,4 +1,4 @@
-"""R2's objects as files: hostile keys, readers of deleted objects, full disks, deaths, and uploads that are never completed."""
+"""R2's objects as files: hostile keys, readers of deleted objects, full disks, killed writers, and uploads that are never completed."""
 
 import asyncio
 import hashlib
@@ -113,7 +113,7 @@ async def test_an_object_that_is_left_half_read_is_closed() -> None:
     told = await Bucket(cast("Any", Opens())).call("get", ["k"], {})
     assert await anext(told.body) == b"some"
     await told.body.aclose()
-    assert closed == [True], "not only after garbage collection"
+    assert closed == [True], "closed at once, not by garbage collection"
 
 
 LIMITED = """
@@ -169,7 +169,7 @@ asyncio.run(main())
 
 
 def killed_writer(path: Path) -> int:
-    """Return the last acknowledged put."""
+    """Kill a process while it puts objects; return the number of the last acknowledged put."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=env)
     assert process.stdout is not None

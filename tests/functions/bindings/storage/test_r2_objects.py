@@ -1,4 +1,4 @@
-"""The pure rules for R2 objects: conditions, ranges, parts, and S3's headers of an object in both directions."""
+"""R2's rules without I/O: conditions, ranges, parts, and conversion to and from S3's headers."""
 
 import hashlib
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""R2 at an S3 endpoint: signatures as botocore makes them, the view of other tools, and every way in which a store can fail."""
+"""R2 at an S3 endpoint: signatures equal to botocore's, interoperability with other tools, and failures of the endpoint."""
 
 import asyncio
 import base64
@@ -126,12 +126,12 @@ async def test_a_bucket_that_is_not_there_says_so(wire: Wire, s3_place: S3Place)
             await act
 
 
-# -- a store that fails ------------------------------------------------------------------------------------------------------------
+# -- an endpoint that fails --------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def store(handler: Handler) -> AsyncIterator[tuple[S3Place, list[web.Request]]]:
-    """Start a store that answers as the handler does, and records requests."""
+    """Start an S3 endpoint that answers by the handler; yield it and the received requests."""
     seen: list[web.Request] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -207,7 +207,7 @@ async def test_a_store_that_stays_busy_is_given_up(wire: Wire) -> None:
 
 
 def serving(data: bytes, sent: bytes, **headers: str) -> Handler:
-    """Return a handler that announces `data`, and sends something else."""
+    """Return a handler that announces `data` but sends `sent`."""
 
     async def handler(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(
@@ -343,7 +343,7 @@ def test_a_stores_refusal_has_the_platforms_number(code: str, status: int, numbe
 
 
 class Taken:
-    """An answer whose body is not read here."""
+    """A response whose body the test does not read."""
 
     def __init__(self, headers: dict[str, str]) -> None:
         self.headers = headers
@@ -355,7 +355,7 @@ class Taken:
 
 
 class Racing:
-    """A store at which another client is faster, `times` times; then it answers."""
+    """An S3 endpoint where another client writes first, `times` times; then it accepts."""
 
     def __init__(self, times: int, status: int = 412) -> None:
         self.left, self.status = times, status

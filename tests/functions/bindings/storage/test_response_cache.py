@@ -1,4 +1,4 @@
-"""The content of a cache, its expiry, and its bounds."""
+"""The response cache: content, expiry, and size limit."""
 
 import pytest
 
@@ -49,10 +49,10 @@ def test_beyond_its_size_the_longest_unused_is_forgotten() -> None:
     memory = ResponseMemory(max_bytes=10_000)
     for name in "abcd":
         memory.put(("f", "", name), 200, [("a", "b")], bytes(2000), 60.0)
-    assert memory.get(("f", "", "b")) is not None, "it is used again: a goes, and c"
+    assert memory.get(("f", "", "b")) is not None, "b was used recently, so a and c are evicted"
     for name in "ef":
         memory.put(("f", "", name), 200, [], bytes(2000), 60.0)
     assert [name for name in "abcdef" if memory.get(("f", "", name)) is not None] == ["b", "e", "f"]
     memory.put(("f", "", "b"), 200, [], b"", 60.0)
     memory.put(("f", "", "long"), 200, [], bytes(20_000), 60.0)
-    assert memory.get(("f", "", "long")) is None, "it is longer than all that may be kept"
+    assert memory.get(("f", "", "long")) is None, "larger than the whole cache"

@@ -1,4 +1,4 @@
-"""Stores as operators look into them: pages of rows and keys, hostile schemas, and functions that write meanwhile."""
+"""Operators' view of stores: pages of rows and keys, hostile schemas, and functions that write at the same time."""
 
 import sqlite3
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Make = Callable[..., sqlite3.Connection]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """Make a store, and return a connection by which a function would write to it."""
+    """Return a function that creates a store and returns a connection to it, like a function's."""
 
     def make(kind: StoreKind, name: str, script: str = "", owner: str = "f") -> sqlite3.Connection:
         folder = tmp_path / "bindings" / kind / name

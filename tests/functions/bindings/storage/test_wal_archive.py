@@ -1,4 +1,4 @@
-"""The history of a database: any second of it is built again, whatever the processes that write it do."""
+"""The history of a database: any second of it can be rebuilt, even if its writers are killed or compete."""
 
 import os
 import random
@@ -18,7 +18,7 @@ DAY_S = 24 * 3600.0
 
 
 class Owner:
-    """A connection and its archive, by a clock that stands still unless it is moved."""
+    """A connection and its archive, with a clock that moves only on demand."""
 
     def __init__(self, path: Path, segment_bytes: int = 16_384, kept_s: float = 7 * DAY_S) -> None:
         self.path, self.now_s = path, 1000.0
@@ -32,7 +32,7 @@ class Owner:
         self.archive.attach(self.connection)
 
     def run(self, *statements: str, after_s: float = 1.0) -> Bookmark:
-        """Commit statements a while later."""
+        """Advance the clock, then run statements in one transaction; return the new bookmark."""
         self.now_s += after_s
         self.connection.execute("BEGIN")
         for statement in statements:
@@ -65,7 +65,7 @@ def make(path: Path) -> Iterator[Callable[..., Owner]]:
 
 
 def sum_at(path: Path, bookmark: Bookmark) -> int | None:
-    """Return the sum of the numbers in a table as it was; None if there was no table."""
+    """Return the sum of a table's numbers at a bookmark; None if there was no table."""
     built = path.with_name("built.sqlite")
     for end in ("", "-wal", "-shm"):
         Path(f"{built}{end}").unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def test_the_history_continues_after_a_close_and_after_a_kill(path: Path, make: 
     owner.close()
     owner.open()
     second = owner.run("INSERT INTO t VALUES (10)")
-    killed = path.with_name("killed.sqlite")  # what a killed process leaves: the files as they are
+    killed = path.with_name("killed.sqlite")  # a copy of the files, as a killed process would leave them
     for end in ("", "-wal"):
         shutil.copy2(f"{path}{end}", f"{killed}{end}")
     shutil.copytree(path.with_suffix(".history"), killed.with_suffix(".history"))
@@ -118,7 +118,7 @@ def test_the_history_continues_after_a_close_and_after_a_kill(path: Path, make: 
     assert [sum_at(killed, each) for each in (first, second, third)] == [1, 11, 111]
     again.close()
     assert [sum_at(killed, each) for each in (first, second, third)] == [1, 11, 111]
-    assert len(list(killed.with_suffix(".history").glob("*.base"))) == 1, "nothing was copied anew"
+    assert len(list(killed.with_suffix(".history").glob("*.base"))) == 1, "no further base was made"
 
 
 def test_what_another_program_checkpointed_begins_a_new_base_and_no_wrong_state(
@@ -178,7 +178,7 @@ def test_a_second_process_keeps_nothing_and_its_commits_are_in_the_history(
 def test_what_was_rolled_back_is_in_no_moment(path: Path, make: Callable[..., Owner]) -> None:
     owner = make(segment_bytes=1 << 30)
     owner.run("CREATE TABLE t (n, filler)")
-    owner.connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the commit
+    owner.connection.execute("PRAGMA cache_size = 1")  # makes SQLite write pages before the commit
     owner.connection.execute("BEGIN")
     for number in range(1000):
         owner.connection.execute(f"INSERT INTO t VALUES ({number}, zeroblob(1000))")
@@ -206,7 +206,7 @@ def test_moments_that_are_too_old_are_deleted_and_the_days_before_now_are_kept(
 
 def test_a_bookmark_is_read_as_it_is_written() -> None:
     assert Bookmark.parse(str(Bookmark(3, 70_000))) == Bookmark(3, 70_000)
-    with pytest.raises(HistoryError, match="is no bookmark"):
+    with pytest.raises(HistoryError, match="is not a bookmark"):
         Bookmark.parse("yesterday")
 
 

@@ -1,4 +1,4 @@
-"""Processes of an OCI runtime: waited for without blocking, and without leaks."""
+"""The OCI runtime's processes: awaited without blocking, and without leaks."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ LIMITS = Confinement(3, "/function", ["/layer"], "/scratch", 1234, 64, 16, 99, 7
 
 
 def child() -> subprocess.Popen[bytes]:
-    """Return one that ends when its input does."""
+    """Start a child process that ends when its standard input closes."""
     return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
 
 def is_known(pid: int) -> bool:
-    """Tell whether the kernel keeps a process, or its exit status, for its parent."""
+    """Tell whether the kernel still knows a process, at least its exit status."""
     return os.path.exists(f"/proc/{pid}")
 
 
@@ -43,7 +43,7 @@ async def test_a_child_is_waited_for_beside_others_and_leaves_no_descriptor(is_l
     else:
         started.stdin.close()
         await asyncio.wait_for(waiting, 60)
-        assert len(os.listdir("/proc/self/fd")) == before - 1, "its input alone"
+        assert len(os.listdir("/proc/self/fd")) == before - 1, "only the child's input was closed"
         assert not is_known(started.pid)
     started.wait()
 
@@ -73,7 +73,7 @@ def test_a_container_may_do_no_more_than_its_function() -> None:
     resources = linux["resources"]
     assert resources["devices"] == [{"allow": False, "access": "rwm"}]
     assert (64 * 3 + 16) << 20 < resources["memory"]["limit"] <= (64 * 3 + 16 + 128) << 20
-    assert resources["pids"]["limit"] == 7 * 3 + 1, "the zygote, and the threads of three isolates"
+    assert resources["pids"]["limit"] == 7 * 3 + 1, "7 threads for each of three isolates, and the zygote"
     (rule,) = linux["seccomp"]["syscalls"]
     assert rule["action"] == "SCMP_ACT_ERRNO"
     assert {"mount", "ptrace", "bpf"} <= {*rule["names"]}

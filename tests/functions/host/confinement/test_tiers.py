@@ -1,4 +1,4 @@
-"""Restrictions of a process before it runs untrusted code, each layer by itself: none may replace another that is missing."""
+"""The layers of confinement, each tested alone: none may cover for another that is missing."""
 
 import json
 import os
@@ -43,7 +43,7 @@ class Default(WorkerEntrypoint):
 
 @pytest.fixture
 def in_a_group() -> Iterator[None]:
-    """Simulate a site that was started with supplementary groups."""
+    """Give this process a supplementary group, as a site started with groups has."""
     before = os.getgroups()
     if os.getuid() == 0:
         os.setgroups([*before, GROUP])
@@ -57,10 +57,10 @@ async def test_no_group_no_capability_and_no_list_of_the_root_is_left_at_tier_2(
 ) -> None:
     served.add(SOURCE)
     found = json.loads(await served.get())
-    if os.getuid() == 0:  # another user has no group to leave
+    if os.getuid() == 0:  # another user cannot leave a group
         assert found["groups"] == []
     assert found["capabilities"] == [0] * 6
-    assert found["listed"] is None  # the root exists, and only Landlock makes it unreadable
+    assert found["listed"] is None  # the root directory exists, but Landlock forbids to list it
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="functions run as the site's own user otherwise")

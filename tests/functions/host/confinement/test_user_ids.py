@@ -1,4 +1,4 @@
-"""User ids of functions: no two sites of a machine share one, and returned ids are reused."""
+"""User ids of functions: unique across the sites of a machine, and reused after their return."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_ids_that_are_given_back_are_used_again_the_longest_free_first(tmp_path:
     for _ in range(20 * BLOCK_IDS):
         user = FunctionUser(site)
         seen.append(user.id)
-        assert user.id == seen[-1], "one id for as long as it is used"
+        assert user.id == seen[-1], "the id stays the same until it is released"
         user.release()
         user.release()
     assert len(set(seen)) == BLOCK_IDS

@@ -1,4 +1,4 @@
-"""Imports of a function's files, as far as reading them shows."""
+"""The imports that parsing a function's files finds."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The choice of a function's Python: its project's requirement and the installed ones."""
+"""The choice of a function's Python, by its project's requirement and the installed versions."""
 
 import logging
 import sys
@@ -63,7 +63,7 @@ def test_pythons_of_pyenv_and_uv_are_found_by_their_folders(tmp_path: Path, monk
     for name in ("3.12.1", "3.9.1", "system", "pypy3.10-7"):
         (tmp_path / "pyenv/versions" / name / "bin").mkdir(parents=True)
         (tmp_path / "pyenv/versions" / name / "bin/python3").touch()
-    (tmp_path / "pyenv/versions/3.13.9/bin").mkdir(parents=True)  # its installation is incomplete
+    (tmp_path / "pyenv/versions/3.13.9/bin").mkdir(parents=True)  # an incomplete installation
     (tmp_path / "uv/cpython-3.13.2-linux-x86_64-gnu/bin").mkdir(parents=True)
     (tmp_path / "uv/cpython-3.13.2-linux-x86_64-gnu/bin/python3").touch()
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
@@ -78,7 +78,7 @@ def test_a_python_that_is_nowhere_is_named_and_the_sites_own_runs(
     (tmp_path / "pyproject.toml").write_text('[project]\nrequires-python = ">=3.99"')
     with caplog.at_level(logging.WARNING, "pilotlight.function"):
         assert Interpreters(SiteZygote(), NoPackages()).wanted_by("f", tmp_path) is None
-    assert "f asks for Python >=3.99, which is not installed here" in caplog.text
+    assert "f requires Python >=3.99, which is not installed here" in caplog.text
     assert f"the site's own {OWN.version}" in caplog.text
 
 
@@ -91,7 +91,8 @@ def test_each_python_has_layers_of_its_own() -> None:
 async def test_a_function_runs_on_another_python_where_there_is_one(
     make_served: ServedMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other Python here is this one by another path: its packages come from a layer, for which a wheel of the test is used."""
+    """The other Python is a second path to this one.
+    Its packages come from a layer, installed from a wheel that the test builds."""
     (fake := tmp_path / "pyenv/versions/3.12.99/bin").mkdir(parents=True)
     (fake / "python3").symlink_to(sys.executable)
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))

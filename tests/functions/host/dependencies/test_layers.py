@@ -1,4 +1,4 @@
-"""Packages of functions: installed once from local wheels, shared by versions, refused by name if they are not permitted."""
+"""Packages of functions: installed once from local wheels, shared by versions, and refused with their name if not permitted."""
 
 import asyncio
 import base64
@@ -55,7 +55,7 @@ def _digest(text: str) -> str:
 
 @pytest.fixture(autouse=True)
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make all installable wheels: there is no network."""
+    """Build all wheels that the tests install, because there is no network."""
     folder = tmp_path / "wheels"
     make_wheel(folder, "greeter", "1.0", "def greet():\n    return 'hello from a wheel'\n")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -111,7 +111,7 @@ async def test_a_layer_that_several_ask_for_is_installed_once_and_is_whole_or_no
 
 @pytest.mark.process
 async def test_nothing_but_wheels_is_installed(tmp_path: Path, wheels: Path) -> None:
-    """A source distribution's setup.py would run with the site's rights."""
+    """The setup.py of a source distribution would run with the site's privileges."""
     source = wheels / "evil-1.0"
     source.mkdir()
     (source / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
@@ -187,10 +187,10 @@ async def test_unused_layers_are_deleted_by_age_and_beyond_their_room_the_longes
     assert names_in(tmp_path / "kept") == {
         "young",
         "used",
-    }  # one that was used a moment ago stays, whatever its size
+    }  # recently used layers stay, whatever their size
     tight.release("f")
     await tight.prune()
-    assert names_in(tmp_path / "kept") == {"young", "used"}  # it was in use until now
+    assert names_in(tmp_path / "kept") == {"young", "used"}  # the layer was in use until now
 
 
 async def test_a_layer_that_is_asked_for_while_layers_are_measured_stays(

@@ -1,4 +1,4 @@
-"""Records of invocations: real isolates, and the results of queries afterwards."""
+"""Records of invocations: functions run in real isolates, and queries return the records."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -83,7 +83,7 @@ async def test_lines_of_requests_at_once_belong_each_to_their_own(make_served: S
 async def test_a_short_request_is_charged_the_cpu_time_that_it_used(make_served: ServedMaker, tmp_path: Path) -> None:
     async with kept(make_served, tmp_path) as served:
         served.add(ENTRY)
-        await served.get("/first")  # it may end before its isolate's time is measured
+        await served.get("/first")  # a first request may end before its isolate's CPU time is measured
         await served.get("/nothing")
         await served.get("/compute")
         cpu_ms = {each.what: each.cpu_ms for each in await found(served)}
@@ -116,7 +116,7 @@ async def test_an_invocation_lasts_as_long_as_its_stream_and_one_that_is_left_is
     async with kept(make_served, tmp_path) as served:
         served.add(ENTRY)
         response = await served.ask("/stream")
-        assert await found(served) == [], "it is still open"
+        assert await found(served) == [], "the invocation is still open"
         assert response.stream is not None
         assert b"".join([chunk async for chunk in response.stream]) == b"onetwo"
         left = await served.ask("/stream")
@@ -133,7 +133,7 @@ async def test_what_background_work_prints_belongs_to_its_request(make_served: S
         await served.get("/later")
         functions = served.functions
         await eventually(lambda: not functions.pools["f"].is_at_work)
-        await asyncio.sleep(0.05)  # its line is in a pipe
+        await asyncio.sleep(0.05)  # its line is still in the pipe
         (invocation,) = await found(served)
         assert lines(invocation)[-1] == ("log", "in the background")
 

@@ -1,4 +1,4 @@
-"""The file of invocations: queries, expiry by age, and eviction if one function takes all the space."""
+"""The file of invocations: queries, expiry by age, and deletion of records when one function fills it."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,4 +54,4 @@ async def test_a_function_that_prints_a_lot_loses_only_its_own_oldest_lines(stor
     assert len(await ids(store, "quiet", limit=1000)) == 100
     left = await ids(store, "loud", limit=1000)
     assert 0 < len(left) < 300
-    assert left == sorted(range(1400 - len(left), 1400), reverse=True), "its newest"
+    assert left == sorted(range(1400 - len(left), 1400), reverse=True), "the newest records are left"

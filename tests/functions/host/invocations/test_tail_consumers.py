@@ -1,4 +1,4 @@
-"""Functions that receive other functions' invocations, and an error of the site among them."""
+"""Tail consumers still get events after an internal error in one delivery."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Resources that end with the isolates of one version, and the arguments that each of them is started with."""
+"""The isolates of one version: how they are started, and which resources end with them."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ from pilotlight.functions.manifest import BindingDeclaration, Manifest
 
 
 class Made:
-    """A factory without a zygote or files; it records the events of its stand-ins."""
+    """A factory whose zygote and files are stand-ins that record events."""
 
     def __init__(self, folder: Path = Path("/f"), main: str = "entry.py") -> None:
         self.told: list[Any] = []
@@ -103,7 +103,7 @@ async def test_an_isolate_finds_its_own_modules_before_packages_and_hears_of_no_
             await made.factory.start(isolate, is_on_probation=is_on_probation)
         classes = [PriorityClass.BACKGROUND, PriorityClass.NORMAL]
         assert [each for each in made.told if each != "imports"] == (classes if may_return else []), (
-            "there is no way back from giving way without root"
+            "without root a lowered priority could not be raised again"
         )
         assert started[0].sys_path == path
         assert started[0].bindings == [("assets", "A", {"html_handling": "none"})]

@@ -1,4 +1,4 @@
-"""The runtime's handle of an isolate, whose processor time and memory the test sets."""
+"""The runtime's handle of an isolate, whose CPU time and memory the test sets."""
 
 import asyncio
 import signal
@@ -44,7 +44,7 @@ class FakeChild(ChildProcess):
 
 
 class FakeZygote:
-    """A zygote whose isolate is this process: it gets every request, and answers only pings."""
+    """A zygote whose isolate is this process: it records requests, and answers only pings."""
 
     why_failed = ""
 
@@ -102,7 +102,7 @@ async def test_an_isolate_is_ended_by_its_watch_when_it_has_more_memory_than_it_
     assert not made.isolate.is_usable
     made.isolate.watch()
     made.isolate.watch_idle()
-    assert made.child.signals.count(signal.SIGKILL) == 1, "once"
+    assert made.child.signals.count(signal.SIGKILL) == 1, "killed once"
 
 
 async def test_an_isolate_without_a_request_may_not_compute_for_ever(
@@ -138,6 +138,6 @@ async def test_an_isolate_that_could_not_be_made_says_why(made: Made) -> None:
 
 
 async def test_a_request_beyond_its_wall_time_is_open_no_longer(made: Made) -> None:
-    with pytest.raises(Fault, match=r"not answered within 0\.01 s"):
+    with pytest.raises(Fault, match=r"did not answer within 0\.01 s"):
         await made.ask(wall_s=0.01)
     assert made.isolate.work.load == 0

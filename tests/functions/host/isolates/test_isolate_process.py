@@ -1,4 +1,4 @@
-"""Reporting an isolate's end."""
+"""The description of an isolate's exit."""
 
 import asyncio
 import os
@@ -12,7 +12,7 @@ from pilotlight.functions.host.zygotes.zygote_client import ChildProcess
 
 
 async def test_a_death_reported_before_the_start_is_described_by_its_signal() -> None:
-    """Its zygote's reports come over another socket than its own answers do."""
+    """A zygote's report of a death may arrive before its report of the start."""
     log = FunctionLog("f", 64)
     try:
         process = IsolateProcess("f", log, CpuHistory())
@@ -26,7 +26,7 @@ async def test_a_death_reported_before_the_start_is_described_by_its_signal() ->
 
 
 async def test_it_runs_from_its_start_to_its_death() -> None:
-    """Looking at a process, or ending it, needs this check first: after its death its number may be another's."""
+    """A process may be signalled or measured only while it runs, because its pid may be reused afterwards."""
     log = FunctionLog("f", 64)
     try:
         process = IsolateProcess("f", log, CpuHistory())

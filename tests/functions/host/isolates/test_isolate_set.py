@@ -1,4 +1,4 @@
-"""The isolates of one version, with isolates whose state the test sets: those that take requests, those that retire, and the rest."""
+"""The isolates of one version, with stand-ins whose state the test sets: which take requests, and which retire."""
 
 import asyncio
 from types import SimpleNamespace
@@ -87,7 +87,7 @@ class Factory:
 
 
 class Kept:
-    """A set, and all its parts."""
+    """An IsolateSet with stand-ins for its parts."""
 
     def __init__(self) -> None:
         self.factory, self.waiters, self.told = Factory(), Waiters("f", 8), list[Fault]()
@@ -192,9 +192,9 @@ async def test_an_isolate_that_ended_by_itself_is_counted_once_and_its_time_is_r
     isolate.gone.set()
     await asyncio.wait_for(waiting, 60)
     assert (kept.living, isolate.is_closed) == ([], True)
-    assert [kept.isolates.spent_cpu_s(), kept.isolates.spent_cpu_s()] == [1.0, 0.0], "as its last look found it"
+    assert [kept.isolates.spent_cpu_s(), kept.isolates.spent_cpu_s()] == [1.0, 0.0], "the last measurement counts, too"
     await kept.started()
-    assert kept.factory.probations == [False, True], "after one that ended badly"
+    assert kept.factory.probations == [False, True], "on probation after a bad end"
 
 
 async def test_one_that_cannot_be_watched_is_ended_and_the_others_are_watched(kept: Kept) -> None:
@@ -239,13 +239,13 @@ async def test_processes_that_end_one_after_the_other_make_requests_wait_and_the
     now = asyncio.get_running_loop().time()
     for _ in range(FREE + 1):
         kept.isolates.restarts.ended_badly(now, had_answered=False)
-    assert await kept.isolates.start() is None, "it has waited"
+    assert await kept.isolates.start() is None, "no isolate was due; it only waited"
     assert kept.factory.made == []
     while await kept.isolates.start() is None:
         assert kept.factory.made == []
     for _ in range(20):
         kept.isolates.restarts.ended_badly(asyncio.get_running_loop().time(), had_answered=False)
-    with pytest.raises(Failure, match="end one after the other") as refused:
+    with pytest.raises(Failure, match="keep ending without an answer") as refused:
         await kept.isolates.start()
     assert (refused.value.code, refused.value.status) == ("overloaded", 503)
     assert MAX_WAIT_S < refused.value.retry_after_s <= 5
@@ -263,7 +263,7 @@ async def test_one_without_memory_is_replaced_unless_that_would_lose_what_only_i
     assert (isolate.is_retiring, isolate.is_tainted) == (is_replaced, is_replaced)
     isolate.gone.set()
     await settle()
-    assert kept.isolates.restarts.pause_s(0.0) == 0.0, "one bad end, however it was noticed"
+    assert kept.isolates.restarts.pause_s(0.0) == 0.0, "counted as one bad end"
     assert kept.living == []
 
 
@@ -279,7 +279,7 @@ async def test_a_misbehaving_zygote_is_ended_and_its_author_gets_an_error(kept: 
         ("packages", "the function 'f' was ended: it forks")
     }
     now = asyncio.get_running_loop().time()
-    assert (kept.isolates.restarts.pause_s(now) > 0) is not lives, "where some live, their ends are counted"
+    assert (kept.isolates.restarts.pause_s(now) > 0) is not lives, "the ends of living isolates are counted instead"
 
 
 async def test_when_a_version_is_closed_all_have_ended(kept: Kept) -> None:

@@ -1,4 +1,4 @@
-"""One isolate's usage as its watch measures it: when it looks, which request it charges, and which isolate it pings."""
+"""Measuring one isolate: when it is measured, which requests are charged, and when it is pinged."""
 
 import asyncio
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ class Process:
 
 
 class Pinged:
-    """A channel whose other side answers on demand."""
+    """A channel that answers pings only when the test lets it."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -145,14 +145,14 @@ async def test_a_loop_is_asked_once_until_it_answers_and_its_silence_is_counted_
     assert (channel.num_pings, probe.silent_s()) == (1, 1.0)
     channel.answer.set_exception(ChannelClosed())
     await settle()
-    assert probe.silent_s() == 1.0, "it has not answered"
+    assert probe.silent_s() == 1.0, "the ping is unanswered"
     probe.close()
     channel = Pinged()
     probe.begin(cast(Any, channel))
     await asyncio.sleep(0)
     probe.close()
     await settle()
-    probe.begin(cast(Any, channel))  # the previous one has ended
+    probe.begin(cast(Any, channel))  # the previous ping was answered
     await asyncio.sleep(0)
     assert channel.num_pings == 2
     probe.close()

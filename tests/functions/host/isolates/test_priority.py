@@ -1,4 +1,4 @@
-"""The order of isolates: priority classes follow from the cost of answers, and are set in the kernel."""
+"""Priority classes of isolates: they follow from the CPU time of answers, and are set in the kernel."""
 
 import asyncio
 import ctypes
@@ -32,7 +32,7 @@ SCHED_GETATTR = {"x86_64": 315, "aarch64": 275}
 
 
 def used(cpu_history: CpuHistory, *, answers: int, cost_s: float, began: float = 100.0, every_s: float = 0.05) -> float:
-    """Look at an isolate after each answer; return the time of the last one."""
+    """Record answers of the given cost, one every `every_s`; return the time of the last one."""
     for index in range(answers):
         cpu_history.answered()
         cpu_history.spent(cost_s, began + index * every_s)
@@ -92,9 +92,10 @@ def test_a_successor_on_probation_gives_way_until_it_has_answered() -> None:
     assert cpu_history.priority_class is PriorityClass.INTERACTIVE
 
 
-@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
+@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux honours time slices since 6.12")
 async def test_the_kernel_gets_the_high_and_the_low_priority_classes(make_served: ServedMaker) -> None:
-    async with make_served(limits={"blocked_s": 20.0}) as served:  # a low-priority isolate on a busy machine is slow
+    # an isolate with low priority is slow on a busy machine
+    async with make_served(limits={"blocked_s": 20.0}) as served:
         served.add(
             """
             import time
@@ -130,7 +131,7 @@ async def test_the_kernel_gets_the_high_and_the_low_priority_classes(make_served
 
 
 @pytest.mark.process
-@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux takes slices from 6.12 on")
+@pytest.mark.skipif(not HONOURS_SLICES, reason="Linux honours time slices since 6.12")
 def test_the_loop_itself_is_reported_and_its_children_are_as_usual() -> None:
     apply_priority(0, PriorityClass.INTERACTIVE)
     try:
@@ -150,8 +151,8 @@ def test_the_loop_itself_is_reported_and_its_children_are_as_usual() -> None:
         (0, 7, PriorityClass.INTERACTIVE, [(7, PROMPT_NICE, PROMPT_SLICE_NS)], False),
         (0, 7, PriorityClass.NORMAL, [(7, 0, 0)], True),
         (0, 7, PriorityClass.BACKGROUND, [(7, YIELD_NICE, 0)], True),
-        (0, 0, PriorityClass.NORMAL, [(0, 0, 0)], False),  # this thread alone
-        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # nothing is raised above the site
+        (0, 0, PriorityClass.NORMAL, [(0, 0, 0)], False),  # this thread only
+        (3, 7, PriorityClass.INTERACTIVE, [(7, 3, PROMPT_SLICE_NS)], True),  # no priority above the site's own
         (18, 7, PriorityClass.BACKGROUND, [(7, 19, 0)], True),
     ],
 )
@@ -183,7 +184,7 @@ def test_what_the_site_may_not_do_is_left_and_so_is_what_its_starter_has_decided
     monkeypatch.setattr(priority.os, "setpriority", refuse)
     monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_OTHER)
     apply_priority(7, PriorityClass.INTERACTIVE)
-    assert told == [(7, PROMPT_NICE, PROMPT_SLICE_NS), (7, 0, PROMPT_SLICE_NS)], "at least a slice"
+    assert told == [(7, PROMPT_NICE, PROMPT_SLICE_NS), (7, 0, PROMPT_SLICE_NS)], "the time slice is still tried"
     told.clear()
     monkeypatch.setattr(priority.os, "sched_getscheduler", lambda pid: os.SCHED_RR)
     apply_priority(7, PriorityClass.INTERACTIVE)
@@ -194,13 +195,13 @@ def test_the_cpu_time_of_another_process_is_read_to_the_nanosecond() -> None:
     before = time.process_time()
     assert before <= cpu_s(os.getpid()) <= time.process_time()
     with pytest.raises(OSError, match="Invalid"):
-        cpu_s(2**22 + 1)  # above the largest possible value
+        cpu_s(2**22 + 1)  # higher than any possible pid
 
 
 @pytest.mark.process
-@pytest.mark.skipif(OWN_NICE >= 19, reason="the site gives way already")
+@pytest.mark.skipif(OWN_NICE >= 19, reason="the site already has the lowest priority")
 def test_what_a_process_has_forked_gives_way_with_it() -> None:
-    command = ["sh", "-c", "sleep 600 & echo $!; wait"]  # ended below
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]  # the shell's child is killed below
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as started:
         assert started.stdout is not None
         forked = int(started.stdout.readline())
@@ -219,7 +220,7 @@ async def test_a_shared_pace_is_kept_by_all_together_after_a_short_burst() -> No
             await pace.take(10)
 
     await asyncio.gather(send(), send())
-    assert loop.time() - began >= 200 / 1000 - 0.005 - 0.01  # the work that may run at once
+    assert loop.time() - began >= 200 / 1000 - 0.005 - 0.01  # less the burst and a tolerance
 
 
 def _nice(pid: int) -> int | None:
@@ -227,7 +228,7 @@ def _nice(pid: int) -> int | None:
 
 
 def _scheduled(pid: int) -> tuple[int, int]:
-    """Return nice value and slice."""
+    """Return a process's nice value and time slice in ns."""
     buffer = bytearray(56)
     address = (ctypes.c_char * 56).from_buffer(buffer)
     assert ctypes.CDLL(None).syscall(SCHED_GETATTR[platform.machine()], pid, address, 56, 0) == 0

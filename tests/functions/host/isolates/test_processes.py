@@ -1,4 +1,4 @@
-"""The kernel's facts about processes: their memory, their relations, and whether they live."""
+"""Facts about processes from the kernel: memory, parents and children, and whether they live."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ child.wait()
 
 @pytest.fixture
 def parent() -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a process with one child, which ends with its standard input."""
+    """Start a process with one child; both end when standard input closes."""
     command = [sys.executable, "-S", "-c", FAMILY]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
         assert started.stdout is not None

@@ -1,4 +1,4 @@
-"""The delay before replacing isolates that end badly."""
+"""The pauses before isolates that ended badly are replaced."""
 
 import pytest
 

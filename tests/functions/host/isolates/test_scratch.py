@@ -1,4 +1,4 @@
-"""The directory that isolates write to: its size, and the effect of exceeding the limit."""
+"""The directory that isolates write to: measuring it, and enforcing its limit."""
 
 import asyncio
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_all_that_lies_below_counts_and_each_file_by_its_own_place(tmp_path: Pat
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     counted = bytes_below(tmp_path, 10**9)
     assert 5 * BLOCK + 4 * 512 <= counted <= 7 * BLOCK + 4 * 512
-    assert 2 * BLOCK < bytes_below(tmp_path, 1) < counted, "counting stops when it is enough"
+    assert 2 * BLOCK < bytes_below(tmp_path, 1) < counted, "counting stops at `enough`"
 
 
 def test_what_is_emptied_stays_and_what_a_link_leads_to_is_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Addresses that functions may not reach: those of the IANA's registries, of clouds, and of the machine itself."""
+"""Addresses that functions may not reach: special ones of the IANA, those of clouds, and those of this machine."""
 
 import asyncio
 import os
@@ -139,7 +139,7 @@ def test_what_is_no_url_of_the_web_is_refused_by_name(url: str) -> None:
 
 
 def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public address; the kernel's answer about it is replaced by this test's."""
+    """The address is public; the test replaces the kernel's statement that it is this machine's."""
 
     class Probe(socket.socket):
         def connect(self, address: object) -> None:
@@ -159,7 +159,7 @@ def test_an_address_of_this_machine_is_denied_at_every_port(monkeypatch: pytest.
 
 @asynccontextmanager
 async def far_side(*answers: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """Start a server that gives these answers, one per connection; yield its address and the received bytes."""
+    """Start a server with one answer per connection; yield its address and the received bytes."""
     heard: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -320,7 +320,7 @@ async def test_the_first_address_that_takes_a_connection_has_it_with_small_buffe
                 assert connection.getsockopt(socket.SOL_SOCKET, option) <= 2 * egress_module.SOCKET_BUFFER_BYTES
         with pytest.raises(ConnectionRefusedError):
             await egress_module._connected([refusing, refusing])
-        with pytest.raises(OSError, match="the name has no address"):
+        with pytest.raises(OSError, match="the host name has no address"):
             await egress_module._connected([])
         assert len(os.listdir("/proc/self/fd")) == before
 

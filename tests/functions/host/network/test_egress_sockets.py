@@ -1,4 +1,4 @@
-"""WebSockets that functions open to servers elsewhere, within the egress policy."""
+"""WebSockets that functions open to other servers, under the egress policy."""
 
 import asyncio
 import json
@@ -155,7 +155,7 @@ async def test_a_websocket_made_from_its_address_reports_its_fate_by_events(make
 
 
 class FarSocket:
-    """The far side of a function's WebSocket, as aiohttp provides it."""
+    """The server's side of a function's WebSocket, with aiohttp's interface."""
 
     protocol = "b"
     close_code: int | None = None
@@ -225,7 +225,7 @@ async def test_the_far_side_hears_all_that_a_function_says_and_how_it_ended(
 async def test_a_function_hears_how_a_connection_ended_that_was_not_closed(
     close_code: int | None, told: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(egress_sockets, "CLOSE_S", 0.01)  # the wait for a silent function
+    monkeypatch.setattr(egress_sockets, "CLOSE_S", 0.01)  # shortens the wait for a silent function
     far = FarSocket()
     far.close_code = close_code
     reply = await opened(cast(Any, far), "http://far/", [], messages_of())

@@ -1,4 +1,4 @@
-"""Functions' TCP, each test through a real isolate: permitted connections, forbidden ones, and attacks."""
+"""TCP for functions, in real isolates: allowed connections, denied ones, and attacks on the broker."""
 
 import asyncio
 import json
@@ -113,7 +113,7 @@ for count in range(10):
 
 
 async def test_messages_of_a_hostile_isolate_to_its_broker_do_no_harm(make_served: ServedMaker) -> None:
-    """Descriptors that are not sockets, malformed packets, unread answers, and a redirected connection."""
+    """The messages: descriptors that are not sockets, malformed packets, unread replies, a redirected connection."""
     source = """
 import brokered_sockets as broker, struct, msgspec
 asks = broker._broker
@@ -139,16 +139,16 @@ return Response.json([turned, held.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBU
         served.add(default(source))
         served.add(default("return Response('fine')"), name="neighbour")
         turned, size = json.loads(await served.get(f"/{port}"))
-        assert turned[0] in (1, 13)  # refused by the filter
+        assert turned[0] in (1, 13)  # the system call filter refuses it
         assert size == 2 * SOCKET_BUFFER_BYTES
         assert await served.get("/1", name="neighbour") == b"fine"
-        assert json.loads(await served.get(f"/{port}"))  # and its own next request
+        assert json.loads(await served.get(f"/{port}"))  # the hostile function itself still works
 
 
 async def test_a_name_is_resolved_again_where_it_is_connected(
     make_served: ServedMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An isolate cannot name an allowed host and give another address."""
+    """Otherwise an isolate could name an allowed host and pass the address of another."""
     source = """
 import brokered_sockets as broker
 broker._names["10.0.0.1"] = "allowed.test"

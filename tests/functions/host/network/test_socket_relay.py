@@ -1,4 +1,4 @@
-"""A client's WebSocket and a function's messages, joined by a relay: either side may end, vanish, stall or send nonsense."""
+"""The relay between a client's WebSocket and a function: either side may close, vanish, stall or send invalid data."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +18,7 @@ LIMITS = FunctionLimits(socket_message_mib=0.001, socket_idle_s=60)
 
 
 class Ends:
-    """A client (ASGI) and a function (two streams of messages)."""
+    """A client (ASGI) and a function (two streams of messages), both played by the test."""
 
     def __init__(self, limits: FunctionLimits = LIMITS) -> None:
         self.from_client: asyncio.Queue[Any] = asyncio.Queue()
@@ -35,7 +35,7 @@ class Ends:
             await asyncio.Event().wait()
         self.to_client.append(message)
         if message["type"] == "websocket.close":
-            self.disconnect(message["code"])  # as a client answers
+            self.disconnect(message["code"])  # as a client answers a close
 
     async def _run(self) -> None:
         taking = asyncio.ensure_future(self._take())
@@ -69,7 +69,7 @@ class Ends:
         self.from_client.put_nowait({"type": "websocket.disconnect", "code": code, "reason": ""})
 
     async def ended(self) -> int | None:
-        """Return the code of the close that the client got."""
+        """Return the code of the close that the client received."""
         await asyncio.wait_for(self.running, 60)
         codes = [message["code"] for message in self.to_client if message["type"] == "websocket.close"]
         assert len(codes) <= 1
@@ -157,7 +157,7 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
 
 
 class TurnedClock:
-    """A replacement for asyncio in the relay, whose loop's time passes while it sleeps; half way through each sleep something happens."""
+    """Replaces asyncio in the relay: sleeping advances the loop's time at once, and an action runs halfway."""
 
     def __init__(self) -> None:
         self.now = 100.0

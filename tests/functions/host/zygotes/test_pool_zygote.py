@@ -1,4 +1,4 @@
-"""The zygote of one version: started when needed, and ended with all its resources."""
+"""The zygote of one version: created on demand, and ended together with its resources."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,7 +39,7 @@ class Zygote:
 
 
 class Made:
-    """A pool's zygote, the zygotes that were made for it, and their logs."""
+    """A PoolZygote, the zygotes that it created, and their logs."""
 
     def __init__(self, folder: Path, tier: int) -> None:
         self.zygotes: list[Zygote] = []
@@ -88,9 +88,9 @@ async def test_a_living_zygote_is_kept_and_one_that_is_dead_is_replaced(made: Ma
     first.is_alive = False
     second = made.zygote.get()
     assert (second is first, first.is_closed, len(made.zygotes)) == (False, True, 2)
-    assert [log.write_fd for log in made.logs] == [-1, -1], "the processes have their own"
+    assert [log.write_fd for log in made.logs] == [-1, -1], "only the processes keep the write ends"
     made.zygote.close()
-    assert [log._fd for log in made.logs] == [-1, -1], "and they are no longer read"
+    assert [log._fd for log in made.logs] == [-1, -1], "the read ends are closed, too"
 
 
 async def test_one_that_does_what_it_must_not_is_ended_and_the_next_is_another(made: Made) -> None:

@@ -1,4 +1,4 @@
-"""The warm-up of a zygote: it succeeds, and leaves nothing."""
+"""The warm-up of a zygote: it succeeds and leaves no state."""
 
 import gc
 import sys

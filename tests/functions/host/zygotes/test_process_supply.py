@@ -1,4 +1,4 @@
-"""A pool's ingredients: the packages that its function brings or requires, and its Python."""
+"""The supply of a pool: the packages that its function brings or requires, and its Python."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ OTHER = SimpleNamespace(python="3.99")
 
 
 class Supply:
-    """A supply that has not been started; `used` lists the layers that it noted."""
+    """A ProcessSupply that is not started; `used` lists the layers that were recorded as used."""
 
     def __init__(self, folder: Path, *, tier: int = 1, other: Any = None) -> None:
         self.supply = ProcessSupply((0, 3), None, folder / "state", LayerBudget())

@@ -1,4 +1,4 @@
-"""The process from which a site's functions are forked: a dead one is restarted when a function is needed."""
+"""The process from which functions' zygotes are forked: if it has died, it is restarted on demand."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Zygotes of sleeping functions that are kept in memory, and those that are started in advance."""
+"""Zygotes of idle functions that are kept in memory, and those that are created in advance."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ class Zygote:
 
 
 class Pool:
-    """A function whose zygote has slept since the given time."""
+    """A function whose zygote has been idle since the given time."""
 
     def __init__(self, asleep_since: float | None = None, asleep_mib: int | None = 10) -> None:
         self.zygote = Zygote(asleep_since, asleep_mib)
@@ -81,7 +81,7 @@ async def test_functions_have_their_zygotes_before_they_are_asked_as_far_as_ther
     for _ in range(30):
         await asyncio.sleep(0)
     assert [pool.num_prepared for pool in added] == [0, 1, 1, 0], (
-        "one is not served any more, and there is room for two"
+        "the first pool is no longer served, and there is room for two"
     )
     budget.end_longest_asleep([])
     budget.add(cast(Any, added[3]))

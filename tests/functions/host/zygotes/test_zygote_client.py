@@ -1,4 +1,4 @@
-"""A zygote's messages and their checks: the other end of its socket is the test."""
+"""The runtime's checks of a zygote's messages; the test is the zygote."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ Process = subprocess.Popen[bytes]
 
 
 class Zygote:
-    """The other end of a connection."""
+    """The zygote's end of a connection."""
 
     def __init__(self) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -143,7 +143,7 @@ async def test_who_says_what_cannot_be_is_ended_with_all_its_processes(
     await eventually(lambda: zygote.connection.closed)
     assert zygote.failed == [FORGED]
     assert all(child.died.done() and child.pidfd == -1 for child in children)
-    assert len(os.listdir("/proc/self/fd")) == before - 1, "the connection's own"
+    assert len(os.listdir("/proc/self/fd")) == before - 1, "only the connection's socket was closed"
     with pytest.raises(ZygoteError, match="is gone"):
         zygote.ask()
 
@@ -156,7 +156,7 @@ async def test_a_zygote_that_ends_takes_its_processes_along(zygote: Zygote, proc
     await eventually(lambda: zygote.connection.closed)
     assert await asyncio.to_thread(processes[0].wait) == -9
     assert [child.died.result() for child in children] == [None, None]
-    with pytest.raises(ZygoteError, match="ended before it was there"):
+    with pytest.raises(ZygoteError, match="ended before it had started"):
         await children[1].started
     assert zygote.connection.pids == set()
 
@@ -172,7 +172,7 @@ async def test_a_command_is_as_large_as_a_message(zygote: Zygote) -> None:
 
 
 class Measured(ChildProcess):
-    """A zygote's process with scripted usage."""
+    """A zygote's process whose usage the test sets."""
 
     def __init__(self, pid: int) -> None:
         super().__init__()
@@ -233,12 +233,12 @@ async def test_what_packages_compute_beside_requests_counts_from_their_import(wa
     await watched.say(Imported())
     assert watched.look() == ""
     watched.child.cpu = 5.2
-    assert watched.look() == "", "as much as a request"
+    assert watched.look() == "", "as much CPU time as one request may use"
     watched.child.cpu = 5.25
-    assert watched.look(LOOK_S / 2) == "", "it is not time to look"
+    assert watched.look(LOOK_S / 2) == "", "the next check is not due"
     assert "more than 200 ms of CPU time outside" in watched.look(LOOK_S / 2)
     watched.child.cpu = 5.2 + BESIDE_SHARE * 100
-    assert watched.look(100.0) == "", "threads that packages keep"
+    assert watched.look(100.0) == "", "allowed to threads that packages start"
 
 
 async def test_a_fork_may_cost_something(watched: Watched) -> None:
