@@ -13,20 +13,20 @@ from collections.abc import Callable
 
 TOLERANCE = 1.5  # times the prediction
 HALF_LIFE_S = 20.0
-PRIOR_ANSWERS = 3.0  # imaginary answers in time: one late answer means little
-LEAST_MS = 20.0  # a smaller delay counts as punctual
+PRIOR_ANSWERS = 3.0  # assumed punctual answers, so that one late answer changes the mean little
+LEAST_MS = 20.0  # a smaller mean delay counts as 0
 
 
 class Lateness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._late_ms = 0.0  # sum of the answers' excess beyond their tolerance; punctual answers reduce it
-        self._latest_ms = 0.0  # the answer that was later than any other
+        self._latest_ms = 0.0  # delay of the answer that was delayed the most
         self._answers = 0.0
         self._at = float("-inf")
 
     def observe(self, expected_ms: float, actual_ms: float) -> None:
-        """Record the time to the first token of an answer, expected and actual."""
+        """Record the expected and the actual time to the first token of an answer."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
         self._late_ms = max(0.0, self._late_ms + late_ms)  # an early answer does not offset later ones
@@ -45,7 +45,7 @@ class Lateness:
         return self._mean_ms(self._late_ms + max(0.0, overdue_ms), waiting=overdue_ms > 0)
 
     def proven_ms(self, overdue_ms: float = 0.0, next_overdue_ms: float = 0.0) -> float:
-        """Return the mean without the latest answer: the evidence of more than one.
+        """Return the mean without the most delayed answer, which is the evidence of more than one answer.
         `next_overdue_ms` belongs to the answer after the first overdue one."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0

@@ -27,10 +27,10 @@ UNTRUSTED = SiteAnswer(403, b"it refuses this router's time, by whichever clock 
 
 
 class SiteControl:
-    """Sends while it has a session: `with orders.by(session)`."""
+    """Sends control requests inside `with orders.by(session)`."""
 
     def __init__(self, urls: Mapping[str, str], secret: str | None, clocks: SiteClocks) -> None:
-        """`urls` of the sites by name."""
+        """`urls` maps names of sites to their URLs."""
         self._session: aiohttp.ClientSession | None = None
         self._urls = urls
         self.secret, self._clocks = secret or "", clocks

@@ -35,7 +35,7 @@ class WakeHints:
     ) -> None:
         self._orders = orders
         self._clock = clock
-        self._told_at: dict[tuple[str, str], float] = {}  # by site and model: both are published names, and few
+        self._told_at: dict[tuple[str, str], float] = {}  # by site and model: published names, so few
         self._under_way: set[asyncio.Task[None]] = set()
         self._hints = Counter(
             "pilotlight_router_wake_hints", "Wake hints sent to sites with a wanted, sleeping model, by outcome: heeded, refused, failed or dropped.",
