@@ -271,7 +271,7 @@ class UpstreamAttempt:
 class UpstreamResponse:
     """A site's response that has started: a whole `body`, or a stream to iterate over.
 
-    An iteration yields all events that one read brought. Use as `with`: leaving closes the connection to a site that is still sending.
+    Each iteration yields all events of one read. Use as `with`: leaving closes the connection to a site that is still sending.
     """
 
     def __init__(

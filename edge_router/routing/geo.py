@@ -14,7 +14,7 @@ EARTH_RADIUS_KM = 6371.0
 
 
 def parse_place(header: str) -> Place:
-    """`"52.3,4.8"` -> Place. Raises ApiError on anything that is not two numbers of degrees."""
+    """Parse `"52.3,4.8"`. Raises ApiError unless it has a latitude and a longitude in degrees."""
     first, _, second = header.partition(",")
     try:
         latitude, longitude = float(first), float(second)
@@ -27,9 +27,9 @@ def parse_place(header: str) -> Place:
 
 
 def distance_km(a: Place, b: Place) -> float:
-    """Return the great-circle distance.
+    """Return the great-circle distance in km, by the haversine formula.
 
-    By the haversine formula: stable for near points, at most 0.5 % off, because the Earth is not a sphere.
+    It is exact for near points, and at most 0.5 % wrong, because the Earth is not a sphere.
     """
     phi_a, phi_b = math.radians(a.latitude), math.radians(b.latitude)
     half_phi = (phi_b - phi_a) / 2

@@ -73,7 +73,7 @@ class JoinRoutes:
         return self._network is not None
 
     async def line(self, minutes: float) -> str:
-        """Return a command by which one machine joins, once. Raises ApiError."""
+        """Return a command with which one machine can join, once. Raises ApiError."""
         assert self._network is not None
         folder, port, fingerprint = (
             self._network.folder,
@@ -86,14 +86,14 @@ class JoinRoutes:
             raise ApiError("internal_error", f"{folder} cannot be used: {error.strerror}") from None
 
     async def face(self, request: Request) -> Response:
-        """Return the authority's certificate, for the machine to compare with its token, and the location."""
+        """Return the authority's certificate, which the machine checks by its token, and the location."""
         assert self._network is not None
         place = self._router.network.place
         told = NetworkFace(self._network.authority.pem.decode(), Place(place.city, place.latitude, place.longitude))
         return Response(msgspec.json.encode(told), media_type=JSON)
 
     async def join(self, request: Request) -> Response:
-        """Take a machine in. Raises ApiError."""
+        """Answer a machine that joins with its certificate and the network's secret. Raises ApiError."""
         assert self._network is not None
         if request.url.scheme != "https":
             raise ApiError("forbidden", "the network's secret is sent over https only: set listen.tls_certificate")
@@ -110,7 +110,7 @@ class JoinRoutes:
         return Response(msgspec.json.encode(joined), media_type=JSON)
 
     def _join(self, network: _Network, asked: JoinRequest, host: str) -> Joined:
-        """Raises ApiError."""
+        """Issue a certificate and add the site to the file. Raises ApiError."""
         if asked.name in self._router.backends:
             raise ApiError("invalid_request", f"the network has a site named {asked.name!r}: choose another --name")
         try:

@@ -20,7 +20,8 @@ class RouterActivity:
         self.version = version
         self._proxy = proxy
         self._clock = clock
-        self._seen: dict[RequestState, tuple[float, int]] = {}  # each open answer's tokens at the last look
+        # time and number of tokens of each open answer at the last look
+        self._seen: dict[RequestState, tuple[float, int]] = {}
         self._gaps = [0] * (len(TOKEN_GAPS_MS) + 1)
 
     def counts(self) -> Counts:
