@@ -238,7 +238,7 @@ def _function_hosts(network: NetworkConfig, secret: str) -> FunctionHosts:
     hosts = FunctionHosts(network)
     if hosts and not secret:
         raise ConfigError(
-            f"hosts and functions.domain need {HOP_SECRET_ENV}, here and at the sites: without it no site believes that a function has a host"
+            f"hosts and functions.domain need {HOP_SECRET_ENV}, here and at the sites: without it sites ignore the host of a function"
         )
     return hosts
 

@@ -147,7 +147,7 @@ class JournalFile:
         try:
             entry: Entry = _decoder.decode(data)
         except msgspec.DecodeError as error:
-            raise OSError(f"{self.path} is another version's: {error}") from None
+            raise OSError(f"{self.path} was written by another version: {error}") from None
         self._at += _FRAME.size + length
         return entry
 

@@ -17,7 +17,9 @@ def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, in
     """Read a client's query: `since_s`, `grep`, `status`, `limit`, and several `after`, as SITE:SEQ.
     Raises ApiError."""
     if unknown := sorted(set(asked) - {*TEXTS, "after"}):
-        raise ApiError("invalid_request", f"logs are asked by {', '.join(TEXTS)} and after, not by {unknown[0][:64]!r}")
+        raise ApiError(
+            "invalid_request", f"logs are filtered by {', '.join(TEXTS)} and after, not by {unknown[0][:64]!r}"
+        )
     try:
         query = msgspec.convert(
             {"function": function, **{name: asked[name] for name in TEXTS if name in asked}}, LogQuery, strict=False
@@ -25,7 +27,7 @@ def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, in
         pairs = (each.rpartition(":") for each in asked.getlist("after"))
         return query, {site: int(seq) for site, _, seq in pairs}
     except (msgspec.ValidationError, ValueError) as error:
-        raise ApiError("invalid_request", f"logs cannot be asked so: {error}") from None
+        raise ApiError("invalid_request", f"the query for logs is invalid: {error}") from None
 
 
 def merged_logs(answers: Mapping[str, LogsAnswer], query: LogQuery, after: Mapping[str, int]) -> FoundLogs:

@@ -32,11 +32,11 @@ class FunctionSecrets:
     def put(self, function: str, name: str, value: str) -> str:
         """Store a secret. Return a text that changes with every change. Raises ApiError."""
         if not self._key:
-            raise ApiError("not_found", "this router has no key by which secrets could be sealed for its sites")
+            raise ApiError("not_found", "this router has no key to encrypt secrets for its sites")
         if not value or len(value.encode()) > MAX_SECRET_BYTES:
             raise ApiError("invalid_request", f"a secret has 1 to {MAX_SECRET_BYTES} bytes")
         if not (name.isidentifier() and len(name) <= 128):
-            raise ApiError("invalid_request", f"{name[:64]!r} is no name of a secret: letters, digits and _")
+            raise ApiError("invalid_request", f"{name[:64]!r} is not a name of a secret: use letters, digits and _")
         kept = {**self.of(function), name: seal(self._key, function, name, value)}
         if len(kept) > MAX_SECRETS:
             raise ApiError("invalid_request", f"a function has at most {MAX_SECRETS} secrets")
@@ -46,7 +46,7 @@ class FunctionSecrets:
         """Delete a secret. Return a text that changes with every change. Raises ApiError."""
         kept = dict(self.of(function))
         if kept.pop(name, None) is None:
-            raise ApiError("not_found", f"{function} has no secret {name[:64]!r} that was put through a router")
+            raise ApiError("not_found", f"{function} has no secret {name[:64]!r} that was set through a router")
         return self._write(function, kept)
 
     def _write(self, function: str, kept: dict[str, bytes]) -> str:

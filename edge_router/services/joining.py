@@ -100,7 +100,7 @@ class JoinRoutes:
         try:
             asked = msgspec.json.decode(await read_body(request.scope, request.receive, MAX_BODY), type=JoinRequest)
         except msgspec.MsgspecError as error:
-            raise ApiError("invalid_request", f"this is no request to join: {error}") from None
+            raise ApiError("invalid_request", f"the request to join is invalid: {error}") from None
         host = _host_of(asked.url)
         async with self._joining:
             joined = await asyncio.to_thread(self._join, self._network, asked, host)
@@ -137,6 +137,6 @@ def _host_of(url: str) -> str:
         host = None
     if not host or not url.isascii() or set(url) & set(" \t\r\n\"'\\"):
         raise ApiError(
-            "invalid_request", f"{url[:100]!r} is no https://HOST:PORT at which this router could reach a site"
+            "invalid_request", f"{url[:100]!r} is not an https://HOST:PORT at which this router can reach a site"
         )
     return host

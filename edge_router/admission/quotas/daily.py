@@ -170,7 +170,7 @@ class DailyQuotas:
     def _refusal(self, account: str, limit: str, used: str, more: str) -> ApiError:
         left_s = (self._day + 1) * DAY_S - self._clock()
         sentence = (
-            f"the account {account} may have {limit} a day (UTC): {used} are used or at work, and this request may take {more}; "
-            f"ask for fewer (max_tokens), or again in {left_s:.0f} s"
+            f"the account {account} may have {limit} a day (UTC): {used} are used or reserved, and this request may take {more}; "
+            f"lower max_tokens, or try again in {left_s:.0f} s"
         )
         return ApiError("quota_exceeded", sentence, retry_after_s=left_s)

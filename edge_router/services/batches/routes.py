@@ -200,7 +200,7 @@ class _Asked:
             raise ApiError("invalid_request", "input_file_id must name a file", param="input_file_id")
         _check_metadata(metadata)
         if _lifetime(fields.get(OUTPUT_EXPIRES) or {}, OUTPUT_EXPIRES) != KEPT_S:
-            sentence = f"{OUTPUT_EXPIRES}: what a batch has answered is kept for {KEPT_S} s after its end: delete its files sooner by yourself"
+            sentence = f"{OUTPUT_EXPIRES}: answers of a batch are kept for {KEPT_S} s after its end: delete its files to remove them sooner"
             raise ApiError("unsupported_parameter", sentence, param=OUTPUT_EXPIRES)
         self.ignored += [name for name, value in fields.items() if value is not None and name not in BATCH_FIELDS]
         file = await queue.do(queue.store.file, name, self._owner)

@@ -398,7 +398,7 @@ async def test_a_journal_of_another_version_is_said_to_be_one(tmp_path: Path) ->
     entry = b'["Later", 1]'
     (tmp_path / NAME).write_bytes(struct.pack("!II", len(entry), zlib.crc32(entry)) + entry)
     journals = Journals(tmp_path)
-    with pytest.raises(OSError, match="is another version's"):
+    with pytest.raises(OSError, match="was written by another version"):
         journals.parts(NAME)
     journals.close()
 

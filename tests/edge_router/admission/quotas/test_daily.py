@@ -23,7 +23,7 @@ def test_what_is_reserved_counts_until_it_is_settled() -> None:
     clock = Clock()
     kept = quotas(clock, tokens_per_day=100)
     first, second = kept.reserve("acme", 60, 0), kept.reserve("acme", 40, 0)
-    with pytest.raises(ApiError, match=r"acme may have 100 tokens a day \(UTC\): 100 are used or at work") as refused:
+    with pytest.raises(ApiError, match=r"acme may have 100 tokens a day \(UTC\): 100 are used or reserved") as refused:
         kept.reserve("acme", 1, 0)
     assert (refused.value.word, refused.value.retry_after_s) == ("quota_exceeded", DAY_S - clock.now)
     kept.settle(first, 10, 0)
@@ -179,12 +179,12 @@ async def test_an_account_with_too_little_left_at_all_routers_learns_how_much_of
         (
             "tokens_per_day",
             1,
-            "may have 1,000 tokens a day (UTC): 975 are used or at work, and this request may take 30;",
+            "may have 1,000 tokens a day (UTC): 975 are used or reserved, and this request may take 30;",
         ),
         (
             "cost_per_day",
             BILLIONTHS / 1000,
-            "may have 2 of money a day (UTC): 1.975 are used or at work, and this request may take 0.03;",
+            "may have 2 of money a day (UTC): 1.975 are used or reserved, and this request may take 0.03;",
         ),
     ):
         shared.too_little = LeaseKey("acme", limit, 0)

@@ -404,7 +404,7 @@ async def test_a_days_quota_is_the_networks_and_begins_with_what_the_ledger_has(
         days[0].begin_with("acme", 40, 0)
         await days[0].ready("acme", 30, 0)
         reserved = days[0].reserve("acme", 30, 0)
-        with pytest.raises(ApiError, match=r"100 tokens a day \(UTC\): 7\d are used or at work") as refused:
+        with pytest.raises(ApiError, match=r"100 tokens a day \(UTC\): 7\d are used or reserved") as refused:
             await days[1].ready("acme", 31, 0)
         assert refused.value.word == "quota_exceeded"
         days[0].settle(reserved, 5, 0)
