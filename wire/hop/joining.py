@@ -12,10 +12,10 @@ JOIN_PATH = "/network/join"
 
 
 class NetworkFace(msgspec.Struct, frozen=True):
-    """The router's answer over an untrusted connection: the token identifies the right authority."""
+    """A router's answer over an untrusted connection. The token verifies the authority."""
 
     authority: str  # PEM
-    place: Place  # the router's
+    place: Place  # location of the router
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,4 +32,4 @@ class Joined(msgspec.Struct, frozen=True):
     """Router -> machine, over TLS."""
 
     certificate: str  # PEM
-    secret: str  # the network's
+    secret: str  # the network's secret
