@@ -1,4 +1,4 @@
-"""Server-sent events: `encode_event`, and its inverse `EventDecoder`, which accepts chunks of any size.
+"""Server-sent events: `encode_event`, and its inverse `EventDecoder`, which takes chunks of any size.
 
 Events are returned parsed or as bytes, because a relay needs only a little of each.
 """
