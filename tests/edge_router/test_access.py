@@ -1,4 +1,4 @@
-"""Access to a router: keys if the file requires them, errors in the words of each dialect, and operators' paths only for operators."""
+"""Access to a router: keys if the file requires them, errors in each dialect, and operators' paths for operators only."""
 
 import hashlib
 from datetime import UTC, datetime

@@ -30,7 +30,7 @@ def ask(running: Router, headers: dict[str, str] = ALICE, **fields: Any) -> Any:
 
 
 async def first_line(running: Router, more: bytes = b"") -> bytes:
-    """Send the head of a request whose body does not come."""
+    """Return the first line of the response to a request whose body never arrives."""
     host, port = running.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer alice\r\ncontent-length: 5000\r\n"

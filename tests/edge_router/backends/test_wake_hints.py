@@ -57,7 +57,7 @@ def test_an_alias_is_reported_as_the_models_own_name() -> None:
 
 
 class Hinted:
-    """Two sites: the model is awake and busy at the first, and sleeps at the second."""
+    """Two sites: at the first one the model is awake and busy, at the second one it sleeps."""
 
     def __init__(self, running: Router, awake: FakeSite, asleep: FakeSite) -> None:
         self.running = running

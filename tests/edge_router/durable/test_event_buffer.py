@@ -1,4 +1,4 @@
-"""The events of a stream that can be read again: their numbers, their size, and readers that come early, during and after."""
+"""The events of a stream that can be read again: numbers, size, and readers before, during and after it."""
 
 import asyncio
 

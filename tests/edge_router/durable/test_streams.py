@@ -1,4 +1,4 @@
-"""Durable streams: read again from any event, only by their tenant, also when the client left or never waited, and after a site's death."""
+"""Durable streams: read again from any event, by their tenant only, also after a client or a site is lost."""
 
 import asyncio
 import hashlib
@@ -460,7 +460,7 @@ async def test_reading_a_stream_counts_as_a_request_of_its_tenant() -> None:
 
 async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -> None:
     class Kept:
-        """A journal that is this router's."""
+        """A journal that this router writes."""
 
         is_ours, has_failed, num_parts = True, False, 3
 

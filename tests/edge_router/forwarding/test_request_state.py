@@ -1,4 +1,4 @@
-"""The history of one request: how often it may be tried, cut and moved, and what its next site receives and must keep to."""
+"""The state of a request: how often it is tried, cut and moved, and the limits of its next attempt."""
 
 import pytest
 from msgspec.structs import replace
@@ -82,7 +82,7 @@ def test_a_site_that_declined_and_then_failed_is_not_asked_again() -> None:
     assert (tries.excluded, tries.failures, tries.is_paid) == ({"a"}, {}, True)
     assert tries.readmit_declined()
     assert not tries.excluded
-    tries.failed("a", failed("declined"))  # though it was not allowed to decline
+    tries.failed("a", failed("declined"))  # although it must not decline
     assert list(tries.failures) == ["a"]
     assert not tries.readmit_declined()
     assert tries.excluded == {"a"}

@@ -1,4 +1,4 @@
-"""Responses that count as a site's failure, and the facts read from them."""
+"""Responses that count as a site's failure, and the values that are read from them."""
 
 from typing import cast
 

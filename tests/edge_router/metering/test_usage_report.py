@@ -1,4 +1,4 @@
-"""A router's ledger: each token once, whatever happens to sites and clients; and access to it."""
+"""A router's ledger records each token once, whatever fails; and access to its reports."""
 
 import asyncio
 import csv
@@ -125,7 +125,8 @@ async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
         for headers, status, why in (
             (signed("guessed"), 401, "this needs a key"),
             ({ACCOUNT: "acme"}, 401, "this needs a key"),
-            (signed(**{HOPS: "1", ACCOUNT: ""}), 401, "this needs a key"),  # a router's client has a key, or an account
+            # a client of a router needs a key or an account
+            (signed(**{HOPS: "1", ACCOUNT: ""}), 401, "this needs a key"),
             (signed("guessed", **{HOPS: "1"}), 401, "this needs a key"),
             (signed(authorization="Bearer guessed"), 401, "this key is unknown"),
         ):

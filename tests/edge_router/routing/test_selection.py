@@ -1,4 +1,4 @@
-"""Choosing sites without real ones: the effect of failures and answers, when to leave a stream's site, and the final error for a client."""
+"""The choice of sites, with fake sites: effects of failures and answers, when to leave a site, and the client's error."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ INFINITE = float("inf")
 
 
 class Site:
-    """A site as the selector sees it, which records its calls."""
+    """A fake site for the selector, which records calls."""
 
     def __init__(self, name: str, **fields: Any) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Site:
         self.told.append(("first token", expected_ms, actual_ms))
 
     def refused(self) -> None:
-        """Record a refusal, as a ticket does."""
+        """Record a refusal; this object is also its own ticket."""
         self.told.append(("ticket",))
 
     sent_at = 7.0
@@ -211,7 +211,7 @@ def pace(
     retries: int = 9,
     relay: RelayConfig = RELAY,
 ) -> AttemptPace:
-    """Return the pace of a request at ams1, with alternatives to that site."""
+    """Return the pace of a request at ams1, when `others` are the other sites."""
     own_site = Site("ams1", **(own or {}))
 
     class Budget:

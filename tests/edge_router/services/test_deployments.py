@@ -57,7 +57,7 @@ def shares(deployment: Deployment) -> list[tuple[int, float]]:
 
 def test_shares_follow_rollouts_and_rollbacks() -> None:
     first = with_version(Deployment("f", 0), version(1), 10)
-    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # there is no other version to have the rest
+    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # no other version can have the rest
     second = with_version(first, version(2), 10)
     assert shares(second) == [(2, 10), (1, 90)]
     more = with_version(second, version(2), 60)
@@ -95,7 +95,7 @@ def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:
         deployment = Deployment("f", 1, (version(1), version(2)), (Share(2, percent), Share(1, 100 - percent)))
         new = {key for key in keys if (chosen := deployment.chosen(key)) is not None and chosen.number == 2}
         assert abs(len(new) / 40 - percent) < 2.5
-        assert before <= new  # no client goes back while the share grows
+        assert before <= new  # a client never goes back to an old version while the share of the new one grows
         before = new
 
 
@@ -106,13 +106,13 @@ def test_an_early_client_of_one_function_is_not_early_for_all() -> None:
 
 
 class FakeSite:
-    """A site that answers as scripted about versions it should try."""
+    """A fake site that gives scripted answers about the versions that it should try."""
 
     def __init__(self) -> None:
         self.tried: list[dict[str, Any]] = []
         self.heads: list[Mapping[str, str]] = []
         self.answer: dict[str, Any] = {"healthy": True}
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # deployments that it serves
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # deployments that it was asked to serve
         self.serves = asyncio.Event()
         self.serves.set()
         self.serving: dict[str, Any] = {"healthy": True}
@@ -176,7 +176,7 @@ def router_app(
 ) -> Starlette:
     """Return a router.
 
-    `allowed`: places for accounts' data; `tables`: further tables of the router's file.
+    `allowed` are the sites for accounts' data; `tables` are additional tables of the router's file.
     """
     guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
@@ -255,7 +255,7 @@ async def test_a_deploy_and_a_rollback_are_answered_when_the_sites_serve_them(
     for revision, change in enumerate((deployed(app, data, 0), rolled_back_by(app, 1)), 1):
         answering = asyncio.ensure_future(change)
         assert await fake.told.get() == {"name": "f", "revision": revision}
-        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # the site's next poll finds it
+        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # what the site reads next
         assert known["f"].revision == revision
         assert not answering.done()
         fake.serves.set()
@@ -275,7 +275,7 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
     assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})
-    fake.state = "unhealthy"  # it will poll when it is back
+    fake.state = "unhealthy"  # it reads the deployments when it returns
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
 
@@ -311,7 +311,8 @@ async def test_a_rollback_never_leads_to_a_version_that_was_rolled_back(app: Sta
     assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]
     await put(app, data := bundle(tmp_path, "3"))
     assert (await deployed(app, data, 3)).status == 201
-    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]  # version 3 replaced it, not 2
+    # the version that version 3 replaced is 1, not 2
+    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]
     assert "has no version before this one" in await rolled_back_to()
 
 
@@ -331,7 +332,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
     fake: FakeSite, tmp_path: Path
 ) -> None:
     async with site_of("iad1") as second, site_of("sin1") as plain:
-        plain.status.functions = FunctionsStatus(2)  # it asks no router
+        plain.status.functions = FunctionsStatus(2)  # it reads no router's deployments
         app = router_app(fake, tmp_path, further=(second, plain))
         await put(app, data := bundle(tmp_path))
 
@@ -340,7 +341,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
             return found
 
         async def deploy(name: str, **further: Any) -> tuple[str, list[str]]:
-            """Return the home, or what is wrong, and where the version was tried."""
+            """Return the home or the error, and the sites that tried the version."""
             for site in (fake, second, plain):
                 site.tried.clear()
             answer = await deployed(app, data, await revision(name), name=name, **further)

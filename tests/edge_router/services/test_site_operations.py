@@ -1,4 +1,4 @@
-"""An operator's actions on the sites of a network through its router."""
+"""Operations on the sites of a network, through its router."""
 
 import json
 from collections.abc import Awaitable

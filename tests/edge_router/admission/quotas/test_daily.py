@@ -99,7 +99,7 @@ def test_a_clock_that_jumps_a_day_and_comes_back_gives_no_quota_anew() -> None:
     at_work = kept.reserve("acme", 60, 0)
     clock.advance(DAY_S)
     tomorrow = kept.reserve("acme", 100, 0)
-    kept.settle(at_work, 90, 0)  # it counts on its own day
+    kept.settle(at_work, 90, 0)  # usage counts on the day of its reservation
     for back in (-DAY_S, 0):
         clock.advance(back)
         with pytest.raises(ApiError, match="90 are used"):
@@ -118,12 +118,12 @@ def test_days_that_have_passed_are_forgotten() -> None:
     for _ in range(DAYS_KEPT):
         clock.advance(DAY_S)
         assert kept.reserve("acme", 100, 0)
-    kept.settle(first, 0, 0)  # of a day that is no longer counted
+    kept.settle(first, 0, 0)  # for a day that is no longer counted
     assert len(kept._days) == DAYS_KEPT
 
 
 class Shared:
-    """Limits that routers share, as the daily quotas use them."""
+    """Fake leases of the limits that routers share."""
 
     def __init__(self) -> None:
         self.leases: dict[LeaseKey, QuotaLease] = {}
@@ -155,7 +155,7 @@ async def test_open_requests_and_spending_are_reported_to_other_routers() -> Non
     kept.settle(reserved, 12, 5)
     assert [(lease.at_work, lease.spent) for lease in shared.leases.values()] == [(0, 12), (0, 5)]
     kept.recovered("acme", kept.day_began_s, 1, 2)
-    kept.recovered("acme", -1.0, 100, 100)  # for the previous day
+    kept.recovered("acme", -1.0, 100, 100)  # usage of the previous day
     kept.count("acme", clock.now, 3, 4)
     assert [lease.spent for lease in shared.leases.values()] == [16, 11]
     for account in ("free", "nobody"):

@@ -19,7 +19,7 @@ DAY, MINUTE = LeaseKey("acme", "tokens_per_day", 7), LeaseKey("acme", "tokens_pe
 
 
 def claim(key: LeaseKey = DAY, **more: float) -> LeaseClaim:
-    """Return a claim on a limit of 100, none of which is used."""
+    """Return a claim for a limit of 100 of which nothing is used."""
     values = {"capacity": 100.0, "per_s": 0.0, "before": 0.0, "spent": 0.0, "at_work": 0.0, "spare": 0.0, **more}
     return LeaseClaim(key, **values)
 
