@@ -71,18 +71,18 @@ LOSSES: dict[str, tuple[Ending, str]] = {
     "reset": (reset_it, "closed"),
     "ended without its end": (end_it, "closed"),
     "half an event": (write_and_end(marked_event(3)[:-4]), "closed"),
-    "an event without its mark": (write_and_end(event(3)), "closed"),
+    "an event without its resume point": (write_and_end(event(3)), "closed"),
     "silent": (fall_silent, "silent"),
-    "silent behind half an event": (write_and_wait(marked_event(3)[:20]), "silent"),
+    "silent after half an event": (write_and_wait(marked_event(3)[:20]), "silent"),
     "its own error event": (write_and_end(FAILED), "error"),
     "it cannot load the model again": (write_and_end(UNLOADED), "error"),
-    "its own error event after an event without mark": (write_and_end(event(3) + FAILED), "error"),
+    "its own error event after an event without resume point": (write_and_end(event(3) + FAILED), "error"),
     "its own error event in the other dialect": (write_and_end(FAILED_WORKERS_AI), "error"),
     "drains": (write_and_wait(DRAIN_NOTICE), "draining"),
-    "a mark that is no list": (write_and_wait(b":pl [{]\n" + event(3)), "malformed"),
-    "a mark with a negative token": (write_and_wait(b":pl [0,[-1]]\n" + event(3)), "malformed"),
-    "a mark with a word for a token": (write_and_wait(b':pl [0,["x"]]\n' + event(3)), "malformed"),
-    "a mark of the thousandth choice": (write_and_wait(b":pl [5000,[1]]\n" + event(3)), "malformed"),
+    "a resume point that is not a list": (write_and_wait(b":pl [{]\n" + event(3)), "malformed"),
+    "a resume point with a negative token": (write_and_wait(b":pl [0,[-1]]\n" + event(3)), "malformed"),
+    "a resume point with a text for a token": (write_and_wait(b':pl [0,["x"]]\n' + event(3)), "malformed"),
+    "a resume point of choice 5000": (write_and_wait(b":pl [5000,[1]]\n" + event(3)), "malformed"),
     "an endless event": (write_and_wait(b"data: " + b"x" * (5 << 20)), "malformed"),
 }
 
@@ -110,7 +110,7 @@ async def test_a_stream_continues_with_the_next_token_after_any_fault_of_its_sit
         assert (name, nothing) == (again, 0)
         (choice,) = decode_delivery(fakes[1].bodies[0][:length]).choices
         assert choice.token_ids == (100, 101, 102)
-        assert fakes[1].bodies[0][length:] == fakes[0].bodies[0], "the client's own body follows untouched"
+        assert fakes[1].bodies[0][length:] == fakes[0].bodies[0], "the client's own body follows unchanged"
         await running.until(lambda: fakes[0].active == 0)
 
 

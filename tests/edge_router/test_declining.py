@@ -78,7 +78,7 @@ async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
         asked = [MAX_QUEUE_WAIT in request.headers for fake in fakes for request in fake.seen]
         assert asked.count(True) == MAX_DECLINES
         assert asked.count(False) == 1
-        assert "site=ams1" in response.headers["x-pilotlight-route"], "the best of all, now that queues are known"
+        assert "site=ams1" in response.headers["x-pilotlight-route"], "the best site, now that queues are known"
 
 
 async def test_a_request_that_has_lost_a_site_may_be_declined_by_the_next_and_pays_for_one_further_try() -> None:

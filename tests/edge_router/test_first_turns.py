@@ -132,7 +132,7 @@ def test_what_one_late_answer_shows_proves_nothing_and_two_prove_what_both_have_
     lateness = Lateness(Clock())
     lateness.observe(100.0, 5150.0)
     assert (lateness.mean_ms(), lateness.proven_ms()) == (1250.0, 0.0)
-    assert lateness.proven_ms(overdue_ms=1000.0) == 1000 / 5, "the one that is overdue is the second"
+    assert lateness.proven_ms(overdue_ms=1000.0) == 1000 / 5, "the overdue answer is the second"
     assert Lateness(Clock()).proven_ms(overdue_ms=9000.0) == 0.0
     assert Lateness(Clock()).proven_ms(overdue_ms=9000.0, next_overdue_ms=1000.0) == 1000 / 5
     lateness.observe(100.0, 1150.0)

@@ -73,7 +73,7 @@ def test_each_move_that_does_not_help_doubles_the_streams_patience_and_there_is_
     assert limits == [2.0, 4.0, 8.0]
     moved(proxied, told_for_s=SETTLED_S)
     assert proxied.recovery.stall_s == 2.0, "the move has helped"
-    assert proxied.recovery.may_be_cut_again, "a move is no loss"
+    assert proxied.recovery.may_be_cut_again, "a move is not a loss"
     for _ in range(MAX_MOVES - 4):
         assert proxied.recovery.may_move
         moved(proxied, told_for_s=SETTLED_S)

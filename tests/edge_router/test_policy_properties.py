@@ -75,7 +75,7 @@ def test_an_unusable_site_never_stands_before_a_usable_one(request: RouteRequest
         assert all(preference.backend.is_usable for preference in ranked)
     else:
         unhealthy = {site.name for site in sites if site.state == "unhealthy"}
-        assert {p.backend.name for p in ranked} <= unhealthy, "those that are put aside as well may be left out"
+        assert {p.backend.name for p in ranked} <= unhealthy, "ejected ones may be missing"
         assert bool(ranked) == bool(unhealthy)
 
 

@@ -72,7 +72,7 @@ async def test_what_is_read_cancelled_and_deleted_by_id_counts_as_requests(tmp_p
 async def test_a_response_is_one_request_at_work_also_in_the_background(tmp_path: Path) -> None:
     async with limited(tmp_path, max_open=1) as (site, running):
         async with ask(running) as response:
-            assert response.status == 200, "it is not counted twice"
+            assert response.status == 200, "the request is not counted twice"
         go_on = asyncio.Event()
 
         async def slow(site: FakeSite, request: Any) -> Any:

@@ -216,7 +216,7 @@ async def test_probes_measure_the_round_trip() -> None:
     assert site.backend.round_trip.ms == pytest.approx(12.0)
     site.round_trips = 2  # the probe connected first
     await site.reply(encode_status(site_status("ams1", 2)), took_s=0.012)
-    assert site.backend.round_trip.ms == pytest.approx(9.0), "half way to the 6 that it took"
+    assert site.backend.round_trip.ms == pytest.approx(9.0), "half way to the measured 6 ms"
 
 
 async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:

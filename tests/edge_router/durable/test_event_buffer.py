@@ -59,7 +59,7 @@ async def test_readers_get_all_events_at_once_and_a_comment_if_there_are_none(
     for data in (b"b", b"c"):
         buffer.add(EventDecoder().feed(encode_event(data))[0])
     await asyncio.sleep(0)
-    assert not any(each.done() for each in waiting), "they are notified after a whole batch"
+    assert not any(each.done() for each in waiting), "readers are notified after a whole batch"
     buffer.notify()
     assert await asyncio.gather(*waiting) == [encode_event(b"b", 2) + encode_event(b"c", 3)] * 2
     monkeypatch.setattr(event_buffer, "HEARTBEAT_S", 0.001)

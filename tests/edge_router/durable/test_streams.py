@@ -375,7 +375,7 @@ async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
         clock.advance(1)
     assert [each.events.ended_at is not None for each in made] == [False, True, True, True]
     kept.forget()
-    assert list(kept._all.values()) == [made[0], *made[2:]], "the oldest that has ended, and no other"
+    assert list(kept._all.values()) == [made[0], *made[2:]], "only the oldest stream that has ended"
     clock.now = (made[2].events.ended_at or 0) + 60
     kept.forget()
     assert list(kept._all.values()) == [made[0], *made[2:]]

@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_is_noticed_at_once_and_not_at_the_next_look(
     with pytest.raises(DownstreamGone):
         await leave(Client())
     client = Client()
-    assert await leave(client, has_all=True) == "done", "after the answer a server sends the same message"
+    assert await leave(client, has_all=True) == "done", "a server reports a disconnect after the answer, too"
 
 
 async def test_one_listens_to_a_client_however_often_it_is_looked_at() -> None:
@@ -236,7 +236,7 @@ async def test_a_cancellation_from_elsewhere_wins_over_a_cut_in_the_same_step() 
             client.downstream.cut(ApiError("aborted", "cut"))
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert seen == [1], "the one that was not ours"
+        assert seen == [1], "the cancellation by another task"
 
 
 async def test_work_that_was_cut_again_and_again_leaves_its_task_uncancelled() -> None:

@@ -169,7 +169,7 @@ def test_a_site_that_never_sends_a_resume_point_is_not_held_without_end() -> Non
     client, others = relayed(log, event * (MAX_HELD_BYTES >> 20), len(event))
     assert client == b""
     assert [type(each) for each in others] == [StreamBroken]
-    assert relayed(log, b":pl [0,[1]]\ndata: a\n\n") == (b"data: a\n\n", []), "the next site begins with nothing held"
+    assert relayed(log, b":pl [0,[1]]\ndata: a\n\n") == (b"data: a\n\n", []), "the next site begins without held events"
 
 
 def test_a_site_that_drains_says_so_with_all_that_follows_but_for_its_end() -> None:

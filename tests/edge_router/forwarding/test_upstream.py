@@ -146,14 +146,14 @@ class Attempt:
         await self.hears(*pieces)
         async with asyncio.timeout(60):
             response = await self.task
-        assert not self.upstream.silence.watched - {response}, "an attempt that is over is waited for no more"
+        assert not self.upstream.silence.watched - {response}, "an ended attempt is not watched"
         return response
 
     async def failure(self, *pieces: bytes | None) -> SiteFailed:
         with pytest.raises(SiteFailed) as failed:
             await self.response(*pieces)
         assert not self.upstream.silence.watched
-        assert self.pool.back == self.pool.made, "no connection is kept from the pool"
+        assert self.pool.back == self.pool.made, "all connections are put back"
         return failed.value
 
 
@@ -240,7 +240,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_says_nothing_of_its_s
     assert (await attempt.response(whole(b"{}"))).body == b"{}"
     assert attempt.pool.back == attempt.pool.made[:1]
     assert (await Attempt(num_kept=1).failure(b"HTTP/1.1 2", None)).kind == "lost"
-    assert (await Attempt(asked("/fn/f"), num_kept=1).failure(None)).kind == "lost", "it may have been started"
+    assert (await Attempt(asked("/fn/f"), num_kept=1).failure(None)).kind == "lost", "the function may have started"
     repeated = Attempt(asked("/fn/f", "GET"), num_kept=1)
     await repeated.hears(None)
     assert (await repeated.response(whole(b"x"))).body == b"x"

@@ -156,12 +156,12 @@ async def test_retries_of_refused_requests_are_one_request(tmp_path: Path, monke
         fakes[1].behave = answer(200, {"choices": []}, **told)
         async with running.chat(headers=ACME, stream=False) as response:
             assert response.status == 200
-            assert not {USAGE, WORK} & {*response.headers}, "they are not the client's"
+            assert not {USAGE, WORK} & {*response.headers}, "clients do not get these headers"
         assert await usage(running) == [used(20, reasoning_tokens=4)]
         fakes[1].behave = answer(400, {"error": {"message": "no"}})
         async with running.chat(headers=ACME, stream=False) as response:
             assert response.status == 400
-        assert (await usage(running))[0]["requests"] == 1, "a refusal is no usage"
+        assert (await usage(running))[0]["requests"] == 1, "a refused request is not recorded"
 
 
 async def test_a_client_that_leaves_has_what_it_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ async def test_a_durable_stream_is_paid_for_once_however_often_it_is_read(
             headers = {"authorization": f"Bearer {holder}"}
             async with running.http.get(f"{running.url}/streams/{name}", headers=headers) as again:
                 assert again.status == status
-                assert (await again.read() == body) == (status == 200), "a stream is its account's, by any of its keys"
+                assert (await again.read() == body) == (status == 200), "all keys of an account can read its stream"
         assert await usage(running) == [used(8, reasoning_tokens=1)]
 
 

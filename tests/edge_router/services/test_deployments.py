@@ -357,20 +357,20 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("notes", keeps_data=True, home="iad1") == ("iad1", ["iad1"])
         assert await homes() == {"front": "iad1", "outer": "iad1", "notes": "iad1"}
         told = [[site.told.get_nowait()["name"] for _ in range(3)] for site in (fake, second)]
-        assert told == 2 * [["front", "outer", "notes"]], "a site that does not serve it redirects callers"
+        assert told == 2 * [["front", "outer", "notes"]], "sites that do not serve a function redirect its callers"
         assert (fake.published.functions, second.published.functions) == (
             {"front", "outer"},
             {"front", "outer", "notes"},
         )
-        assert await deploy("more", keeps_data=True) == ("iad1", ["iad1"]), "where most data lies"
-        assert await deploy("notes", keeps_data=True) == ("iad1", ["iad1"]), "it stays"
+        assert await deploy("more", keeps_data=True) == ("iad1", ["iad1"]), "the site with most data"
+        assert await deploy("notes", keeps_data=True) == ("iad1", ["iad1"]), "the home does not change"
         assert await deploy("notes") == ("iad1", ["iad1"]), "older versions have their data there"
         told = "own calls notes, which runs only at iad1, where its data is: deploy with --home iad1"
         assert await deploy("own", home="ams1", services=["notes"]) == (told, [])
         for name in ("sin1", "nowhere"):
             told = f"{name!r} is not a healthy site that accepts deployed functions and may have their data; choose one of: ams1, iad1"
             assert await deploy("own", home=name) == (told, [])
-        assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "its author wants it so"
+        assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "the author asked for no home"
         second.state = "unhealthy"
         told, tried = await deploy("notes", keeps_data=True)
         assert told.startswith("notes runs only at iad1, where its data is, and that site is not healthy")
@@ -378,7 +378,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("notes", keeps_data=True, home="ams1") == ("ams1", ["ams1"])
         body = json.dumps({"expected_revision": await revision("notes")}).encode()
         answer = await call(app, f"{PATH}/notes/rollback", method="POST", body=body, **TOKEN)
-        assert (answer.status, answer.json["home"]) == (200, "ams1"), "data is the function's, and not the version's"
+        assert (answer.status, answer.json["home"]) == (200, "ams1"), "data belongs to the function, not to a version"
 
 
 async def test_a_functions_home_is_where_its_accounts_data_may_lie(fake: FakeSite, tmp_path: Path) -> None:
@@ -512,7 +512,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     refused = await deployed(app, data, 0, key="bob", name="web")
     assert (refused.status, "may deploy bobs-*" in refused.json["error"]["message"]) == (403, True)
     assert (await call(app, PATH, **bob)).json == []
-    assert (await call(app, f"{PATH}/bobs-own/logs", **bob)).status == 404, "it may be a site's own"
+    assert (await call(app, f"{PATH}/bobs-own/logs", **bob)).status == 404, "the name may be a site's own function"
     assert (await call(app, f"{PATH}/bundles/{digest_of(data)}", **bob)).status == 404
     assert (await put(app, data, key="asker")).status == 403
     assert (await put(app, data, key="nobody")).status == 401
@@ -521,7 +521,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     for operator in ("root", "token"):
         revision = (await call(app, url, authorization=f"Bearer {operator}")).json["revision"]
         changed = await deployed(app, data, revision, key=operator)
-        assert (changed.status, changed.json["account"]) == (201, "alice"), "it stays whose it was"
+        assert (changed.status, changed.json["account"]) == (201, "alice"), "the owner does not change"
     again = router_app(fake, tmp_path, keys=keys)
     assert (await call(again, url, **bob)).status == 403, "and after a restart"
 

@@ -108,7 +108,7 @@ async def test_the_nearest_site_that_answers_judges_what_is_created() -> None:
     sites = Sites()
     assert await sites.ask("POST", NEW) == (200, json.loads(TAKEN.body))
     sites.answers["ams1"] = SiteAnswer(400, b'{"errors": []}')
-    assert await sites.ask("POST", NEW) == (400, {"errors": []}), "a refusal is an answer"
+    assert await sites.ask("POST", NEW) == (400, {"errors": []}), "a refusal is forwarded"
     assert [site for site, _, _ in sites.posted] == ["ams1", "ams1"]
     sites.answers["ams1"] = LOST
     assert (await sites.ask("POST", NEW))[0] == 200

@@ -145,7 +145,7 @@ async def test_an_adapter_is_described_by_the_kind_of_site_that_has_it() -> None
             for behaviours in ((fakes[0].behave, refuse("draining")), (refuse("draining"), fakes[0].behave)):
                 fakes[0].behave, fakes[1].behave = behaviours
                 async with running.http.get(running.url + "/v1/models/ember:french") as response:
-                    assert response.status == 503, "one of its sites may have it, and cannot be asked"
+                    assert response.status == 503, "an unreachable site may have it"
 
 
 async def test_a_search_is_paged_over_all_sites() -> None:

@@ -221,7 +221,7 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (failed["status"], failed["error"]["code"]) == ("failed", "aborted")
         (first, *_, last), _ = await b.after(shown, 0)
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
-        assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "it can be asked again"
+        assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "the row can be read again"
 
         a._confirming = None  # it reports again, first the end of one of its responses
         await a.end(ending, response("2").fields, b"data: end\n\n")
@@ -308,10 +308,10 @@ async def test_a_database_that_is_away_costs_records_that_end_meanwhile_and_no_l
             assert [store.fault is None for store in (a, b)] == [False, False]
             await asyncio.sleep(0.5)
             errors = [record for record in caplog.records if record.levelno == logging.ERROR]
-            assert len(errors) == 2, "once for each router, not for each that fails"
+            assert len(errors) == 2, "once for each router, not for each failure"
             ending = asyncio.create_task(a.end(made, response("made").fields, b"data: 0\n\n"))
             await asyncio.wait({ending})
-            assert made.fields["status"] == "completed", "a reader here gets it"
+            assert made.fields["status"] == "completed", "readers of this router get it"
         finally:
             await asyncio.to_thread(mend)
         for store in (a, b):
@@ -342,7 +342,7 @@ async def test_a_database_that_is_full_is_read_and_said_once_to_be_full(
             assert not await a.keep(response(f"lost{i}"))
             assert await status_of(a, "before") == "completed"
             await asyncio.sleep(0.02)
-        assert a.fault is not None, "though it can be read"
+        assert a.fault is not None, "although it can be read"
         assert [record.message for record in caplog.records if "pilotlight.responses" in record.name] == [
             'responses cannot be read or written in the routers\' database: could not extend file "base/5/1": No space left on device CONTEXT: '
             "PL/pgSQL function full_disk() line 1 at RAISE"

@@ -131,7 +131,7 @@ class Shared:
         self.too_little: LeaseKey | None = None
 
     def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
-        assert per_s == 0.0, "a day's quota does not fill by itself"
+        assert per_s == 0.0, "a daily quota does not refill during the day"
         return self.leases.setdefault(key, QuotaLease(key, capacity, per_s, before, 0.0))
 
     async def short(self, needs: list[tuple[QuotaLease, float]]) -> QuotaLease | None:
@@ -166,7 +166,7 @@ async def test_open_requests_and_spending_are_reported_to_other_routers() -> Non
     clock.advance(DAY_S)
     kept.reserve("acme", 1, 1)
     assert {key.period: lease.before for key, lease in shared.leases.items()} == {0: 3, 1: 0}, (
-        "a new day begins with nothing"
+        "a new day begins without usage"
     )
 
 

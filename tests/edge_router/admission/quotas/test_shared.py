@@ -160,7 +160,7 @@ def test_a_lease_is_worth_its_rest_until_the_store_may_have_given_it_away() -> N
     assert [QuotaLease(KEY, capacity, 0, 0, now=0).size for capacity in (160, 16, 1)] == [10, 1, 1]
     lease = lease_of(4, per_s=2.0, free=1.0)
     assert [lease.wait_s(need, 100.0) for need in (4, 5, 9)] == [0, 0, 2]
-    assert lease_of(4).wait_s(9, 100.0) == 1.0, "nothing of it comes back by itself"
+    assert lease_of(4).wait_s(9, 100.0) == 1.0, "this limit does not refill"
 
 
 def test_a_claim_contains_spending_since_the_last_one_and_the_wanted_reserve() -> None:
@@ -212,7 +212,7 @@ async def test_routers_give_together_what_the_limit_is_and_no_more() -> None:
             given[turn % 3] += await take(network.routers[turn % 3], 100) is None
         assert sum(given) <= 100
         assert sum(given) >= 100 - 2 * 100 * LEASE_SHARE
-        assert min(given) > 20, "no router keeps the others from their part"
+        assert min(given) > 20, "each router gets a part"
 
 
 async def test_a_lease_that_is_in_use_stays() -> None:

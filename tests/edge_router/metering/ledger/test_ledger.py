@@ -309,7 +309,7 @@ async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accou
     for _ in range(3):
         with pytest.raises(ApiError, match="cannot be recorded right now"):
             await accounting.begin(asked(more=b', "max_tokens": 50'), lambda model: (model, ""))
-    assert quotas.reserve("acme", 100_000, 0), "all of it is left"
+    assert quotas.reserve("acme", 100_000, 0), "nothing of the quota is reserved"
     await kept.close()
 
 

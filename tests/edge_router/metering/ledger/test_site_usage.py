@@ -100,7 +100,7 @@ async def test_a_site_that_is_not_well_or_has_no_functions_is_not_asked(
 
     made.site.exchange = exchange  # type: ignore[method-assign]
     await made.collecting.collect()
-    assert asked == ["ams1"], "once: there is no more where it says that there is none"
+    assert asked == ["ams1"], "a site without usage is asked once"
     for name, value in change.items():
         setattr(made.site, name, value)
     await made.collecting.collect()

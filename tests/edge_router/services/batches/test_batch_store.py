@@ -162,7 +162,7 @@ def test_a_cancelled_batch_ends_with_its_running_requests(store: BatchStore) -> 
     ended, counts = store.batch("batch_1", "acme")
     told = batch_fields(ended, counts)
     assert (told["status"], told["cancelling_at"], told["cancelled_at"]) == ("cancelled", 5, 7)
-    assert ended.error_file is None, "a request that is no longer wanted is no error"
+    assert ended.error_file is None, "a cancelled request is not an error"
 
 
 def test_a_cancelled_batch_of_which_nothing_is_under_way_has_ended(store: BatchStore) -> None:

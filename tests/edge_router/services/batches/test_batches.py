@@ -235,7 +235,7 @@ async def test_accounts_have_their_turns_whichever_came_first(tmp_path: Path, mo
             fakes[0].go_on.set()
             await ended(other, few.id)
             turns = [b"bob" in body for body in fakes[0].bodies]
-            assert sum(turns[:16]) == 2, "an account waits for its turns, and not for another's batch"
+            assert sum(turns[:16]) == 2, "an account does not wait for another's whole batch"
             assert (await ended(made, many.id)).request_counts.completed == 24
 
 
