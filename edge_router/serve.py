@@ -115,7 +115,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
             await stack.enter_async_context(_answering_workers(app, role))
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, retiring.set)
         gc.collect()
-        gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
+        gc.set_threshold(10_000, 20, 50)  # a request creates some hundred objects, of which hardly any are in a cycle
         gc.freeze()  # exempt all present objects from garbage collection
         log.info("listening on %s", url)
         notify_ready(f"listening on {url}")

@@ -1,5 +1,6 @@
 """The table of the router's paths and their applications.
-A path outside it is 404 before its body is read."""
+
+A request for any other path gets a 404 before its body is read."""
 
 import re
 from enum import Enum

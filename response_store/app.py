@@ -230,8 +230,10 @@ class ResponsesApp:
             )  # the inner application explains the error
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
         if asked.conversation is not None and not asked.is_stored:
-            said = "leave store out" if self._keeping.is_on else "none is kept here"
-            raise ApiError("invalid_request", f"conversation: its responses are kept: {said}", param="conversation")
+            said = "leave store out" if self._keeping.is_on else "responses are not stored here"
+            raise ApiError(
+                "invalid_request", f"conversation: its responses must be stored: {said}", param="conversation"
+            )
         body = await self._gathered(asked)
         if asked.is_background:
             return await self._begin(asked, _sized(scope, body), body, receive, send)

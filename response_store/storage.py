@@ -281,7 +281,7 @@ class ResponseStore:
             self._is_unwritable = self._is_unwritable or is_write
             raise self._failing() from None
         if self.fault is not None and (is_write or not self._is_unwritable):  # a full database can still be read
-            log.warning("responses are read and written again in %s", self.database.name)
+            log.warning("responses can be read and written again in %s", self.database.name)
             self.fault, self._is_unwritable = None, False
         return result
 

@@ -1,6 +1,6 @@
 """Admission of requests by key, address and tenant, before their body is read.
 
-Limits what one tenant and one client address may use of the router.
+It limits how much of the router one tenant or one client address may use.
 """
 
 import re
@@ -117,7 +117,7 @@ class _TenantUse:
         self.hold_to(limits, now)
 
     def hold_to(self, limits: TenantLimitsConfig, now: float) -> None:
-        """Apply new limits from now on. Usage of the present minute still counts."""
+        """Apply new limits from now on. Usage of the current minute still counts."""
         self.limits = limits
         self.requests = _resized(self.requests, limits.requests_per_min, now)
         self.tokens = _resized(self.tokens, limits.tokens_per_min, now)
@@ -178,7 +178,7 @@ class TenantLimits:
 
     def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
         """Apply new limits from now on.
-        Requests in progress and usage of the present minute count against them."""
+        Requests in progress and usage of the current minute count against them."""
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}

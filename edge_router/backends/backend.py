@@ -1,6 +1,6 @@
 """A site as the router sees it: state, round trip, newest status, and requests sent since then.
 
-Joins these facts and notifies of changes; probing, sending and choosing are in other files.
+A Backend combines these facts and reports changes; probing, sending and choosing are in other files.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from pilotlight.wire.hop.status import Place, SiteStatus, SiteView
 EJECT_AFTER = 5  # failed attempts in a row
 EJECTED_S = 5.0  # the first ejection; each further one lasts twice as long, until an attempt succeeds
 EJECTED_MAX_S = 60.0
-FORGETTING_S = 1.0  # for so long the lateness that was seen counts as unchanged
+FORGETTING_S = 1.0  # lateness decays, but counts as constant for this time
 
 
 class Backend:
@@ -47,7 +47,7 @@ class Backend:
     @property
     def detail(self) -> str:
         """Return the reason of the state."""
-        return self.probed.detail or ("cordoned by an operator, here" if self.is_cordoned else "")
+        return self.probed.detail or ("cordoned by an operator at this router" if self.is_cordoned else "")
 
     def cordon(self, is_cordoned: bool) -> None:
         """Stop sending new requests from this router to the site, or start again."""
@@ -60,7 +60,7 @@ class Backend:
 
     @property
     def outstanding(self) -> int:
-        """The number of this router's requests in progress there."""
+        """Return the number of this router's requests in progress at the site."""
         return len(self.open)
 
     @property
@@ -122,7 +122,7 @@ class Backend:
         self._view = None
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
-        """Record a probe's answer. Requests that were sent before the probe are part of the status itself."""
+        """Record a probe's answer. Requests that were sent before the probe are included in the status."""
         if self.published.take(status, asked_at):
             self.pending.remove_sent_before(asked_at)
         self.probed.answered(status)
@@ -155,9 +155,9 @@ class Backend:
         self._view = None
 
     def view(self) -> BackendView:
-        """Return a snapshot, made again only after a change.
+        """Return a snapshot, which is renewed only after a change.
 
-        A decision looks at every site, and most are unchanged.
+        A decision looks at every site, and most have not changed.
         """
         now, known = self._clock(), self._view
         if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
@@ -227,7 +227,7 @@ class Ticket:
     )  # when its answer should have started; None if its duration does not depend on the queue alone
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
-    is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
+    is_undecided: bool = False  # the request failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
         """Record that the site has started to answer, so its queue does not delay earlier requests."""

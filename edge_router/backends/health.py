@@ -88,7 +88,8 @@ class HealthMonitor:
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
-        if begin_after_s > self._config.interval_s:  # shorter delays are skipped: then all sites may be probed at once
+        # a shorter delay is not needed, because all sites may be probed at once
+        if begin_after_s > self._config.interval_s:
             await self._sleep(begin_after_s)
         while True:
             await self.probe(backend)

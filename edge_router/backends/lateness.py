@@ -6,12 +6,12 @@ A prediction is an average, so an answer counts as late only above TOLERANCE tim
 tried again, with one request at a time.
 
 One late answer may be noise, such as a site's first answers after a start or a step that waited for a disk. It makes new conversations go elsewhere.
-A conversation whose cache is at the site moves only after two: for it the latest answer does not count.
+A conversation whose cache is at the site moves only after two: for it the most delayed answer does not count.
 """
 
 from collections.abc import Callable
 
-TOLERANCE = 1.5  # times the prediction
+TOLERANCE = 1.5  # an answer is late above this multiple of the prediction
 HALF_LIFE_S = 20.0
 PRIOR_ANSWERS = 3.0  # assumed punctual answers, so that one late answer changes the mean little
 LEAST_MS = 20.0  # a smaller mean delay counts as 0
@@ -21,7 +21,7 @@ class Lateness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._late_ms = 0.0  # sum of the answers' excess beyond their tolerance; punctual answers reduce it
-        self._latest_ms = 0.0  # delay of the answer that was delayed the most
+        self._latest_ms = 0.0  # the largest delay of an answer
         self._answers = 0.0
         self._at = float("-inf")
 
@@ -38,7 +38,7 @@ class Lateness:
         return self._late_ms == 0.0
 
     def mean_ms(self, overdue_ms: float = 0.0) -> float:
-        """Return the mean lateness; `overdue_ms` is that of an answer that has not arrived yet."""
+        """Return the mean lateness. `overdue_ms` is how late an answer is that has not arrived yet."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()

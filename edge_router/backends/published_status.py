@@ -10,7 +10,7 @@ class PublishedStatus:
     def __init__(self) -> None:
         self.status: SiteStatus | None = None
         self.at = float("-inf")  # when it was requested
-        self.digests = 0  # the known edition of its models' prefixes; 0 if none is known
+        self.digests = 0  # known revision of its models' prefixes; 0 if none is known
         self.prefixes: frozenset[int] = frozenset()
         self._by_model: dict[str, frozenset[int]] = {}
         self.backlog_ms = 0.0

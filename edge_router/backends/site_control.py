@@ -20,7 +20,7 @@ MAX_ANSWER = 1 << 20
 
 class SiteAnswer(NamedTuple):
     status: int  # HTTP status; 0 without an answer
-    body: bytes  # the answer's body, or the reason for none
+    body: bytes  # the answer's body, or why there is none
 
 
 UNTRUSTED = SiteAnswer(403, b"it refuses this router's time, by whichever clock it was signed")
@@ -71,7 +71,7 @@ class SiteControl:
     async def _ask(
         self, method: str, site: str, path: str, body: bytes, headers: Mapping[str, str], most_bytes: int
     ) -> SiteAnswer | None:
-        """Return the answer; None if the site has refused this router's time, and its own is known now."""
+        """Return the answer; None if the site refused the signature's time and its own time is known now."""
         assert self._session is not None
         named = {**headers, REQUEST_ID: (request_id := uuid.uuid4().hex)}
         if self.secret:

@@ -3,7 +3,8 @@
 One file for each stream: the request, and the published parts of the answer, as frames (length and CRC-32 as two big-endian words, then MessagePack).
 The router that works on a stream has its file locked (flock(2)), and only it writes. The kernel releases the lock when that router ends, in whatever
 way, and not before: so another router takes over at once after a `kill -9`, and never while the first could still write, as it could with an expiring
-lease. A torn end was never published. A deleted file is a stopped stream. Read and written in a thread, because the disk may be slow.
+lease. An incomplete frame at the end was never published. To stop a stream, its file is deleted. Files are read and written in a thread, because the
+disk may be slow.
 """
 
 import asyncio

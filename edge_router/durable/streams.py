@@ -119,7 +119,7 @@ class DurableStream:
             last = error.event(self.head.dialect)
             if journal is None or journal.is_ours or journal.has_failed:
                 await self._keep(JournalEvents(last, ()))
-            else:  # the answer may continue at another router, whose readers have no number of this event
+            else:  # the answer may continue at another router, which does not know this event, so it gets no number
                 self.events.add_last(last)
         elif self.answer is None:
             headers = [*error.headers(), ("content-type", "application/json")]
@@ -152,7 +152,7 @@ class DurableStream:
     # called with entries of the journal
 
     def replay(self, entries: list[Entry]) -> bool:
-        """Take in entries of another router. Return whether they have the whole answer."""
+        """Apply entries from another router's journal. Return whether they contain the whole answer."""
         for entry in entries:
             self._apply(entry)
         for point in points_of(entries):
@@ -207,7 +207,7 @@ class DurableStreams:
         return sum(recording.num_bytes for recording in self._all.values())
 
     async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
-        """Start a stream that `work` fills without raising.
+        """Start a stream that `work` fills; `work` must not raise.
 
         Raises ApiError while streams that have not ended fill the memory.
         """
@@ -227,8 +227,8 @@ class DurableStreams:
 
     async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
         """Return a stream of this router, or of another one with the same folder.
-        `head` is that of a request for it; `work` continues it if its router has ended. Raises ApiError (404) if it is unknown or belongs to another
-        tenant."""
+        `head` is the head of the request to read it; `work` continues it if its router has ended. Raises ApiError (404) if it is unknown or belongs
+        to another tenant."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
@@ -243,7 +243,7 @@ class DurableStreams:
         return recording
 
     async def stop(self, recording: DurableStream) -> None:
-        """End a stream, if it has not ended, and forget it."""
+        """Delete a stream; end it first if it has not ended."""
         if recording.journal is not None:
             recording.journal.remove()
         await self._leave(recording)
@@ -418,7 +418,7 @@ async def tell(recording: DurableStream, client: Downstream, place: int) -> None
 
 
 async def accepted(recording: DurableStream, client: Downstream) -> None:
-    """Answer a client that asked not to wait."""
+    """Respond at once, because the client asked not to wait, and name the stream."""
     where = PATH + recording.name
     headers = [
         ("location", where),

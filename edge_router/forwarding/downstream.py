@@ -23,8 +23,8 @@ from pilotlight.wire.lines import as_lines
 
 Result = TypeVar("Result")
 
-# A client that sends a body too large must be able to read the refusal: closing on unread bytes resets the connection under it. So part of the rest
-# of the body is read and discarded first.
+# A client that sends a body too large must be able to read the refusal: closing a connection with unread bytes resets it. So part of the rest of the
+# body is read and discarded first.
 DISCARD_TIMES = 8  # at most this many times the body limit
 DISCARD_S = 5.0
 STALL_S = 60.0  # time for a client to read, if the server sets no limit

@@ -286,7 +286,7 @@ class Proxy:
 
     def _may_be_the_sites(self, proxied: RequestState, backend: Backend, failure: SiteFailed) -> bool:
         """Tell whether to ask another site after a plain failure, which may be the site's fault.
-        An error with the same words from two sites is the request's own fault."""
+        If two sites answer with the same error, the request is at fault."""
         has_said_so = any(each.detail == failure.detail for each in proxied.tries.failures.values())
         return not has_said_so and self._pace(proxied, backend).may_leave()
 

@@ -73,7 +73,7 @@ class DeliveryLog:
         self.num_tokens = 0
         self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
-        self.metered_before = ResourceUse()  # usage before another router handed the answer over
+        self.metered_before = ResourceUse()  # usage of the answer before this router continued it
         # additions since the last call of `take_untold`; None if they are not recorded
         self._untold: list[ResumePoint] | None = None
         self._work_before = (0, 0, 0)  # work of the sites before this one: drafted, accepted, device_us

@@ -1,6 +1,6 @@
 """One request in progress: the request for the next site, failed sites, and cuts of its stream.
 
-Facts and the rules by which they change. Sending, choosing and answering are in proxy.py.
+This module has facts of a request, and the rules by which they change. Sending, choosing and answering are in proxy.py.
 """
 
 from collections import OrderedDict
@@ -69,7 +69,7 @@ class SiteTries:
         self.num_silent += failure.kind == "silent"
 
     def readmit_declined(self) -> bool:
-        """Let those that declined be asked again. They have to take the request."""
+        """Allow sites that declined to be asked again; they must then accept the request."""
         returning = (self.declined & self.excluded) - self.failures.keys()
         self.excluded -= returning
         return bool(returning)
@@ -239,7 +239,7 @@ class RequestState:
     @property
     def first_stall_s(self) -> float:
         """Return the allowed silence before the next site's first token.
-        A stream that stalled has waited already."""
+        It is shorter for a stream that was cut, because its client has waited already."""
         return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
 
     def is_out_of_tries(self, now: float) -> bool:

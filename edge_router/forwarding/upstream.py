@@ -81,7 +81,7 @@ class SitePace(Protocol):
 
 
 class AttemptLimits(NamedTuple):
-    first_byte_s: float  # timeout of the first byte; an answer that is generated before it is sent has the network's own time limit
+    first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
     stall_s: float  # silence after which the stream moves to another site, if possible
     is_continuation: bool  # the stream was started by another site
 

@@ -81,7 +81,7 @@ class _Handshake:
         self._client = client
 
     async def run(self) -> None:
-        """Raises ApiError and DownstreamGone."""
+        """Send the handshake to sites. Raises ApiError and DownstreamGone."""
         proxy, client = self._proxy, self._client
         with await proxy.admission.admit(client.head, client.address):
             if not client.head.is_for_function:

@@ -199,9 +199,9 @@ class ValidRequest(msgspec.Struct, frozen=True):
         return self.model is not None and not self.wants_stream
 
     def expected_tokens(self, answer: int) -> int:
-        """Return the tokens that the request may use, prompt included.
+        """Return the tokens that the request may use, including the prompt.
 
-        `answer` is assumed for an answer without a maximum.
+        `answer` is the number assumed for an answer without a maximum.
         """
         # requests for embeddings have no prefixes
         has_answer = self.model is not None and bool(self.conversation.prefixes)
@@ -251,7 +251,7 @@ def request_id_of(head: Head) -> str:
 
 
 class RequestParser(NamedTuple):
-    """The settings that all requests of a network share."""
+    """Parses requests, with the settings that are the same for all requests of a network."""
 
     secret: str
     max_hops: int

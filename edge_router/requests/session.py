@@ -5,7 +5,7 @@ its own messages: every turn repeats the earlier ones, so one of its prefixes is
 conversations of two tenants have nothing in common (invariant I4). Only digests, site names and token counts are stored, no text.
 
 Several sites can hold a prefix: a system prompt is at all sites with one of its conversations, and a conversation also at the site that it left a
-moment ago. The newest holder of a conversation's own prefix is its home; the others still count in the price of prefill.
+moment ago. The newest holder of a conversation's own prefix is its home; the other holders still lower their predicted prefill times.
 """
 
 from collections import OrderedDict, deque

@@ -63,7 +63,7 @@ class Assumptions:
     # Limit of the additional saving that justifies a move. Predictions are noisy, so it is as long as the repeated prefill, up to this.
     most_noise_ms: float = 250.0
     stickiness_ms: float = 50.0  # additional cost of leaving a site, for a client that named its session
-    unseen_s: float = 0.2  # seconds of an average site's work that may have arrived since it published
+    unseen_s: float = 0.2  # seconds of an average site's work that may have arrived since its status
     most_load: float = 0.9  # largest load in predictions: waiting grows with 1 / (1 - load), and averages are not exact
     # If a site computes tokens again that another site holds, their prefill counts this many times, multiplied by the network's load (0.2 on the
     # daily mean of a heavily used network). The prefill is certain and the avoided queue is not, and each further holder leaves less cache to others.
@@ -101,7 +101,8 @@ class Scored(NamedTuple):
 
 class TypicalMs(NamedTuple):
     """Average times of the sites that have measured themselves.
-    A site that has just started has no rates: if it counted as faster than the others, each conversation would leave the site of its first turn."""
+    They are used for a site that has just started, which has no rates. If such a site counted as faster than the others, each conversation would
+    leave the site of its first turn."""
 
     token: float  # prefill time per token
     step: float  # time of a decode step

@@ -20,7 +20,7 @@ def parse_place(header: str) -> Place:
         latitude, longitude = float(first), float(second)
     except ValueError:
         latitude = longitude = math.nan
-    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):  # false for NaN as well
+    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):  # also false for NaN
         message = f"{CLIENT_GEO} must be latitude,longitude in degrees, such as 52.3,4.8; it is {header[:40]!r}"
         raise ApiError("invalid_request", message, param=CLIENT_GEO)
     return Place("client", latitude, longitude)

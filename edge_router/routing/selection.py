@@ -155,7 +155,7 @@ class SiteSelector:
         return any(preference.serves(proxied.request.model) for preference in preferences)
 
     def note_failure(self, backend: Backend, ticket: Ticket, request: ValidRequest, failure: SiteFailed) -> None:
-        """Record what a failed attempt shows about the site."""
+        """Record what a failed attempt shows about its site."""
         log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
         self._metrics.tried(backend.name, failure.kind)
         if failure.kind == "declined":
@@ -212,7 +212,7 @@ class SiteSelector:
 
 
 def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
-    """Return how long a stream may be silent between two tokens."""
+    """Return how long a stream may be silent between two tokens, in seconds."""
     if model is None:
         return stall_s
     if model.decode_tokens_per_s > 0:

@@ -30,7 +30,7 @@ class Home(msgspec.Struct, frozen=True):
 
 
 class RouteRequest(msgspec.Struct, frozen=True):
-    """All a policy may know of a request."""
+    """All that a policy may know about a request."""
 
     model: str | None = None
     prompt_tokens: int = 0  # estimated number of tokens
@@ -59,8 +59,8 @@ class BackendView(msgspec.Struct, frozen=True):
     name: str
     state: State
     place: Place
-    rtt_ms: float  # between router and site
-    seed_rtt_ms: float  # the estimated round trip without measurements
+    rtt_ms: float  # round trip between router and site
+    seed_rtt_ms: float  # estimate of the round trip without measurements
     outstanding: int = 0  # this router's requests in progress there
     pending_requests: int = 0  # requests that were sent after the status and have not started to answer
     pending_tokens: int = 0  # prompt tokens of the pending requests
@@ -68,7 +68,7 @@ class BackendView(msgspec.Struct, frozen=True):
     unanswered_tokens: int = (
         0  # prompt tokens sent to the site after its oldest unanswered request; the status does not reduce them
     )
-    lateness_ms: float = 0.0  # by how much its answers come later than this router expects
+    lateness_ms: float = 0.0  # mean delay of its answers beyond this router's predictions
     proven_lateness_ms: float = (
         0.0  # the same without the most delayed answer; only this moves a conversation from its cache
     )

@@ -1,7 +1,7 @@
 """Adapters uploaded by accounts, as this router knows them, and how sites get copies of them.
 
-The sites store adapters, the router stores nothing: it asks a site for its list whenever the site's status shows a change, and copies each adapter to
-every other site that serves the base model, also to one that was away. An adapter that was removed while a site was away is removed there when it
+Sites store the adapters, and the router stores nothing. It asks a site for its list when the site's status shows a change, and copies each adapter to
+every other site that serves the base model, also to one that was down. An adapter that was removed while a site was away is removed there when it
 returns.
 """
 
@@ -23,7 +23,7 @@ LOOK_EVERY_S = 1.0
 TRY_AGAIN_S = 30.0  # after a site refused an adapter or could not get it
 CARRY_S = 300.0  # time to copy one adapter from or to a site
 LIST_BYTES = 64 << 20
-CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit
+CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit, too
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class SiteFinetunes:
         return [site for site in self.keepers() if id in self._ids(site)]
 
     def keepers(self) -> list[Backend]:
-        """Return the healthy sites that take fine-tunes, the nearest first."""
+        """Return the healthy sites that store fine-tunes, the nearest first."""
         found = [
             each
             for each in self._backends.values()

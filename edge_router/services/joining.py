@@ -1,6 +1,6 @@
 """Routes with which a machine joins as a site.
 
-It shows a token, and gets a certificate, the network's secret and an entry in the router's file.
+It sends a token, and gets a certificate, the network's secret and an entry in the router's file.
 
 A token is valid once. The site is first written to the router's file, which the router then reads again.
 """

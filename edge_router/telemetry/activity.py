@@ -50,7 +50,7 @@ class RouterActivity:
         return self._proxy.metrics.predictions()
 
     def _look_at_streams(self) -> None:
-        """Count each open stream's mean time per token since the last look, once per token."""
+        """Record the mean time per token of each open stream since the last look, once for each of its tokens."""
         now, seen = self._clock(), {}
         for proxied in self._proxy.under_way:
             tokens = proxied.delivered_tokens

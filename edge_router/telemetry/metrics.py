@@ -28,7 +28,7 @@ STATES = ("unknown", "healthy", "unhealthy", "draining")
 class _Counts(Collector):
     """A counter whose values are collected on request.
 
-    A counter of prometheus_client takes seven calls and a lock for each increment, for threads that do not exist here.
+    A counter of prometheus_client makes seven calls and takes a lock for each increment, to support threads.
     """
 
     def __init__(self, registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...]) -> None:
@@ -73,10 +73,10 @@ class RouterMetrics:
         self._lost = self._counts("streams_lost", "Streams that ended with an error event, by the lost site.", "site")
         about = "Time from the last event of the lost site to the first event of the next one."
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
-        self.objectives: Objectives | None = None  # if there are any
+        self.objectives: Objectives | None = None  # None without objectives
         self.moves: deque[Move] = deque(maxlen=RECENT)
         self._num_predictions = 0
-        # newest predictions since the page last read them
+        # predictions that the page has not read yet
         self._unread: deque[tuple[int, Preference, float]] = deque(maxlen=RECENT)
         self._predictions: deque[Decision] = deque(maxlen=RECENT)
         self._of_site: dict[str, tuple[Histogram, Histogram]] = {}

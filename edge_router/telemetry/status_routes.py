@@ -122,9 +122,9 @@ class OwnRoutes:
         return _json(slo_answer(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
-        """Return the ranking for a request without sending it.
+        """Return the ranking of sites for a request without sending it.
 
-        POST the body and headers that it would have, or GET with `?model=`; `?address=` is the client that it would come from.
+        POST the body and headers of the request, or GET with `?model=`; `?address=` is the client's address.
         """
         path = request.query_params.get("path", "/ai/v1/chat/completions")
         model = request.query_params.get("model")
@@ -184,7 +184,7 @@ async def _left(request: Request, error: Exception) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Answer paths that are neither forwarded nor the router's own."""
+    """Return a 404 for paths that are neither forwarded nor the router's own."""
     return refusal(ApiError("not_found", nothing_at(request.url.path)), request)
 
 
@@ -214,4 +214,4 @@ def own_version() -> str:
     try:
         return version("pilotlight-inference")
     except PackageNotFoundError:
-        return "unknown"  # run from a tree that was never installed
+        return "unknown"  # the code runs from a tree that was not installed

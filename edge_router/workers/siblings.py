@@ -27,7 +27,7 @@ from pilotlight.wire.hop.headers import HOP_BY_HOP
 from pilotlight.wire.http.exchange import Application
 
 CLIENT = b"x-pilotlight-worker-client"  # worker -> first worker: the client's scheme and address
-METRICS = "/worker/metrics"  # of one worker
+METRICS = "/worker/metrics"  # the metrics of one worker
 METRICS_TIMEOUT_S = 2.0
 TAKE_OVER_EVERY_S = 0.1
 
@@ -95,7 +95,7 @@ class Siblings:
     def request(
         self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes
     ) -> Any:  # aiohttp's context manager of a response
-        """Send a request to the first worker; use it as `async with`."""
+        """Send a request to the first worker. The result is used as `async with`."""
         url = URL(f"http://worker{target}", encoded=True)
         return self._first.request(method, url, headers=list(headers), data=body or None, allow_redirects=False)
 

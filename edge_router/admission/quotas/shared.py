@@ -3,9 +3,9 @@
 All routers of a network enforce these limits together (`[quotas] store`).
 
 A router admits requests against its lease and reports usage to the store; when the lease is too small, a request waits for the store's next answer. A
-lease is LEASE_SHARE of its limit beyond open requests, and an unused one is returned. So accounts never exceed a limit except by the unreported use
-of a killed router, and may miss the unused lease of each other router for GIVEN_BACK_S. A lost answer of the store may count a lease twice. Without
-its store a router continues by its own counts, or, if configured to refuse, by its lease for as long as the store keeps it.
+lease is LEASE_SHARE of its limit beyond open requests, and an unused one is returned. So accounts exceed a limit only by the unreported use of a
+killed router, and for GIVEN_BACK_S they may not get the unused leases of other routers. If an answer of the store is lost, a lease may count twice.
+Without its store a router admits requests by its own counts or, if configured to refuse, by its lease until the store lets it expire.
 """
 
 import asyncio

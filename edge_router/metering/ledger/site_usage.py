@@ -28,7 +28,7 @@ class SiteUsage:
     """Collects usage from all sites. Run `run()` as a task."""
 
     def __init__(self, backends: Mapping[str, Backend], orders: SiteControl, accounting: Accounting) -> None:
-        assert accounting.ledger is not None, "there is something to write to"
+        assert accounting.ledger is not None, "usage is written to a ledger"
         self._backends = backends
         self._orders = orders
         self._accounting = accounting

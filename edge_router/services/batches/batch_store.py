@@ -1,6 +1,7 @@
 """The store of batches: files, batches, requests and answers in a SQLite file beside the ledger.
 
-Used by one thread. A request waits until it has an answer, and gets one once. Requests in progress are not marked: after a kill they start again.
+Used by one thread. A request waits until it has an answer; its first answer is final. Requests in progress are not marked in the database, so they
+start again if the router is killed.
 """
 
 import secrets
@@ -241,7 +242,7 @@ class BatchStore:
 
     def answers(self, batch: str, behind: int = 0) -> Iterable[Answer]:
         """Yield the answers after a request's number, in the order of the requests.
-        A batch has consecutive numbers: they are read in storage order, without sorting."""
+        The requests of a batch have consecutive numbers, so they are read in storage order, without sorting."""
         first, last = self._connection.execute(
             "SELECT MIN(number), MAX(number) FROM requests WHERE batch = ?", (batch,)
         ).fetchone()

@@ -64,7 +64,7 @@ class BatchQueue:
         return tuple(self._under_way)
 
     async def do(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-        """Run work of the store in its thread. Raises ApiError."""
+        """Run a function of the store in its thread. Raises ApiError."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args))
         except (sqlite3.Error, OSError) as error:
@@ -83,7 +83,7 @@ class BatchQueue:
                 if time.monotonic() - swept_at >= SWEEP_EVERY_S:
                     swept_at = time.monotonic()
                     await self.do(self.store.sweep, self.under_way, self.now_s)
-                    # Requests of a previous router, and requests whose client left before they had a lane.
+                    # Requests of a previous router, and requests that were stored although their client left before `added`.
                     for owner, model in await self.do(self.store.waiting):
                         self.added(owner, {model})
                 self._wake.clear()
@@ -97,7 +97,7 @@ class BatchQueue:
                 continue
 
     async def close(self) -> None:
-        """Stop. Requests in progress are left for the next router."""
+        """Stop. Requests in progress are left to the next router."""
         tasks = tuple(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -207,7 +207,7 @@ class _Lane:
         self.owner = owner
         self.model = model
         self.last = 0  # the number of the last request that was started
-        self.turn = 0  # turn in which that was
+        self.turn = 0  # number of the turn in which it was started
         self.num_open = 0
         self.is_empty = False
 

@@ -464,7 +464,7 @@ async def test_an_operators_cordon_lets_a_healthy_site_drain_and_says_so() -> No
     await probes.good()
     assert (backend.state, backend.detail, backend.view().state) == (
         "draining",
-        "cordoned by an operator, here",
+        "cordoned by an operator at this router",
         "draining",
     )
     backend.cordon(False)
