@@ -151,7 +151,7 @@ def _valid(
     variables = _thinking(body)
     continues = body.messages[-1].role == "assistant"  # "prefill": the answer continues this message
     if continues and (messages[-1].tool_calls or not str(messages[-1].content or "").strip()):
-        raise refused("the last message, where it is the assistant's, must end with text", "messages")
+        raise refused("if the last message is the assistant's, it must end with text", "messages")
     if body.thinking is not None and "budget_tokens" in body.thinking:
         ignored = (*ignored, "thinking.budget_tokens")
     ignored = (*ignored, *left_out)

@@ -242,7 +242,7 @@ def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBod
             role="tool", content=_output(kind, item, where), tool_call_id=string_in(item, call_id, where)
         )
     if kind == "item_reference":
-        raise refused(f"no item {str(item.get('id'))[:100]!r} is kept here: send the item itself", where, "not_found")
+        raise refused(f"no item {str(item.get('id'))[:100]!r} is stored here: send the item itself", where, "not_found")
     if kind != "message":
         raise refused(f"items of type {str(kind)[:50]!r} are not supported", f"{where}.type", "unsupported_parameter")
     if role not in ("user", "system", "developer"):
@@ -286,7 +286,9 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
     kind = part.get("type")
     if kind == "input_image":
         if part.get("image_url") is None and part.get("file_id") is not None:
-            raise refused("files are not kept here: send the image itself", f"{where}.file_id", "unsupported_parameter")
+            raise refused(
+                "files are not stored here: send the image itself", f"{where}.file_id", "unsupported_parameter"
+            )
         try:
             return image_at(part.get("image_url"))
         except ValidationError as error:

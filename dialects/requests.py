@@ -79,7 +79,7 @@ class ValidGeneration(Struct, frozen=True):
     constraint: AnswerConstraint | None = None
     ignored: tuple[str, ...] = ()  # unknown fields of the body
     num_bytes: int = 0  # size of the body
-    num_prompt_logprobs: int | None = None  # alternatives per prompt token; None for no table
+    num_prompt_logprobs: int | None = None  # alternatives per prompt token; None for no log-probabilities
     # Chosen by the router that forwards the request, so that another site can continue the same answer.
     answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
     delivery: Delivery = NOTHING_DELIVERED  # the part of the answer that other sites have delivered already

@@ -292,7 +292,7 @@ class ResponsesApp:
         await send_json(send, orjson.dumps(kept.fields))
 
     async def _make(self, asked: AskedResponse, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
-        error = ApiError("internal_error", "the response ended before its end")
+        error = ApiError("internal_error", "the response broke off before its end")
         try:
             await self.store.begin(recorded.kept)
             recorded.is_kept.set()

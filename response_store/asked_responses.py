@@ -1,6 +1,6 @@
 """The parts of a request for a response, and the body for the inner application.
 
-That body has the whole conversation, and the option to store nothing.
+That body has the whole conversation, and `store` set to false.
 """
 
 import os
@@ -64,7 +64,7 @@ class AskedResponse:
     """A request for a response, from which the request for the inner application is made."""
 
     def __init__(self, fields: Fields, tenant: str, *, is_kept: bool = False) -> None:
-        """`is_kept`: responses can be stored here. Raises ApiError."""
+        """`is_kept` is whether responses can be stored here. Raises ApiError."""
         self.tenant = tenant
         self.fields = fields
         self.previous = fields.get("previous_response_id")

@@ -110,7 +110,7 @@ class Conversations:
         if not await self._store.keep(
             KeptResponse(tenant, {**fields, "status": "completed", "output": []}, own, before)
         ):
-            raise ApiError("overloaded", "the conversation cannot be kept at the moment: try again", retry_after_s=1)
+            raise ApiError("overloaded", "the conversation cannot be stored right now: try again", retry_after_s=1)
 
 
 def _items(given: Any) -> bytes:

@@ -12,7 +12,7 @@ import orjson
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import encode_event
 
-LOST = ApiError("aborted", "the process that made this response has stopped: send the request again")
+LOST = ApiError("aborted", "the process that computed this response has stopped: send the request again")
 
 
 _FAILED = "response.failed"

@@ -130,7 +130,7 @@ class ResponseStore:
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
-        """Return the input of a response, as JSON items with commas between. Raises ApiError."""
+        """Return the input items of a response, as JSON separated by commas. Raises ApiError."""
         if (response.tenant, response.id) in self._made:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
@@ -164,7 +164,7 @@ class ResponseStore:
         return found
 
     async def delete(self, response: KeptResponse) -> None:
-        """Delete a response. Raises ApiError (404) if it is unknown or belongs to another tenant."""
+        """Delete a response; cancel it first if it is in progress. Raises ApiError."""
         response.is_deleted = True
         if response.task is not None:
             response.task.cancel()

@@ -1,7 +1,7 @@
 """OpenAI's forms of an answer: whole objects, and the chunks of a stream.
 
-Frozen structs, field by field as OpenAI documents them, so that encoding one gives the wire format. UNSET fields are left out; None is written as
-null, because clients distinguish the two.
+These are frozen structs with the fields that OpenAI documents, so that encoding one gives the wire format. UNSET fields are left out; None is written
+as null, because clients distinguish the two.
 """
 
 from typing import Literal
@@ -227,9 +227,9 @@ class ListedModel(msgspec.Struct, frozen=True):
     saved_bytes: int | UnsetType = UNSET  # bytes that 12-bit weights save
     # Not in OpenAI's form. completion: no chat template, so prompts are plain texts; classification: classes of texts.
     type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
-    embedding_size: int | UnsetType = UNSET  # of embedding models
+    embedding_size: int | UnsetType = UNSET  # length of an embedding model's vectors
     labels: tuple[str, ...] | UnsetType = UNSET  # names of a classification model's classes
-    input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # in OpenRouter's words
+    input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # in OpenRouter's terms
     root: str | UnsetType = UNSET  # name of an adapter itself
     parent: str | UnsetType = UNSET  # the model that the adapter changes
     owned_by: str = "pilotlight"

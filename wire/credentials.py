@@ -1,6 +1,6 @@
 """Read a request's Authorization header: one key is one tenant everywhere, however it is spelled.
 
-Knows the header's form (RFC 6750), the configured keys, their accounts and scopes. Limits of accounts are enforced elsewhere.
+This module has the header's form (RFC 6750), and the configured keys with their accounts and scopes. Limits of accounts are enforced elsewhere.
 """
 
 import hashlib

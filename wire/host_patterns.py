@@ -48,7 +48,7 @@ def parse_pattern(text: str, *, is_custom_domain: bool = False) -> HostPattern:
         return HostPattern(host, False, True, "/", True)
     path = f"/{path}"
     if "*" in path[:-1] or "?" in path:
-        raise ValueError(f"{text[:200]!r}: a path has * at its end alone, and no query")
+        raise ValueError(f"{text[:200]!r}: a path may have * only at its end, and has no query")
     is_prefix = path.endswith("*")
     return HostPattern(
         host.removeprefix("*").removeprefix("."),

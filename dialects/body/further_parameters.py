@@ -31,8 +31,8 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "requests": UnsupportedParameter((), "batches are not supported yet; send one request per prompt"),
     "prompt_logprobs": UnsupportedParameter((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
     # Parameters of Responses, which the response store removes before parsing.
-    "previous_response_id": UnsupportedParameter((), "no responses are kept here; send the whole conversation"),
-    "background": UnsupportedParameter((False,), "no responses are kept here; wait for the answer"),
+    "previous_response_id": UnsupportedParameter((), "responses are not stored here; send the whole conversation"),
+    "background": UnsupportedParameter((False,), "responses are not stored here; wait for the answer"),
     "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),
     "mcp_servers": UnsupportedParameter(([],), "connect to MCP servers in your client, and declare their tools"),
     "moderation": UnsupportedParameter((), "nothing is moderated here"),

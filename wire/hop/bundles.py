@@ -156,7 +156,7 @@ def _end(size: int) -> bytes:
 
 def _refuse(at: int) -> NoReturn:
     raise BundleError(
-        f"byte {at} of the bundle begins no file as a deploy packs it; deploy the folder by `pilotlight deploy`"
+        f"byte {at} of the bundle does not begin a file as `pilotlight deploy` packs it; deploy the folder with that command"
     )
 
 
@@ -172,6 +172,10 @@ def _check_name(name: str) -> None:
 
 def _check_size(count: int, size: int) -> None:
     if count > MAX_FILES:
-        raise BundleError(f"the folder has more than {MAX_FILES} files; leave out what is not the function's")
+        raise BundleError(
+            f"the folder has more than {MAX_FILES} files; leave out files that the function does not need"
+        )
     if size > MAX_BYTES:
-        raise BundleError(f"the folder has more than {MAX_BYTES >> 20} MiB; leave out what is not the function's")
+        raise BundleError(
+            f"the folder has more than {MAX_BYTES >> 20} MiB; leave out files that the function does not need"
+        )

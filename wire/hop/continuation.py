@@ -40,13 +40,13 @@ class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
     token_ids: TokenIds
     finish_reason: FinishReason | None = None
-    cached_tokens: Annotated[int, Meta(ge=0)] = 0  # of the prompt, as in the answer's usage
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0  # cached tokens of the prompt, as in the answer's usage
     num_events: Annotated[int, Meta(ge=0)] = 0  # number of events so far, in a dialect that numbers them
     prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # tokens of all prompts
     reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # tokens of all choices so far
-    drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far, at this site
-    accepted_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far, at this site
-    device_us: Annotated[int, Meta(ge=0)] = 0  # of all choices so far, at this site
+    drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # drafted tokens of all choices so far, at this site
+    accepted_tokens: Annotated[int, Meta(ge=0)] = 0  # accepted tokens of all choices so far, at this site
+    device_us: Annotated[int, Meta(ge=0)] = 0  # device time of all choices so far, at this site
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):

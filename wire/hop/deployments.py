@@ -43,7 +43,7 @@ class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One function.
 
-    The shares add up to 100, the newest version first. A deleted function has none: its versions, data and name are kept.
+    The shares add up to 100, the newest version first. A deleted function has no shares; its versions, data and name are kept.
     """
 
     name: Name

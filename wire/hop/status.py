@@ -37,8 +37,8 @@ class ModelStatus(msgspec.Struct, frozen=True):
     detail: str = ""  # why it failed, or how far it is loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use
     weights_bytes: int = 0  # bytes while awake; an estimate until the first wake
-    wakes: int = 0  # since the site's start (counter)
-    evictions: int = 0  # times that it was put to sleep since then, for another model or because it was idle (counter)
+    wakes: int = 0  # times that it woke since the site's start (counter)
+    evictions: int = 0  # times that it was put to sleep, for another model or because it was idle (counter)
     copies: int = 0  # devices on which it is awake
     is_added: bool = False  # an operator added it while the site ran, so it can be removed
     # its weights are in host memory, whether it is awake or not: it wakes fastest from there

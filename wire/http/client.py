@@ -45,7 +45,7 @@ class Origin(NamedTuple):
     authority: str  # as in the Host header
 
     @classmethod
-    @lru_cache(4096)  # requests name their site by the same text
+    @lru_cache(4096)  # requests to one site have the same text
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"

@@ -81,7 +81,7 @@ class Origins:
     def cors(self, method: str, path: str, first: Mapping[bytes, bytes]) -> tuple[Pairs, bool]:
         """Return the headers to add to an answer, and whether the request is a preflight.
 
-        Raises ApiError for a preflight of a page that may not read.
+        Raises ApiError for a preflight of a page that may not read answers.
         """
         origin = first.get(b"origin", b"")
         if not origin or path.startswith(self._own_cors):
