@@ -230,12 +230,12 @@ class Ticket:
     is_undecided: bool = False  # the request failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
-        """Record that the site has started to answer, so its queue does not delay earlier requests."""
+        """Record that the site has started to answer. Earlier requests do not count as overdue then, either."""
         self.backend.unanswered.remove_through(self)
         self.refused()
 
     def refused(self) -> None:
-        """Record a refusal: the site is alive."""
+        """Record that the site has refused the request, which shows that it is alive."""
         self.has_answered = True
         self.backend.ejection.answered()
         self.backend.settled(self)

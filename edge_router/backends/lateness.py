@@ -38,7 +38,7 @@ class Lateness:
         return self._late_ms == 0.0
 
     def mean_ms(self, overdue_ms: float = 0.0) -> float:
-        """Return the mean lateness. `overdue_ms` is how late an answer is that has not arrived yet."""
+        """Return the mean lateness. `overdue_ms` is the lateness so far of an answer that has not arrived."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()

@@ -189,7 +189,7 @@ class StreamRelay:
         return out
 
     def end(self) -> list[RelayEvent]:
-        """Return the events that follow from the clean end of the response's body."""
+        """Return the last events, after the body of the site's response has ended without an error."""
         if self._decoder.pending_bytes:
             return [StreamBroken("closed", "it closed the connection inside an event")]
         event = parse_event(self._last or b"")

@@ -49,7 +49,7 @@ class SiteTries:
     failures: dict[str, SiteFailed] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)  # sites not to be tried again yet
     declined: set[str] = field(default_factory=set)  # sites that declined
-    is_paid: bool = False  # the next try was paid from the budget of retries
+    is_paid: bool = False  # the next try is paid already, from the budget of retries
     num_silent: int = 0  # sites that were left because they were silent
     repeated: str = (
         ""  # the error with which two sites failed alike: the request is at fault, and further sites would fail, too

@@ -35,7 +35,7 @@ async def test_a_whole_answer_is_not_computed_on_for_a_client_that_has_left(monk
     async def never(watch: SilenceWatch) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(SilenceWatch, "run", never)  # so the periodic check does not find it
+    monkeypatch.setattr(SilenceWatch, "run", never)  # so the periodic check does not find the disconnect
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = hang
         asking = asyncio.ensure_future(read(running.chat(stream=False)))

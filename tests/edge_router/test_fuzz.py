@@ -1,4 +1,4 @@
-"""Random bytes from sites and clients: none of them stops the router, and each failure is named."""
+"""Random bytes from sites and clients: none of them stops the router, and each failure has its error code."""
 
 import asyncio
 import json

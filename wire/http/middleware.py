@@ -56,7 +56,7 @@ class Origins:
         `first` has the first value of each header."""
         host = first[b"host"].decode("latin-1") if b"host" in first else None
         origin = first.get(b"origin", b"").decode("latin-1")
-        if host and not _is_authority(host):  # another parser would read a URL with it differently
+        if host and not _is_authority(host):  # other parsers may read a URL with such a host differently
             return ApiError("invalid_request", f"the host header {host[:100]!r} names no host")
         if not self._is_local:
             return None

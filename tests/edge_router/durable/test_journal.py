@@ -423,7 +423,7 @@ async def test_a_journal_that_cannot_be_read_costs_only_its_readers_the_stream(
         await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant, never_done)
     request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, f"{NAME}.1")
     record = UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
-    assert streams.corrected_usage(record) is record, "rather billed twice than not at all"
+    assert streams.corrected_usage(record) is record, "billed twice rather than not at all"
     journal.release()
     await streams.close()
 

@@ -1,4 +1,4 @@
-"""A router's ledger records each token once, whatever fails; and access to its reports."""
+"""A router's usage reports: each token counts once, whatever fails; and who may read the reports."""
 
 import asyncio
 import csv

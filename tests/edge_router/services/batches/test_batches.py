@@ -144,7 +144,7 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
             await made.batches.create(input_file_id="x", endpoint="/v1/moderations", completion_window="24h")
         assert not fakes[0].seen
-        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # the present number
+        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # the number that exists
         with pytest.raises(openai.RateLimitError, match="already has 2 batches"):
             await started(made, lines("a"))
 
