@@ -125,7 +125,7 @@ class SessionTable:
         self._max_entries = max_entries
         self._ttl_s = ttl_s
         self._clock = clock
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # oldest first, so earliest to expire first
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the oldest first; these expire first
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -67,7 +67,7 @@ class Siblings:
             except BlockingIOError:
                 await asyncio.sleep(TAKE_OVER_EVERY_S)
                 continue
-            # A second name of this process's own socket, which keeps it when a successor takes the first name.
+            # A second name of this process's own socket, under which it stays reachable when a successor takes the first name.
             beside = self._role.folder / "first.new"
             beside.unlink(missing_ok=True)
             os.link(self._role.own_socket, beside)

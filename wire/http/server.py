@@ -124,7 +124,7 @@ class Server:
 
     def forget(self, connection: HttpConnection, client: str) -> None:
         """Stop counting a connection.
-        A second call has no effect, because a connection may be lost after it was handed on."""
+        A second call has no effect; it happens if a connection is lost after another protocol took it over."""
         if connection in self.connections:
             self.connections.discard(connection)
             self.by_client[client] -= 1

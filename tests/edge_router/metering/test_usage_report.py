@@ -1,4 +1,4 @@
-"""A router's usage reports: each token counts once, whatever fails; and who may read the reports."""
+"""A router's usage reports: each token counts once, whatever fails, and each account sees its own usage."""
 
 import asyncio
 import csv
