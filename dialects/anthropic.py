@@ -39,13 +39,13 @@ from pilotlight.wire.chat import MAX_ITEMS, FinishReason, TokenLogprob, Usage
 from pilotlight.wire.errors import ANTHROPIC_VERSION, ApiError
 from pilotlight.wire.sse import encode_event
 
-# A client that sends this header speaks this dialect, on paths that several dialects share.
+# Clients of this dialect send this header, also on paths that several dialects share.
 VERSION_HEADER = ANTHROPIC_VERSION.decode()
 FINAL_EVENTS = frozenset({b"message_stop"})
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _LABELS = ("cache_control", "citations")  # fields of a block that do not change its content
 
-# Of an answer in one piece.
+# Schema of an answer that is not streamed.
 MESSAGE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
@@ -64,9 +64,9 @@ _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _read_content(value: Any) -> Any:
-    """Read a string or a list of blocks.
+    """Convert content: a string or a list of blocks.
 
-    A call's input that is nested too deep becomes text, because an earlier answer may have contained such a call."""
+    A tool call's input that is nested too deep becomes text, because an earlier answer may have contained such a call."""
     if not isinstance(value, list):
         return value
     return objects(MAX_ITEMS)([
@@ -96,7 +96,7 @@ class MessagesToolBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Keep the name and type alone of a tool of Anthropic's own, whose further fields are settings of it."""
+        """Remove the settings of Anthropic's own tools: keep only name and type."""
         if values.get("type") in (None, "custom"):
             return values
         return {name: value for name, value in values.items() if name in ("name", "type")}
@@ -124,7 +124,7 @@ class MessagesBody(Body, frozen=True, kw_only=True):
 
 
 def parse_messages(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidGeneration:
-    """Parse the body of a request for an answer. Raises ApiError."""
+    """Parse a body of /v1/messages. Raises ApiError."""
     body, ignored = parse_body(MessagesBody, raw, strict)
     if body.max_tokens is None:
         raise ApiError("invalid_request", "max_tokens is required", param="max_tokens")
@@ -132,7 +132,7 @@ def parse_messages(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Val
 
 
 def parse_count(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidGeneration:
-    """Parse the body of a request for the number of a prompt's tokens. Raises ApiError."""
+    """Parse a body of /v1/messages/count_tokens. Raises ApiError."""
     body, ignored = parse_body(MessagesBody, raw, strict)
     return _valid(body, ignored, 1, resolve, strict=strict)
 
@@ -151,7 +151,7 @@ def _valid(
     variables = _thinking(body)
     continues = body.messages[-1].role == "assistant"  # "prefill": the answer continues this message
     if continues and (messages[-1].tool_calls or not str(messages[-1].content or "").strip()):
-        raise refused("the last message, where it is the assistant's, must end with text", "messages")
+        raise refused("if the last message is the assistant's, it must end with text", "messages")
     if body.thinking is not None and "budget_tokens" in body.thinking:
         ignored = (*ignored, "thinking.budget_tokens")
     ignored = (*ignored, *left_out)
@@ -192,7 +192,7 @@ def _messages(body: MessagesBody, left_out: list[str]) -> Iterator[MessageBody]:
 
 
 def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
-    """Yield each tool result as a separate message, then the user's own content."""
+    """Yield each tool result as a separate message, then the user's other content."""
     said: Content = []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -214,7 +214,7 @@ def _user(blocks: list[dict[str, Any]], where: str) -> Iterator[MessageBody]:
 
 
 def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) -> MessageBody:
-    """Return a turn of the assistant. What Anthropic's own tools did in it is named in `left_out`."""
+    """Return an assistant's turn. Blocks of Anthropic's own tools are added to `left_out`."""
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(blocks):
         at = f"{where}[{i}]"
@@ -227,7 +227,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str, left_out: list[str]) ->
             case "thinking":
                 thoughts.append(string_in(block, "thinking", at))
             case "redacted_thinking":
-                pass  # another service's, which only that can read
+                pass  # encrypted by another service, which alone can read it
             case str(kind) if kind == "server_tool_use" or kind.endswith("_tool_result"):
                 left_out.append(f"{at} {kind[:50]}")
             case _:
@@ -284,7 +284,7 @@ def _text_of(block: dict[str, Any], where: str) -> str:
 
 
 def _tools(tools: Sequence[MessagesToolBody], left_out: list[str]) -> Iterator[ToolBody]:
-    """Yield the tools that the client runs, by their schemas.
+    """Yield the tools that the client runs.
 
     Tools with a type other than `custom` run at Anthropic; their names are appended to `left_out`."""
     for i, tool in enumerate(tools):
@@ -300,7 +300,7 @@ def _tools(tools: Sequence[MessagesToolBody], left_out: list[str]) -> Iterator[T
 
 
 def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool]:
-    """Return the choice in OpenAI's words, and whether several calls may be made at once."""
+    """Return the tool choice in OpenAI's form, and whether parallel calls are allowed."""
     if choice is None:
         return None, True
     parallel = choice.get("disable_parallel_tool_use") is not True
@@ -318,7 +318,7 @@ def _tool_choice(choice: dict[str, Any] | None) -> tuple[ToolChoice | None, bool
 
 
 def _thinking(body: MessagesBody) -> dict[str, Any]:
-    """Return the chat template's variables for thinking; empty if the request leaves it to the model."""
+    """Return the chat template's variables for thinking; empty if the request does not mention it."""
     told: dict[str, Any] = {}
     if body.thinking is not None:
         kind = body.thinking.get("type")
@@ -349,9 +349,9 @@ def _constraint(body: MessagesBody) -> AnswerConstraint | None:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own.
+    """Yield the pieces of a prompt that later turns repeat, and whether each identifies a conversation.
 
-    Clients move `cache_control` from turn to turn, so it is excluded.
+    Clients move `cache_control` from turn to turn, so it is left out.
     """
     if system := without_billing(fields.get("system")):
         yield canonical(_without_labels(system)), False
@@ -370,7 +370,7 @@ def _without_labels(content: Any) -> Any:
 
 
 class MessagesWriter(BlockWriter):
-    """One answer as a message, and as the events of its stream."""
+    """Writes one answer, as a message or as the events of its stream."""
 
     call_prefix = "toolu_"
 
@@ -416,7 +416,7 @@ def _stop_reason(finish_reason: FinishReason, stop_string: str | None) -> str:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    """Return the usage with cached tokens apart from the others, as Anthropic counts."""
+    """Return the usage. Cached tokens are not part of the input tokens, as Anthropic counts."""
     cached = usage.prompt_tokens_details.cached_tokens
     return {
         "input_tokens": usage.prompt_tokens - cached, "cache_creation_input_tokens": 0, "cache_read_input_tokens": cached,
@@ -444,7 +444,7 @@ def _input(arguments: str) -> msgspec.Raw | dict[str, Any]:
 
 
 def model_card(name: str, created: int) -> dict[str, Any]:
-    """Return a model as Anthropic lists it. `created`: seconds since the epoch."""
+    """Return a model in the form of Anthropic's lists. `created` is in seconds since the epoch."""
     at = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     return {"type": "model", "id": name, "display_name": name, "created_at": at}
 

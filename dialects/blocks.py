@@ -1,7 +1,8 @@
 """Answers as a sequence of blocks, shared by Anthropic's Messages and OpenAI's Responses.
 
-A writer receives the model's output piece by piece and returns the stream's events. It keeps the output, because some events and every unstreamed
-answer repeat it. A writer that replays another site's output reaches the same state, so a stream continues at another site. Independent of tokens.
+A writer receives the model's output piece by piece and returns the stream's events. It stores the output, because some events and every answer that
+is not streamed repeat it. A writer that replays another site's output reaches the same state, so another site can continue a stream. This module is
+independent of tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ class Block:
     __slots__ = ("_pieces", "call_id", "kind", "logprobs", "name")
 
     def __init__(self, kind: Kind, name: str = "", call_id: str = "") -> None:
-        """Start a part; `name` and `call_id` are a call's."""
+        """Start a block; `name` and `call_id` are for calls."""
         self.kind = kind
         self.name = name
         self.call_id = call_id
@@ -37,7 +38,7 @@ class Block:
 
 
 class BlockWriter:
-    """An answer in one dialect; subclasses encode each step.
+    """Writes an answer in one dialect; subclasses encode each step.
 
     `num_events` counts the events written so far, in dialects that number them."""
 
@@ -47,12 +48,12 @@ class BlockWriter:
         self.request = request
         self.blocks: list[Block] = []
         self.num_events = 0
-        self.is_cut = False  # by its length
-        self._is_open = False  # the last block
+        self.is_cut = False  # the answer ended because of its maximum length
+        self._is_open = False  # the last block is open
         self._num_calls = 0
 
     def add(self, kind: Kind, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
-        """Return the events that carry more reasoning, text, or arguments of the last call."""
+        """Return the events for more reasoning, more text, or more arguments of the last call."""
         events = b""
         if not (self._is_open and self.blocks[-1].kind == kind):
             events = self._begin(Block(kind))
@@ -72,7 +73,7 @@ class BlockWriter:
         return self._close() + self.ended(usage, finish_reason, stop_string)
 
     def finish_whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
-        """Return the answer in one piece."""
+        """Return an answer that is not streamed."""
         self.is_cut = finish_reason == "length"
         return self.whole(usage, finish_reason, stop_string)
 
@@ -89,10 +90,10 @@ class BlockWriter:
         self._is_open = True
         return events + self.opened(block)
 
-    # what a dialect says
+    # implemented by each dialect
 
     def started(self, usage: Usage) -> bytes:
-        """Return the events before all others."""
+        """Return the first events of a stream."""
         raise NotImplementedError
 
     def opened(self, block: Block) -> bytes:
@@ -100,7 +101,7 @@ class BlockWriter:
         raise NotImplementedError
 
     def grown(self, block: Block, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
-        """Return the events that bring more of the last block."""
+        """Return the events with more of the last block."""
         raise NotImplementedError
 
     def closed(self, block: Block) -> bytes:
@@ -112,7 +113,7 @@ class BlockWriter:
         raise NotImplementedError
 
     def whole(self, usage: Usage, finish_reason: FinishReason, stop_string: str | None) -> bytes:
-        """Return the answer in one piece."""
+        """Return an answer that is not streamed."""
         raise NotImplementedError
 
 

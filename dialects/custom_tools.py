@@ -1,7 +1,7 @@
 """Tools of the type `custom`, whose input is free text.
 
-The model sees each as a function with one string parameter. The engine enforces a format that is a regular expression. A grammar in Lark's notation
-is only described to the model: inside a JSON string it would need to account for JSON's escapes.
+The model sees each one as a function with one string parameter. If its format is a regular expression, the engine enforces it. A grammar in Lark's
+notation is only described to the model, because inside a JSON string it would have to include JSON's escapes.
 """
 
 import json
@@ -12,7 +12,7 @@ from pilotlight.dialects.body.bodies import CUSTOM_INPUT, FunctionBody
 from pilotlight.dialects.body.invalid_values import ValidationError
 
 _BEGINNING = re.compile(rf'\s*\{{\s*"{CUSTOM_INPUT}"\s*:\s*"')
-# Characters of a JSON string that are whole: the first half of a surrogate pair waits for the second.
+# Complete characters of a JSON string. The first half of a surrogate pair is complete only with the second half.
 _WHOLE = re.compile(
     r'(?:[^"\\]|\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?![dD][89abAB])[0-9a-fA-F]{4})*'
 )
@@ -46,22 +46,22 @@ def function_of(name: str, description: str | None, format: Any) -> tuple[Functi
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """Return the arguments of a call whose input a history has."""
+    """Return the arguments of a call from its input in the history."""
     return {CUSTOM_INPUT: text}
 
 
 class InputReader:
-    """Reads the input from a call's arguments, {"input": "..."}, while they arrive.
+    """Extracts the input from a call's arguments, {"input": "..."}, while they arrive.
 
-    `text` is the part read so far."""
+    `text` is the part that was extracted."""
 
     def __init__(self) -> None:
         self.text = ""
         self._is_open = False
-        self._arguments = ""  # arguments that are not read yet
+        self._arguments = ""  # arguments that are not processed yet
 
     def push(self, arguments: str) -> str:
-        """Return what more arguments add to the input."""
+        """Return the part of the input that additional arguments contain."""
         self._arguments += arguments
         if not self._is_open:
             found = _BEGINNING.match(self._arguments)
@@ -74,7 +74,7 @@ class InputReader:
         return self._grown(json.loads(f'"{whole[0]}"', strict=False))
 
     def finish(self) -> str:
-        """Return the rest of the input at its end: arguments of another form are the input unchanged."""
+        """Return the rest of the input. Arguments of another form are the input unchanged."""
         return "" if self._is_open else self._grown(self._arguments)
 
     def _grown(self, text: str) -> str:
@@ -83,7 +83,7 @@ class InputReader:
 
 
 def input_of(arguments: str) -> str:
-    """Return the input of a whole call."""
+    """Return the input of a complete call."""
     reader = InputReader()
     reader.push(arguments)
     reader.finish()

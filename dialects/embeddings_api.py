@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: texts, or token ids, to vectors."""
+"""OpenAI's embeddings: vectors of texts or of token ids."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ MAX_INPUTS = 2048  # limit of one request, as at OpenAI
 
 
 def read_inputs(value: Any) -> Any:
-    """A text, token ids, or a list of either, as a list of texts and lists of token ids."""
+    """Convert a text, token ids, or a list of either to a list of texts and lists of token ids."""
     if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -35,7 +35,7 @@ class EmbeddingBody(Body, frozen=True, kw_only=True):
     input: tuple[str | TokenIds, ...]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
-    prompt_name: Annotated[str, Meta(max_length=200)] | None = None  # as text-embeddings-inference calls it
+    prompt_name: Annotated[str, Meta(max_length=200)] | None = None  # text-embeddings-inference's name
 
 
 def parse_embedding(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidEmbedding:

@@ -1,8 +1,8 @@
 """Ollama's API: chats, completions, embeddings, information about models, and the lines of an answer.
 
 Source: Ollama's docs/api.md and api/types.go. An answer is a stream of JSON lines (wire/lines.py) unless the request sets `stream` to false. A
-model's name may end in `:latest`. Options of Ollama's own runner are listed as ignored. `keep_alive` has no effect: the site's file decides how long
-models stay awake.
+model's name may end in `:latest`. Options of Ollama's own runner are listed as ignored. `keep_alive` has no effect, because the site's file
+determines how long models stay awake.
 """
 
 import time
@@ -46,10 +46,10 @@ from pilotlight.dialects.requests import (
 from pilotlight.wire.chat import MAX_ITEMS, TokenLogprob
 from pilotlight.wire.errors import ApiError
 
-# The version of Ollama whose API this is. Clients compare it with the version that added what they need.
+# The version of Ollama's API. Clients compare it with the version in which a feature was added.
 VERSION = "0.12.11"
 GENERATING = ("/api/chat", "/api/generate")
-# Paths that change which models there are, and what to do instead.
+# Paths that change the set of models, with an error message that names the alternative.
 REFUSED = {
     "/api/create": "models are made elsewhere and named in a site's file",
     "/api/copy": "name a model a second time by `aliases` in its site's file",
@@ -62,22 +62,22 @@ _THINKS = (True, False, "low", "medium", "high", "max")
 
 
 def plain_name(name: str) -> str:
-    """Return a model's name without the tag that Ollama's clients put behind names that have none."""
+    """Return a model's name without `:latest`, the tag that Ollama's clients append to names without one."""
     return name.removesuffix(_LATEST)
 
 
 def _limit(value: Any) -> Any:
-    """Read a number below 1 as none: the answer may be of any length."""
+    """Treat a number below 1 as no limit of the answer's length."""
     return None if type(value) is int and value < 1 else value
 
 
 def _seed(value: Any) -> Any:
-    """Read a negative number as none: each answer draws its own."""
+    """Treat a negative number as no seed: each answer gets a random one."""
     return None if type(value) is int and value < 0 else value
 
 
 class OptionsBody(Body, frozen=True, kw_only=True):
-    """The options that choose tokens. Those that size Ollama's own runner are left out."""
+    """The sampling options. Options that size Ollama's own runner are left out."""
 
     READERS: ClassVar = {
         "num_predict": _limit, "seed": _seed, "repeat_penalty": SamplingBody.READERS["repetition_penalty"],
@@ -104,7 +104,7 @@ class OllamaCallBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Leave out what an answer's call has beside its name and arguments."""
+        """Remove fields of an answer's call other than its name and arguments."""
         function = values.get("function")
         if isinstance(function, dict):
             function = {name: function[name] for name in ("name", "arguments") if name in function}
@@ -175,7 +175,7 @@ class OllamaEmbedBody(Body, frozen=True, kw_only=True):
 
 
 class OllamaEmbeddingsBody(Body, frozen=True, kw_only=True):
-    """The older path, for one text."""
+    """The body of the older path, for one text."""
 
     PARTS: ClassVar = {"options": OptionsBody}
 
@@ -186,7 +186,7 @@ class OllamaEmbeddingsBody(Body, frozen=True, kw_only=True):
 
 
 class ModelBody(Body, frozen=True, kw_only=True):
-    """A request about one model, whose name older clients call `name`."""
+    """A request for one model. Older clients send its name as `name`."""
 
     model: str | None = None
     name: str | None = None
@@ -200,9 +200,9 @@ class ModelBody(Body, frozen=True, kw_only=True):
 
 
 class ValidOllama(ValidGeneration, frozen=True):
-    shown_model: str = ""  # as the client named it
+    shown_model: str = ""  # name as the client sent it
     is_chat: bool = True
-    loads_only: bool = False  # it asks for no answer: the model shall be awake
+    loads_only: bool = False  # the request asks for no answer, only to wake the model
     received_ns: int = msgspec.field(default_factory=time.time_ns)
 
     @property
@@ -238,7 +238,7 @@ def parse_generate(raw: bytes, resolve: Resolve, *, strict: bool = False) -> Val
 _NOT_HERE = {
     "suffix": "is not supported: send the model's own tokens for filling in the middle as a raw prompt",
     "template": "is not supported: the model's own is used; send raw: true with a prompt that you have rendered",
-    "context": "is not supported: no context is handed out here; send the conversation to /api/chat",
+    "context": "is not supported: no context is returned here; send the conversation to /api/chat",
 }
 
 
@@ -351,13 +351,13 @@ def _embedding(
 
 
 def parse_model(raw: bytes) -> str:
-    """Return the model that a request asks about. Raises ApiError."""
+    """Return the model's name in a request for a model. Raises ApiError."""
     body, _ = parse_body(ModelBody, raw, strict=False)
     return body.asked
 
 
 def routing_fields(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return a body's fields for a router: the other dialects' names, and Ollama's defaults."""
+    """Return a body's fields for a router, with the other dialects' names and Ollama's defaults."""
     model, options = fields.get("model") or fields.get("name"), fields.get("options")
     read = {**fields, "model": plain_name(model)} if isinstance(model, str) else dict(fields)
     if path in GENERATING:
@@ -368,7 +368,7 @@ def routing_fields(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own."""
+    """Yield the pieces of a prompt that later turns repeat, and whether each identifies a conversation."""
     messages, system = fields.get("messages"), fields.get("system")
     if not isinstance(messages, list):
         if isinstance(system, str) and system:
@@ -384,7 +384,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def fixed_routes() -> Iterator[Route]:
-    """Yield the paths that sites and routers answer alike: the version, and refusals to change models."""
+    """Yield the routes that are the same at sites and routers: the version, and refusals to change models."""
 
     async def version(request: Request) -> Response:
         return Response(msgspec.json.encode({"version": VERSION}), media_type="application/json")
@@ -417,7 +417,7 @@ class OllamaMessage(msgspec.Struct, frozen=True):
 
 
 class OllamaEnd(msgspec.Struct, frozen=True):
-    """The end of an answer. Durations are nanoseconds at the site that ended it."""
+    """The end of an answer. Durations are in nanoseconds, at the site that finished it."""
 
     done_reason: Literal["stop", "length", "load"]
     total_duration: int
@@ -434,7 +434,7 @@ def answer_line(
     end: OllamaEnd | None = None,
     logprobs: tuple[TokenLogprob, ...] = (),
 ) -> bytes:
-    """Return a line of a stream, or with `end` its last one, or the whole answer."""
+    """Return a line of a stream. With `end` it is the last line, or a whole answer."""
     fields: dict[str, Any] = {"model": request.shown_model, "created_at": timestamp(time.time())}
     if request.is_chat:
         fields["message"] = message

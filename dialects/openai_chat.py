@@ -37,7 +37,7 @@ from pilotlight.dialects.custom_tools import function_of
 from pilotlight.dialects.requests import ValidGeneration
 from pilotlight.wire.errors import ApiError
 
-# Template variables besides a request's own.
+# Template variables that a request cannot set.
 TEMPLATE_NAMES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
 
 
@@ -84,7 +84,7 @@ class ValidChat(ValidGeneration, frozen=True):
     include_usage: bool = False
     usage_in_every_chunk: bool = False
     return_token_ids: bool = False
-    custom_tools: frozenset[str] = frozenset()  # tools whose calls have a text as input
+    custom_tools: frozenset[str] = frozenset()  # tools whose calls have a text as their input
 
 
 def parse_chat(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidChat:

@@ -1,4 +1,4 @@
-"""OpenAI's completions: a text or token ids to continue."""
+"""OpenAI's completions: a continuation of a text or of token ids."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -27,11 +27,11 @@ from pilotlight.dialects.body.parsing import (
 from pilotlight.dialects.requests import Prompt, ValidGeneration
 from pilotlight.wire.errors import ApiError
 
-MAX_PROMPTS = 64  # each of so many choices is as much as a router can continue
+MAX_PROMPTS = 64  # a router can continue a stream with this many choices
 
 
 def _prompts(value: Any) -> Any:
-    """A text, a list of token ids, or a list of either, as a list of either."""
+    """Convert a text, a list of token ids, or a list of either to a list of texts and lists of token ids."""
     if isinstance(value, str) or are_token_ids(value):
         return [value]
     if isinstance(value, list) and len(value) > MAX_PROMPTS and isinstance(value[0], str | list):

@@ -43,12 +43,12 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import encode_event
 
 FINAL_EVENTS = frozenset({b"response.completed", b"response.incomplete", b"response.failed"})
-_LOGPROBS = "message.output_text.logprobs"  # in `include`
+_LOGPROBS = "message.output_text.logprobs"  # a value of `include`
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _BOOKKEEPING = ("id", "status", "annotations", "logprobs")  # bookkeeping fields of an item
 _ID_PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}
 
-# Of an answer in one piece.
+# Schema of an answer that is not streamed.
 RESPONSE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["id", "object", "created_at", "status", "error", "incomplete_details", "model", "output", "usage", "tools", "tool_choice",
@@ -83,7 +83,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {"input": objects(MAX_MESSAGES), "tools": at_most(MAX_ITEMS), "top_p": read_top_p}
     PARTS: ClassVar = {"tools": ResponsesToolBody, "text": TextBody, "reasoning": ReasoningBody}
 
-    model: str | None = None  # unless the path names it
+    model: str | None = None  # None if the path names it
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -100,7 +100,7 @@ class ResponsesBody(Body, frozen=True, kw_only=True):
     include: list[str] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     metadata: dict[str, str] | None = None
-    prompt: None = None  # a template at OpenAI's
+    prompt: None = None  # at OpenAI, a stored template
 
 
 class ValidResponse(ValidGeneration, frozen=True):
@@ -113,7 +113,7 @@ class ValidResponse(ValidGeneration, frozen=True):
 
 
 def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, strict: bool = False) -> ValidResponse:
-    """Parse a body. `model`: as the path names it, if it does. Raises ApiError."""
+    """Parse a body of /v1/responses. `model` is the model in the path, if there is one. Raises ApiError."""
     body, ignored = parse_body(ResponsesBody, raw, strict)
     requested = body.model if model is None else model
     if requested is None:
@@ -154,16 +154,16 @@ def parse_response(raw: bytes, resolve: Resolve, model: str | None = None, *, st
 
 
 def _messages(body: ResponsesBody, left_out: list[str]) -> Iterator[MessageBody]:
-    if instructions := without_billing(body.instructions):  # some proxies before Claude Code forward a billing line
+    if instructions := without_billing(body.instructions):  # some proxies of Claude Code forward its billing line
         yield MessageBody(role="system", content=instructions)
     yield from messages_of(body.input, left_out)
 
 
 def messages_of(given: str | list[dict[str, Any]], left_out: list[str]) -> Iterator[MessageBody]:
-    """Yield the conversation of an `input`.
+    """Yield the messages of an `input`.
 
-    Adjacent items of the assistant form one turn: reasoning, text, calls. Items of another service's own tools, and those that only it can read, are
-    named in `left_out`."""
+    Adjacent items of the assistant form one turn: reasoning, text, calls. Items of another service's own tools, and items that only another service
+    can read, are named in `left_out`."""
     if isinstance(given, str):
         yield MessageBody(role="user", content=given)
         return
@@ -204,7 +204,7 @@ class _Turn:
         return bool(self.thoughts or self.texts or self.calls)
 
     def ended(self) -> MessageBody:
-        """Return the turn so far, and begin another."""
+        """Return the turn so far, and start a new one."""
         message = MessageBody(
             role="assistant",
             content="".join(self.texts),
@@ -215,7 +215,7 @@ class _Turn:
         return message
 
 
-# Items that only their own service can read: its summaries, and its side of an MCP connection.
+# Items that only another service can read: its summaries, and its side of an MCP connection.
 _FOREIGN = (
     "compaction",
     "compaction_summary",
@@ -227,7 +227,7 @@ _FOREIGN = (
 
 
 def _is_foreign(kind: Any, item: dict[str, Any]) -> bool:
-    """Tell whether an item belongs to another service.
+    """Tell whether an item belongs to a tool of another service.
 
     Calls that the client answers have a `call_id`; others do not."""
     if kind in ("function_call", "custom_tool_call"):
@@ -242,7 +242,7 @@ def _other(kind: Any, role: Any, item: dict[str, Any], where: str) -> MessageBod
             role="tool", content=_output(kind, item, where), tool_call_id=string_in(item, call_id, where)
         )
     if kind == "item_reference":
-        raise refused(f"no item {str(item.get('id'))[:100]!r} is kept here: send the item itself", where, "not_found")
+        raise refused(f"no item {str(item.get('id'))[:100]!r} is stored here: send the item itself", where, "not_found")
     if kind != "message":
         raise refused(f"items of type {str(kind)[:50]!r} are not supported", f"{where}.type", "unsupported_parameter")
     if role not in ("user", "system", "developer"):
@@ -261,7 +261,7 @@ def _output(kind: str, item: dict[str, Any], where: str) -> str | Content:
 
 
 def _content_of(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of an item of another kind, without its bookkeeping fields."""
+    """Return the content of an item of any other type, without its bookkeeping fields."""
     return {name: value for name, value in item.items() if name not in ("type", "id", "call_id", "status")}
 
 
@@ -269,12 +269,12 @@ def _texts(content: Any, where: str) -> list[str]:
     pieces = _parts(content, where)
     for i, piece in enumerate(pieces):
         if not isinstance(piece, str):
-            raise refused("images come from users and tools alone", f"{where}[{i}]")
+            raise refused("only users and tools may send images", f"{where}[{i}]")
     return [piece for piece in pieces if isinstance(piece, str)]
 
 
 def _parts(content: Any, where: str) -> Content:
-    """Return a content's texts and images."""
+    """Return the texts and images of an item's content."""
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -286,7 +286,9 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
     kind = part.get("type")
     if kind == "input_image":
         if part.get("image_url") is None and part.get("file_id") is not None:
-            raise refused("files are not kept here: send the image itself", f"{where}.file_id", "unsupported_parameter")
+            raise refused(
+                "files are not stored here: send the image itself", f"{where}.file_id", "unsupported_parameter"
+            )
         try:
             return image_at(part.get("image_url"))
         except ValidationError as error:
@@ -303,9 +305,9 @@ def _part(part: dict[str, Any], where: str) -> str | ImagePart:
 
 
 def _call(kind: str, item: dict[str, Any], where: str) -> CallBody:
-    """Return a call that the client answers.
+    """Return a call that the client answers, to a function, a custom tool or a typed tool.
 
-    It is of a function, a custom tool, or a typed tool such as `local_shell_call`."""
+    An example of the last is `local_shell_call`."""
     arguments: str | dict[str, Any]
     match kind:
         case "function_call":
@@ -356,13 +358,13 @@ def _told(body: ResponsesBody) -> dict[str, Any]:
 
 
 def _declared(tool: ResponsesToolBody) -> dict[str, Any]:
-    """Return a tool as an answer repeats it."""
+    """Return a tool in the form in which an answer repeats it."""
     fields: dict[str, Any] = msgspec.to_builtins(tool)
     return {name: value for name, value in fields.items() if value is not None or name not in ("format", "tools")}
 
 
 def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the prompt in pieces that a later turn repeats; each says whether it is a conversation's own."""
+    """Yield the pieces of a prompt that later turns repeat, and whether each identifies a conversation."""
     if instructions := without_billing(fields.get("instructions")):
         yield canonical(instructions), False
     given = fields.get("input")
@@ -373,7 +375,7 @@ def prompt_pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
 
 
 def _said(item: Any) -> Any:
-    """Return an item's content, in the same form whichever side wrote it."""
+    """Return an item's content in a form that does not depend on whether client or server wrote it."""
     if not isinstance(item, dict):
         return item
     content = item.get("content")
@@ -386,13 +388,13 @@ def _said(item: Any) -> Any:
 
 
 class ResponsesWriter(BlockWriter):
-    """One answer as a response, and as the numbered events of its stream."""
+    """Writes one answer, as a response or as the numbered events of its stream."""
 
     def __init__(self, request: ValidGeneration) -> None:
         super().__init__(request)
         self._told = request.told if isinstance(request, ValidResponse) else {}
         self._tools = request.tools if isinstance(request, ValidResponse) else {}
-        self._input = InputReader()  # reader of the last call, if it is a custom tool's
+        self._input = InputReader()  # reads the last call, if it is of a custom tool
 
     def started(self, usage: Usage) -> bytes:
         response = self._response("in_progress", None, None)
@@ -450,7 +452,7 @@ class ResponsesWriter(BlockWriter):
         return encode_event(_encoder.encode(event), name=kind)
 
     def _place(self, content_index: int | None = None) -> dict[str, Any]:
-        """Return where an event of the last block belongs."""
+        """Return the fields with the position of the last block, for an event."""
         last = len(self.blocks) - 1
         place = {"item_id": self._item_id(last), "output_index": last}
         return place if content_index is None else {**place, "content_index": content_index}
@@ -461,7 +463,7 @@ class ResponsesWriter(BlockWriter):
         return ("ctc_" if is_custom else _ID_PREFIXES[block.kind]) + self.request.answer_name.item_id(0, index)
 
     def _tool_of(self, block: Block) -> ClientTool:
-        """Return the tool that a call names."""
+        """Return the tool of a call."""
         return self._tools.get(block.name) or ClientTool(block.name)
 
     def _item(self, index: int, *, is_empty: bool = False) -> dict[str, Any]:

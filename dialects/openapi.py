@@ -48,7 +48,7 @@ _REFERENCE = "#/components/schemas/{name}"
 class ApiOperation(NamedTuple):
     """A method of a path.
 
-    `body` and `answer` are one or several types, or schemas where the dialect has no struct."""
+    `body` and `answer` are types or tuples of types, or schemas where the dialect has no struct."""
 
     method: str
     path: str
@@ -65,7 +65,7 @@ def _object(**properties: Schema) -> Schema:
 
 
 _TEXT: Schema = {"type": "string"}
-_EVENT = _object(data=_TEXT)  # before OpenAPI 3.2 a stream's schema is that of each of its events
+_EVENT = _object(data=_TEXT)  # in OpenAPI before 3.2, a stream's schema is the schema of each event
 _NUMBER: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
 _LISTED = _object(object={"const": "list"}, data={"type": "array"}, has_more={"type": "boolean"})
 _DELETED = _object(id=_TEXT, object={"const": "response"}, deleted={"const": True})
@@ -90,22 +90,22 @@ OPERATIONS = (
     ApiOperation("post", "/v1/chat/completions", "OpenAI's chat completions", _OPENAI, ChatCompletion, ChatBody, True),
     ApiOperation("post", "/v1/completions", "OpenAI's completions of texts or token ids", _OPENAI, Completion, CompletionBody, True),
     ApiOperation("post", "/v1/embeddings", "OpenAI's embeddings", _OPENAI, EmbeddingList, EmbeddingBody),
-    ApiOperation("post", "/v1/rerank", "Documents by a query, as Jina and Cohere have it", _OPENAI, RerankResult, RerankBody),
-    ApiOperation("post", "/rerank", "The same, or text-embeddings-inference's form", _OPENAI,
+    ApiOperation("post", "/v1/rerank", "Rank documents by a query, in the form of Jina and Cohere", _OPENAI, RerankResult, RerankBody),
+    ApiOperation("post", "/rerank", "Rank documents, also in the form of text-embeddings-inference", _OPENAI,
               (RerankResult, tuple[ScoredPosition, ...]), RerankBody),
-    ApiOperation("post", "/v2/rerank", "Documents by a query, as Cohere's second version has it", _OPENAI, RerankResult, RerankBody),
+    ApiOperation("post", "/v2/rerank", "Rank documents by a query, in the form of Cohere's second version", _OPENAI, RerankResult, RerankBody),
     ApiOperation("post", "/v1/score", "vLLM's scores of pairs of texts", _OPENAI, ScoreList, ScoreBody),
     ApiOperation("post", "/v1/classify", "vLLM's classes of texts", _OPENAI, ClassList, ClassifyBody),
     ApiOperation("get", "/v1/models", "The models that are served", _OPENAI, ModelList),
     ApiOperation("get", "/v1/models/{model}", "One model", _OPENAI, ListedModel),
     ApiOperation("post", "/v1/responses", "OpenAI's Responses", _RESPONSES, RESPONSE_SCHEMA, ResponsesBody, True),
     ApiOperation("post", "/v1/responses/input_tokens", "The number of a prompt's tokens", _RESPONSES, _COUNT, ResponsesBody),
-    ApiOperation("get", "/v1/responses/{response_id}", "A response that was kept", _RESPONSES, RESPONSE_SCHEMA),
+    ApiOperation("get", "/v1/responses/{response_id}", "A stored response", _RESPONSES, RESPONSE_SCHEMA),
     ApiOperation("delete", "/v1/responses/{response_id}", "Delete a response", _RESPONSES, _DELETED),
     ApiOperation("post", "/v1/responses/{response_id}/cancel", "Cancel a background response", _RESPONSES, RESPONSE_SCHEMA),
     ApiOperation("get", "/v1/responses/{response_id}/input_items", "What was asked", _RESPONSES, _LISTED, query=(("limit", _NUMBER),)),
     ApiOperation("post", "/v1/decisions", "OpenAI's decisions", _OPENAI, _object(model=_TEXT, answers={"type": "array"}), DecisionsBody),
-    ApiOperation("post", "/v1/systemone", "Decisions as System One has them", _OPENAI, _ANSWERS, SystemOneBody),
+    ApiOperation("post", "/v1/systemone", "Decisions in System One's form", _OPENAI, _ANSWERS, SystemOneBody),
     ApiOperation("post", "/v1/messages", "Anthropic's Messages", _ANTHROPIC, MESSAGE_SCHEMA, MessagesBody, True),
     ApiOperation("post", "/v1/messages/count_tokens", "The number of a prompt's tokens", _ANTHROPIC, _COUNT, MessagesBody),
     ApiOperation("post", f"{ACCOUNT}/run/{{model}}", "Workers AI's run of a text or embedding model, or of a reranker", _NATIVE,
@@ -116,7 +116,7 @@ OPERATIONS = (
     ApiOperation("get", f"{ACCOUNT}/models/schema", "A model's inputs and result", _NATIVE, _SCHEMAS, query=(("model", _TEXT),)),
     ApiOperation("get", f"{ACCOUNT}/tasks/search", "The tasks that models have", _NATIVE, Envelope[tuple[Task, ...]]),
     ApiOperation("get", f"{ACCOUNT}/finetunes", "The adapters of an account", _NATIVE, Envelope[tuple[ListedFinetune, ...]]),
-    ApiOperation("post", f"{ACCOUNT}/finetunes", "Begin to upload an adapter", _NATIVE, Envelope[ListedFinetune], FinetuneBody),
+    ApiOperation("post", f"{ACCOUNT}/finetunes", "Create an adapter, before its files are uploaded", _NATIVE, Envelope[ListedFinetune], FinetuneBody),
     ApiOperation("delete", f"{ACCOUNT}/finetunes/{{finetune_id}}", "Remove an adapter", _NATIVE, Envelope[ListedFinetune]),
     ApiOperation("post", f"{ACCOUNT}/finetunes/{{finetune_id}}/finetune-assets", "Upload a file of an adapter, as a form with file and file_name",
               _NATIVE, Envelope[FinetuneAsset]),
@@ -130,7 +130,7 @@ OPERATIONS = (
     ApiOperation("get", "/api/tags", "The models, as Ollama lists them", _OLLAMA, _MODELS),
     ApiOperation("get", "/api/ps", "The models that are awake", _OLLAMA, _MODELS),
     ApiOperation("post", "/api/show", "One model", _OLLAMA, _object(details={"type": "object"}, capabilities={"type": "array"}), ModelBody),
-    ApiOperation("post", "/api/pull", "Whether a model is here", _OLLAMA, _object(status=_TEXT), ModelBody),
+    ApiOperation("post", "/api/pull", "Check whether a model is available", _OLLAMA, _object(status=_TEXT), ModelBody),
     ApiOperation("get", "/api/version", "The version of Ollama's API", _OLLAMA, _object(version=_TEXT)),
 )  # fmt: skip
 
@@ -211,7 +211,7 @@ def page(version: str) -> bytes:
     style = "body{font:15px/1.5 system-ui;max-width:60em;margin:2em auto}code{font-size:13px}td{padding:2px 1em 2px 0}"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>Pilotlight API</title><style>{style}</style>'
-        f'<h1>Pilotlight API {escape(version)}</h1><p><a href="/openapi.json">/openapi.json</a> has the whole of it.</p>{rows}</html>'
+        f'<h1>Pilotlight API {escape(version)}</h1><p><a href="/openapi.json">/openapi.json</a> is the complete document.</p>{rows}</html>'
     ).encode()
 
 
@@ -234,7 +234,7 @@ def _structs(schema: Schema, schemas: dict[str, Schema]) -> list[Schema]:
 
 
 def _kind(schema: Schema) -> str:
-    """Return a schema in a few words."""
+    """Return a short description of a schema."""
     if "anyOf" in schema:
         return " | ".join(dict.fromkeys(_kind(option) for option in schema["anyOf"]))
     if "$ref" in schema:

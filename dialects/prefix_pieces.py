@@ -1,6 +1,6 @@
 """A prompt in pieces that a later turn repeats, so that a router recognises the conversation.
 
-Handles OpenAI's messages and plain texts."""
+This module handles OpenAI's messages and plain texts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,14 +9,14 @@ import orjson
 from blake3 import blake3
 
 TEXT_PIECE_BYTES = 1024  # a plain prompt is fingerprinted in pieces of this size
-IMAGE_BYTES = 4096  # size of an image in a prefix, as of 1,000 tokens of text, whatever its real size
-# Start of the line that Claude Code puts before its instructions. It differs per request, so it is left out of prompts and fingerprints.
+IMAGE_BYTES = 4096  # size of any image in a prefix, like 1,000 tokens of text
+# Start of the line that Claude Code puts before its instructions. It differs in each request, so it is left out of prompts and fingerprints.
 _BILLING = "x-anthropic-billing-header:"
-_IMAGES = ("image_url", "input_image", "image")  # types of parts, in whichever dialect
+_IMAGES = ("image_url", "input_image", "image")  # types of image parts in all dialects
 
 
 def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
-    """Yield the pieces, each with whether it identifies one conversation. Messages are JSON objects."""
+    """Yield the pieces, each with whether it identifies a conversation. Messages are JSON objects."""
     messages, prompt, image = fields.get("messages"), fields.get("prompt"), fields.get("image")
     if image is not None and not isinstance(messages, list):
         yield digest_of(image), True
@@ -32,7 +32,7 @@ def pieces(fields: dict[str, Any]) -> Iterator[tuple[bytes, bool]]:
                 get("name"),
                 get("tool_calls"),
                 get("tool_call_id"),
-            ]  # what reaches the prompt
+            ]  # the fields that are part of the prompt
             yield canonical(told), user_has_spoken
         if image is not None:
             yield digest_of(image), True
@@ -53,7 +53,7 @@ def without_billing(system: Any) -> Any:
 
 
 def without_pixels(content: Any) -> Any:
-    """Return a message's parts with a digest in place of each image, those in tools' results included."""
+    """Return a message's parts with each image replaced by a digest, including images in tool results."""
     if not isinstance(content, list):
         return content
     return [_without_pixels(part) if isinstance(part, dict) else part for part in content]
@@ -67,13 +67,13 @@ def _without_pixels(part: dict[str, Any]) -> Any:
 
 
 def digest_of(image: Any) -> bytes:
-    """Return the digest of an image as it was sent, IMAGE_BYTES long."""
+    """Return the digest of an image as it was sent; its length is IMAGE_BYTES."""
     return blake3(canonical(image)).hexdigest(length=IMAGE_BYTES // 2).encode()
 
 
 def canonical(value: Any) -> bytes:
-    """Return equal bytes for equal values."""
+    """Encode a value so that equal values have equal bytes."""
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except orjson.JSONEncodeError:  # nested deeper than it writes (254 levels): a site refuses that by name
+    except orjson.JSONEncodeError:  # the value is nested deeper than 254 levels, so a site refuses it
         return b""

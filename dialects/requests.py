@@ -9,15 +9,15 @@ from pilotlight.dialects.body.images import ImagePart
 from pilotlight.wire.hop.continuation import NOTHING_DELIVERED, AnswerName, Delivered, Delivery
 from pilotlight.wire.hop.data_sites import NO_OTHERS, DataSites
 
-# Bytes of a body that is parsed in the event loop, in milliseconds at worst; longer ones are parsed in a thread.
+# Bodies up to this size are parsed on the event loop, in milliseconds; longer ones are parsed in a thread.
 INLINE_BYTES = 16 << 10
 
 
 class AnswerConstraint(Struct, frozen=True):
     """A constraint on the answer's form.
 
-    A document by a JSON Schema, a text by a regular expression, one of the strings of a JSON array, or a sentence of a grammar in Lark's notation.
-    The engine checks whether it can enforce it."""
+    The answer must be a document of a JSON Schema, a text that matches a regular expression, one of the strings of a JSON array, or a sentence of a
+    grammar in Lark's notation. The engine checks whether it can enforce it."""
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
     text: str
@@ -29,13 +29,14 @@ class Conversation(Struct, frozen=True):
     messages: tuple[dict[str, Any], ...]
     tools: tuple[dict[str, Any], ...] = ()
     parallel_tool_calls: bool = True
-    variables: dict[str, Any] = {}  # further variables for the template
+    variables: dict[str, Any] = {}  # additional variables for the template
     adds_generation_prompt: bool = True  # append the start of the assistant's turn
     continues_last: bool = False  # the answer continues the last message, whose turn the prompt leaves open
     drops_oldest: bool = False  # drop the oldest messages if the prompt is too long
     must_call: bool = False  # the answer must contain a tool call
     allowed_tools: frozenset[str] | None = None  # tools that may be called; None allows all
-    strict_tools: frozenset[str] = frozenset()  # their arguments must follow their schemas, even in unforced calls
+    # tools whose arguments must follow their schemas, even in calls that are not forced
+    strict_tools: frozenset[str] = frozenset()
     images: tuple[ImagePart, ...] = ()  # in the order of their placeholders in `messages`
 
 
@@ -55,7 +56,7 @@ class Sampling(Struct, frozen=True):
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     stop: tuple[str, ...] = ()
-    shows_stop: bool = False  # the stop string that ends the answer is part of it
+    shows_stop: bool = False  # the answer includes the stop string that ends it
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None  # alternatives per token of the answer; None for no log-probabilities
@@ -78,29 +79,29 @@ class ValidGeneration(Struct, frozen=True):
     constraint: AnswerConstraint | None = None
     ignored: tuple[str, ...] = ()  # unknown fields of the body
     num_bytes: int = 0  # size of the body
-    num_prompt_logprobs: int | None = None  # alternatives per prompt token; None for no table
-    # Chosen by the router that forwarded the request, so that another site can continue the same answer.
+    num_prompt_logprobs: int | None = None  # alternatives per prompt token; None for no log-probabilities
+    # Chosen by the router that forwards the request, so that another site can continue the same answer.
     answer_name: AnswerName = msgspec.field(default_factory=AnswerName.fresh)
-    delivery: Delivery = NOTHING_DELIVERED  # the part of the answer that another site has delivered already
+    delivery: Delivery = NOTHING_DELIVERED  # the part of the answer that other sites have delivered already
     prefixes: tuple[
         tuple[int, int], ...
-    ] = ()  # digests by which the router knows the prompt's beginnings, longest first
+    ] = ()  # digests that the router uses for the prompt's beginnings, the longest first
 
-    data_sites: DataSites = NO_OTHERS  # other sites that may see it, as the router names them
-    cache_salt: str = ""  # its prompt shares cached blocks only with requests of the same tenant and salt
+    data_sites: DataSites = NO_OTHERS  # other sites that may see the request, according to the router
+    cache_salt: str = ""  # the prompt shares cached blocks only with requests of the same tenant and salt
     most_prompt_tokens: int | None = (
         None  # number of last tokens to keep of a longer prompt; -1 for as many as leave room for the answer
     )
-    lora: str | None = None  # the adapter, if the request names it beside the model
+    lora: str | None = None  # the adapter, if the request names it separately from the model
 
     @property
     def asked_model(self) -> str:
-        """The model as the client asks for it, its adapter included."""
+        """Return the requested model, including its adapter."""
         return f"{self.requested_model}:{self.lora}" if self.lora else self.requested_model
 
     @property
     def prompt_field(self) -> str:
-        """The request's name for its prompt."""
+        """Return the name of the request's field with the prompt."""
         return "messages" if isinstance(self.prompt, Conversation) else "prompt"
 
     @property
@@ -109,7 +110,7 @@ class ValidGeneration(Struct, frozen=True):
 
     @property
     def num_choices(self) -> int:
-        """The number of answers: `n` to each prompt in turn."""
+        """Return the number of answers: `n` for each prompt."""
         return self.n * len(self.prompts)
 
     def delivered(self, choice: int) -> Delivered:
@@ -117,7 +118,7 @@ class ValidGeneration(Struct, frozen=True):
 
     @property
     def num_prompt_alternatives(self) -> int | None:
-        """The number of alternatives reported per prompt token; None if no table is wanted."""
+        """Return the number of alternatives per prompt token; None if no log-probabilities are requested."""
         return self.num_prompt_logprobs
 
     @property
@@ -126,7 +127,7 @@ class ValidGeneration(Struct, frozen=True):
 
     @property
     def wants_whole_calls(self) -> bool:
-        """A tool call is shown at its end, all of it."""
+        """Tell whether a tool call is sent only when it is complete."""
         return False
 
 
@@ -137,15 +138,16 @@ class ValidEmbedding(Struct, frozen=True):
     model: str
     requested_model: str
     inputs: tuple[EmbeddingInput, ...]
-    dimensions: int | None = None  # None keeps all
+    dimensions: int | None = None  # None keeps all dimensions
     as_base64: bool = False
     pooling: Literal["mean", "cls"] | None = None  # None uses the model's own pooling
-    field: str = "input"  # the request's name for its texts
+    field: str = "input"  # name of the request's field with the texts
     ignored: tuple[str, ...] = ()
-    prompt_name: str | None = None  # the checkpoint's prompt to put before every text; None uses the default one
+    # name of the checkpoint's prompt to put before every text; None uses the default one
+    prompt_name: str | None = None
 
     def where(self, position: int) -> str:
-        """Return a client's name for one of its texts."""
+        """Return a name for one of the texts, for error messages."""
         return self.field if len(self.inputs) == 1 else f"{self.field}[{position}]"
 
 
@@ -154,7 +156,7 @@ class ScoredText(Struct, frozen=True):
 
     first: str
     second: str | None = None  # None for a single text
-    where: str = "input"  # a client's name for it, or for the second one of a pair
+    where: str = "input"  # name in error messages, of the second text if there are two
 
 
 class ValidScoring(Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 The model sees each as a function.
 
-The model calls a function of a namespace NAMESPACE__name; the client's items contain name and namespace separately. Tools of other types, such as
-`web_search`, run at OpenAI and are hidden from the model.
+For the model, a function of a namespace is named NAMESPACE__name; the client's items contain name and namespace separately. Tools of other types,
+such as `web_search`, run at OpenAI and are hidden from the model.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class ClientTool(Struct, frozen=True):
 
     @property
     def named(self) -> dict[str, str]:
-        """Return the fields by which an item names the tool."""
+        """Return an item's fields with the tool's name and namespace."""
         return {"name": self.name} if self.namespace is None else {"name": self.name, "namespace": self.namespace}
 
 
@@ -60,7 +60,7 @@ class InnerToolBody(Body, frozen=True, kw_only=True):
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Keep nothing but the type of a tool that another service runs."""
+        """Keep only the type of a tool that another service runs."""
         is_ours = values.get("type") in (_FUNCTION, _CUSTOM, _NAMESPACE)
         return values if is_ours or "type" not in values else {"type": values["type"]}
 
@@ -78,16 +78,16 @@ class ResponsesTools:
     `by_name` holds the tools whose name or form of call differs between model and client."""
 
     def __init__(self, given: list[ResponsesToolBody]) -> None:
-        """Raises ApiError."""
+        """Convert the tools of a request. Raises ApiError."""
         self.declared: list[ToolBody] = []
         self.by_name: dict[str, ClientTool] = {}
-        self.left_out: list[str] = []  # types of omitted tools and their unenforced formats, by place
+        self.left_out: list[str] = []  # types of omitted tools, and formats that are not enforced, with their positions
         self._left_out_types: set[str] = set()
         for tool, namespace, where in _flat(given):
             self._add(tool, namespace, where)
 
     def choice(self, asked: str | dict[str, Any] | None) -> ToolChoice | None:
-        """Return a request's `tool_choice` as chats have it. Raises ApiError."""
+        """Return `tool_choice` in the form of chat completions. Raises ApiError."""
         if asked is None:
             return None
         if isinstance(asked, dict) and asked.get("type") in self._left_out_types:
@@ -109,7 +109,7 @@ class ResponsesTools:
         if tool.name is None:
             raise refused("is required", f"{where}.name")
         name = flat_name(tool.name, namespace)
-        # OpenAI's tools are strict by default; an explicit null accepts the schema unchecked, so nothing is enforced.
+        # OpenAI's tools are strict by default. With an explicit null the schema is not enforced.
         function = FunctionBody(name=name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
         if tool.type == _CUSTOM:
             try:

@@ -1,6 +1,6 @@
 """Scores of texts: documents ranked by a query, scores of pairs, and class probabilities.
 
-The forms of Jina, Cohere, vLLM and text-embeddings-inference."""
+The forms are those of Jina, Cohere, vLLM and text-embeddings-inference."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -13,14 +13,14 @@ from pilotlight.dialects.requests import ScoredText, ValidScoring
 from pilotlight.wire.errors import ApiError
 
 MAX_DOCUMENTS = 2048  # limit of one request, as at Jina
-COHERE_DOCUMENT_TOKENS = 4096  # limit of a document in Cohere's second version, if the request has none
+COHERE_DOCUMENT_TOKENS = 4096  # limit of a document in Cohere's second version, if the request does not set one
 
 _Query = Annotated[str, Meta(min_length=1)]
 _Count = Annotated[int, Meta(ge=1)]
 
 
 def read_documents(value: Any) -> Any:
-    """A list of texts, or of objects that have one as their `text`, as a list of texts."""
+    """Convert a list of texts, or of objects with a `text`, to a list of texts."""
     if not isinstance(value, list) or not value:
         raise ValidationError('must be a list of texts, or of objects such as {"text": "..."}; not empty')
     if len(value) > MAX_DOCUMENTS:
@@ -33,12 +33,12 @@ def read_documents(value: Any) -> Any:
 
 
 def read_texts(value: Any) -> Any:
-    """A text or a list of texts, as a list."""
+    """Convert a text or a list of texts to a list."""
     return read_documents([value] if isinstance(value, str) else value)
 
 
 def read_fields(value: Any) -> Any:
-    """The fields of documents that a model ranks; only their text is accepted."""
+    """Return the fields of documents that are ranked. Raises ValidationError unless it is only the text."""
     if value not in ([], ["text"]):
         raise ValidationError('must be ["text"]: documents are ranked by their text alone; join other fields to it')
     return value
@@ -50,18 +50,18 @@ class RerankBody(Body, frozen=True, kw_only=True):
     model: str
     query: _Query
     documents: tuple[str, ...] | None = None
-    texts: tuple[str, ...] | None = None  # in their place, of text-embeddings-inference
+    texts: tuple[str, ...] | None = None  # text-embeddings-inference's name for the documents
     top_n: _Count | None = None
     return_documents: bool | None = None
-    return_text: bool | None = None  # of text-embeddings-inference
+    return_text: bool | None = None  # text-embeddings-inference's name for `return_documents`
     raw_scores: bool | None = None
     truncate: bool | None = None
     truncation_direction: Literal["Right", "right"] | None = None
-    truncate_prompt_tokens: Literal[-1] | None = None  # vLLM's word for the same
+    truncate_prompt_tokens: Literal[-1] | None = None  # vLLM's name for the same
     max_tokens_per_doc: _Count | None = None
     rank_fields: tuple[str, ...] | None = None
     instruction: Annotated[str, Meta(max_length=10_000)] | None = None
-    instruct: Annotated[str, Meta(max_length=10_000)] | None = None  # SGLang's word for it
+    instruct: Annotated[str, Meta(max_length=10_000)] | None = None  # SGLang's name for the same
 
 
 class ScoreBody(Body, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class ScoreBody(Body, frozen=True, kw_only=True):
     model: str
     text_1: tuple[str, ...] | None = None
     text_2: tuple[str, ...] | None = None
-    queries: tuple[str, ...] | None = None  # other words of vLLM's for these
+    queries: tuple[str, ...] | None = None  # vLLM's other names for the two texts
     documents: tuple[str, ...] | None = None
     truncate_prompt_tokens: Literal[-1] | None = None
     instruction: Annotated[str, Meta(max_length=10_000)] | None = None
@@ -85,10 +85,10 @@ class ClassifyBody(Body, frozen=True, kw_only=True):
 
 
 def parse_rerank(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidScoring:
-    """Parse the first version's body, or text-embeddings-inference's."""
+    """Parse a body of the first version, or of text-embeddings-inference. Raises ApiError."""
     body, ignored = parse_body(RerankBody, raw, strict)
     if (body.documents is None) == (body.texts is None):
-        raise ApiError("invalid_request", "documents: give them, or texts in their place", param="documents")
+        raise ApiError("invalid_request", "documents: send documents or texts", param="documents")
     is_bare = body.texts is not None
     returns_texts = bool(body.return_text) if is_bare else body.return_documents is not False
     return _reranking(body, resolve, ignored, is_bare=is_bare, returns_texts=returns_texts)
@@ -143,7 +143,9 @@ def parse_score(raw: bytes, resolve: Resolve, *, strict: bool = False) -> ValidS
     if len(first) == 1:
         first *= len(second)
     if len(first) != len(second):
-        message = f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; send one of the first, or as many"
+        message = (
+            f"{names[0]} has {len(first)} texts and {names[1]} {len(second)}; send one of the first, or equal numbers"
+        )
         raise ApiError("invalid_request", message, param=names[1])
     pairs = [
         ScoredText(one, other, f"{names[1]}[{i}]") for i, (one, other) in enumerate(zip(first, second, strict=True))

@@ -31,11 +31,11 @@ from pilotlight.dialects.requests import Prompt, ScoredText, ValidEmbedding, Val
 from pilotlight.dialects.scoring_api import MAX_DOCUMENTS
 from pilotlight.wire.errors import ApiError
 
-USUAL_MAX_TOKENS = 256  # default of the platform's text models; models with another default have their own
+USUAL_MAX_TOKENS = 256  # default of Cloudflare's text models; models with another default have their own
 
 
 class RunToolBody(ToolBody, frozen=True, kw_only=True):
-    """Workers AI's own form is the function without OpenAI's wrapping; either is taken."""
+    """A tool. Workers AI's form is the function without OpenAI's wrapping; both are accepted."""
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class RunEmbeddingBody(Body, frozen=True, kw_only=True):
 
 
 class ContextBody(Body, frozen=True, kw_only=True):
-    """A text to be ranked."""
+    """A text that is ranked."""
 
     text: str
 
@@ -86,7 +86,7 @@ class RunRerankerBody(Body, frozen=True, kw_only=True):
 
 
 class FinetuneBody(Body, frozen=True, kw_only=True):
-    """A fine-tune to be created at /ai/finetunes."""
+    """The body that creates a fine-tune at /ai/finetunes."""
 
     model: Annotated[str, Meta(min_length=1, max_length=200)]
     name: Annotated[str, Meta(min_length=1, max_length=100)]
@@ -131,7 +131,7 @@ def parse_run(raw: bytes, resolve: Resolve, model: str, *, strict: bool = False)
 
 
 def parse_finetune(raw: bytes) -> FinetuneBody:
-    """Raises ApiError."""
+    """Parse the body that creates a fine-tune. Raises ApiError."""
     body, _ = parse_body(FinetuneBody, raw, strict=False)
     if body.public:
         sentence = (
@@ -146,9 +146,7 @@ def _with_image(messages: list[MessageBody], image: ImagePart) -> list[MessageBo
     """Return the messages with the image inserted before the last user message."""
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last is None:
-        raise ApiError(
-            "invalid_request", "image: there is no message of the user that it could belong to", param="image"
-        )
+        raise ApiError("invalid_request", "image: it needs a user message, and there is none", param="image")
     said = messages[last].content or ""
     content: Content = [image, *([said] if isinstance(said, str) else said)]
     return [*messages[:last], replace(messages[last], content=content), *messages[last + 1 :]]

@@ -116,14 +116,14 @@ class RouterApp(Starlette):
             lifespan=_lifespan,
             exception_handlers=FAILURES,
         )
-        self.router.redirect_slashes = False  # /v1 is not /v1/: a redirect would turn a client's POST into a GET
+        self.router.redirect_slashes = False  # /v1 is not /v1/, and a redirect would turn a client's POST into a GET
         self._others: Application = super().__call__
         most_held = int(router.network.door.max_bodies_mib * 2**20)
         if self.siblings is not None:
             self._leave_to_first(partial(FirstWorker, proxy=proxy, siblings=self.siblings, max_body_bytes=most_held))
 
     def _leave_to_first(self, of: Callable[[Application], Application]) -> None:
-        """Let the first worker answer what only one process can keep."""
+        """Let the first worker answer requests for state that only one process can keep."""
         own, first = self._others, of(self._others)
         for service in (RouterService.RESPONSES, RouterService.BATCHES, RouterService.FINETUNES):
             self._services[service] = of(self._services[service])
@@ -134,7 +134,7 @@ class RouterApp(Starlette):
         self._others = others
 
     def reload(self, network: NetworkConfig) -> None:
-        """Take over what may change while the router runs, with what another worker has deployed."""
+        """Apply settings that may change while the router runs, and deployments by other workers."""
         self.edge.reload(network)
         if self.siblings is not None and not self.siblings.is_first:
             self.deployments.read_again()
@@ -155,7 +155,7 @@ def _rendered_by(router: EdgeRouter) -> Callable[[], Awaitable[bytes]]:
 
 
 def _keeping(network: NetworkConfig) -> RetentionPolicy:
-    """Raises ConfigError."""
+    """Return how long and where responses are kept. Raises ConfigError."""
     kept = network.responses
     database = None if kept.store is None else configured("responses.store", partial(_postgres, kept.store))
     path, max_bytes = kept.file_of(f"router-{network.listen.port}"), int(kept.max_gib * 2**30)

@@ -61,14 +61,16 @@ FORGET_EVERY_S = 5.0
 
 
 class EdgeRouter:
-    """Forwards while it is `running()`. `proxy.drain(timeout_s)` and `tunnels.end()` before that ends."""
+    """A router that forwards requests inside `running()`.
+    Call `proxy.drain(timeout_s)` and `tunnels.end()` before you leave it."""
 
     def __init__(
         self, network: NetworkConfig, policy: Policy, clock: Callable[[], float], role: WorkerRole | None = None
     ) -> None:
-        """`role`: of one process of several.
+        """`role` is this process's role if the router has several workers.
 
-        Raises ConfigError for a file or folder of the configuration that cannot be used."""
+        Raises ConfigError for a file or folder of the configuration that cannot be used.
+        """
         self.configured, self.keys_file = network, router_state_directory() / "keys.toml"
         self.network = network = with_issued_keys(network, self.keys_file)
         self.clock, self.role = clock, role
@@ -88,7 +90,7 @@ class EdgeRouter:
         self.accounting = _accounting(network, self.secret, self.recordings, self.shared)
         self.clocks = SiteClocks([*self.backends])
         self.orders = SiteControl(self.discovery.urls, self.secret, self.clocks)
-        self._monitor: HealthMonitor | None = None  # while it runs
+        self._monitor: HealthMonitor | None = None  # None unless the router runs
         self._hints = WakeHints(self.orders, self.metrics.registry)
         data = DataPlaces(network)
         finetunes = SiteFinetunes(self.backends, data, self.orders)
@@ -109,7 +111,7 @@ class EdgeRouter:
             stages=self.stages.present(),
             recent=self.recent,
         )
-        # Two processes would run the same batch twice while one replaces the other.
+        # Several workers would run the same batch, and so would an old worker and its successor.
         self.batches = _batches(network, self.proxy) if role is None else None
         if self.objectives is not None:
             self.metrics.judge(self.objectives)
@@ -146,9 +148,10 @@ class EdgeRouter:
             yield
 
     def reload(self, found: NetworkConfig) -> None:
-        """Take over what can change while the router runs: sites, keys, limits, prices and data rules.
+        """Apply settings that can change while the router runs: sites, keys, limits, prices and data rules.
 
-        Raises ConfigError."""
+        Raises ConfigError.
+        """
         merged = with_issued_keys(found, self.keys_file)
         self.configured = found
         self.admission.access.update_from(access_of(merged))
@@ -159,17 +162,17 @@ class EdgeRouter:
         self.set_sites(merged)
 
     def renew_keys(self) -> None:
-        """Take over the keys that were made or revoked while the router runs, in all workers."""
+        """Apply keys that were created or revoked while the router runs, in all workers."""
         self.reload(self.configured)
         self.tell_workers()
 
     def tell_workers(self) -> None:
-        """Have the other workers, if any, read changed files again."""
+        """Make the other workers, if any, read changed files again."""
         if self.role is not None:
             os.kill(os.getppid(), signal.SIGHUP)
 
     def set_sites(self, network: NetworkConfig) -> None:
-        """Take over the sites of the file, and where data may go."""
+        """Apply the sites of the file, and the data rules."""
         self.discovery.reload(network)
         self.proxy.selector.places.update_from(DataPlaces(network))
         self.proxy.set_stages(self.stages.present())
@@ -188,7 +191,7 @@ class EdgeRouter:
             yield "the sweep of durable streams", self.recordings.sweep
         if self.places.database is not None:
             yield "the watch over clients.geo_database", self.places.database.watch
-        if self.secret:  # without it no site answers
+        if self.secret:  # sites answer only signed requests
             yield "carrying fine-tunes between sites", self.proxy.selector.finetunes.run
             if self.accounting.ledger is not None:
                 yield "collecting what functions have used", SiteUsage(self.backends, self.orders, self.accounting).run
@@ -214,7 +217,7 @@ class EdgeRouter:
 
 
 class _Store(Protocol):
-    """A store that is written later than the requests that it records."""
+    """A store that writes its records in the background, after the requests."""
 
     async def run(self) -> None: ...
 
@@ -231,11 +234,11 @@ async def _at_work(store: _Store, name: str) -> AsyncIterator[None]:
 
 
 def _function_hosts(network: NetworkConfig, secret: str) -> FunctionHosts:
-    """Raises ConfigError."""
+    """Return the host names of functions. Raises ConfigError if there are any but no network secret."""
     hosts = FunctionHosts(network)
     if hosts and not secret:
         raise ConfigError(
-            f"hosts and functions.domain need {HOP_SECRET_ENV}, here and at the sites: without it no site believes that a function has a host"
+            f"hosts and functions.domain need {HOP_SECRET_ENV}, here and at the sites: without it sites ignore the host of a function"
         )
     return hosts
 
@@ -282,7 +285,8 @@ def _tracing(network: NetworkConfig) -> Tracing | None:
 
 
 def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
-    """Return the queue beside the ledger, if there is one. Raises ConfigError if it cannot be opened."""
+    """Return the queue of batches, stored in the ledger's directory; None without one.
+    Raises ConfigError if it cannot be opened."""
     if network.ledger.directory is None:
         return None
     path = Path(network.ledger.directory).expanduser() / "batches.sqlite"
@@ -293,7 +297,7 @@ def _batches(network: NetworkConfig, proxy: Proxy) -> BatchQueue | None:
 
 
 def _objectives(network: NetworkConfig) -> Objectives | None:
-    """Return the counts beside the ledger, or in memory without one.
+    """Return the objectives, with counts in the ledger's directory, or in memory without one.
     Raises ConfigError if the file cannot be opened."""
     if not network.objectives:
         return None

@@ -1,4 +1,7 @@
-"""Admission for stored responses: the limits and timeouts of other requests; each counts once."""
+"""Admission of requests for stored responses, with the limits and timeouts of other requests.
+
+A request that calls a model is counted once.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
@@ -20,7 +23,7 @@ class ResponseDoor:
 
     @asynccontextmanager
     async def admitted(self, scope: Scope, receive: Receive, send: Send) -> AsyncIterator[ReadBody]:
-        """Open a scope for the duration of a request. Raises ApiError."""
+        """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
         client, admission = Downstream(scope, receive, send), self._proxy.admission
         try:
             with await admission.admit(client.head, client.address):
@@ -36,7 +39,7 @@ class ResponseDoor:
         return self._proxy.admission.limits.held(head, address)
 
     async def _body(self, client: Downstream, limit: int) -> bytes:
-        """Raises ApiError, ClientDisconnect."""
+        """Return the request's body. Raises ApiError, ClientDisconnect."""
         proxy = self._proxy
         watched = proxy.upstream.silence.watched
         watched.add(client)

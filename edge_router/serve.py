@@ -1,8 +1,7 @@
 """The router as a process: `python -m pilotlight.edge_router.serve NETWORK_FILE`.
-It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again. With `--workers N` it supervises N processes that do so
-(workers/supervisor.py); one of these gives way to its successor at SIGUSR2.
 
-Knows the order of start and stop; routes are in app.py.
+It binds, serves, and on SIGTERM drains before it stops. SIGHUP reads the file again. With `--workers N` it supervises N processes that do so
+(workers/supervisor.py); a worker is replaced by its successor at SIGUSR2. This module determines the order of start and stop; routes are in app.py.
 """
 
 import argparse
@@ -55,8 +54,8 @@ from pilotlight.wire.paths import API_PATHS
 
 log = logging.getLogger("pilotlight.router")
 
-RETIRE_LIMIT_S = 3600.0  # for the streams of a replaced worker; afterwards it drains
-SPARE_FILES = 64  # for probes, logs, files of Python, and clients that are being refused
+RETIRE_LIMIT_S = 3600.0  # time for the streams of a replaced worker to end; then it drains
+SPARE_FILES = 64  # file descriptors for probes, logs, Python's files, and clients that are being refused
 
 
 def main() -> int:
@@ -116,7 +115,7 @@ async def _serve(network: NetworkConfig, listener: socket.socket, file: Path | N
             await stack.enter_async_context(_answering_workers(app, role))
             asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, retiring.set)
         gc.collect()
-        gc.set_threshold(10_000, 20, 50)  # a request makes some hundred objects, and hardly any in a cycle
+        gc.set_threshold(10_000, 20, 50)  # a request creates some hundred objects, of which hardly any are in a cycle
         gc.freeze()  # exempt all present objects from garbage collection
         log.info("listening on %s", url)
         notify_ready(f"listening on {url}")
@@ -152,7 +151,7 @@ LIVE = (
 
 
 def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
-    """Apply changed sites, keys, limits, prices and data rules. Certificates are checked all the time."""
+    """Apply changed sites, keys, limits, prices and data rules. Certificates are reloaded without SIGHUP."""
     found = None if file is None else read_again(network, file, load_network, LIVE)
     if found is not None:
         try:
@@ -163,7 +162,7 @@ def reload(app: RouterApp, network: NetworkConfig, file: Path | None) -> None:
 
 @asynccontextmanager
 async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socket) -> AsyncIterator[HttpServer]:
-    """Takes the socket over."""
+    """Serve the application on the socket, which the server closes."""
     door = network.door
     origins = Origins(
         is_local=is_loopback(network.listen.host) and not door.open_to_all,
@@ -173,7 +172,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
         api_paths=API_PATHS,
     )
     budget = BodyBudget(app, int(door.max_bodies_mib * 2**20))
-    # a function's host is a name of the listener
+    # The host of a function is a name of the listener, so its mount comes before the check of origins.
     mounted = FunctionMount(app.edge.hosts, budget, OriginCheck(budget, origins))
     outermost = AccessLog(mounted) if network.telemetry.access_log else mounted
     server = make_server(door.server_name, outermost, http_limits(door), overload_headers=OVERLOADED)
@@ -200,7 +199,7 @@ async def serving(app: RouterApp, network: NetworkConfig, listener: socket.socke
 
 @asynccontextmanager
 async def _answering_workers(app: RouterApp, role: WorkerRole) -> AsyncIterator[None]:
-    """Answer the other workers of this router."""
+    """Answer the requests of the other workers of this router."""
     server = Server(PrivateApp(app, app.edge.metrics.render), HttpLimits(max_message_bytes=0))
     async with private_listener(role) as listener:
         await server.start(listener)
@@ -233,7 +232,7 @@ def http_limits(door: DoorConfig) -> HttpLimits:
 
 
 async def _drain(proxy: Proxy, timeout_s: float, stop_now: asyncio.Event) -> None:
-    """A second signal ends the patience: open streams get their error event at once."""
+    """Drain within the timeout. After a second stop signal open streams get their error event at once."""
     draining = asyncio.ensure_future(proxy.drain(timeout_s))
     hurry = asyncio.ensure_future(stop_now.wait())
     await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,5 +1,6 @@
 """The table of the router's paths and their applications.
-A path outside it is 404 before its body is read."""
+
+A request for any other path gets a 404 before its body is read."""
 
 import re
 from enum import Enum
@@ -16,13 +17,13 @@ class RouterService(Enum):
     SITES = "sites"
     RESPONSES = "responses"
     MODEL_LISTS = "model lists"
-    RUNS = "runs"  # of a model: at a site, or in a batch
+    RUNS = "runs"  # runs of a model, at a site or in a batch
     BATCHES = "batches"
     FINETUNES = "finetunes"
     STREAMS = "streams"
 
 
-# The first that matches a whole path.
+# The first pattern that matches a whole path determines its service.
 _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
     (service, re.compile(pattern))
     for service, pattern in (
@@ -46,16 +47,16 @@ _TABLE: tuple[tuple[RouterService, re.Pattern[str]], ...] = tuple(
 
 
 def service_of(scope: Scope) -> RouterService | None:
-    """Return the service that answers a request; None if Starlette's routes do, or none exists."""
-    service = _service_at(scope.get("path", ""))  # a lifespan has none
+    """Return the service for a request; None if a Starlette route answers it or nothing does."""
+    service = _service_at(scope.get("path", ""))  # a lifespan has no path
     if service is RouterService.RUNS:
         return RouterService.BATCHES if _is_queued(scope["query_string"]) else RouterService.SITES
     if service is RouterService.MODEL_LISTS and scope["method"] != "GET":
-        return RouterService.SITES  # sites decide which paths they accept
+        return RouterService.SITES  # sites decide which paths under it they accept
     return service
 
 
-@lru_cache(256)  # a look at the whole table takes 2 us, and most requests are of one path
+@lru_cache(256)  # looking through the whole table takes 2 us, and most requests have the same path
 def _service_at(path: str) -> RouterService | None:
     return next((service for service, pattern in _TABLE if pattern.fullmatch(path)), None)
 

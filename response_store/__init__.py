@@ -1,1 +1,1 @@
-"""Responses that outlive their request: the ASGI application, and its storage."""
+"""Stored responses, which outlive their requests: the ASGI application, and its storage."""

@@ -1,4 +1,4 @@
-"""Stored responses, as an ASGI application around the one that answers.
+"""Stored responses, as an ASGI application around the one that computes answers.
 
 It implements `store`, `previous_response_id`, `background`, and reading, cancelling or deleting a response by id.
 
@@ -33,13 +33,13 @@ from pilotlight.wire.sse import HEARTBEAT, EventDecoder, encode_event, parse_eve
 if TYPE_CHECKING:
     from pilotlight.response_store.storage import ResponseStore
 
-INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # paths that stand where an id would
-AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
-REFUSED_WITHIN_S = 1.0  # a background response that is refused so soon is refused with its status
+INPUT_TOKENS, COMPACT = "input_tokens", "compact"  # used instead of an id in paths
+AT_ONCE_BYTES = 256 << 10  # bodies up to this size are parsed on the event loop, in a few milliseconds
+REFUSED_WITHIN_S = 1.0  # if a background response is refused within this time, its client gets the refusal as an error
 HEARTBEAT_S = 10.0
 MOST_LISTED = 100
 SWEEP_EVERY_S = 600.0
-WRITTEN_WITHIN_S = 5.0  # the end of a response that is cancelled
+WRITTEN_WITHIN_S = 5.0  # time to write the end of a response that is cancelled
 _PATH = re.compile(
     r"^(?:/client/v4/accounts/(?P<account>[^/]+))?(?:/ai)?/v1/responses"
     rf"(?:/(?:(?P<task>{INPUT_TOKENS}|{COMPACT})|(?P<id>[^/]+)(?:/(?P<verb>cancel|input_items))?))?$"
@@ -51,25 +51,26 @@ _CONVERSATION_PATH = re.compile(
 _LIFECYCLE = (
     b"response.created", b"response.queued", b"response.in_progress", b"response.completed", b"response.incomplete", b"response.failed",
 )  # fmt: skip
-_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # events that end a stored response
+_LAST = (b"event: response.completed\n", b"event: response.incomplete\n")  # last events of a stored response
 
-EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]  # from a place on, and whether they are the last
+# returns the events from a number on, and whether they include the last one
+EventsAfter = Callable[[int], Awaitable[tuple[list[bytes], bool]]]
 
 log = logging.getLogger("pilotlight.http")
 
 
-ReadBody = Callable[[int], Awaitable[bytes]]  # of at most so many bytes; raises ApiError, ClientDisconnect
+ReadBody = Callable[[int], Awaitable[bytes]]  # reads a body of at most so many bytes; raises ApiError, ClientDisconnect
 
 
 class Door(Protocol):
     """Admission of requests: decides which are accepted, and how their bodies are read."""
 
     def admitted(self, scope: Scope, receive: Receive, send: Send) -> AbstractAsyncContextManager[ReadBody]:
-        """Open a scope for the duration of a request. Raises ApiError."""
+        """Open a scope for the duration of a request. Raises ApiError if the request is not admitted."""
         ...
 
     def held(self, scope: Scope) -> AbstractContextManager[object]:
-        """Open a scope for work that continues in the background after its request."""
+        """Open a scope for work that continues in the background after its request. Raises ApiError."""
         ...
 
 
@@ -85,12 +86,12 @@ class OpenDoor:
 
 
 class ResponsesApp:
-    """Run `run()` as a task, and `close()` after it."""
+    """The application. Run `run()` as a task, and `close()` after it."""
 
     def __init__(
         self, app: ASGIApp, access: Access, max_body_bytes: int, keeping: RetentionPolicy, door: Door | None = None
     ) -> None:
-        """`app` answers admitted requests."""
+        """`app` computes the answers; it gets only admitted requests."""
         self._door = door or OpenDoor()
         self._app = app
         self._access = access
@@ -102,7 +103,7 @@ class ResponsesApp:
     def store(self) -> "ResponseStore":
         if self._store is None:
             from pilotlight.response_store.response_file import (
-                ResponseFile,  # SQLite's import takes 9 ms, which no start waits for
+                ResponseFile,  # importing SQLite takes 9 ms, by which no start should be delayed
             )
             from pilotlight.response_store.storage import ResponseStore
 
@@ -116,7 +117,7 @@ class ResponsesApp:
 
     @property
     def is_failing(self) -> bool:
-        """Tell whether responses could not be read or written when that was last tried."""
+        """Tell whether the latest attempt to read or write responses failed."""
         return self._store is not None and self._store.fault is not None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,11 +130,11 @@ class ResponsesApp:
             return
 
     async def run(self) -> None:
-        """Delete expired responses, again and again."""
+        """Delete expired responses periodically until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
             if self._keeping.database is not None or self._keeping.path.exists():
-                with contextlib.suppress(ApiError):  # the error is logged already
+                with contextlib.suppress(ApiError):  # the error was logged
                     await self.store.sweep()
 
     async def close(self) -> None:
@@ -153,14 +154,14 @@ class ResponsesApp:
             await send_json(send, body)
 
     def _tenant(self, found: re.Match[str], scope: Scope) -> str:
-        """Return whose a request is. Raises ApiError."""
+        """Return the id of a request's tenant. Raises ApiError."""
         authorization = header(scope, "authorization")
         holder = self._access.holder(authorization)
         owner = owner_of(authorization, holder.account.name if holder is not None else "")
         return tenant_of(owner, found["account"]).id
 
     async def _converse(self, found: re.Match[str], tenant: str, read_body: ReadBody, scope: Scope) -> bytes:
-        """Return the answer to a request about conversations. Raises ApiError."""
+        """Return the response to a request for conversations. Raises ApiError."""
         talks, method, id, item = self.conversations, scope["method"], found["id"], found["item"]
         fields: Fields = {}
         if method == "POST":
@@ -229,8 +230,10 @@ class ResponsesApp:
             )  # the inner application explains the error
         asked = AskedResponse(fields, tenant, is_kept=self._keeping.is_on)
         if asked.conversation is not None and not asked.is_stored:
-            said = "leave store out" if self._keeping.is_on else "none is kept here"
-            raise ApiError("invalid_request", f"conversation: its responses are kept: {said}", param="conversation")
+            said = "leave store out" if self._keeping.is_on else "responses are not stored here"
+            raise ApiError(
+                "invalid_request", f"conversation: its responses must be stored: {said}", param="conversation"
+            )
         body = await self._gathered(asked)
         if asked.is_background:
             return await self._begin(asked, _sized(scope, body), body, receive, send)
@@ -238,7 +241,7 @@ class ResponsesApp:
         await self._app(_sized(scope, body), _replayed(body, receive), patched)
 
     async def _keep(self, asked: AskedResponse, kept: KeptResponse) -> bool:
-        """Keep a response, at the end of its conversation if it has one. Return whether that could be done."""
+        """Store a response, and add it to its conversation if it has one. Return whether it was stored."""
         is_kept = await self.store.keep(kept)
         if is_kept and asked.conversation is not None:
             try:
@@ -248,19 +251,19 @@ class ResponsesApp:
         return is_kept
 
     async def _count(self, tenant: str, read_body: ReadBody, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the tokens of the prompt that a response would have."""
+        """Respond with the number of tokens in the prompt of a response."""
         raw, fields = await self._asked(read_body)
         if isinstance(fields, dict) and isinstance(fields.setdefault("input", []), str | list):
             raw = await self._gathered(AskedResponse({**fields, "background": None}, tenant))
         await self._app(_sized(scope, raw), _replayed(raw, receive), send)
 
     async def _asked(self, read_body: ReadBody) -> tuple[bytes, Any]:
-        """Return a body, and its fields if it has any. Raises ApiError."""
+        """Return a request's body, and its fields if it is an object. Raises ApiError."""
         raw = await read_body(self._max_body_bytes)
         return raw, read_fields(raw) if len(raw) <= AT_ONCE_BYTES else await asyncio.to_thread(read_fields, raw)
 
     async def _gathered(self, asked: AskedResponse) -> bytes:
-        """Return the body with the whole conversation. Raises ApiError."""
+        """Return the body for the inner application, with the whole conversation. Raises ApiError."""
         await asked.gather(self.store)
         body = orjson.dumps(asked.inner())
         if len(body) > self._max_body_bytes:
@@ -271,7 +274,7 @@ class ResponsesApp:
         return body
 
     async def _begin(self, asked: AskedResponse, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
-        """Start a background response and return it, unless it is refused at once."""
+        """Start a background response and send it to the client, unless it is refused at once."""
         kept = asked.queued()
         recorded = _Recorded(asked, kept, self.store)
         kept.make_by(self._make(asked, recorded, scope, body))
@@ -289,7 +292,7 @@ class ResponsesApp:
         await send_json(send, orjson.dumps(kept.fields))
 
     async def _make(self, asked: AskedResponse, recorded: "_Recorded", scope: Scope, body: bytes) -> None:
-        error = ApiError("internal_error", "the response ended before its end")
+        error = ApiError("internal_error", "the response broke off before its end")
         try:
             await self.store.begin(recorded.kept)
             recorded.is_kept.set()
@@ -329,7 +332,7 @@ class ResponsesApp:
 
 
 class _Patched:
-    """An ASGI `send` for the inner application: rewrites its events for the client, and stores the result."""
+    """An ASGI `send` for the inner application: rewrites its events for the client, stores the response."""
 
     def __init__(
         self, asked: AskedResponse, send: Send, keep: Callable[[KeptResponse], Awaitable[bool]] | None
@@ -366,7 +369,7 @@ class _Patched:
         await self._send({**message, "body": b"".join(events)})
 
     async def _kept(self, last: bytes) -> bytes:
-        """Keep the response of the last event, and return the event that tells whether it is kept."""
+        """Store the response in the last event; return the event, which has the result of storing it."""
         event = parse_event(last)
         assert event.data is not None
         assert event.name is not None
@@ -379,7 +382,7 @@ class _Patched:
             response["store"] = False
 
     def events(self, chunk: bytes) -> list[bytes]:
-        """Return the client's events for some bytes of the inner application's."""
+        """Return the client's events for bytes from the inner application."""
         return [self._event(raw) for raw in self._decoder.split(chunk)] if chunk else []
 
     def _event(self, raw: bytes) -> bytes:
@@ -407,13 +410,13 @@ class _Patched:
 
 
 class _Recorded(_Patched):
-    """The same without a client: events are stored, and the response as far as it is known."""
+    """The same without a client: stores the events, and the response up to the present."""
 
     def __init__(self, asked: AskedResponse, kept: KeptResponse, store: "ResponseStore") -> None:
         super().__init__(asked, self._ignored, None)
         self._store = store
         self.kept = kept
-        self.is_kept = asyncio.Event()  # set when it is stored, or cannot be
+        self.is_kept = asyncio.Event()  # set when it is stored or cannot be stored
         self.has_started = asyncio.Event()
         self.refusal: tuple[int, list[tuple[str, str]], bytes] | None = None
         self.error: ApiError | None = None
@@ -447,7 +450,7 @@ class _Recorded(_Patched):
             self.kept.add_event(raw)
 
     def refuse(self, error: ApiError) -> None:
-        """Record that the inner application has raised a refusal."""
+        """Record the error with which the inner application refuses the request."""
         body = orjson.dumps(error.body(Dialect.OPENAI_RESPONSES))
         self.error, self.refusal = error, (error.status(Dialect.OPENAI_RESPONSES), error.headers(), body)
 
@@ -464,7 +467,7 @@ class _Recorded(_Patched):
 
 
 def _listed(items: bytes, query: dict[str, str]) -> bytes:
-    """Return a page of a response's input, newest first unless asked otherwise."""
+    """Return a page of a response's input items, the newest first by default."""
     found = orjson.loads(b"[" + items + b"]")
     if query.get("order", "desc") != "asc":
         found.reverse()
@@ -530,7 +533,7 @@ def _sized(scope: Scope, body: bytes) -> Scope:
 
 
 def _replayed(body: bytes, receive: Receive | None) -> Receive:
-    """Return a `receive` with a body that was read already.
+    """Return a `receive` for a body that was read already.
     Without the client's own `receive` it never reports a disconnect."""
     is_told = False
 

@@ -1,6 +1,6 @@
 """The parts of a request for a response, and the body for the inner application.
 
-That body has the whole conversation, and asks to store nothing.
+That body has the whole conversation, and `store` set to false.
 """
 
 import os
@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 
 
 class _InputItem(msgspec.Struct, gc=False):
-    """Some object."""
+    """Any JSON object."""
 
 
 class _InputShape(msgspec.Struct, gc=False):
@@ -40,7 +40,7 @@ _shape_decoder = msgspec.json.Decoder(_InputShape)
 
 def read_fields(raw: bytes) -> Any:
     """Return a body's fields; None if it is not a JSON object.
-    Raises ApiError for an invalid input before any object is made of it."""
+    Raises ApiError for an invalid input, before objects are created for its items."""
     if not raw.lstrip().startswith(b"{"):
         return None
     try:
@@ -61,10 +61,10 @@ def read_fields(raw: bytes) -> Any:
 
 
 class AskedResponse:
-    """A request, and the request for the inner application."""
+    """A request for a response, from which the request for the inner application is made."""
 
     def __init__(self, fields: Fields, tenant: str, *, is_kept: bool = False) -> None:
-        """`is_kept`: whether responses are kept here at all. Raises ApiError."""
+        """`is_kept` is whether responses can be stored here. Raises ApiError."""
         self.tenant = tenant
         self.fields = fields
         self.previous = fields.get("previous_response_id")
@@ -89,7 +89,7 @@ class AskedResponse:
             raise ApiError("invalid_request", sentence, param="conversation")
 
     async def gather(self, store: "ResponseStore") -> None:
-        """Find all that is referred to. Raises ApiError."""
+        """Load the conversation and the items to which the request refers. Raises ApiError."""
         if self.previous is not None:
             self.before = await store.conversation(self.previous, self.tenant, "previous_response_id")
         if self.conversation is not None:
@@ -100,7 +100,7 @@ class AskedResponse:
         self.own = joined(*(found.get(_reference(item) or "") or kept_item(item) for item in items))
 
     def inner(self) -> Fields:
-        """Return the body that the application inside gets."""
+        """Return the body for the inner application."""
         named = ("previous_response_id", "background", "conversation")
         inner = {name: value for name, value in self.fields.items() if name not in named}
         inner["store"] = False
@@ -112,7 +112,7 @@ class AskedResponse:
         return inner
 
     def patched(self, response: Fields) -> Fields:
-        """Return the inner application's response as the client is to see it."""
+        """Return the inner application's response with the fields that the client expects."""
         told: Fields = {
             "previous_response_id": self.previous,
             "store": self.is_stored,
@@ -139,7 +139,7 @@ def _reference(item: Any) -> str | None:
 
 
 def kept_item(item: Any) -> bytes:
-    """Return an item as it is listed: with an id and a type, and a message's text as a part."""
+    """Return an item in its stored form: with an id and a type, and a message's text as a part."""
     if not isinstance(item, dict):
         return orjson.dumps(item)
     kept = (

@@ -25,7 +25,7 @@ class Conversations:
         self._store = store
         self._turns: WeakValueDictionary[str, asyncio.Lock] = (
             WeakValueDictionary()
-        )  # by conversation: each change reads first
+        )  # by conversation, because each change is a read and a write
 
     def _turn(self, name: str) -> asyncio.Lock:
         return self._turns.setdefault(name, asyncio.Lock())
@@ -40,16 +40,16 @@ class Conversations:
         return fields
 
     async def find(self, tenant: str, name: str) -> Fields:
-        """Raises ApiError."""
+        """Return a conversation. Raises ApiError."""
         found = await self._store.find(name, tenant)
         return {key: found.fields[key] for key in ("id", "object", "created_at", "metadata")}
 
     async def items(self, tenant: str, name: str) -> bytes:
-        """Return all items, as JSON with commas between. Raises ApiError."""
+        """Return all items, as JSON separated by commas. Raises ApiError."""
         return (await self._said(tenant, name)).items
 
     async def update(self, tenant: str, name: str, given: Fields) -> Fields:
-        """Change the metadata. Raises ApiError."""
+        """Replace the metadata; return the conversation. Raises ApiError."""
         metadata = _metadata(given.get("metadata"))
         async with self._turn(name):
             fields = {**await self.find(tenant, name), "metadata": metadata}
@@ -67,7 +67,7 @@ class Conversations:
         return added
 
     async def remove(self, tenant: str, name: str, item: str) -> Fields:
-        """Take an item out, and return the conversation. Raises ApiError."""
+        """Remove an item; return the conversation. Raises ApiError."""
         async with self._turn(name):
             fields, said = await self.find(tenant, name), orjson.loads(b"[" + await self.items(tenant, name) + b"]")
             rest = [each for each in said if each.get("id") != item]
@@ -85,15 +85,15 @@ class Conversations:
         return found
 
     async def delete(self, tenant: str, name: str) -> Fields:
-        """Raises ApiError."""
+        """Delete a conversation. Raises ApiError."""
         await self._store.delete(await self._store.find(name, tenant))
         return {"id": name, "object": "conversation.deleted", "deleted": True}
 
     async def advance(self, response: KeptResponse, name: str) -> None:
-        """Add a finished response with its input. Raises ApiError."""
+        """Append a finished response and its input to its conversation. Raises ApiError."""
         async with self._turn(name):
             before, now = response.before, await self._said(response.tenant, name)
-            if before is None or now.items != before.items:  # another one has ended meanwhile
+            if before is None or now.items != before.items:  # another response has changed the conversation meanwhile
                 return await self._append(response.tenant, name, joined(response.own, response.output))
             behind = await self._store.conversation(response.id, response.tenant, "conversation")
             await self._keep(response.tenant, await self.find(response.tenant, name), b"", behind)
@@ -110,7 +110,7 @@ class Conversations:
         if not await self._store.keep(
             KeptResponse(tenant, {**fields, "status": "completed", "output": []}, own, before)
         ):
-            raise ApiError("overloaded", "the conversation cannot be kept at the moment: try again", retry_after_s=1)
+            raise ApiError("overloaded", "the conversation cannot be stored right now: try again", retry_after_s=1)
 
 
 def _items(given: Any) -> bytes:

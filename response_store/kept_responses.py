@@ -1,6 +1,6 @@
 """A stored response: its input and output, and a background response's events for readers.
 
-Knows neither HTTP nor the storage (storage.py).
+It is independent of HTTP and of the storage (storage.py).
 """
 
 import asyncio
@@ -12,40 +12,40 @@ import orjson
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import encode_event
 
-LOST = ApiError("aborted", "the process that made this response has stopped: send the request again")
+LOST = ApiError("aborted", "the process that computed this response has stopped: send the request again")
 
 
 _FAILED = "response.failed"
-CONVERSATION = "conv_"  # of a conversation's id
+CONVERSATION = "conv_"  # prefix of a conversation's id
 
 
 class PreviousResponse(NamedTuple):
     """A stored response that another one continues, with the conversation up to its end."""
 
-    number: int  # its row's number; 0 if it is not written yet
+    number: int  # number of its row; 0 if it is not written yet
     id: str
-    items: bytes  # JSON, with commas between
+    items: bytes  # JSON, separated by commas
     is_ended: bool = True  # only an ended response can be continued
 
 
 class KeptResponse:
-    """One response; a background one as far as it has been made."""
+    """A response; in the background, the part of it that is computed so far."""
 
     def __init__(
         self, tenant: str, fields: dict[str, Any], own: bytes = b"", before: PreviousResponse | None = None
     ) -> None:
-        """`fields`: the response itself, as clients see it.
-        `own` are the items of its input besides those of `before`, as JSON."""
+        """`fields` are the response in the form for clients.
+        `own` are the input items besides those of `before`, as JSON."""
         self.tenant = tenant
         self.fields = fields
         self.own = own
         self.before = before
         self.events: list[bytes] = []
         self.task: asyncio.Task[None] | None = None
-        self.is_started = False  # in a database where others may end or delete it
-        self.is_settled = False  # on the disk, as it ended
+        self.is_started = False  # it is in a shared database, where other processes may end or delete it
+        self.is_settled = False  # its end is stored
         self.is_deleted = False
-        self.told: tuple[int, Any] = (0, None)  # the number of events and the fields that other processes have
+        self.told: tuple[int, Any] = (0, None)  # the number of events, and the fields, that other processes can read
         self._changed = asyncio.Event()
 
     def make_by(self, making: Coroutine[Any, Any, None]) -> None:
@@ -73,7 +73,7 @@ class KeptResponse:
         self.notify()
 
     def end_as(self, status: str, error: ApiError | None = None) -> None:
-        """End the response from outside, unless it has ended."""
+        """End the response with a status, unless it has ended."""
         self.end_with(ended_fields(self.fields, status, error))
 
     def end_with(self, fields: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class KeptResponse:
         self._changed = asyncio.Event()
 
     async def after(self, place: int) -> tuple[list[bytes], bool]:
-        """Return the events from a number on, once there are any, and whether they are the last."""
+        """Return the events from a number on, once there are any, and whether they include the last one."""
         while len(self.events) <= place and not self.is_ended:
             await self._changed.wait()
         return self.events[place:], self.is_ended
@@ -100,7 +100,7 @@ def ended_fields(fields: dict[str, Any], status: str, error: ApiError | None) ->
 
 
 def failed_event(fields: dict[str, Any], number: int) -> bytes:
-    """Return the last event of a response that was ended from outside."""
+    """Return the last event of a response that has failed."""
     return encode_event(orjson.dumps({"type": _FAILED, "sequence_number": number, "response": fields}), name=_FAILED)
 
 
@@ -113,9 +113,9 @@ def joined(*items: bytes) -> bytes:
 
 
 def conversation_id(given: Any) -> str | None:
-    """Return the id of the conversation to which a response will belong; `given` is an id or an object.
+    """Return the id of the conversation to which a response will belong.
 
-    Raises ApiError.
+    `given` is an id or an object. Raises ApiError.
     """
     name = given.get("id") if isinstance(given, dict) else given
     if name is None:

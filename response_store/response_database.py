@@ -28,11 +28,11 @@ class ResponsesFault(Exception):
 
 
 class ResponseDatabase(Protocol):
-    is_shared: bool  # with other processes
-    name: str  # for the log
+    is_shared: bool  # other processes use it, too
+    name: str  # name in logs
 
     async def run(self, work: Work[Result], within_s: float, *, is_write: bool) -> Result:
-        """Do work in one transaction, without other writers if it writes. Raises ResponsesFault."""
+        """Run work in one transaction. If it writes, no other writer runs meanwhile. Raises ResponsesFault."""
 
     async def tidy(self, keep_s: float) -> None:
         """Delete files beside the database that are older than `keep_s`."""
@@ -41,12 +41,12 @@ class ResponseDatabase(Protocol):
 
 
 class RetentionPolicy(NamedTuple):
-    """The place that responses are kept in, how much of them, and for how long."""
+    """The place where responses are stored, their total size, and their lifetime."""
 
-    path: Path  # of a file of this process's own
-    max_bytes: int  # 0: none is kept
+    path: Path  # a file for this process only
+    max_bytes: int  # 0 to store no responses
     keep_s: float
-    database: ResponseDatabase | None = None  # shared by routers, in place of a file
+    database: ResponseDatabase | None = None  # a database that routers share, instead of a file
 
     @property
     def is_on(self) -> bool:

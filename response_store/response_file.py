@@ -1,4 +1,4 @@
-"""The SQLite file in which one process stores responses. A damaged file is set aside."""
+"""The SQLite file in which one process stores responses. A damaged file is renamed and replaced."""
 
 import asyncio
 import fcntl
@@ -16,7 +16,7 @@ from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
 from pilotlight.support.database import Connection, Database, DatabaseError, claim_version, storage_word, transaction
 
-ROOM_BYTES = 64 << 20  # more than the stored bytes, twice: for half-empty pages
+ROOM_BYTES = 64 << 20  # size in addition to twice the stored bytes, because pages may be half empty
 _TRIGGERS = """
 CREATE TRIGGER IF NOT EXISTS response_added AFTER INSERT ON responses BEGIN
     INSERT INTO response_tenants VALUES (NEW.tenant, NEW.num_bytes) ON CONFLICT DO UPDATE SET num_bytes = num_bytes + excluded.num_bytes;
@@ -37,7 +37,7 @@ class ResponseFile:
     is_shared = False
 
     def __init__(self, path: Path, max_bytes: int, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since the epoch."""
+        """`clock` returns seconds since the epoch."""
         self.name = str(path)
         self._path = path
         self._clock = clock
@@ -66,7 +66,7 @@ class ResponseFile:
             self._lock_fd = -1
 
     async def _done(self, work: Work[Result], *, is_write: bool) -> Result:
-        """Do the work, again after a damaged file was set aside.
+        """Run work. If the file is damaged, move it aside and run the work again with a new one.
 
         A damaged page loses only its own data; the whole file is lost only if it cannot be opened or written. Raises sqlite3.Error, DatabaseError,
         OSError.
@@ -89,7 +89,7 @@ class ResponseFile:
         return await self._database.run(whole)
 
     def _prepare(self, connection: Connection) -> None:
-        """Raises OSError if another process has the file."""
+        """Lock the file and create its tables. Raises OSError if another process has the file."""
         if self._lock_fd < 0:
             self._lock_fd = _locked(self._path)
         connection.create_function("now_s", 0, self._clock)
@@ -107,13 +107,13 @@ class ResponseFile:
 
 
 def _make_tables(connection: Connection) -> None:
-    """Make the tables, or bring those of an earlier version up to date."""
+    """Create the tables, or update those of an earlier version."""
     claim_version(connection)
     columns = {column[1] for column in connection.execute("PRAGMA table_info(responses)")}
     if columns and "maker" not in columns:
         with transaction(connection):
             connection.execute("ALTER TABLE responses ADD COLUMN maker TEXT")
-            for name in ("added", "changed", "removed"):  # SQLite renames too much in them
+            for name in ("added", "changed", "removed"):  # SQLite changes too much in them when a column is renamed
                 connection.execute(f"DROP TRIGGER IF EXISTS response_{name}")
             for name in ("items_of", "tenants_largest"):
                 connection.execute(f"DROP INDEX IF EXISTS {name}")
@@ -129,7 +129,7 @@ def _is_damage(error: Exception) -> bool:
 
 
 def _locked(path: Path) -> int:
-    """Raises OSError."""
+    """Lock the file; return the lock's descriptor. Raises OSError."""
     fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +146,7 @@ def _damaged(path: Path) -> list[Path]:
 
 
 def _move(path: Path) -> None:
-    """Raises OSError."""
+    """Rename the damaged file. Raises OSError."""
     for end, kept in zip(("", "-wal"), _damaged(path), strict=True):
         kept.unlink(missing_ok=True)
         if (found := path.with_name(path.name + end)).exists():

@@ -1,9 +1,9 @@
 """Responses as rows of a database: SQLite for one process, or PostgreSQL for several routers.
-A row has only what its response adds to the previous one, so the database has a conversation once. A response that is deleted or expired keeps what
-later responses need.
 
-A row is found only together with its tenant. A response in progress is written by its maker, until another process ends or deletes it. The functions
-take a connection and run in one transaction each, in SQL that both databases accept: `?` is a value, `now_s()` the time by the database's clock.
+A row has only the items that its response adds to the previous one, so a conversation is stored once. If a response is deleted or expires, its row
+keeps the items that later responses need. A row is found only by its id and its tenant. A response in progress is written by the process that
+computes it, its maker, until another process ends or deletes it. Each function takes a connection and runs in one transaction, in SQL that both
+databases accept: `?` is a value, `now_s()` the time by the database's clock.
 """
 
 import zlib
@@ -18,18 +18,18 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.sse import EventDecoder
 
 MADE, ENDED, GONE = range(3)  # states: in progress, ended, needed only by other responses
-ROW_BYTES = 500  # overhead of a row, with its entries in the indexes
-SWEPT = 200  # rows at once: some milliseconds
-DEFLATE = 1  # the fastest: events repeat their names, and shrink to a twelfth
-EXPIRES_S = 10.0  # a process without a report for so long counts as gone
-NAMES_AT_ONCE = 500  # in a statement
+ROW_BYTES = 500  # overhead of a row, including its entries in indexes
+SWEPT = 200  # rows deleted at once, which takes some milliseconds
+DEFLATE = 1  # the fastest level: repeated names in events shrink to a twelfth
+EXPIRES_S = 10.0  # a process counts as gone after this time without a report
+NAMES_AT_ONCE = 500  # in one statement
 FOREVER_S = 1e12
 
 Name = tuple[str, str]  # of a response: its tenant and its id
 
 
 class ResponseRow(NamedTuple):
-    """A response as it is written."""
+    """A response in the form in which it is written."""
 
     tenant: str
     id: str
@@ -53,17 +53,17 @@ class ResponseRow(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress of a response, for other processes than the one that makes it."""
+    """The progress of a response, for processes other than its maker."""
 
     name: Name
     fields: bytes | None  # None if unchanged
-    events: tuple[bytes, ...]  # new ones
-    till: int  # the number after the last event
+    events: tuple[bytes, ...]  # new events
+    till: int  # number of events up to the last one
 
     @classmethod
     def of(cls, response: KeptResponse) -> "Progress":
         name = (response.tenant, response.id)
-        if response.is_ended:  # it is returned as a whole
+        if response.is_ended:  # its fields and events are stored with its end
             return cls(name, None, (), len(response.events))
         till, fields = response.told
         changed = None if fields is response.fields else _fields(response)
@@ -71,7 +71,7 @@ class Progress(NamedTuple):
 
 
 class FoundResponse(NamedTuple):
-    """A response without its events."""
+    """A stored response, without its events."""
 
     number: int
     maker: str | None
@@ -79,23 +79,23 @@ class FoundResponse(NamedTuple):
 
 
 class EventPage(NamedTuple):
-    """The events of a response from a place on."""
+    """Events of a response from a number on."""
 
     response: KeptResponse
     events: list[bytes]
-    till: int  # the number after the last event
+    till: int  # number of events up to the last one
 
 
 class Confirmed(NamedTuple):
-    made: set[Name]  # by this maker, as far as is known here
+    made: set[Name]  # responses that this maker computes, according to the database
     taken: dict[
         Name, KeptResponse | None
-    ]  # new states of the reported responses that other processes changed; None if deleted
+    ]  # new state of each reported response that another process changed; None if it was deleted
 
 
 def schema(number: str, blob: str) -> str:
-    """Return statements that make the tables, but for the triggers that count bytes by tenant.
-    `number`, `blob`: types of the database's own."""
+    """Return the statements that create the tables. Triggers that count bytes by tenant are separate.
+    `number` and `blob` are types in the database's SQL."""
     return f"""
 CREATE TABLE IF NOT EXISTS responses (
     number {number}, tenant TEXT NOT NULL, id TEXT NOT NULL, state INTEGER NOT NULL, kept_s DOUBLE PRECISION NOT NULL,
@@ -121,9 +121,9 @@ CREATE TABLE IF NOT EXISTS response_makers (maker TEXT PRIMARY KEY, since_s DOUB
 def add(
     connection: RowConnection, rows: Iterable[ResponseRow], maker: str, max_bytes: int
 ) -> dict[Name, KeptResponse | None]:
-    """Write responses in their present state.
-    The account with the most makes room, oldest first. Return the responses that were not written because other processes changed them; None for
-    deleted ones."""
+    """Write responses in their current state.
+    The oldest responses of the tenant with the most bytes are deleted to make room. Return the responses that were not written because other
+    processes changed them; None for deleted ones."""
     first, taken = None, dict[Name, KeptResponse | None]()
     for row in rows:
         found = find(connection, row.tenant, row.id)
@@ -142,9 +142,9 @@ def add(
 
 
 def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> Confirmed:
-    """Confirm that a maker is alive, and its progress.
-    Responses of makers that were silent for EXPIRES_S fail, but only after this maker was heard for as long without a gap: after an outage of the
-    database all makers seem silent."""
+    """Record that a maker is alive, and its progress.
+    Responses of makers without a report for EXPIRES_S fail. This is done only if this maker has reported without a gap for the same time, because
+    after an outage of the database no maker has reported."""
     if _confirm_maker(connection, maker):
         _end_lost(connection)
     chosen = f"SELECT tenant, id, number FROM responses WHERE state = {MADE} AND maker = ?"
@@ -160,7 +160,7 @@ def confirm(connection: RowConnection, maker: str, told: Iterable[Progress]) -> 
 
 
 def end_all(connection: RowConnection) -> None:
-    """Mark responses that earlier processes were making as failed."""
+    """Mark the responses that earlier processes were computing as failed."""
     _end_made(connection, "TRUE", ())
 
 
@@ -171,7 +171,7 @@ def find(connection: RowConnection, tenant: str, name: str, keep_s: float = FORE
 
 
 def events(connection: RowConnection, tenant: str, name: str, place: int) -> EventPage | None:
-    """Return the known events of a response."""
+    """Return the stored events of a response."""
     chosen = f"SELECT number, fields, output, events FROM responses WHERE tenant = ? AND id = ? AND state < {GONE}"
     row = connection.execute(chosen, (tenant, name)).fetchone()
     if row is None:
@@ -185,7 +185,7 @@ def events(connection: RowConnection, tenant: str, name: str, place: int) -> Eve
 
 
 def input_items(connection: RowConnection, tenant: str, name: str) -> bytes:
-    """Return the input of a response, as JSON items with commas between."""
+    """Return the input items of a response, as JSON separated by commas."""
     found = find(connection, tenant, name)
     return b"" if found is None else joined(*_chain(connection, tenant, found.number)[:-1])
 
@@ -200,7 +200,7 @@ def conversation(connection: RowConnection, tenant: str, name: str, keep_s: floa
 
 
 def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: float) -> dict[str, bytes]:
-    """Return the items of answers that exist."""
+    """Return those of the named output items that are stored."""
     found = dict[str, bytes]()
     for start in range(0, len(names), NAMES_AT_ONCE):
         wanted = names[start : start + NAMES_AT_ONCE]
@@ -213,7 +213,7 @@ def items(connection: RowConnection, tenant: str, names: Sequence[str], keep_s: 
 
 
 def cancel(connection: RowConnection, tenant: str, name: str) -> KeptResponse | None:
-    """End a response in progress, of any maker. Return it in its final state."""
+    """End a response in progress, of any maker; return it in its final state."""
     chosen = f"tenant = ? AND id = ? AND state < {GONE}"
     _end_made(connection, chosen, (tenant, name), "cancelled", None)
     found = find(connection, tenant, name)
@@ -231,7 +231,7 @@ def delete_all(connection: RowConnection, names: Iterable[Name]) -> None:
 
 
 def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
-    """Delete responses that a maker does not make after all."""
+    """Delete responses in progress that their maker does not compute."""
     chosen = f"SELECT number FROM responses WHERE tenant = ? AND id = ? AND state = {MADE} AND maker = ?"
     for name in names:
         if (row := connection.execute(chosen, (*name, maker)).fetchone()) is not None:
@@ -239,7 +239,7 @@ def drop(connection: RowConnection, maker: str, names: Iterable[Name]) -> None:
 
 
 def sweep(connection: RowConnection, keep_s: float) -> bool:
-    """Delete some responses that are older than `keep_s`. Return whether there may be more."""
+    """Delete some responses that are older than `keep_s`; return whether there may be more."""
     chosen = f"SELECT number FROM responses WHERE state = {ENDED} AND kept_s <= now_s() - ? LIMIT {SWEPT}"
     over = connection.execute(chosen, (keep_s,)).fetchall()
     for (number,) in over:
@@ -248,7 +248,7 @@ def sweep(connection: RowConnection, keep_s: float) -> bool:
 
 
 def _confirm_maker(connection: RowConnection, maker: str) -> bool:
-    """Return whether it was heard of again and again, for EXPIRES_S."""
+    """Record that a maker is alive; return whether it has reported without a gap for EXPIRES_S."""
     row = connection.execute(
         f"""INSERT INTO response_makers AS known (maker, since_s, seen_s) VALUES (?, now_s(), now_s()) ON CONFLICT (maker) DO UPDATE SET
             since_s = CASE WHEN known.seen_s < excluded.seen_s - {EXPIRES_S / 2} THEN excluded.seen_s ELSE known.since_s END,
@@ -269,7 +269,7 @@ def _end_lost(connection: RowConnection) -> None:
 def _end_made(
     connection: RowConnection, which: str, values: Sequence[Any], status: str = "failed", error: ApiError | None = LOST
 ) -> None:
-    """End some responses in progress, with the known events."""
+    """End some responses in progress, and store their events so far."""
     found = connection.execute(f"SELECT number, fields FROM responses WHERE state = {MADE} AND {which}", values)
     for number, fields in found.fetchall():
         told = orjson.dumps(ended_fields(orjson.loads(fields), status, error))
@@ -282,7 +282,7 @@ def _end_made(
 def _tell(connection: RowConnection, number: int, progress: Progress) -> None:
     if progress.fields is not None:
         connection.execute("UPDATE responses SET fields = ? WHERE number = ?", (progress.fields, number))
-    if progress.events:  # they may be there already if the answer to an earlier write was lost
+    if progress.events:  # an earlier write may have succeeded although its answer was lost
         added = "INSERT INTO response_events (response, till, events) VALUES (?, ?, ?) ON CONFLICT (response, till) DO NOTHING"
         connection.execute(added, (number, progress.till, _packed(progress.events)))
 
@@ -299,7 +299,7 @@ def _pieces(connection: RowConnection, number: int, place: int = 0) -> Iterator[
 def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
     before, given = None, row.input
     if row.before is not None:
-        # the response and its row may have been deleted meanwhile
+        # The response and its row may have been deleted meanwhile.
         known = "SELECT 1 FROM responses WHERE number = ? AND tenant = ? AND id = ?"
         if connection.execute(known, (row.before.number, row.tenant, row.before.id)).fetchone() is not None:
             before = row.before.number
@@ -317,7 +317,7 @@ def _insert(connection: RowConnection, row: ResponseRow, maker: str) -> int:
 
 
 def _forget(connection: RowConnection, forgotten: int) -> None:
-    """Delete a response, and its row with earlier deleted ones, up to a row that other responses need."""
+    """Delete a response. Its row, and rows of earlier deleted ones, are deleted unless others need them."""
     number: int | None = forgotten
     connection.execute(f"UPDATE responses SET state = {GONE}, fields = NULL, events = NULL WHERE number = ?", (number,))
     connection.execute("DELETE FROM response_items WHERE response = ?", (number,))
@@ -330,7 +330,7 @@ def _forget(connection: RowConnection, forgotten: int) -> None:
 
 
 def _chain(connection: RowConnection, tenant: str, number: int) -> list[bytes]:
-    """Return input and output of a response and of those before it, the oldest first."""
+    """Return the input and output of a response and of all responses before it, the oldest first."""
     chosen = """WITH RECURSIVE chain (number, before, input, output, back) AS (
             SELECT number, before, input, output, 0 FROM responses WHERE number = ? AND tenant = ?
             UNION ALL SELECT earlier.number, earlier.before, earlier.input, earlier.output, back + 1
@@ -344,7 +344,7 @@ def _total(connection: RowConnection) -> int:
 
 
 def _victim(connection: RowConnection, first: int) -> int | None:
-    """Return the oldest response of the tenant with the most, but none from `first` on."""
+    """Return the oldest response of the tenant with the most bytes; rows from `first` on are excluded."""
     chosen = f"""SELECT MIN(number) FROM responses WHERE state = {ENDED} AND number < ? AND tenant = (
             SELECT tenant FROM response_tenants WHERE EXISTS (
                 SELECT 1 FROM responses AS theirs WHERE theirs.tenant = response_tenants.tenant AND theirs.state = {ENDED} AND theirs.number < ?

@@ -1,11 +1,9 @@
 """Storage of responses: they survive a restart, and belong to their tenants for a limited time.
 
-Responses in progress are in memory.
-
-A response is in the database before its last event is sent, written together with others that end at the same time; earlier events do not wait. If
-the database is full or does not answer, responses that end meanwhile are lost, and their clients get an error. If processes share the database, each
-reports its progress and that it is alive: responses of a dead process fail, and responses that were ended or deleted through another process end
-here. Independent of HTTP and of the kind of database.
+Responses in progress are in memory. A response is written before its last event is sent, together with others that end at the same time; earlier
+events do not wait. If the database is full or does not answer, responses that end meanwhile are lost, and their clients get an error. If processes
+share the database, each one reports its progress and that it is alive. Responses of a dead process fail, and a response that was ended or deleted
+through another process ends here. This module is independent of HTTP and of the kind of database.
 """
 
 import asyncio
@@ -36,40 +34,43 @@ log = logging.getLogger("pilotlight.responses")
 class StoreTimings(NamedTuple):
     """The store's time limits, in seconds."""
 
-    answer_s: float = 5.0  # for the database
-    answer_after_fault_s: float = 0.2  # once it has not answered: no response's end waits for it each time
+    answer_s: float = 5.0  # wait for the database
+    # wait after it has failed to answer, so that not every response is delayed at its end
+    answer_after_fault_s: float = 0.2
     retry_s: float = 5.0
-    progress_s: float = 0.5  # between two reports of how far the responses of this process are
-    presence_s: float = rows.EXPIRES_S / 4  # between two signs of life of this process while it makes no response
-    follow_s: float = 0.25  # between two looks at a response that another process makes
+    progress_s: float = 0.5  # interval between reports of the progress of responses
+    # interval between reports that this process is alive while it computes no response
+    presence_s: float = rows.EXPIRES_S / 4
+    follow_s: float = 0.25  # interval between reads of a response that another process computes
 
 
 class ResponseStore:
-    """Storage of responses: call `sweep()` from time to time, and `close()` at the end."""
+    """Storage of responses. Call `sweep()` from time to time, and `close()` at the end."""
 
     def __init__(
         self, keeping: RetentionPolicy, database: ResponseDatabase, timings: StoreTimings | None = None
     ) -> None:
         self.timings = timings or StoreTimings()
-        self.fault: str | None = None  # why the database could not be read or written when that was last tried
+        self.fault: str | None = None  # why the latest attempt to read or write the database failed
         self._is_unwritable = False
         self._keeping = keeping
         self.database = database
         self._maker = os.urandom(8).hex()
-        self._made: dict[Name, KeptResponse] = {}  # in the background; until it is written
+        # background responses of this process that are not written with their end
+        self._made: dict[Name, KeptResponse] = {}
         self._unwritten: list[_Write] = []
         self._writing: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
         self._refused: set[Name] = (
             set()
-        )  # responses reported to clients as not stored, although the database may have them
+        )  # reported to clients as not stored, although the database may have stored them
         self._taking_back: asyncio.Task[None] | None = None
         self._has_started = asyncio.Event()
         self._is_closed = False
 
     async def keep(self, response: KeptResponse, row: ResponseRow | None = None) -> bool:
-        """Write a response, as a row or as it is by now, unless others have ended it.
-        Return whether that could be done."""
+        """Write a response, as `row` or in its current state, unless other processes have ended it.
+        Return whether it was written."""
         row = row or ResponseRow.of(response)
         write = _Write(response, row, asyncio.get_running_loop().create_future())
         self._unwritten.append(write)
@@ -78,7 +79,7 @@ class ResponseStore:
         return await asyncio.shield(write.is_kept)
 
     async def begin(self, response: KeptResponse) -> None:
-        """Keep a response that is going to be made. Raises ApiError if it cannot be found afterwards."""
+        """Store a response that will be computed. Raises ApiError if it could not be stored."""
         name = (response.tenant, response.id)
         self._made[name] = response
         if not await self.keep(response):
@@ -88,7 +89,7 @@ class ResponseStore:
         self._has_started.set()
 
     async def end(self, response: KeptResponse, fields: dict[str, Any], event: bytes) -> None:
-        """End a background response with its last event, on the disk first if possible."""
+        """End a background response with its last event. The end is stored first, if possible."""
         row = ResponseRow.of(KeptResponse(response.tenant, fields, response.own, response.before))
         row = row._replace(events=(*response.events, event), is_started=response.is_started)
         response.is_settled = await self.keep(response, row)
@@ -97,7 +98,7 @@ class ResponseStore:
             response.add_event(event)
 
     async def settle(self, response: KeptResponse) -> None:
-        """Write an ended response, however often it takes; until then it is read from memory."""
+        """Write an ended response, trying until it succeeds; meanwhile it is read from memory."""
         while not (response.is_deleted or response.is_settled or await self.keep(response)) and not self._is_closed:
             await asyncio.sleep(self.timings.retry_s)
         self._made.pop((response.tenant, response.id), None)
@@ -129,7 +130,7 @@ class ResponseStore:
         return found
 
     async def input_items(self, response: KeptResponse) -> bytes:
-        """Return the input of a response, as JSON items with commas between. Raises ApiError."""
+        """Return the input items of a response, as JSON separated by commas. Raises ApiError."""
         if (response.tenant, response.id) in self._made:
             return response.input
         return await self._do(partial(rows.input_items, tenant=response.tenant, name=response.id))
@@ -137,9 +138,7 @@ class ResponseStore:
     async def after(self, response: KeptResponse, place: int) -> tuple[list[bytes], bool]:
         """Return the events of another process's response from a number on, and whether they are the last.
 
-        Waits until there are any.
-
-        If that process was lost, the last event is a failure, wherever the reader was. Raises ApiError.
+        It waits until there are any. If the other process has died, the last event is a failure. Raises ApiError.
         """
         work = partial(rows.events, tenant=response.tenant, name=response.id, place=place)
         while (told := await self._do(work)) is not None:
@@ -151,21 +150,21 @@ class ResponseStore:
         return [], True
 
     async def items(self, names: Sequence[str], tenant: str) -> dict[str, bytes]:
-        """Return those items of answers that are kept. Raises ApiError."""
+        """Return those of the named output items that are stored. Raises ApiError."""
         if not names:
             return {}
         return await self._do(partial(rows.items, tenant=tenant, names=names, keep_s=self._keeping.keep_s))
 
     async def cancel(self, response: KeptResponse) -> KeptResponse:
-        """Cancel a response of another process, which stops when it notices.
-        Return its final state. Raises ApiError."""
+        """Cancel a response of another process, which stops when it notices. Return the final response.
+        Raises ApiError."""
         found = await self._do(partial(rows.cancel, tenant=response.tenant, name=response.id), is_write=True)
         if found is None:
             raise _unknown(response.id, None)
         return found
 
     async def delete(self, response: KeptResponse) -> None:
-        """Raises ApiError."""
+        """Delete a response; cancel it first if it is in progress. Raises ApiError."""
         response.is_deleted = True
         if response.task is not None:
             response.task.cancel()
@@ -180,7 +179,7 @@ class ResponseStore:
         await self.database.tidy(self._keeping.keep_s)
 
     async def close(self) -> None:
-        """End the responses in progress."""
+        """End the responses in progress, and close the database."""
         self._is_closed = True
         if self._confirming is not None:
             await background.stop(self._confirming)
@@ -205,20 +204,21 @@ class ResponseStore:
                     is_kept = await self._add([write for write in batch if not write.response.is_deleted])
                 except Exception:
                     log.exception("responses cannot be stored")
-                finally:  # wait for each of them
+                finally:  # `keep` waits for each of them
                     for write in batch:
                         write.is_kept.set_result(is_kept)
         finally:
             self._writing = None
 
     async def _add(self, batch: "list[_Write]") -> bool:
-        """Write all of them or none, except those that other processes have ended."""
+        """Write all responses or none, except those that other processes have ended.
+        Return whether they were written."""
         found = [write.row for write in batch]
         add = partial(rows.add, rows=found, maker=self._maker, max_bytes=self._keeping.max_bytes)
         try:
             taken = await self._do(add, is_write=True)
-        except ApiError:  # the error is logged already
-            # The database may still commit once it works again. Background responses are tried again.
+        except ApiError:  # the error was logged
+            # The database may still commit once it works again, so refused responses are deleted later. Background responses are written again.
             self._refused |= {(row.tenant, row.id) for row in found} - self._made.keys()
             if self._refused and (self._taking_back is None or self._taking_back.done()):
                 self._taking_back = background.start(self._take_back, "deleting responses that were not to be kept")
@@ -233,17 +233,17 @@ class ResponseStore:
         while self._refused:
             await asyncio.sleep(self.timings.retry_s)
             refused = frozenset(self._refused)
-            with suppress(ResponsesFault):  # the next request finds the same fault
+            with suppress(ResponsesFault):  # the next request will find the same fault
                 delete = partial(rows.delete_all, names=refused)
                 await self.database.run(delete, self.timings.answer_s, is_write=True)
                 self._refused -= refused
 
     async def _confirm_often(self) -> None:
-        """Report to other processes that this one is alive, and its progress."""
+        """Report periodically to other processes that this one is alive, and its progress."""
         while True:
             await asyncio.sleep(self.timings.progress_s)
             self._has_started.clear()
-            with suppress(ApiError):  # the error is logged already
+            with suppress(ApiError):  # the error was logged
                 await self._confirm()
             with suppress(TimeoutError):
                 async with asyncio.timeout(0 if self._made else self.timings.presence_s):
@@ -259,13 +259,13 @@ class ResponseStore:
             made.told = (one.till, fields)
             if one.name in confirmed.taken:
                 _end_elsewhere(made, confirmed.taken[one.name])
-        # A response that was refused at its start because the database did not answer may have been written all the same.
+        # The start of a response may have been stored although the database did not answer and the response was refused.
         unknown = confirmed.made - self._made.keys()
         if unknown:
             await self._do(partial(rows.drop, maker=self._maker, names=unknown), is_write=True)
 
     async def _do(self, work: Work[Result], *, is_write: bool = False, within_s: float | None = None) -> Result:
-        """Raises ApiError."""
+        """Run work in the database. Raises ApiError."""
         if not self._keeping.is_on:
             raise ApiError("not_found", "responses are not stored here")
         if self.database.is_shared and self._confirming is None and not self._is_closed:
@@ -281,7 +281,7 @@ class ResponseStore:
             self._is_unwritable = self._is_unwritable or is_write
             raise self._failing() from None
         if self.fault is not None and (is_write or not self._is_unwritable):  # a full database can still be read
-            log.warning("responses are read and written again in %s", self.database.name)
+            log.warning("responses can be read and written again in %s", self.database.name)
             self.fault, self._is_unwritable = None, False
         return result
 
@@ -297,7 +297,8 @@ class _Write(NamedTuple):
 
 
 def _end_elsewhere(response: KeptResponse, found: KeptResponse | None) -> None:
-    """End a response that another process changed: `found` is its new state, None if it was deleted."""
+    """End a response that another process has changed.
+    `found` is its new state; None if it was deleted."""
     was_made = not response.is_ended
     if found is None:
         response.is_deleted = True

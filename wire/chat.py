@@ -1,7 +1,7 @@
 """OpenAI's forms of an answer: whole objects, and the chunks of a stream.
 
-Frozen structs, field by field as OpenAI documents them, so that encoding one gives the wire format. UNSET fields are left out; None is written as
-null, because clients distinguish the two.
+These are frozen structs with the fields that OpenAI documents, so that encoding one gives the wire format. UNSET fields are left out; None is written
+as null, because clients distinguish the two.
 """
 
 from typing import Literal
@@ -9,22 +9,22 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-# Limits of the shape of one request. A body's size is bounded already, but a few bytes can describe so many objects that checking them takes seconds.
+# Limits on the shape of a request. A body's size is limited already, but a few bytes can describe so many objects that checking them takes seconds.
 MAX_MESSAGES = 8192
-MAX_ITEMS = 1024  # parts or tool calls of a message, tools
-MAX_NESTING = 100  # of a tool's schema, and of a call's arguments
+MAX_ITEMS = 1024  # parts or tool calls of a message, or tools
+MAX_NESTING = 100  # of a tool's schema, or of a call's arguments
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
-    image_tokens: int | UnsetType = UNSET  # beyond OpenAI's fields: of prompts with images
+    image_tokens: int | UnsetType = UNSET  # not in OpenAI's form: tokens of images in the prompt
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int = 0
     accepted_prediction_tokens: int = (
-        0  # drafts of speculative decoding that were right, as counted by the site that ended the answer
+        0  # accepted drafts of speculative decoding, as counted by the site that finished the answer
     )
     rejected_prediction_tokens: int = 0  # predicted tokens that were rejected; they are not completion tokens
 
@@ -115,7 +115,7 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
 class MessageDelta(msgspec.Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType | None = UNSET
-    # Beyond OpenAI's fields: DeepSeek's name and vLLM's, as clients read either.
+    # Not in OpenAI's form: the reasoning under DeepSeek's and vLLM's names, because clients read one or the other.
     reasoning_content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     tool_calls: tuple[ToolCallDelta, ...] | UnsetType = UNSET
@@ -126,19 +126,19 @@ class ChunkChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None = None
     logprobs: ChatLogprobs | None = None
     index: int = 0
-    token_ids: tuple[int, ...] | UnsetType = UNSET  # beyond OpenAI's fields as well, if requested
+    token_ids: tuple[int, ...] | UnsetType = UNSET  # not in OpenAI's form: sent if requested
 
 
 class ChatChunk(msgspec.Struct, frozen=True):
     """One event of a chat stream.
-    `usage` is null in all but the last of a stream that asked for usage, unless it asked for it in every one."""
+    If the request asks for usage, `usage` is null in all chunks but the last, unless it asks for usage in every chunk."""
 
     id: str
     created: int
     model: str
     choices: tuple[ChunkChoice, ...]
     usage: Usage | UnsetType | None = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET  # with each choice's first chunk
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET  # in the first chunk of each choice
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
 
 
@@ -160,14 +160,15 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class PromptLogprob(msgspec.Struct, frozen=True):
-    """vLLM's shape."""
+    """The logarithm of a prompt token's probability, in vLLM's form."""
 
     logprob: float
-    rank: int | None  # 1 for the likeliest
+    rank: int | None  # 1 for the most likely token
     decoded_token: str
 
 
-PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]  # per prompt token, by token id; None for the first
+# one dict per prompt token, by token id; None for the first
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
 
 
 class ChatCompletion(msgspec.Struct, frozen=True):
@@ -176,7 +177,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
     model: str
     choices: tuple[Choice, ...]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # beyond OpenAI's fields, if requested
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # not in OpenAI's form: sent if requested
     prompt_token_ids: tuple[int, ...] | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"
 
@@ -200,11 +201,11 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     index: int = 0
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     token_ids: tuple[int, ...] | UnsetType = UNSET
-    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET  # with each choice's first event
+    prompt_token_ids: tuple[int, ...] | UnsetType = UNSET  # in the first event of each choice
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """An answer of the completions endpoint, and each chunk of its stream."""
+    """A response of the completions endpoint, or a chunk of its stream."""
 
     id: str
     created: int
@@ -217,19 +218,19 @@ class Completion(msgspec.Struct, frozen=True):
 class ListedModel(msgspec.Struct, frozen=True):
     id: str
     created: int
-    context_length: int | UnsetType = UNSET  # beyond OpenAI's fields: known once the model has been loaded
-    max_model_len: int | UnsetType = UNSET  # the same, by vLLM's name
-    kv_cache_tokens: int | UnsetType = UNSET  # tokens that its KV cache holds while no other model needs room
-    dtype: str | UnsetType = UNSET  # type in which it computes
-    stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # of its checkpoint, by safetensors' names
+    context_length: int | UnsetType = UNSET  # not in OpenAI's form: known once the model has been loaded
+    max_model_len: int | UnsetType = UNSET  # the same under vLLM's name
+    kv_cache_tokens: int | UnsetType = UNSET  # tokens that its KV cache can hold while no other model needs the memory
+    dtype: str | UnsetType = UNSET  # data type of its computations
+    stored_dtypes: tuple[str, ...] | UnsetType = UNSET  # data types of its checkpoint, by safetensors' names
     weights_bytes: int | UnsetType = UNSET
-    saved_bytes: int | UnsetType = UNSET  # bytes saved by weights in 12 bits
-    # as well; completion: texts only, because there is no chat template; classification: several classes of texts
+    saved_bytes: int | UnsetType = UNSET  # bytes that 12-bit weights save
+    # Not in OpenAI's form. completion: no chat template, so prompts are plain texts; classification: classes of texts.
     type: Literal["chat", "completion", "embedding", "rerank", "classification"] | UnsetType = UNSET
-    embedding_size: int | UnsetType = UNSET  # of embedding models
-    labels: tuple[str, ...] | UnsetType = UNSET  # of a classification model's classes
-    input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # as OpenRouter calls them
-    root: str | UnsetType = UNSET  # of an adapter, its own name
+    embedding_size: int | UnsetType = UNSET  # length of an embedding model's vectors
+    labels: tuple[str, ...] | UnsetType = UNSET  # names of a classification model's classes
+    input_modalities: tuple[Literal["text", "image"], ...] | UnsetType = UNSET  # in OpenRouter's terms
+    root: str | UnsetType = UNSET  # name of an adapter itself
     parent: str | UnsetType = UNSET  # the model that the adapter changes
     owned_by: str = "pilotlight"
     object: Literal["model"] = "model"

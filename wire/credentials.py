@@ -1,6 +1,6 @@
 """Read a request's Authorization header: one key is one tenant everywhere, however it is spelled.
 
-Knows the header's form (RFC 6750), the configured keys, their accounts and scopes. Limits of accounts are enforced elsewhere.
+This module has the header's form (RFC 6750), and the configured keys with their accounts and scopes. Limits of accounts are enforced elsewhere.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from pilotlight.wire.errors import ApiError
 
-API_KEYS = (b"x-api-key", b"api-key")  # headers of Anthropic's clients, and of Azure's
+API_KEYS = (b"x-api-key", b"api-key")  # headers of Anthropic's clients, and of Azure's clients
 
 _BEARER = re.compile(r"bearer +([\x21-\x7e]+)", re.IGNORECASE)
 
@@ -31,11 +31,11 @@ def with_bearer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]
     return [(b"authorization", b"Bearer " + value) if name == found else (name, value) for name, value in headers]
 
 
-@lru_cache(4096)  # a client sends the same value with each request
+@lru_cache(4096)  # a client sends the same value with every request
 def bearer_token(authorization: str | None) -> str:
     """Return the bearer token; empty if there is none.
-    Other credentials are ignored: a function may check them, and if no key is required they change nothing, such as `Bearer ` with an empty
-    variable after it."""
+    Other credentials are ignored, because a function may check them. So is `Bearer ` without a token, as a client sends it if its variable is empty.
+    """
     found = _BEARER.fullmatch(authorization.strip(" \t")) if authorization else None
     return "" if found is None else found[1]
 
@@ -47,9 +47,9 @@ class Tenant(NamedTuple):
     blocks (I4).
     """
 
-    id: str  # safe to log: a hash, never the key
-    salt: bytes  # seeds the engine's prefix cache
-    owner: str  # the id of the account or key, whatever account a path names: the owner of its uploads
+    id: str  # a hash and not the key, so it may be logged
+    salt: bytes  # seed of the engine's prefix cache
+    owner: str  # id of the account or key, independent of the account in the path; uploads belong to it
 
 
 def owner_of(authorization: str | None, account: str) -> str:
@@ -63,7 +63,7 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
     """Return the tenant of an owner (`owner_of`) and a path's account id; anonymous without either."""
     if not owner and not account_id:
         return ANONYMOUS
-    # Lengths first, so that no pair of owner and account can be confused with another.
+    # The length comes first, so that two pairs of owner and account never have the same text.
     identity = f"{len(owner)}:{owner}:{account_id or ''}".encode()
     digest = hashlib.sha256(b"pilotlight tenant\0" + identity).digest()
     id = digest[:8].hex()
@@ -71,7 +71,7 @@ def tenant_of(owner: str, account_id: str | None) -> Tenant:
 
 
 def salted(salt: bytes, cache_salt: object) -> bytes:
-    """Return the salt of a request's cache: its tenant's, or one for requests with this `cache_salt`."""
+    """Return the salt of a request's prefix cache: the tenant's, or another one for each `cache_salt`."""
     if not isinstance(cache_salt, str) or not cache_salt:
         return salt
     return hashlib.blake2b(cache_salt.encode(), key=salt, digest_size=len(salt)).digest()
@@ -86,12 +86,12 @@ class Account(NamedTuple):
     functions: tuple[str, ...] = ("*",)  # patterns of functions that its keys may deploy
 
     def may_use(self, *names: str) -> bool:
-        """Tell whether a model is open to the account under one of its names."""
+        """Tell whether the account may use the model with these names."""
         return self.models is None or any(fnmatchcase(name, pattern) for name in names for pattern in self.models)
 
     def check_model(self, model: str | None) -> None:
-        """Raise ApiError for a model that the account may not use.
-        `model` is the name in the request, None without one."""
+        """Raise ApiError if the account may not use the model.
+        `model` is the name in the request; None if it names none."""
         if self.models is not None and (model is None or not self.may_use(model)):
             named = f"the model {model[:200]!r}" if model is not None else "a request that names no model"
             sentence = (
@@ -100,7 +100,7 @@ class Account(NamedTuple):
             raise ApiError("forbidden", sentence, param="model")
 
     def check_function(self, name: str) -> None:
-        """Raise ApiError for a function that the account's keys may not deploy."""
+        """Raise ApiError if the account's keys may not deploy the function."""
         if not any(fnmatchcase(name, pattern) for pattern in self.functions):
             allowed = ", ".join(self.functions) or "none"
             raise ApiError("forbidden", f"the account {self.name} may deploy {allowed}, and not {name[:64]!r}")
@@ -111,7 +111,7 @@ class Key(NamedTuple):
     sha256: str
     scopes: frozenset[str] = frozenset({"models"})
     account: Account = Account("")
-    expires_s: float | None = None  # since the epoch
+    expires_s: float | None = None  # seconds since the epoch
     is_revoked: bool = False
 
     @property
@@ -122,7 +122,7 @@ class Key(NamedTuple):
         return scope in self.scopes or "admin" in self.scopes
 
     def check(self, scope: str, now_s: float) -> None:
-        """Raise ApiError if the key is no longer valid, or has other scopes."""
+        """Raise ApiError if the key is no longer valid or lacks the scope."""
         if self.is_revoked:
             raise ApiError("unauthorized", f"the key {self.name} was revoked: ask its issuer for a new one")
         if self.expires_s is not None and now_s >= self.expires_s:
@@ -135,7 +135,7 @@ class Key(NamedTuple):
 
 
 class AccountEntry(Protocol):
-    """An account as a configuration file has it; the router's names functions as well."""
+    """An account in a configuration file. (The router's entries have patterns of functions, too.)"""
 
     @property
     def name(self) -> str: ...
@@ -144,7 +144,7 @@ class AccountEntry(Protocol):
 
 
 class KeyEntry(Protocol):
-    """A key as a configuration file has it."""
+    """A key in a configuration file."""
 
     @property
     def name(self) -> str: ...
@@ -165,7 +165,7 @@ class KeyEntry(Protocol):
 
 
 def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> list[Key]:
-    """Return the keys of a configuration file, with rotated ones beside their successors."""
+    """Return the keys of a configuration file, including old keys that are still valid during a rotation."""
     named = {each.name: Account(each.name, each.models, getattr(each, "functions", ("*",))) for each in accounts}
     known: list[Key] = []
     for each in keys:
@@ -182,8 +182,8 @@ def known_keys(accounts: Iterable[AccountEntry], keys: Iterable[KeyEntry]) -> li
 
 class Access:
     """The configured keys.
-    SHA-256 without salt or repetition suffices: a key of `pilotlight keys create` has 256 random bits and cannot be guessed from its digest, and a
-    slow hash would cost every request as much as an attacker. The time of a look-up depends on digests only, so it reveals no key."""
+    SHA-256 without salt or repetition suffices, because a key of `pilotlight keys create` has 256 random bits and cannot be guessed from its digest.
+    A slow hash would cost every request as much as an attacker. The time of a look-up depends only on digests, so it reveals no key."""
 
     def __init__(self, keys: Iterable[Key], *, is_required: bool, clock: Callable[[], float] = time.time) -> None:
         self.is_required = is_required
@@ -191,12 +191,12 @@ class Access:
         self._clock = clock
 
     def update_from(self, other: "Access") -> None:
-        """Know the same keys as the other from now on."""
+        """Copy the other object's keys."""
         self.is_required, self.keys = other.is_required, other.keys
 
     def holder(self, authorization: str | None) -> Key | None:
-        """Return the key of a request for a model; None if no key is required and it is unknown.
-        Raises ApiError."""
+        """Return the key of a request for a model. Raises ApiError.
+        If keys are not required, return None for an unknown one."""
         return self.key(authorization, "models") if self.is_required else self.find(bearer_token(authorization))
 
     def find(self, token: str) -> Key | None:

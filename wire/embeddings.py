@@ -1,6 +1,6 @@
 """OpenAI's form of embeddings: one vector per input, in order, as numbers or base64.
 
-base64 has little-endian fp32.
+base64 encodes little-endian fp32.
 """
 
 import base64

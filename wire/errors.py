@@ -1,4 +1,4 @@
-"""The table of errors: Pilotlight's word, its HTTP status, and each dialect's code and body.
+"""The table of errors: Pilotlight's code (`word`), its HTTP status, and each dialect's code and body.
 
 Every error that a client sees is a word of this table, with a sentence that names the change to make. Workers AI codes are Cloudflare's documented
 ones where one fits; 5000 is ours, because they document none for an internal error.
@@ -14,7 +14,7 @@ from pilotlight.wire.sse import encode_event
 
 
 class Dialect(Enum):
-    """The form of API that a request uses, and therefore the form of its errors."""
+    """The API that a request uses, which determines the form of its errors."""
 
     OPENAI = "openai"
     WORKERS_AI = "workers_ai"
@@ -67,13 +67,13 @@ ERRORS: dict[str, ErrorKind] = {
     "upstream_timeout": ErrorKind(504, _SERVER, 3007, 408),
 }
 
-# Of Anthropic's types the nearest to each status; all others are of the same kind as the status of their hundred.
+# Anthropic's type for each status; other statuses have the type of 400 or of 500.
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: "rate_limit_error", 500: "api_error", 504: "timeout_error", 529: "overloaded_error",
 }  # fmt: skip
 OVERLOADED_STATUS = 529  # Anthropic's status for errors that are 503 in other dialects
-ANTHROPIC_VERSION = b"anthropic-version"  # a header of all of Anthropic's clients
+ANTHROPIC_VERSION = b"anthropic-version"  # header that all of Anthropic's clients send
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/rerank", "/v1/score", "/v1/classify")
 OLLAMA_PATHS = "/api/"
 
@@ -81,12 +81,12 @@ OLLAMA_PATHS = "/api/"
 class RateQuota(NamedTuple):
     """A limit per minute that is used up."""
 
-    kind: str  # requests or tokens
+    kind: str  # `requests` or `tokens`
     per_min: float
 
 
 class ApiError(Exception):
-    """A refusal in one of the table's words.
+    """An error with a code of the table.
     `param` names the request's field at fault; `retry_after_s` and `rate_limit` become headers."""
 
     def __init__(
@@ -112,14 +112,14 @@ class ApiError(Exception):
         return self.kind.workers_ai_status if dialect is Dialect.WORKERS_AI else self.kind.status
 
     def body(self, dialect: Dialect) -> dict[str, Any]:
-        """The JSON body of the response, and of the error event inside a stream."""
+        """Return the JSON body of the response, or of the error event in a stream."""
         if dialect is Dialect.ANTHROPIC:
             status = self.status(dialect)
             kind = _ANTHROPIC_TYPES.get(status) or _ANTHROPIC_TYPES[400 if status < 500 else 500]
-            # Anthropic has no `code`. Routers and people distinguish errors by this word.
+            # Anthropic's form has no `code`; routers and people distinguish errors by this one.
             return {"type": "error", "error": {"type": kind, "message": self.message, "code": self.word}}
         if dialect is Dialect.OLLAMA:
-            # Ollama has no `code`. Routers distinguish a site's own faults from a request's by this word.
+            # Ollama's form has no `code`; routers need it to distinguish errors of a site from errors of a request.
             return {"error": self.message, "code": self.word}
         if dialect is Dialect.WORKERS_AI:
             error = {"code": self.kind.workers_ai_code, "message": self.message}
@@ -128,7 +128,7 @@ class ApiError(Exception):
         return {"error": error}
 
     def event(self, dialect: Dialect) -> bytes:
-        """Return the server-sent event that ends a stream."""
+        """Return the server-sent event with the error, which ends a stream."""
         body = self.body(dialect)
         if dialect is Dialect.OPENAI_RESPONSES:
             body = {"type": "error", "code": self.word, "message": self.message, "param": self.param}
@@ -139,7 +139,7 @@ class ApiError(Exception):
         headers = [("www-authenticate", "Bearer")] if self.word == "unauthorized" else []
         if self.retry_after_s is not None:
             headers.append(("retry-after", str(max(1, round(self.retry_after_s)))))
-        if (limit := self.rate_limit) is not None:  # OpenAI's headers
+        if (limit := self.rate_limit) is not None:  # as OpenAI sends them
             headers += [
                 (f"x-ratelimit-limit-{limit.kind}", f"{limit.per_min:.0f}"),
                 (f"x-ratelimit-remaining-{limit.kind}", "0"),
@@ -149,9 +149,10 @@ class ApiError(Exception):
 
 
 def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialect:
-    """Return the dialect that a request speaks.
+    """Return the dialect of a request.
 
-    OpenAI's paths are under Cloudflare's, too. Paths of several dialects, or of none, are Anthropic's if the client sends Anthropic's version header.
+    OpenAI's paths are also available below Cloudflare's. A path that belongs to several dialects, or to none, is Anthropic's if the client sends
+    Anthropic's version header.
     """
     if path.endswith("/v1/messages") or "/v1/messages/" in path:
         return Dialect.ANTHROPIC
@@ -168,7 +169,7 @@ def dialect_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> Dialec
 
 
 def message_of(body: bytes) -> str:
-    """Return the sentence of an error's body, in whichever dialect; of anything else its beginning."""
+    """Return the message of an error's body in any dialect; of any other body return the beginning."""
     try:
         fields = orjson.loads(body)
         error = fields["error"] if "error" in fields else fields["errors"][0]

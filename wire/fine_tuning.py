@@ -1,8 +1,8 @@
 """OpenAI's fine-tuning jobs (/v1/fine_tuning/jobs) as a view of an account's uploaded adapters.
 
-Each adapter is a job that was done elsewhere.
+Each adapter appears as a finished job.
 
-Nothing is trained here, so a job cannot be started; an adapter is uploaded by Workers AI's paths. Sites and routers answer alike.
+Nothing is trained here, so a job cannot be started; adapters are uploaded at Workers AI's paths. Sites and routers give the same answers.
 """
 
 import re

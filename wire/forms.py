@@ -1,4 +1,4 @@
-"""Forms with a file (RFC 7578), read as they arrive."""
+"""Forms with a file (RFC 7578), parsed as they arrive."""
 
 from collections.abc import AsyncGenerator
 
@@ -7,11 +7,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from pilotlight.wire.errors import ApiError
 
-MOST_FIELDS = 8  # besides the one file
+MOST_FIELDS = 8  # in addition to the file
 
 
 async def read_form(content_type: str, body: AsyncGenerator[bytes, None]) -> FormData:
-    """Return a form's fields and its file, which is on the disk from 1 MiB on: close it.
+    """Return a form's fields and its file. Close the form: a file of 1 MiB or more is on the disk.
     Raises ApiError, and the exceptions of `body`."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise ApiError("invalid_request", "a file is sent as multipart/form-data, in the field file")

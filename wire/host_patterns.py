@@ -1,6 +1,6 @@
 """Patterns of host and path of a function, in the form of Cloudflare's routes.
 
-Such as `shop.example/*`, `*.shop.example/api/*` or, for a custom domain, the host.
+Examples are `shop.example/*`, `*.shop.example/api/*` and, for a custom domain, the host alone.
 
 https://developers.cloudflare.com/workers/configuration/routing/routes/: `*` is at a host's start and at a path's end, and the most specific of
 several matching patterns counts.
@@ -32,7 +32,7 @@ class HostPattern(NamedTuple):
 
 
 def parse_pattern(text: str, *, is_custom_domain: bool = False) -> HostPattern:
-    """Parse a pattern. Raises ValueError with a sentence that names the error."""
+    """Parse a pattern. Raises ValueError with a message for the author."""
     plain = re.sub(r"^https?://", "", text.strip())
     host, slash, path = plain.partition("/")
     host = host.lower()
@@ -48,7 +48,7 @@ def parse_pattern(text: str, *, is_custom_domain: bool = False) -> HostPattern:
         return HostPattern(host, False, True, "/", True)
     path = f"/{path}"
     if "*" in path[:-1] or "?" in path:
-        raise ValueError(f"{text[:200]!r}: a path has * at its end alone, and no query")
+        raise ValueError(f"{text[:200]!r}: a path may have * only at its end, and has no query")
     is_prefix = path.endswith("*")
     return HostPattern(
         host.removeprefix("*").removeprefix("."),
@@ -60,7 +60,7 @@ def parse_pattern(text: str, *, is_custom_domain: bool = False) -> HostPattern:
 
 
 def covers(allowed: HostPattern, wanted: HostPattern) -> bool:
-    """Tell whether all hosts of a pattern are hosts of another."""
+    """Tell whether every host of the pattern `wanted` is a host of `allowed`."""
     if allowed.has_subdomains and wanted.host.endswith(f".{allowed.host}"):
         return True
     same = wanted.host == allowed.host

@@ -1,6 +1,6 @@
 """A stream of JSON lines, as Ollama's clients read it: the data of server-sent events, one line each.
 
-Between router and site such a stream has the form of all others, events with resume points; it becomes lines on the way to its client.
+Between router and site such a stream consists of events with resume points, like all others. It is converted to lines when it is sent to the client.
 """
 
 from starlette.types import Message, Send
@@ -12,14 +12,14 @@ CONTENT_TYPE = "application/x-ndjson"
 
 def lines_of(events: bytes) -> bytes:
     """Return whole events as lines.
-    Comments have no data, and the event that ends a stream has no line: readers take every line for JSON."""
+    Comments and the event that ends a stream have no line, because readers parse every line as JSON."""
     data = [event.data for event in EventDecoder().feed(events)]
     return b"".join(each + b"\n" for each in data if each is not None and each != DONE)
 
 
 def as_lines(send: Send) -> Send:
     """Return an ASGI `send` that turns a stream of events into one of lines.
-    Other responses pass. Each body message must have whole events."""
+    Other responses are not changed. Each body message must consist of whole events."""
     is_stream = False
 
     async def converted(message: Message) -> None:

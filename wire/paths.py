@@ -1,4 +1,4 @@
-"""The paths of the API as clients write them, and the errors for those that it does not have."""
+"""The paths of the API as clients write them, and the errors for paths that it does not have."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 # Prefixes of the API's paths.
 API_PATHS = ("/v1/", "/ai/v1/", "/client/v4/", "/api/", "/openai/", "/v2/", "/rerank", "/score", "/classify")
 
-# Azure's, with a deployment's name or without: requests name their model as well.
+# Azure's path, with or without a deployment's name. The deployment is ignored, because requests name their model, too.
 _AZURE = re.compile(r"/openai(?:/v1|/deployments/[^/]+)?(?=/)")
 _V1 = re.compile(r"(?:/client/v4/accounts/[^/]+)?(?:/ai)?/v1/([a-z_]+)")
 _UPLOAD = "send text files of requests to /v1/files, and adapters to /client/v4/accounts/ACCOUNT/ai/finetunes"
@@ -23,11 +23,11 @@ _ABSENT = {
 
 
 def normalize_path(scope: Any) -> None:
-    """Return an API path as the routes have it: without a final slash and without Azure's prefix.
+    """Change an API path to the form of the routes: without a final slash and without Azure's prefix.
 
     Clients add the slash to a base URL. A redirect would turn a POST into a GET.
     """
-    path = scope.get("path", "")  # a lifespan has none
+    path = scope.get("path", "")  # a lifespan has no path
     if path.startswith("/openai/"):
         _set(scope, _AZURE.sub("/v1", path, count=1), lambda raw: _AZURE.sub("/v1", raw, count=1))
         path = scope["path"]
@@ -42,7 +42,7 @@ def _set(scope: Any, path: str, change: Any) -> None:
 
 
 def nothing_at(path: str) -> str:
-    """Return the sentence for a path that is not there."""
+    """Return the error message for a path that does not exist."""
     found = _V1.match(path)
     why = _ABSENT.get(found[1]) if found is not None else None
     return f"there is nothing at {path[:200]}: {why or 'the API is under /v1, /ai/v1, /client/v4, /api and /fn'}"

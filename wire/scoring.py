@@ -1,6 +1,6 @@
-"""The shapes of scores: of Jina and Cohere, of text-embeddings-inference, and of vLLM.
+"""The forms of scores: those of Jina and Cohere, of text-embeddings-inference, and of vLLM.
 
-The first two list documents in the order of their relevance; vLLM's are scores of pairs and classes of texts.
+The first two sort documents by relevance; vLLM's are scores of pairs, and classes of texts.
 """
 
 from typing import Literal
@@ -20,7 +20,7 @@ class RankedText(msgspec.Struct, frozen=True):
 
 
 class RankedDocument(msgspec.Struct, frozen=True):
-    index: int  # among the documents of the request
+    index: int  # position among the documents of the request
     relevance_score: float
     document: RankedText | UnsetType = UNSET
 
@@ -30,7 +30,7 @@ class ApiVersion(msgspec.Struct, frozen=True):
 
 
 class RerankMeta(msgspec.Struct, frozen=True):
-    """The fields that Cohere's clients read."""
+    """Fields that Cohere's clients read."""
 
     api_version: ApiVersion
     tokens: dict[str, int]
@@ -60,7 +60,7 @@ class PairScore(msgspec.Struct, frozen=True):
 
 class TextClasses(msgspec.Struct, frozen=True):
     index: int
-    label: str  # of the likeliest class
+    label: str  # label of the most likely class
     probs: tuple[float, ...]
     num_classes: int
 

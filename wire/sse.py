@@ -1,6 +1,6 @@
-"""Server-sent events: `encode_event`, and its inverse `EventDecoder`, which accepts any chunking.
+"""Server-sent events: `encode_event`, and its inverse `EventDecoder`, which takes chunks of any size.
 
-Events are returned parsed or as they are: a relay looks at little of each.
+Events are returned parsed or as bytes, because a relay needs only a little of each.
 """
 
 import re
@@ -8,20 +8,18 @@ from typing import NamedTuple
 
 DONE = b"[DONE]"  # the data of the event that ends an OpenAI-style stream
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
-HEARTBEAT = b": keep-alive\n\n"  # a comment: proxies see traffic, clients see nothing
+HEARTBEAT = b": keep-alive\n\n"  # a comment: proxies see traffic, and clients ignore it
 DEFAULT_MAX_EVENT_BYTES = 4 << 20
 
 _EVENT_END = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r(?!\n))")
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_DATA_LINE = re.compile(rb"data(?<![^\r\n]data)(?=[:\r\n])")  # starts with a literal, which is searched fast
+_DATA_LINE = re.compile(rb"data(?<![^\r\n]data)(?=[:\r\n])")  # starts with a literal, for which a search is fast
 
 
 class Event(NamedTuple):
-    """One event.
+    """An event. `raw` has the received bytes with the final blank line, so relays forward it unchanged."""
 
-    `raw` has the bytes of the socket with the blank line, so that a relay can forward it unchanged."""
-
-    data: bytes | None  # None for a comment or a field without data, which clients never see
+    data: bytes | None  # None for a comment, or for an event without data, which clients ignore
     event_id: bytes | None
     name: bytes | None
     raw: bytes
@@ -49,17 +47,17 @@ def encode_event(data: bytes, event_id: int | str | None = None, name: str | Non
 
 
 class EventDecoder:
-    """Bytes in, whole events out. Holds at most one unfinished event of at most `max_event_bytes`."""
+    """Turns received bytes into whole events. Holds at most one unfinished event of `max_event_bytes`."""
 
     def __init__(self, max_event_bytes: int = DEFAULT_MAX_EVENT_BYTES) -> None:
         self._buffer = bytearray()
-        self._scanned = 0  # no event ends before this offset: a long event is not searched twice
+        self._scanned = 0  # no event ends before this offset, so that a long event is not searched twice
         self._max_event_bytes = max_event_bytes
         self._at_start = True
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of an event whose end has not arrived."""
+        """Bytes of an event that has not ended."""
         return len(self._buffer)
 
     def feed(self, chunk: bytes) -> list[Event]:
@@ -68,16 +66,16 @@ class EventDecoder:
         return [parse_event(raw) for raw in self.split(chunk)]
 
     def split(self, chunk: bytes) -> list[bytes]:
-        """Return the same as bytes, blank lines included. Raises SSEError."""
+        """Return the completed events as bytes, with their blank lines. Raises SSEError."""
         if self._at_start and not self._buffer and not chunk.startswith(b"\xef"):
-            self._at_start = not chunk  # it is not the mark of byte order
+            self._at_start = not chunk  # the stream does not start with a byte-order mark
         if (
             not self._buffer
             and not self._at_start
             and 0 <= chunk.find(b"\n\n") == len(chunk) - 2
             and b"\r" not in chunk
         ):
-            return [chunk]  # exactly one event, as most writers send them
+            return [chunk]  # the chunk is exactly one event, which is the usual case
         self._buffer += chunk
         if self._at_start and len(self._buffer) >= 3:
             self._at_start = False
@@ -105,7 +103,7 @@ class EventDecoder:
 
 
 def has_data(raw: bytes) -> bool:
-    """Tell whether one event, as bytes, carries data: a comment, or a field without data, does not."""
+    """Tell whether an event, as bytes, has data. Comments and events without a data field have none."""
     return _DATA_LINE.search(raw) is not None
 
 

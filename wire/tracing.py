@@ -1,6 +1,6 @@
-"""Spans for a collector of OTLP over HTTP: how a process makes and sends them.
+"""Spans that a process creates and sends to a collector, with OTLP over HTTP.
 
-The parent span of the present work is here, too.
+The parent span of the current work is stored here, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
-SEND_TIMEOUT_S = 2.0  # for a batch, and so for the last one when the process stops
+SEND_TIMEOUT_S = 2.0  # for a batch of spans, and so for the last one when the process stops
 PARENT_HEADERS = ("traceparent", "tracestate")
 
-Parent = Mapping[str, str]  # by PARENT_HEADERS
+Parent = Mapping[str, str]  # headers by the names of PARENT_HEADERS
 Kind = Literal["server", "client", "internal"]
 Attributes = Mapping[str, str | int | float]
 
@@ -23,7 +23,7 @@ CURRENT: ContextVar[Parent] = ContextVar("parent of spans", default=MappingProxy
 
 
 class Spans:
-    """One for a process."""
+    """Creates and sends the spans of one process."""
 
     def __init__(self, collector: str, service: str, version: str, **named: str) -> None:
         """`collector` is a URL; OTLP's path is added if it has none.
@@ -50,7 +50,7 @@ class Spans:
     def start(
         self, name: str, parent: Parent, kind: Kind, attributes: Attributes, start_ns: int | None = None
     ) -> "Span":
-        """`start_ns` is nanoseconds since the epoch; None for now."""
+        """Start a span. `start_ns` is nanoseconds since the epoch; None for now."""
         context = self._propagator.extract(dict(parent))
         return self._tracer.start_span(name, context, self._kinds[kind], dict(attributes), start_time=start_ns)
 
@@ -78,5 +78,5 @@ class Spans:
         span.set_status(self._trace.StatusCode.ERROR)
 
     def close(self) -> None:
-        """Send the rest. Waits for the collector, so do not call it in an event loop."""
+        """Send the remaining spans. This waits for the collector, so do not call it in an event loop."""
         self._provider.shutdown()

@@ -1,7 +1,4 @@
-"""Cloudflare Workers AI's shapes: the envelope, a text model's result, and its stream's events.
-
-Independent of where the tokens come from.
-"""
+"""Cloudflare Workers AI's forms: the envelope, a text model's result, and its stream's events."""
 
 from collections.abc import Mapping, Sequence
 from typing import Generic, Literal, TypeVar
@@ -12,38 +9,38 @@ from msgspec import UNSET, UnsetType
 from pilotlight.wire.chat import FinishReason, Usage
 from pilotlight.wire.errors import ApiError
 
-PER_PAGE = 50  # length of a list page, if the client names none
+PER_PAGE = 50  # items on a page of a list, if the client does not specify it
 MOST_PER_PAGE = 999_999_999
 
 ResultT = TypeVar("ResultT")
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A tool call; the native shape carries the arguments as an object, OpenAI's as text."""
+    """A tool call; its arguments are an object, unlike OpenAI's text."""
 
     name: str
-    arguments: msgspec.Raw  # the object as written: a number in it may exceed Python's floats
+    arguments: msgspec.Raw  # the object as the model wrote it, because a number in it may exceed Python's floats
 
 
 class TextResult(msgspec.Struct, frozen=True):
-    """`result` of the envelope, and each event of a stream: there `usage` comes with the last one only."""
+    """The envelope's `result`, and each event of a stream, in which only the last one has `usage`."""
 
     response: str
     tool_calls: tuple[Call, ...] | UnsetType = UNSET
     usage: Usage | UnsetType = UNSET
-    # Beyond Cloudflare's fields: the reason for the end, in a stream's last event.
+    # Not in Cloudflare's form: the finish reason, in a stream's last event.
     reasoning_content: str | UnsetType = UNSET
     finish_reason: FinishReason | UnsetType = UNSET
 
 
 class EmbeddingResult(msgspec.Struct, frozen=True):
-    shape: tuple[int, int]  # texts, numbers of each
+    shape: tuple[int, int]  # number of texts, and of numbers per text
     data: tuple[tuple[float, ...], ...]
     pooling: str
 
 
 class RankedContext(msgspec.Struct, frozen=True):
-    id: int  # its place among the request's contexts
+    id: int  # position among the request's contexts
     score: float
 
 
@@ -102,7 +99,7 @@ class ListedFinetune(msgspec.Struct, frozen=True):
 
 
 class FinetuneAsset(msgspec.Struct, frozen=True):
-    """A file of a fine-tune that was kept."""
+    """A stored file of a fine-tune."""
 
     finetune_id: str
     file_name: str
@@ -111,11 +108,11 @@ class FinetuneAsset(msgspec.Struct, frozen=True):
 
 
 class ResultInfo(msgspec.Struct, frozen=True):
-    """The part of a list that a result contains."""
+    """Describes the page of a list that a response contains."""
 
     page: int  # from 1
     per_page: int
-    count: int  # of this page
+    count: int  # items on this page
     total_count: int
 
 
@@ -124,11 +121,11 @@ class Envelope(msgspec.Struct, Generic[ResultT], frozen=True):
     success: bool = True
     errors: tuple[str, ...] = ()
     messages: tuple[str, ...] = ()
-    result_info: ResultInfo | UnsetType = UNSET  # of lists
+    result_info: ResultInfo | UnsetType = UNSET  # only in lists
 
 
 def page_of(listed: Sequence[ResultT], query: Mapping[str, str]) -> tuple[Sequence[ResultT], ResultInfo]:
-    """Return the part of a list that `page` and `per_page` of a query ask for. Raises ApiError."""
+    """Return the page of a list that `page` and `per_page` of a query select. Raises ApiError."""
     page, per_page = _whole_number(query, "page", 1), _whole_number(query, "per_page", PER_PAGE)
     shown = listed[(page - 1) * per_page : page * per_page]
     return shown, ResultInfo(page, per_page, len(shown), len(listed))

@@ -1,7 +1,7 @@
 """Constraints on an answer, from the parameters of several APIs.
 
-OpenAI's `response_format`, Workers AI's bare form of it, vLLM's `structured_outputs` and `guided_...`, SGLang's `regex` and `json_schema`. Checks
-shapes and sizes only; the engine checks before the first token whether it can enforce a grammar.
+These are OpenAI's `response_format`, Workers AI's simpler form of it, vLLM's `structured_outputs` and `guided_...`, and SGLang's `regex` and
+`json_schema`. This module checks shapes and sizes only. The engine checks before the first token whether it can enforce a grammar.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from pilotlight.dialects.body.invalid_values import ValidationError
 from pilotlight.dialects.requests import AnswerConstraint
 from pilotlight.wire.errors import ApiError
 
-MAX_BYTES = 256 << 10  # of one constraint
+MAX_BYTES = 256 << 10  # limit of one constraint
 MAX_CHOICES = 4096
 ANY_OBJECT = AnswerConstraint("json_schema", '{"type":"object"}')
 
@@ -26,7 +26,7 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def constraint_of(body: SamplingBody) -> AnswerConstraint | None:
-    """Return the request's only constraint, or None. Raises ApiError if there are several."""
+    """Return the request's constraint; None if it has none. Raises ApiError if there are several."""
     found: dict[str, AnswerConstraint] = {}
     for name in CONSTRAINING:
         value = getattr(body, name)
@@ -40,7 +40,7 @@ def constraint_of(body: SamplingBody) -> AnswerConstraint | None:
             found[name] = constraint
     if len(found) > 1:
         names = " and ".join(found)
-        raise ApiError("invalid_request", f"{names} each say what the answer must be; give one", param=[*found][-1])
+        raise ApiError("invalid_request", f"{names} each constrain the answer; send only one", param=[*found][-1])
     return next(iter(found.values()), None)
 
 
@@ -68,7 +68,7 @@ def _response_format(value: dict[str, Any]) -> AnswerConstraint | None:
             given = value.get("json_schema", value if "schema" in value else None)
             if not isinstance(given, dict):
                 raise ValidationError("of type json_schema needs json_schema, an object")
-            # OpenAI wraps the schema, with a name; Workers AI does not.
+            # OpenAI wraps the schema in an object with a name; Workers AI does not.
             wrapped = given.get("schema") if isinstance(given.get("name"), str) or "schema" in given else given
             return schema_constraint(given if wrapped is None else wrapped)
     raise ValidationError('must have the type "text", "json_object" or "json_schema"')

@@ -1,7 +1,7 @@
-"""The structs that the dialects' request bodies are built of.
+"""The structs of the dialects' request bodies.
 
-Shapes only: parsing.py turns a body into a `Valid...` value, and validation_errors.py words the errors. Types are strict: "0.5" is not a number and
-true is not 1.
+They check shapes only: parsing.py turns a body into a `Valid...` value, and validation_errors.py has the error messages. Types are strict: "0.5" is
+not a number and true is not 1.
 """
 
 import json
@@ -28,12 +28,12 @@ TokenIds = tuple[Annotated[int, Meta(ge=0)], ...]
 StopStrings = tuple[Annotated[str, Meta(min_length=1)], ...]
 
 
-# Brings a value that clients send in several forms into the one declared, or raises ValidationError.
+# Converts the forms in which clients send a value to the declared one, or raises ValidationError.
 Reader = Callable[[Any], Any]
 
 
 def join_parts(value: Any) -> Any:
-    """Join text parts with newlines, as templates that expect text need; keep a list with images."""
+    """Join text parts with newlines, because many templates expect a text; keep a list with images."""
     if not isinstance(value, list):
         if isinstance(value, str):
             return value
@@ -67,7 +67,7 @@ def at_most(most: int) -> Reader:
 
 
 def objects(most: int) -> Reader:
-    """Return a reader of a text, or of a list of at most so many objects, none of them nested too deep."""
+    """Return a reader of a text, or of a list of at most `most` objects that are not nested too deep."""
 
     def read(value: Any) -> Any:
         at_most(most)(value)
@@ -82,7 +82,7 @@ def objects(most: int) -> Reader:
 def not_deep(value: Any) -> Any:
     """Return the value.
 
-    Raises ValidationError beyond MAX_NESTING: deeper JSON breaks parsers here or at a client."""
+    Raises ValidationError if it is nested deeper than MAX_NESTING, because deeper JSON breaks parsers here or at clients."""
     level = [value]
     for _ in range(MAX_NESTING + 1):
         level = [
@@ -104,7 +104,7 @@ def _listed_stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise ValidationError("must be a string or a list of strings")
-    stops = [stop for stop in stops if stop]  # an empty one stops nothing
+    stops = [stop for stop in stops if stop]  # an empty string stops nothing
     if len(stops) > MAX_STOPS:
         raise ValidationError(f"may list at most {MAX_STOPS} strings")
     return stops
@@ -112,18 +112,18 @@ def _listed_stops(value: Any) -> Any:
 
 def are_token_ids(value: Any) -> bool:
     try:
-        return len(msgspec.convert(value, TokenIds)) > 0  # of 100,000 in 0.3 ms; a loop of ours takes 4 ms
+        return len(msgspec.convert(value, TokenIds)) > 0  # takes 0.3 ms for 100,000 ids; a loop in Python takes 4 ms
     except msgspec.ValidationError:
         return False
 
 
 def read_tool_choice(value: Any) -> Any:
-    """Read tool_choice: one of three words, one function, or a list of allowed ones.
+    """Convert tool_choice: one of three words, one function, or a list of allowed functions.
 
-    Functions may be wrapped as in OpenAI's chat completions or bare."""
+    Functions may be wrapped as in OpenAI's chat completions or not."""
     if value in ("auto", "none", "required"):
         return value
-    if value == "any":  # Workers AI's word, and others'
+    if value == "any":  # the word of Workers AI and other APIs
         return "required"
     if (name := _function_name(value)) is not None:
         return {"mode": "required", "tools": [name]}
@@ -154,7 +154,7 @@ def _function_name(value: Any) -> str | None:
 
 
 def _biases(value: Any) -> Any:
-    """{"token id": bias} with the ids as numbers."""
+    """Convert {"token id": bias} to pairs with numeric ids."""
     if not isinstance(value, dict):
         raise ValidationError('must be an object such as {"1234": -100}: token ids and their biases')
     if len(value) > MAX_BIASES:
@@ -170,19 +170,19 @@ def _biases(value: Any) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Read 5.0 as 5: some languages have one kind of number. Beyond 2^53 that kind is not exact."""
+    """Convert 5.0 to 5, because some languages have only floats. Above 2^53 floats are not exact."""
     return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**53 else value
 
 
 def _zero_is_off(value: Any) -> Any:
-    """Read 0 as absent.
+    """Treat 0 as absent.
 
-    Clients of Workers AI send it for "no repetition penalty", and a factor of 0 means nothing."""
+    Clients of Workers AI send it for "no repetition penalty", and a factor of 0 would be meaningless."""
     return None if type(value) in (int, float) and value == 0 else value
 
 
 def read_top_p(value: Any) -> Any:
-    """Read 0 as the smallest share: the likeliest token alone, as OpenAI has it."""
+    """Convert 0 to the smallest top_p, which allows only the most likely token, as at OpenAI."""
     return LEAST_TOP_P if type(value) in (int, float) and value == 0 else value
 
 
@@ -191,23 +191,24 @@ def _empty_is_absent(value: Any) -> Any:
 
 
 class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The readers of fields with several forms, and of fields that hold bodies or lists of bodies.
+    """A body. READERS convert fields with several forms; PARTS are fields with bodies or lists of bodies.
 
-    Never called with null."""
+    Readers are never called with null."""
 
     READERS: ClassVar[dict[str, Reader]] = {}
     PARTS: ClassVar[dict[str, type["Body"]]] = {}
 
     @classmethod
     def cleaned(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values without harmless extras. May change them in place; a second time changes nothing."""
+        """Return the values without harmless extra fields.
+        It may change them in place. A second call changes nothing."""
         return values
 
     @classmethod
     def known(cls, values: dict[str, Any], ignored: list[str], where: str = "") -> dict[str, Any]:
-        """Return the values without unknown fields, also of nested bodies; add their names to `ignored`.
+        """Return the values without unknown fields, including those of nested bodies.
 
-        May change the values in place."""
+        Their names are added to `ignored`. It may change the values in place."""
         values = cls.cleaned(values)
         names = names_of(cls)
         if not values.keys() <= names:
@@ -215,7 +216,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             values = only(values, cls)
         for name, part in cls.PARTS.items():
             value = values.get(name)
-            if isinstance(value, list) and len(value) <= MAX_MESSAGES:  # a longer list is refused for its length
+            if isinstance(value, list) and len(value) <= MAX_MESSAGES:  # a longer list is refused later
                 values[name] = [
                     part.known(item, ignored, f"{where}{name}[{i}].") if isinstance(item, dict) else item
                     for i, item in enumerate(value)
@@ -226,7 +227,7 @@ class Body(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def in_one_form(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Convert the values in place to the forms that the fields declare; idempotent.
+        """Convert the fields in place to their declared forms. A second call changes nothing.
 
         Raises ValidationError."""
         values = cls.cleaned(values)
@@ -253,7 +254,7 @@ class FunctionBody(Body, frozen=True, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # its arguments follow `parameters`, always
+    strict: bool | None = None  # arguments of its calls must always follow `parameters`
 
 
 class ToolBody(Body, frozen=True, kw_only=True):
@@ -264,14 +265,14 @@ class ToolBody(Body, frozen=True, kw_only=True):
 
 
 def _read_arguments(value: Any) -> Any:
-    """Keep an object; encode any other arguments as JSON text.
+    """Keep an object and a text; encode other arguments as JSON text.
 
-    Clients send a broken call back with the arguments that they got."""
+    Clients send an invalid call back with the arguments that they received."""
     return value if isinstance(value, str) else object_or_text(value)
 
 
 def object_or_text(value: Any) -> Any:
-    """Return an object as it is, and the JSON text of any other or too deeply nested value.
+    """Return an object unchanged, but an object that is nested too deep, or any other value, as JSON text.
 
     Raises ValidationError."""
     try:
@@ -298,7 +299,7 @@ class CallBody(Body, frozen=True, kw_only=True):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CallFunctionBody
-    index: int | None = None  # clients send streamed deltas back as they came
+    index: int | None = None  # from streamed deltas, which clients send back unchanged
 
     @classmethod
     def echoed(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -306,7 +307,7 @@ class CallBody(Body, frozen=True, kw_only=True):
         if values.get("type") == "custom" and isinstance(custom, dict):
             called = {"name": custom.get("name"), "arguments": {CUSTOM_INPUT: custom.get("input")}}
             return {**only(values, cls), "type": "function", "function": called}
-        function = values if "name" in values else values.get("function")  # Workers AI has it without wrapping
+        function = values if "name" in values else values.get("function")  # Workers AI's form is not wrapped
         function = only(function, CallFunctionBody) if isinstance(function, dict) else function
         return {**only(values, cls), "function": function}
 
@@ -321,7 +322,7 @@ class MessageBody(Body, frozen=True, kw_only=True):
     tool_calls: list[CallBody] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None  # the same, by vLLM's name
+    reasoning: str | None = None  # the same under vLLM's name
     refusal: str | None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -353,7 +354,7 @@ class StreamOptionsBody(Body, frozen=True, kw_only=True):
     continuous_usage_stats: bool = False
 
 
-# The fields of a SamplingBody that constrain the answer's form (dialects/body/answer_constraints.py).
+# Fields of SamplingBody that constrain an answer (dialects/body/answer_constraints.py).
 CONSTRAINING = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "regex",
     "json_schema",
@@ -361,7 +362,7 @@ CONSTRAINING = (
 
 
 class SamplingBody(Body, frozen=True, kw_only=True):
-    """The parameters of every generating endpoint. Null is the same as absent."""
+    """Parameters of all generating endpoints. Null is the same as absent."""
 
     READERS: ClassVar = {
         "repetition_penalty": _zero_is_off, "logit_bias": _biases, "stop": _listed_stops, "max_tokens": _whole,
@@ -374,7 +375,7 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=5)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None  # -1 and 0: no limit, as other engines have it
+    top_k: Annotated[int, Meta(ge=-1)] | None = None  # -1 and 0 mean no limit, as in other engines
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -391,15 +392,15 @@ class SamplingBody(Body, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[Any] | None = None
     guided_grammar: str | None = None
-    regex: str | None = None  # this and the next by SGLang's names
+    regex: str | None = None  # this field and the next have SGLang's names
     json_schema: Any = None
-    include_stop_str_in_output: bool | None = None  # this and the next two by vLLM's
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # -1 for the model's limit
+    include_stop_str_in_output: bool | None = None  # this field and the next two have vLLM's names
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None  # -1 for as many tokens as the model allows
     cache_salt: Annotated[str, Meta(max_length=1024)] | None = None
 
 
 class StreamingBody(SamplingBody, frozen=True, kw_only=True):
-    """The parameters that OpenAI's two older endpoints share."""
+    """Parameters of OpenAI's two older endpoints."""
 
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stream_options: StreamOptionsBody | None = None
@@ -409,7 +410,7 @@ LISTS: dict[str, Reader] = {"messages": at_most(MAX_MESSAGES), "tools": at_most(
 
 
 class AllowedToolsBody(Body, frozen=True, kw_only=True):
-    """The tools that may be called, by name, and whether one must be."""
+    """The tools that may be called, by name, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: tuple[str, ...]

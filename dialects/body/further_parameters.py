@@ -1,18 +1,18 @@
-"""Parameters that bodies.py does not declare: harmless ones are ignored, unsupported ones refused.
+"""Parameters that bodies.py does not declare: harmless ones are ignored, unsupported ones are refused.
 
-Any other unknown field is ignored and named in a header of the answer."""
+Any other unknown field is ignored, and a header of the answer names it."""
 
 from typing import Any, NamedTuple
 
 
 class UnsupportedParameter(NamedTuple):
-    """A parameter of other APIs that is not supported: values without effect, and what to use instead."""
+    """A parameter of other APIs that is not supported, with its values that have no effect."""
 
     neutral: tuple[Any, ...]
     instead: str
 
 
-_CONSTRAIN = "say what the answer must be by structured_outputs"
+_CONSTRAIN = "constrain the answer with structured_outputs"
 _LARK = "grammars are written in Lark's notation here: send one as structured_outputs.grammar"
 
 UNSUPPORTED: dict[str, UnsupportedParameter] = {
@@ -30,41 +30,42 @@ UNSUPPORTED: dict[str, UnsupportedParameter] = {
     "lora": UnsupportedParameter(("",), "ask for an adapter as part of the model's name: BASE:ADAPTER"),
     "requests": UnsupportedParameter((), "batches are not supported yet; send one request per prompt"),
     "prompt_logprobs": UnsupportedParameter((), "logprobs are not part of this answer; see /ai/v1/chat/completions"),
-    # of Responses; the response store removes them before parsing
-    "previous_response_id": UnsupportedParameter((), "no responses are kept here; send the whole conversation"),
-    "background": UnsupportedParameter((False,), "no responses are kept here; wait for the answer"),
+    # Parameters of Responses, which the response store removes before parsing.
+    "previous_response_id": UnsupportedParameter((), "responses are not stored here; send the whole conversation"),
+    "background": UnsupportedParameter((False,), "responses are not stored here; wait for the answer"),
     "conversation": UnsupportedParameter((), "send the conversation's items, or previous_response_id"),
-    "mcp_servers": UnsupportedParameter(([],), "connect to them at your side, and declare their tools"),
+    "mcp_servers": UnsupportedParameter(([],), "connect to MCP servers in your client, and declare their tools"),
     "moderation": UnsupportedParameter((), "nothing is moderated here"),
-    # SGLang's and llama.cpp's spellings of structured_outputs; chats and completions accept the first two
+    # Names of SGLang and llama.cpp for structured_outputs. Chats and completions accept `regex` and `json_schema`.
     "regex": UnsupportedParameter(("",), _CONSTRAIN),
     "ebnf": UnsupportedParameter(("",), _LARK),
     "grammar": UnsupportedParameter(("",), _LARK),
     "json_schema": UnsupportedParameter(("", {}), _CONSTRAIN),
-    # vLLM's, whose answer would be another one without them
+    # Parameters of vLLM without which the answer would be another one.
     "use_beam_search": UnsupportedParameter((False,), "answers are sampled, or greedy with temperature 0"),
     "bad_words": UnsupportedParameter(
         ([],), "a word of several tokens cannot be forbidden; forbid single tokens by logit_bias"
     ),
     "allowed_token_ids": UnsupportedParameter(
-        ([],), "tokens cannot be allowed alone; say what the answer must be by structured_outputs, such as a choice"
+        ([],),
+        "a list of allowed tokens is not supported; constrain the answer with structured_outputs, such as a choice",
     ),
-    # of chats and completions; all others are refused
+    # Accepted by chats and completions; the other endpoints refuse them.
     "include_stop_str_in_output": UnsupportedParameter((False,), "a stop string is never part of an answer"),
-    # -1 means "truncate texts that do not fit"; here such a text is refused for its length
+    # -1 means "truncate texts that are too long"; here such a text is refused
     "truncate_prompt_tokens": UnsupportedParameter((-1,), "a prompt that is too long is refused, never cut"),
     "documents": UnsupportedParameter(([],), "put them into the messages"),
     "chat_template": UnsupportedParameter(("",), "the model's own template is used"),
     "prompt_embeds": UnsupportedParameter((), "a prompt is text or token ids"),
     "return_tokens_as_token_ids": UnsupportedParameter((False,), "ask for return_token_ids"),
     "cache_salt": UnsupportedParameter(
-        ("",), "prompts share what is cached with those of the same key and account alone"
+        ("",), "a prompt shares its cache only with prompts of the same key and account"
     ),
 }
 
-# Bookkeeping of other services: ignoring it is correct.
+# Bookkeeping of other services, which can be ignored.
 HARMLESS = frozenset({
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "safety_identifier", "spaces_between_special_tokens",
-    "prediction",  # makes OpenAI faster and changes no answer
+    "prediction",  # it makes OpenAI faster and does not change the answer
 })  # fmt: skip

@@ -1,6 +1,6 @@
-"""Images in messages: each dialect's form of an image is read into one ImagePart.
+"""Images in messages: the form of each dialect is converted to an ImagePart.
 
-Shapes only: runtime/generation/images.py fetches URLs and decodes the files.
+This module checks shapes only: runtime/generation/images.py fetches URLs and decodes files.
 """
 
 from base64 import b64encode
@@ -21,11 +21,11 @@ class ImagePart(Struct, frozen=True):
     url: str  # https: or data:
 
 
-Content = list[str | ImagePart]  # a message with images: texts and images in the order of its parts
+Content = list[str | ImagePart]  # content of a message with images: its texts and images in order
 
 
 def image_at(url: Any) -> ImagePart:
-    """Return the image at a URL. Raises ValidationError."""
+    """Return the image with an https: or data: URL. Raises ValidationError."""
     if not isinstance(url, str) or not url[:8].lower().startswith(("data:", "https://")):
         raise ValidationError(_NO_URL)
     return ImagePart(url)
@@ -34,14 +34,14 @@ def image_at(url: Any) -> ImagePart:
 def image_of_base64(data: Any) -> ImagePart:
     """Return an image whose file was sent as base64.
 
-    Its type comes from the file's header, not from the body."""
+    Its type is taken from the file's header, not from the body."""
     if not isinstance(data, str) or not data:
         raise ValidationError("must be the file's bytes as base64")
     return ImagePart(f"data:;base64,{data}")
 
 
 def read_image(value: Any) -> Any:
-    """Bring Workers AI's `image` into one form: a list of bytes, base64 or a URL become an ImagePart."""
+    """Convert Workers AI's `image`, a list of bytes, base64 or a URL, to an ImagePart."""
     if isinstance(value, ImagePart):
         return value
     if isinstance(value, list):
@@ -49,13 +49,13 @@ def read_image(value: Any) -> Any:
             return image_of_base64(b64encode(bytes(value)).decode())
         except (ValueError, TypeError):
             raise ValidationError("must be a list of the file's bytes, from 0 to 255, or a string") from None
-    if isinstance(value, str) and ":" in value[:8]:  # no base64 has one
+    if isinstance(value, str) and ":" in value[:8]:  # base64 has no colon
         return image_at(value)
     return image_of_base64(value)
 
 
 def joined(pieces: Iterable[str | ImagePart], separator: str = "\n") -> str | Content:
-    """Return a message's content: one text if it has no images, as templates for texts expect it."""
+    """Return a message's content; without images one text, because many templates expect that."""
     content = list(pieces)
     texts = [piece for piece in content if isinstance(piece, str)]
     return separator.join(texts) if len(texts) == len(content) else content

@@ -4,9 +4,9 @@ import msgspec
 
 
 class ValidationError(msgspec.ValidationError):
-    """An unusable value.
+    """An invalid value.
 
-    The message omits its place in the body; `word` is an error word of wire/errors.py."""
+    The message does not name its position in the body; `word` is an error code of wire/errors.py."""
 
     def __init__(self, sentence: str, word: str = "invalid_request") -> None:
         super().__init__(sentence)

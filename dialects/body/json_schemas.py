@@ -21,7 +21,7 @@ _ALLOWED: Schema = {"type": "object", "required": ["type", "allowed_tools"], "pr
     "type": {"const": "allowed_tools"}, "allowed_tools": {"type": "object", "required": ["mode", "tools"], "properties": {
         "mode": {"enum": ["auto", "required"]}, "tools": {"type": "array", "items": _TOOL, "minItems": 1}}}}}  # fmt: skip
 
-# By field, of whichever body has a reader for it.
+# Forms of a field, for all bodies that have a reader for it.
 _FORMS: dict[str, Schema] = {
     "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "maxItems": 128}]},
     "content": {"anyOf": [{"type": "string"}, _PARTS]},
@@ -43,21 +43,21 @@ _PLAIN = (
 
 
 def components(kinds: list[Any], template: str) -> tuple[list[Schema], dict[str, Schema]]:
-    """Return the schemas of the types and, by name, of the structs in them.
+    """Return the schemas of the types, and those of the structs in them, by name.
 
-    `template` is a reference to a struct, with `{name}` in it."""
+    `template` is the form of a reference to a struct, with `{name}`."""
     schemas, named = msgspec.json.schema_components(kinds, ref_template=template)
     return list(schemas), {name: _as_taken(name, schema) for name, schema in named.items()}
 
 
 def schema_of(kind: Any) -> Schema:
-    """Return the schema of a type, with all that it refers to."""
+    """Return the schema of a type, including all schemas that it refers to."""
     (schema,), named = components([kind], "#/$defs/{name}")
     return {**schema, "$defs": named}
 
 
 def _as_taken(name: str, schema: Schema) -> Schema:
-    """Return a struct's schema with the further forms of its fields; unknown fields are let be."""
+    """Return a struct's schema with all accepted forms of its fields. Unknown fields are allowed."""
     kept = {key: value for key, value in schema.items() if (key, value) != ("additionalProperties", False)}
     if not name.endswith("Body"):
         return kept

@@ -1,7 +1,7 @@
 """Parsing that the dialects share: raw bodies to structs, and structs to common values.
 
-Every error is an ApiError that names the parameter and the correction. A `resolve` function looks up models. Independent of tokens: whether a prompt
-fits its model is checked after tokenisation.
+Every error is an ApiError that names the parameter and the correction. A `resolve` function looks up models. This module is independent of tokens:
+the length of a prompt is checked after tokenisation.
 """
 
 import json
@@ -30,7 +30,7 @@ from pilotlight.dialects.body.invalid_values import ValidationError
 from pilotlight.dialects.requests import AnswerConstraint, Conversation, Sampling
 from pilotlight.wire.errors import ApiError
 
-Resolve = Callable[[str], str | None]  # a name or alias -> the site's own name of the model
+Resolve = Callable[[str], str | None]  # maps a name or alias to the site's name of the model; None if it is unknown
 BodyT = TypeVar("BodyT", bound=Body)
 
 
@@ -44,12 +44,12 @@ def parse_body(body: type[BodyT], raw: bytes, strict: bool) -> tuple[BodyT, tupl
         from pilotlight.dialects.body.validation_errors import first_error
 
         raise first_error(_asked(raw, body, None if strict else ignored), body) or error from None
-    refuse_inexact_fields(raw)  # after the check of the fields, whose errors name the field
+    refuse_inexact_fields(raw)  # after the check of the fields, because its errors name the field
     return found, tuple(ignored)
 
 
 def _asked(raw: bytes, body: type[Body], ignored: list[str] | None) -> dict[str, Any]:
-    """Return the parameters that have an effect, without nulls, harmless parameters and neutral values.
+    """Return the parameters that have an effect: no nulls, harmless parameters, or neutral values.
 
     Names of unknown fields are appended to `ignored`; they are refused if it is None."""
     try:
@@ -82,7 +82,7 @@ def _leave_out(name: str, value: Any, names: frozenset[str], ignored: list[str] 
 
 
 def _widened(neutral: Iterable[Any]) -> list[Any]:
-    """Add 0.0 for 0, and so on."""
+    """Add the floats that are equal to the neutral integers."""
     return [*neutral, *(float(value) for value in neutral if type(value) is int)]
 
 
@@ -142,7 +142,7 @@ def sampling_of(body: SamplingBody, max_tokens: int | None, num_logprobs: int | 
 
 
 def prompt_options(body: SamplingBody) -> dict[str, Any]:
-    """Return a body's prompt as fields of a ValidGeneration. Raises ApiError."""
+    """Return the fields of a ValidGeneration that come from a body's prompt. Raises ApiError."""
     most = body.truncate_prompt_tokens
     if most == 0:
         raise ApiError(
@@ -193,12 +193,12 @@ def _tool(tool: ToolBody) -> dict[str, Any]:
 
 
 def _message(message: MessageBody, where: str) -> dict[str, Any]:
-    """Return a message as chat templates expect it.
+    """Return a message in the form that chat templates expect.
 
     The developer's role becomes `system`, arguments become objects, and absent fields are left out."""
     role = "system" if message.role == "developer" else message.role
     content = message.content if message.content is not None else message.refusal
-    if content is None and role != "assistant":  # the answer may have reached its length before any text
+    if content is None and role != "assistant":  # an answer may have reached its maximum length before any text
         raise ApiError(
             "invalid_request", f"{where}.content is required for the role {role!r}", param=f"{where}.content"
         )
@@ -216,16 +216,16 @@ def _message(message: MessageBody, where: str) -> dict[str, Any]:
     further = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": reasoning}
     if not (
         message.tool_calls and content
-    ):  # gpt-oss's template uses this name, and accepts either text or reasoning before calls
+    ):  # gpt-oss's template reads this name, and accepts either text or reasoning before calls
         further["thinking"] = reasoning
     rendered |= {name: value for name, value in further.items() if value is not None}
     return rendered
 
 
 def _content(content: str | Content) -> str | list[dict[str, str]]:
-    """Return what the reference implementation passes to a template: a text, or parts with images.
+    """Return the content as the reference implementation passes it to a template.
 
-    Templates do not see pixels."""
+    It is a text, or parts with images; templates do not see pixels."""
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": piece} if isinstance(piece, str) else {"type": "image"} for piece in content]
@@ -239,7 +239,7 @@ def _call(call_id: str | None, name: str, arguments: str | dict[str, Any]) -> di
 
 
 def read_arguments(text: str) -> str | dict[str, Any]:
-    """Read a call's arguments.
+    """Parse a call's arguments.
 
     They stay text if they are not a JSON object, as in a call cut by the length limit, or if they are nested too deep."""
     try:
@@ -250,12 +250,12 @@ def read_arguments(text: str) -> str | dict[str, Any]:
 
 
 def refused(sentence: str, param: str, word: str = "invalid_request") -> ApiError:
-    """Return the error of a part of a body, which its sentence begins with."""
+    """Return the error of a part of a body; the message begins with the part's name."""
     return ApiError(word, f"{param}: {sentence}", param=param)
 
 
 def string_in(part: dict[str, Any], name: str, where: str) -> str:
-    """Return a part's text of this name. Raises ApiError if it has none."""
+    """Return the text field `name` of a part. Raises ApiError if it has none."""
     if not isinstance(value := part.get(name), str):
         raise refused("must be a string", f"{where}.{name}")
     return value

@@ -1,7 +1,7 @@
-"""The first error of a refused body, with the path of its field, such as messages[0].content.
+"""The first error of an invalid body, with the path of its field, such as messages[0].content.
 
-Checks each field again in the declared order. Valid requests do not need this module, so it is imported with the first invalid one. Independent of
-the fields' meanings.
+Each field is checked again in the declared order. Valid requests do not need this module, so it is imported with the first invalid one. It is
+independent of the fields' meanings.
 """
 
 import difflib
@@ -33,7 +33,7 @@ def first_error(values: dict[str, Any], body: type[Body], where: str = "") -> Ap
     return None if unknown is None else unknown_parameter(unknown, names_of(body), where)
 
 
-# Of 1, which means the same name. "maxTokens" is this near to max_tokens; min_tokens, which means something else, is at 0.8.
+# Similarity from which a name is suggested; 1 means equal. For max_tokens, "maxTokens" has 0.82, and min_tokens, which means something else, has 0.8.
 NEAR = 0.82
 
 
@@ -61,7 +61,7 @@ def _of_field(value: Any, field: structs.FieldInfo, body: type[Body], at: str) -
     except ValidationError as error:
         return ApiError(error.word, f"{at}: {error}", param=at)
     is_plain = field.name not in body.PARTS
-    if is_plain and _fits(value, field.type):  # 3 ns for each of a prompt's token ids; one by one, as below, 1,100 ns
+    if is_plain and _fits(value, field.type):  # 3 ns for each token id of a prompt; one by one, as below, 1,100 ns
         return None
     return _of_value(value, _described(field.type), at)
 
@@ -111,7 +111,7 @@ def _of_union(value: Any, declared: inspect.UnionType, at: str) -> ApiError | No
 
 
 class _JsonType(NamedTuple):
-    name: str  # after "must be"
+    name: str  # as it follows "must be" in messages
     types: tuple[type, ...]
 
 
@@ -135,11 +135,11 @@ _BOUNDS = (
 
 
 def _misfit(value: Any, declared: inspect.Type) -> str | None:
-    """Return why the value itself is invalid, ignoring nested values, or None."""
+    """Return why the value itself is invalid, without its nested values; None if it is valid."""
     if isinstance(declared, inspect.LiteralType):
         return None if value in declared.values else f"must be {_alternatives(declared.values)}"
     kind = _JSON_TYPES.get(type(declared))
-    if kind is None:  # anything will do
+    if kind is None:  # every value is allowed
         return None
     if type(value) not in kind.types:
         return f"must be {kind.name}"

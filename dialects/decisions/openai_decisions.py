@@ -68,11 +68,11 @@ class DecisionsBody(Body, frozen=True, kw_only=True):
 
 
 class OpenAIDecision(ValidDecision, frozen=True):
-    values: tuple[tuple[bool | str, ...], ...] = ()  # values of each question's options, as the author wrote them
+    values: tuple[tuple[bool | str, ...], ...] = ()  # values of each question's options, as in the request
 
 
 def parse_decisions(raw: bytes, resolve: Resolve, *, strict: bool = False) -> OpenAIDecision:
-    """Parse a body. Raises ApiError."""
+    """Parse a body of /v1/decisions. Raises ApiError."""
     body, ignored = parse_body(DecisionsBody, raw, strict)
     left_out: list[str] = []
     given = body.input if isinstance(body.input, str) else [_with_json_as_text(item) for item in body.input]
@@ -119,7 +119,7 @@ def _question(body: QuestionBody, where: str) -> Question:
         raise refused("is required of a choice", f"{where}.choices")
     options = tuple(Option(_label(choice.value), choice.description or "") for choice in body.choices)
     if "" in (labels := [option.label for option in options]) or len(set(labels)) < len(labels):
-        raise refused("each must read differently, and none may be empty", f"{where}.choices")
+        raise refused("the texts must differ, and none may be empty", f"{where}.choices")
     return Question("choice", instructions, options, body.name)
 
 
@@ -146,7 +146,7 @@ def _values(body: QuestionBody) -> tuple[bool | str, ...]:
 def decision_object(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the answer. `probabilities` has those of each question's options."""
+    """Return the response. `probabilities` are those of each question's options."""
     assert isinstance(request, OpenAIDecision)
     answers = zip(request.questions, request.values, probabilities, strict=True)
     return msgspec.json.encode({

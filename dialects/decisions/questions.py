@@ -1,8 +1,8 @@
 """A decision: a state, questions with known options about it, and the probability of each option.
 
 A chat model gets each question after the state, which all questions of a request share, at the end of the user's turn. An option's probability is
-that of its label as the model's answer, normalised over the options. Formulas of confidence: those of TypeSafe's Choice and Score. Independent of the
-dialect and of tokens.
+that of its label as the model's answer, normalised over the options. The formulas of confidence are those of TypeSafe's Choice and Score. This module
+is independent of dialects and tokens.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 MAX_LEVELS = 10
 
-# Asked of a chat model that is not to think first.
+# Template variables that make a chat model answer without thinking first.
 UNTHINKING: dict[str, Any] = {"enable_thinking": False, "thinking": False}
 
 
@@ -35,7 +35,7 @@ class Question(Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """A question as the model gets it, in few words, because it is computed for each question."""
+        """Return the question as the model gets it. It is short, because it is computed for each question."""
         described = [f"{option.label}: {option.description}" for option in self.options if option.description]
         asked = [self.instructions] if self.instructions else []
         if self.kind == "predicate":
@@ -49,12 +49,12 @@ class Question(Struct, frozen=True):
 
 
 def predicate(instructions: str, name: str | None = None, yes: str = "", no: str = "") -> Question:
-    """Return a question that is answered by yes or no, in this order."""
+    """Return a question whose answers are yes and no, in this order."""
     return Question("predicate", instructions, (Option("yes", yes), Option("no", no)), name)
 
 
 def score(instructions: str, levels: Sequence[str], name: str | None = None) -> Question:
-    """Return a question that is answered by a level's number, from 0 on."""
+    """Return a question whose answers are the numbers of the levels, starting at 0."""
     return Question("score", instructions, tuple(Option(str(i), level) for i, level in enumerate(levels)), name)
 
 
@@ -66,7 +66,7 @@ class ValidDecision(ValidGeneration, frozen=True):
     def asked(self, question: Question) -> Conversation:
         """Return the state followed by a question.
 
-        Templates refuse two user turns in a row, so both are one turn."""
+        Both are in one turn, because templates refuse two user turns in a row."""
         state = self.prompt
         assert isinstance(state, Conversation)
         *before, last = state.messages
@@ -81,7 +81,7 @@ class ValidDecision(ValidGeneration, frozen=True):
 
 
 def choice_confidence(probabilities: Sequence[float]) -> float:
-    """Return how far the likeliest option is above an even distribution: from 0 to 1."""
+    """Return by how much the most likely option exceeds an even distribution, from 0 to 1."""
     if len(probabilities) == 1:
         return 1.0
     even = 1 / len(probabilities)
@@ -89,9 +89,9 @@ def choice_confidence(probabilities: Sequence[float]) -> float:
 
 
 def score_confidence(probabilities: Sequence[float]) -> float:
-    """Return how close the probabilities are to the likeliest level, from 0 to 1.
+    """Return how close the probabilities are to the most likely level, from 0 to 1.
 
-    The mean distance from the likeliest level, relative to an even distribution's mean distance from the middle level."""
+    It is 1 minus the mean distance from the most likely level, relative to an even distribution's mean distance from the middle level."""
     if len(probabilities) == 1:
         return 1.0
     count, likeliest = len(probabilities), likeliest_of(probabilities)
@@ -105,5 +105,5 @@ def expected_level(probabilities: Sequence[float]) -> float:
 
 
 def likeliest_of(probabilities: Sequence[float]) -> int:
-    """Return the first of the likeliest options."""
+    """Return the first of the most likely options."""
     return max(range(len(probabilities)), key=probabilities.__getitem__)

@@ -40,14 +40,14 @@ def _images(value: Any) -> Any:
 class SystemOneBody(Body, frozen=True, kw_only=True):
     READERS: ClassVar = {"state": not_deep, "questions": not_deep, "images": _images}
 
-    model: str | None = None  # unless the path names it
+    model: str | None = None  # None if the path names it
     state: str | dict[str, Any] | list[Any]
     questions: dict[str, dict[str, Any]]
     images: list[ImagePart] | None = None
 
 
 def parse_system_one(raw: bytes, resolve: Resolve, model: str | None = None, *, strict: bool = False) -> ValidDecision:
-    """Parse a body. `model`: as the path names it, if it does. Raises ApiError."""
+    """Parse a body. `model` is the model in the path, if there is one. Raises ApiError."""
     body, ignored = parse_body(SystemOneBody, raw, strict)
     requested = body.model if model is None else model
     if requested is None:
@@ -68,7 +68,7 @@ def parse_system_one(raw: bytes, resolve: Resolve, model: str | None = None, *, 
 
 
 def _text(value: Any) -> str:
-    """Return a text as it is, and JSON as the text that it is written as."""
+    """Return a text unchanged, and any other JSON value encoded as text."""
     return value if isinstance(value, str) else orjson.dumps(value).decode()
 
 
@@ -104,14 +104,14 @@ def _options(criteria: Any, where: str) -> Iterator[Option]:
 def system_one_object(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the answers by question; `probabilities` has those of each question's options."""
+    """Return the response, by question. `probabilities` are those of each question's options."""
     return msgspec.json.encode(_object(request, probabilities, input_tokens))
 
 
 def enveloped(
     request: ValidDecision, probabilities: Sequence[Sequence[float]], input_tokens: int, cached_tokens: int
 ) -> bytes:
-    """Return the same in Cloudflare's envelope."""
+    """Return the same response in Cloudflare's envelope."""
     return msgspec.json.encode(Envelope(_object(request, probabilities, input_tokens)))
 
 

@@ -1,6 +1,6 @@
 """Admission of requests by key, address and tenant, before their body is read.
 
-Limits what one tenant and one client address may use of the router.
+It limits how much of the router one tenant or one client address may use.
 """
 
 import re
@@ -33,14 +33,14 @@ _PLAIN_TARGET = re.compile(r"[\x21-\x7e]+")
 
 class AdmissionFilter:
     def __init__(self, access: Access, limits: "TenantLimits", secret: str) -> None:
-        """`secret` is the network's, with which sites recognise this router."""
+        """`secret` is the network's shared secret; it verifies hops from other routers and sites."""
         self.access = access
         self.limits = limits
         self._secret = secret
         self.is_draining = False
 
     async def admit(self, head: Head, address: str) -> AbstractContextManager[None]:
-        """Return a scope for the duration of a request. Raises ApiError."""
+        """Return a context for the duration of a request. Raises ApiError if it is not admitted."""
         if self.is_draining:
             raise ApiError("draining", "the router is shutting down: send the request again", retry_after_s=1)
         self.identify(head)
@@ -54,8 +54,8 @@ class AdmissionFilter:
         return self.limits.admitted(head, address)
 
     def identify(self, head: Head) -> None:
-        """Record whose a request is. Raises ApiError for a key that is missing or opens other things."""
-        if head.is_for_function:  # it judges for itself; a key of ours is limited as anywhere
+        """Set the account of a request. Raises ApiError if its key is missing or lacks the scope."""
+        if head.is_for_function:  # the function checks keys itself; a known key has its usual limits
             head.hold(self.access.find(head.key))
         elif self._secret and head.has(HOP) and speaks_for_an_account(head, self._secret):
             head.hold(self.access.of_account(head.header(ACCOUNT)))
@@ -64,8 +64,8 @@ class AdmissionFilter:
 
 
 def tenant_of(head: Head, secret: str) -> bytes:
-    """Equal for all requests of one account, or with one key that is not known, and for no others.
-    A path's account id is a client's own word: each that it invents would be one more bucket."""
+    """Return a digest that is the same for all requests of one account or one unknown key only.
+    It ignores the account id in a path: a client could invent ids, and each would get a new bucket."""
     return tenant_salt(head.owner, "", secret)
 
 
@@ -117,13 +117,13 @@ class _TenantUse:
         self.hold_to(limits, now)
 
     def hold_to(self, limits: TenantLimitsConfig, now: float) -> None:
-        """Apply new limits from now on. Usage of the present minute still counts."""
+        """Apply new limits from now on. Usage of the current minute still counts."""
         self.limits = limits
         self.requests = _resized(self.requests, limits.requests_per_min, now)
         self.tokens = _resized(self.tokens, limits.tokens_per_min, now)
 
     def draw(self, now: float) -> None:
-        """Take one request from the limits. Raises ApiError."""
+        """Charge one request to the limits. Raises ApiError if a limit is used up."""
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is not None and (wait_s := bucket.wait_s(now)):
                 sentence = (
@@ -173,12 +173,12 @@ class TenantLimits:
         self._secret = secret
         self._clock = clock
         self._clients: dict[str, int] = {}
-        self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the longest unused first
+        self._tenants: OrderedDict[bytes, _TenantUse] = OrderedDict()  # the least recently used first
         self.set(door, default, accounts)
 
     def set(self, door: DoorConfig, default: TenantLimitsConfig, accounts: tuple[CustomerConfig, ...]) -> None:
         """Apply new limits from now on.
-        Requests in progress and usage of the present minute count against them."""
+        Requests in progress and usage of the current minute count against them."""
         self._door = door
         self._default = default
         self._named = {account.name: account for account in accounts}
@@ -205,7 +205,7 @@ class TenantLimits:
         raise _refusal(sentence, wait_s, rate)
 
     def admitted(self, head: Head, client: str) -> AbstractContextManager[None]:
-        """Use as `with`. Raises ApiError, with the time after which to ask again."""
+        """Return a context for one admitted request. Raises ApiError with a retry time if a limit is reached."""
         tenant = self._tenant(head)
         limits = tenant.limits
         if self._clients.get(client, 0) >= self._door.max_open_per_client:
@@ -221,11 +221,11 @@ class TenantLimits:
         return _held(tenant, self._clients, client, self._lease(head, "max_open"))
 
     def held(self, head: Head, client: str) -> AbstractContextManager[None]:
-        """Count a request as open after its admission has ended. Use as `with`."""
+        """Return a context in which a request counts as open after its admission has ended."""
         return _held(self._tenant(head), self._clients, client, self._lease(head, "max_open"))
 
     async def reserve(self, head: Head, tokens: int, *, may_refuse: bool = True) -> ReservedTokens | None:
-        """Reserve a request's possible tokens; None if nothing limits it.
+        """Reserve the most tokens that a request may use; return None if nothing limits it.
         Batch requests are not charged to the per-minute budget. Raises ApiError if too few are left."""
         if head.is_for_batch or not tokens:
             return None

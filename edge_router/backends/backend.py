@@ -1,6 +1,6 @@
 """A site as the router sees it: state, round trip, newest status, and requests sent since then.
 
-Joins these facts and notifies of changes; probing, sending and choosing are in other files.
+A Backend combines these facts and reports changes; probing, sending and choosing are in other files.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ from pilotlight.edge_router.routing.views import BackendView, State
 from pilotlight.sites.network import HealthConfig, SiteRef
 from pilotlight.wire.hop.status import Place, SiteStatus, SiteView
 
-EJECT_AFTER = 5  # tries in a row that brought no answer; a full site that refuses politely counts too: it is given time
-EJECTED_S = 5.0  # the first time; twice as long each further time, while nothing but failures follow
+EJECT_AFTER = 5  # failed attempts in a row
+EJECTED_S = 5.0  # the first ejection; each further one lasts twice as long, until an attempt succeeds
 EJECTED_MAX_S = 60.0
-FORGETTING_S = 1.0  # for so long the lateness that was seen counts as unchanged
+FORGETTING_S = 1.0  # lateness decays, but counts as constant for this time
 
 
 class Backend:
@@ -47,10 +47,10 @@ class Backend:
     @property
     def detail(self) -> str:
         """Return the reason of the state."""
-        return self.probed.detail or ("cordoned by an operator, here" if self.is_cordoned else "")
+        return self.probed.detail or ("cordoned by an operator at this router" if self.is_cordoned else "")
 
     def cordon(self, is_cordoned: bool) -> None:
-        """Give the site no new requests from this router, or take that back."""
+        """Stop sending new requests from this router to the site, or start again."""
         self.is_cordoned = is_cordoned
         self._view = None
 
@@ -60,7 +60,7 @@ class Backend:
 
     @property
     def outstanding(self) -> int:
-        """The number of this router's requests in progress there."""
+        """Return the number of this router's requests in progress at the site."""
         return len(self.open)
 
     @property
@@ -70,9 +70,9 @@ class Backend:
 
     @property
     def is_frozen(self) -> bool:
-        """Mark the site as unhealthy because its probes fail.
+        """Tell whether the site is unhealthy because its probes fail.
 
-        A site that answers probes, but is not ready or refuses us, still serves its open streams.
+        A site that answers probes, but is not ready or refuses this router, still serves its open streams.
         """
         return self.state == "unhealthy" and not self.probed.refuses_hops and (self.status is None or self.status.ready)
 
@@ -80,7 +80,7 @@ class Backend:
     def inflight(
         self, tokens: int, on_site_lost: Callable[[str], None] | None = None, expected_ms: float | None = None
     ) -> "Iterator[Ticket]":
-        """Open a scope in which a request counts here.
+        """Open a scope in which a request counts as in progress at the site.
 
         `on_site_lost` is called with the reason if the site fails before it has answered. `expected_ms` is the predicted time from now to its first
         token; None for an answer in one piece, whose time does not depend on the queue alone.
@@ -95,7 +95,7 @@ class Backend:
         self._view = None
         try:
             yield ticket
-            # Nothing came: a client that leaves ends the scope by an exception.
+            # The site sent nothing. (If the client leaves, an exception ends the scope.)
             if not (ticket.has_answered or ticket.is_undecided):
                 self.ejection.failed()
         finally:
@@ -106,12 +106,12 @@ class Backend:
                 self.settled(ticket)
 
     def failed_plainly(self) -> None:
-        """Count a failure of the site: another one has answered the request."""
+        """Count a failure against the site, because another site has answered the same request."""
         self.ejection.failed()
         self._view = None
 
     def settled(self, ticket: "Ticket") -> None:
-        """A request's prompt waits there no longer."""
+        """Remove a request's prompt from the estimated queue of the site."""
         self.pending.remove(ticket)
         self.unanswered.remove(ticket)
         self._view = None
@@ -122,21 +122,21 @@ class Backend:
         self._view = None
 
     def answered(self, status: SiteStatus, asked_at: float) -> None:
-        """Record a probe's answer. Requests that were sent before the probe are part of the status itself."""
+        """Record a probe's answer. Requests that were sent before the probe are included in the status."""
         if self.published.take(status, asked_at):
             self.pending.remove_sent_before(asked_at)
         self.probed.answered(status)
         self._view = None
 
     def declined(self, model: str, queued_tokens: int, asked_at: float) -> None:
-        """Record that the site declined because its queue is longer than estimated, and its length.
-        It is as alive as one that answers."""
+        """Record the queue length of a site that declined because its queue is longer than estimated.
+        This does not count as a failure."""
         if self.published.correct_queue(model, queued_tokens, asked_at):
             self.pending.remove_sent_before(asked_at)
             self._view = None
 
     def failed(self, reason: str) -> None:
-        """A probe failed, or a connection could not be made."""
+        """Record that a probe failed or a connection could not be made."""
         is_lost = self.probed.failed(reason)
         self._view = None
         for ticket in tuple(self.open) if is_lost else ():
@@ -150,14 +150,14 @@ class Backend:
         self._view = None
 
     def refused_draining(self) -> None:
-        """The site refused a request because it drains; its next status will say the same."""
+        """Record that the site refused a request because it drains; its next status will show it."""
         self.probed.set_state("draining", "the site is draining")
         self._view = None
 
     def view(self) -> BackendView:
-        """Return a snapshot, made again only after a change.
+        """Return a snapshot, which is renewed only after a change.
 
-        A decision looks at every site, and most are unchanged.
+        A decision looks at every site, and most have not changed.
         """
         now, known = self._clock(), self._view
         if known is None or not known.since <= now < known.until or known.view.rtt_ms != self.round_trip.ms:
@@ -196,7 +196,7 @@ class Backend:
             is_ejected=now < ejected_until,
             slow_start=slow_start,
         )
-        if slow_start < 1 or late_at <= now:  # both change all the time
+        if slow_start < 1 or late_at <= now:  # both change with time alone
             return _CachedView(view, now, until=now)
         changes = [at for at in (stale_at, ejected_until, late_at) if at > now]
         if not self._lateness.is_punctual:
@@ -227,15 +227,15 @@ class Ticket:
     )  # when its answer should have started; None if its duration does not depend on the queue alone
     on_site_lost: Callable[[str], None] | None
     has_answered: bool = False
-    is_undecided: bool = False  # it failed, and whether the site is at fault is not known yet
+    is_undecided: bool = False  # the request failed, and whether the site is at fault is not known yet
 
     def answering(self) -> None:
-        """Record that the site has started to answer, so its queue does not delay earlier requests."""
+        """Record that the site has started to answer. Earlier requests do not count as overdue then, either."""
         self.backend.unanswered.remove_through(self)
         self.refused()
 
     def refused(self) -> None:
-        """Record a refusal: the site is alive."""
+        """Record that the site has refused the request, which shows that it is alive."""
         self.has_answered = True
         self.backend.ejection.answered()
         self.backend.settled(self)
@@ -281,7 +281,7 @@ class TicketQueue:
 
 
 class OutlierEjection:
-    """A site whose last answers were failures is not asked for a while."""
+    """Ejects a site whose last answers were failures: it gets no requests for a while."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.until = float("-inf")

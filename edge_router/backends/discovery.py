@@ -12,8 +12,7 @@ from pilotlight.wire.hop.status import Place
 
 
 class Discovery:
-    """The sites that a router knows.
-    `backends` and `urls` are the same mappings for as long as the router lives."""
+    """The sites that a router knows. `backends` and `urls` stay the same objects while the router runs."""
 
     def __init__(self, network: NetworkConfig, clock: Callable[[], float]) -> None:
         self.backends: dict[str, Backend] = {}
@@ -23,8 +22,9 @@ class Discovery:
         self.reload(network)
 
     def reload(self, network: NetworkConfig) -> None:
-        """Take over the sites of the file.
-        A removed site gets nothing new and is dropped when its last request has ended (`sweep`); one whose entry changed starts again."""
+        """Apply the sites of the file.
+        A removed site gets no new requests and is dropped when its last request has ended (`sweep`). A site whose entry changed gets a new Backend.
+        """
         here = router_place(network)
         named = {site.name: site for site in network.sites}
         for name in self._known.keys() - named.keys():
@@ -38,7 +38,7 @@ class Discovery:
         self._known = named
 
     def sweep(self) -> None:
-        """Forget sites that have left and are idle."""
+        """Drop removed sites that have no open requests."""
         for name in [name for name in self.backends if name not in self._known]:
             if not self.backends[name].outstanding:
                 del self.backends[name], self.urls[name]

@@ -23,11 +23,13 @@ from pilotlight.wire.hop.headers import CLOCK, HOP, HOP_SECRET_ENV, REFUSAL, REQ
 from pilotlight.wire.hop.status import decode_status
 from pilotlight.wire.http.client import KEEP_ALIVE_S
 
-JITTER = 0.2  # of the interval, either way: routers that start together must not probe together
-STARTING_SHARE = 0.25  # of the interval, while a site has never been healthy: it is probably starting
-DOUBT_SHARE = 0.1  # after a failed probe: the site's streams wait until the next one shows whether the site failed
+JITTER = 0.2  # share of the interval by which it varies: routers that start together must not probe together
+STARTING_SHARE = 0.25  # share of the interval while a site has never been healthy, because it is probably starting
+# share of the interval after a failed probe: the site's streams wait until the next probe shows whether the site failed
+DOUBT_SHARE = 0.1
 PROBES_PER_S = (
-    1000.0  # of all sites together: one takes 0.2 ms of a core, and with 5,000 sites a second of them took all of it
+    # limit for all sites together: a probe takes 0.2 ms of a core, so 5,000 probes per second would use a whole core
+    1000.0
 )
 MAX_STATUS_BYTES = 4 << 20
 STATUS_PATH = "/status"
@@ -38,15 +40,15 @@ log = logging.getLogger(__name__)
 class ProbeReply(NamedTuple):
     body: bytes
     http_status: int
-    round_trips: int  # how many the elapsed time holds: 1 on a warm connection, more on a new one
-    refusal: str = ""  # why the site takes nothing from this router
+    round_trips: int  # round trips in the elapsed time: 1 on a warm connection, more on a new one
+    refusal: str = ""  # why the site refuses this router's requests
 
 
 class ProbeError(Exception):
     """The site did not publish a usable status; the message has the reason."""
 
 
-Fetch = Callable[[str, str], Awaitable[ProbeReply]]  # of a URL, from the site of that name
+Fetch = Callable[[str, str], Awaitable[ProbeReply]]  # arguments: a URL, and the name of its site
 
 
 class HealthMonitor:
@@ -59,7 +61,7 @@ class HealthMonitor:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        """`backends` is a view that may change; `changed` is called then."""
+        """`backends` is a view that may change; call `changed` after each change."""
         self._backends = backends
         self._changed = asyncio.Event()
         self._fetch = fetch
@@ -82,11 +84,12 @@ class HealthMonitor:
                 self._changed.clear()
 
     def changed(self) -> None:
-        """Probe all present sites."""
+        """Probe all sites of the changed `backends`."""
         self._changed.set()
 
     async def _watch(self, backend: Backend, begin_after_s: float = 0.0) -> None:
-        if begin_after_s > self._config.interval_s:  # otherwise all may be probed at once
+        # a shorter delay is not needed, because all sites may be probed at once
+        if begin_after_s > self._config.interval_s:
             await self._sleep(begin_after_s)
         while True:
             await self.probe(backend)
@@ -138,13 +141,13 @@ class HealthMonitor:
 
 
 class _HopRefused(Exception):
-    """The site answers, and takes nothing that this router sends."""
+    """The site answers probes, but refuses this router's requests."""
 
 
 def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteClocks | None = None) -> Fetch:
     """Return a function that fetches a site's status.
     `session` must have `connection_trace()`, which distinguishes new connections. Probes are signed like requests, so that a site with another secret
-    is found before a request is sent there; a site with another clock answers with its time and is asked again by it."""
+    is found before a request is sent there; a site whose clock differs answers with its time, and the probe is repeated with that time."""
     clocks = clocks or SiteClocks(())
 
     async def fetch(url: str, site: str) -> ProbeReply:
@@ -174,8 +177,8 @@ def status_fetch(session: aiohttp.ClientSession, secret: str = "", clocks: SiteC
 
 
 def connection_trace() -> aiohttp.TraceConfig:
-    """Counts the round trip of a TCP handshake.
-    (TLS takes one more; only a probe on a new connection is off by it, and later ones correct it.)"""
+    """Return a trace that counts the round trip of a TCP handshake.
+    A TLS handshake takes one more, which is not counted: only the first probe on a new connection is wrong, and later ones correct it."""
     trace = aiohttp.TraceConfig()
 
     async def on_create_end(session: object, context: SimpleNamespace, params: object) -> None:
@@ -196,18 +199,19 @@ def client_session(
     return aiohttp.ClientSession(
         connector=tcp,
         connector_owner=False,
-        auto_decompress=False,  # the client decodes the site's encoding
+        auto_decompress=False,  # the client decodes the response
         skip_auto_headers=("user-agent", "accept", "content-type"),
-        cookie_jar=aiohttp.DummyCookieJar(),  # clients' cookies are not ours to keep
+        cookie_jar=aiohttp.DummyCookieJar(),  # cookies of sites are not kept
         timeout=aiohttp.ClientTimeout(
             total=None, sock_connect=relay.connect_timeout_s
-        ),  # the default total cuts streams at 300 s
+        ),  # the default total timeout of 300 s would cut streams
         trace_configs=list(traces),
     )
 
 
 def reason_of(error: BaseException) -> str:
-    """aiohttp's own sentence for a failed connection speaks of its TLS setting first."""
+    """Return the reason of a failure.
+    For a failed connection aiohttp's own message begins with its TLS setting."""
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
         return f"cannot connect to {error.host}:{error.port}: {os.strerror(error.os_error.errno)}"
     return str(error) or type(error).__name__

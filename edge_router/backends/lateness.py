@@ -6,27 +6,27 @@ A prediction is an average, so an answer counts as late only above TOLERANCE tim
 tried again, with one request at a time.
 
 One late answer may be noise, such as a site's first answers after a start or a step that waited for a disk. It makes new conversations go elsewhere.
-A conversation whose cache is at the site moves only after two: for it the latest answer does not count.
+A conversation whose cache is at the site moves only after two: for it the most delayed answer does not count.
 """
 
 from collections.abc import Callable
 
-TOLERANCE = 1.5  # times the prediction
+TOLERANCE = 1.5  # an answer is late above this multiple of the prediction
 HALF_LIFE_S = 20.0
-PRIOR_ANSWERS = 3.0  # imaginary answers in time: one late answer means little
-LEAST_MS = 20.0  # a smaller delay counts as punctual
+PRIOR_ANSWERS = 3.0  # assumed punctual answers, so that one late answer changes the mean little
+LEAST_MS = 20.0  # a smaller mean delay counts as 0
 
 
 class Lateness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._late_ms = 0.0  # sum of the answers' excess beyond their tolerance; punctual answers reduce it
-        self._latest_ms = 0.0  # the answer that was later than any other
+        self._latest_ms = 0.0  # the largest delay of an answer
         self._answers = 0.0
         self._at = float("-inf")
 
     def observe(self, expected_ms: float, actual_ms: float) -> None:
-        """Record the time to the first token of an answer, expected and actual."""
+        """Record the expected and the actual time to the first token of an answer."""
         self._forget()
         late_ms = actual_ms - TOLERANCE * expected_ms
         self._late_ms = max(0.0, self._late_ms + late_ms)  # an early answer does not offset later ones
@@ -38,14 +38,14 @@ class Lateness:
         return self._late_ms == 0.0
 
     def mean_ms(self, overdue_ms: float = 0.0) -> float:
-        """Return the mean lateness; `overdue_ms` is that of an answer that has not arrived yet."""
+        """Return the mean lateness. `overdue_ms` is the lateness so far of an answer that has not arrived."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0
         self._forget()
         return self._mean_ms(self._late_ms + max(0.0, overdue_ms), waiting=overdue_ms > 0)
 
     def proven_ms(self, overdue_ms: float = 0.0, next_overdue_ms: float = 0.0) -> float:
-        """Return the mean without the latest answer: the evidence of more than one.
+        """Return the mean without the most delayed answer, which is the evidence of more than one answer.
         `next_overdue_ms` belongs to the answer after the first overdue one."""
         if self.is_punctual and overdue_ms <= 0:
             return 0.0

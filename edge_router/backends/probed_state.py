@@ -10,7 +10,7 @@ from pilotlight.sites.network import HealthConfig
 from pilotlight.wire.hop.status import SiteStatus
 
 SLOW_START_S = (
-    10.0  # ramp-up after an outage: a site with an empty queue and cache must not attract all requests at once
+    10.0  # ramp-up after an outage: the site's queue and cache are empty, so it would attract all requests at once
 )
 RECOVER_AFTER = 2  # good probes in a row, after which a site that was healthy before and then failed is trusted again
 
@@ -19,11 +19,11 @@ class ProbedState:
     def __init__(self, config: HealthConfig, clock: Callable[[], float]) -> None:
         self.state: State = "unknown"
         self.detail = "not yet asked"  # the reason of the state
-        self.refuses_hops = False  # it refuses this router's signatures
+        self.refuses_hops = False  # the site refuses this router's signatures
         self.was_healthy = False
         self.slow_start_until = float("-inf")
-        self.failures = 0  # in a row
-        self._successes = 0  # likewise
+        self.failures = 0  # failed probes in a row
+        self._successes = 0  # good probes in a row
         self._config = config
         self._clock = clock
 
@@ -44,7 +44,7 @@ class ProbedState:
                 self.was_healthy = True
 
     def failed(self, reason: str) -> bool:
-        """Return whether the site is taken to be lost."""
+        """Record a failed probe; return whether the site now counts as lost."""
         self.failures += 1
         self._successes = 0
         if self.failures < self._config.unhealthy_after:

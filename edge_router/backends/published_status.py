@@ -1,4 +1,4 @@
-"""A site's newest status, and its models' cached prefixes, which arrive as changes."""
+"""A site's newest status, and its models' cached prefixes, which a site publishes as differences."""
 
 from msgspec.structs import replace
 
@@ -10,28 +10,28 @@ class PublishedStatus:
     def __init__(self) -> None:
         self.status: SiteStatus | None = None
         self.at = float("-inf")  # when it was requested
-        self.digests = 0  # the known edition of its models' prefixes; 0 if none is known
+        self.digests = 0  # known revision of its models' prefixes; 0 if none is known
         self.prefixes: frozenset[int] = frozenset()
         self._by_model: dict[str, frozenset[int]] = {}
         self.backlog_ms = 0.0
         self.functions: frozenset[str] = frozenset()
 
     def take(self, status: SiteStatus, asked_at: float) -> bool:
-        """Take a status; return whether it is newer than the known one.
-        Answers may overtake each other; a restarted site counts from one again and has another process id."""
+        """Take a status; return False if it is older than the known one.
+        Answers may overtake each other, so statuses are numbered. A restarted site starts from 1 again, with another process id."""
         known = self.status
         if known is not None and _pid(known) == _pid(status) and status.sequence < known.sequence:
             return False
         self._learn_prefixes(status)
-        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # they are decoded
+        if any([model.prefixes or model.prefixes_dropped for model in status.models]):  # they are decoded now
             models = tuple([replace(model, prefixes=b"", prefixes_dropped=b"") for model in status.models])
             status = replace(status, models=models)
         self._set(status, asked_at)
         return True
 
     def correct_queue(self, model: str, queued_tokens: int, asked_at: float) -> bool:
-        """One model's queue is longer than it was taken to be.
-        Return whether there is a status that could say so, which grows no older by that."""
+        """Correct the queue length of one model; return whether there is a status to correct.
+        The correction is as new as a status that was requested at `asked_at`."""
         if self.status is None:
             return False
         models = tuple(

@@ -4,7 +4,7 @@ from pilotlight.edge_router.routing.geo import distance_km
 from pilotlight.wire.hop.status import Place
 
 FIBRE_KM_PER_MS = 204.0  # light in glass: c / 1.468
-DETOUR = 2.1  # real paths of cables and routers over the line of sight; pairs lie between 1.3 and 2.5
+DETOUR = 2.1  # length of real network paths over the straight distance; most pairs are between 1.3 and 2.5
 FLOOR_MS = 0.3
 
 # A probe can be delayed (a busy event loop, a scheduler) but never hastened, so a shorter time is believed at once and a longer one slowly:

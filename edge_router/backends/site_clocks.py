@@ -15,7 +15,7 @@ class SiteClocks:
         self._clock = clock
 
     def now_s(self, site: str) -> float:
-        """Seconds since the epoch, by that site's clock."""
+        """Return the seconds since the epoch by the site's clock."""
         return self._clock() + self._ahead_s.get(site, 0.0)
 
     def times_s(self) -> list[float]:
@@ -24,17 +24,17 @@ class SiteClocks:
         return [now_s, *(now_s + ahead_s for ahead_s in self._ahead_s.values() if ahead_s)]
 
     def learns(self, refusal: str, told: str, secret: str, site: str, request_id: str) -> bool:
-        """Record a site's time from its refusal of a signature; return whether to send the request again.
-        The arguments before `secret` are values of its headers. One of the two clocks was set since the last probe."""
+        """Record the clock of a site that has refused a signature; return whether to send the request again.
+        `refusal` and its next argument are headers of the response. A refusal means that a clock was set since the last probe."""
         told_s = told_clock(told, secret, site, request_id) if refusal == "clock" and secret else None
         if told_s is not None:
             self.record(site, told_s)
         return told_s is not None
 
     def record(self, site: str, time_s: float) -> None:
-        """Record a site's own time. A wrong clock is logged once."""
+        """Record the time of a site's clock. A wrong clock is logged once."""
         ahead_s = time_s - self._clock()
-        self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # a stamp is of whole seconds
+        self._ahead_s[site] = ahead_s if abs(ahead_s) > 1 else 0.0  # timestamps are whole seconds
         when = "ahead of" if ahead_s > 0 else "behind"
         log.warning("site %s's clock is %.0f s %s this router's: set the wrong one", site, abs(ahead_s), when)
         all_ahead_s = self._ahead_s.values()

@@ -20,17 +20,17 @@ MAX_ANSWER = 1 << 20
 
 class SiteAnswer(NamedTuple):
     status: int  # HTTP status; 0 without an answer
-    body: bytes  # the answer's body, or the reason for none
+    body: bytes  # the answer's body, or why there is none
 
 
 UNTRUSTED = SiteAnswer(403, b"it refuses this router's time, by whichever clock it was signed")
 
 
 class SiteControl:
-    """Sends while it has a session: `with orders.by(session)`."""
+    """Sends control requests inside `with orders.by(session)`."""
 
     def __init__(self, urls: Mapping[str, str], secret: str | None, clocks: SiteClocks) -> None:
-        """`urls` of the sites by name."""
+        """`urls` maps names of sites to their URLs."""
         self._session: aiohttp.ClientSession | None = None
         self._urls = urls
         self.secret, self._clocks = secret or "", clocks
@@ -71,7 +71,7 @@ class SiteControl:
     async def _ask(
         self, method: str, site: str, path: str, body: bytes, headers: Mapping[str, str], most_bytes: int
     ) -> SiteAnswer | None:
-        """Return the answer; None if the site has refused this router's time, and its own is known now."""
+        """Return the answer; None if the site refused the signature's time and its own time is known now."""
         assert self._session is not None
         named = {**headers, REQUEST_ID: (request_id := uuid.uuid4().hex)}
         if self.secret:

@@ -3,7 +3,7 @@
 wire/hop/management.py has the message.
 
 A site gets a hint if it would have won without the cost of waking the model; the request itself is answered elsewhere. Hints are sent in the
-background: a lost one costs nothing but its count.
+background: a lost hint does no harm.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class WakeHints:
     ) -> None:
         self._orders = orders
         self._clock = clock
-        self._told_at: dict[tuple[str, str], float] = {}  # by site and model: both are published names, and few
+        self._told_at: dict[tuple[str, str], float] = {}  # time of the last hint by site and model
         self._under_way: set[asyncio.Task[None]] = set()
         self._hints = Counter(
             "pilotlight_router_wake_hints", "Wake hints sent to sites with a wanted, sleeping model, by outcome: heeded, refused, failed or dropped.",

@@ -29,7 +29,7 @@ class EventBuffer:
         self.add_last(encode_event(event.data or b"", len(self._events) + 1, name))
 
     def add_last(self, raw: bytes) -> None:
-        """Add an event unchanged; without an id, readers cannot continue after it."""
+        """Add the last event unchanged. It has no id, so readers cannot continue after it."""
         self._events.append(raw)
         self.num_bytes += len(raw) + EVENT_BYTES
 
@@ -38,7 +38,7 @@ class EventBuffer:
         self.notify()
 
     def place_after(self, event_id: str) -> int:
-        """Raises ApiError for an id that this stream has not had."""
+        """Return the place after an event. Raises ApiError if this stream has no event with this id."""
         if not event_id:
             return 0
         if event_id.isascii() and event_id.isdigit() and len(event_id) < 10 and int(event_id) <= len(self._events):
@@ -49,9 +49,9 @@ class EventBuffer:
         )
 
     async def read(self, place: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events from `place` on, all available ones at once, until the end.
+        """Yield the events from `place` to the end, each time all that are available.
 
-        After a long silence a comment is yielded.
+        A comment is yielded after a long silence.
         """
         while True:
             if place < len(self._events):

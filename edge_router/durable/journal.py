@@ -3,7 +3,8 @@
 One file for each stream: the request, and the published parts of the answer, as frames (length and CRC-32 as two big-endian words, then MessagePack).
 The router that works on a stream has its file locked (flock(2)), and only it writes. The kernel releases the lock when that router ends, in whatever
 way, and not before: so another router takes over at once after a `kill -9`, and never while the first could still write, as it could with an expiring
-lease. A torn end was never published. A deleted file is a stopped stream. Read and written in a thread, because the disk may be slow.
+lease. An incomplete frame at the end was never published. To stop a stream, its file is deleted. Files are read and written in a thread, because the
+disk may be slow.
 """
 
 import asyncio
@@ -26,14 +27,14 @@ from pilotlight.wire.hop.continuation import AnswerName, ResumePoint
 
 _NAME = re.compile(r"[0-9a-f]{32}")
 _FRAME = Words(">II")
-_MADE = "."  # before the name of a file that is being made
+_MADE = "."  # prefix of the name of a file that is still being created
 MOST_FRAME_BYTES = 1 << 30
 SWEEP_S = 30.0
 
 
 class JournalHeader(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A stream's request, first in each journal.
-    Without its key: every reader has a key of the same tenant."""
+    The key is not stored, because every reader has a key of the same tenant."""
 
     tenant: bytes
     method: str
@@ -63,11 +64,11 @@ class JournalEvents(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class TakenOver(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Marks that another router continues from here."""
+    """Written by a router that continues the stream from here."""
 
 
 class StreamEnded(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Nothing follows."""
+    """The last entry of a stream."""
 
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 class StreamStopped(Exception):
-    """The file was deleted."""
+    """The stream was stopped: its file is deleted."""
 
 
 class JournalFile:
@@ -131,7 +132,7 @@ class JournalFile:
         self.close()
 
     def close(self) -> None:
-        """Let another router take it."""
+        """Close the file, which unlocks it for other routers."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -147,24 +148,24 @@ class JournalFile:
         try:
             entry: Entry = _decoder.decode(data)
         except msgspec.DecodeError as error:
-            raise OSError(f"{self.path} is another version's: {error}") from None
+            raise OSError(f"{self.path} was written by another version: {error}") from None
         self._at += _FRAME.size + length
         return entry
 
 
 class Journal:
-    """One stream's file, from an event loop: worked on in a thread, in order.
-    A disk that fails costs the file, and never the stream."""
+    """One stream's file for use from an event loop. A thread does the work, in order.
+    If the disk fails, the journal is lost and the stream continues."""
 
     def __init__(self, file: JournalFile, thread: ThreadPoolExecutor, *, is_ours: bool) -> None:
-        self.is_ours = is_ours  # to write
+        self.is_ours = is_ours  # whether this router writes the file
         self.has_failed = False
-        self.num_parts = 1  # each a router's
+        self.num_parts = 1  # each part is written by one router
         self._file = file
         self._thread = thread
 
     async def keep(self, *entries: Entry) -> None:
-        """Raises StreamStopped."""
+        """Append entries, if this router writes the file. Raises StreamStopped."""
         if not self.is_ours:
             return
         try:
@@ -199,7 +200,7 @@ class Journal:
         self._thread.submit(self._file.remove)
 
     def release(self, *entries: Entry) -> None:
-        """Write no more behind these: another router may."""
+        """Append the last entries and unlock the file, so that another router may write."""
         if self.is_ours and entries:
             self._thread.submit(self._file.append, *entries)
         self.is_ours = False
@@ -213,7 +214,7 @@ class Journals:
     """All journals of one folder, of this and other routers."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: as of files' times. Raises OSError."""
+        """`clock` returns seconds since the epoch, like the times of files. Raises OSError."""
         self._folder = folder
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "journals")
@@ -230,13 +231,13 @@ class Journals:
         return Journal(file, self._thread, is_ours=True)
 
     async def find(self, name: str) -> Journal | None:
-        """Raises OSError; `name` may be anything."""
+        """Return the journal with a name; None if there is none. `name` is not trusted. Raises OSError."""
         file = await self._opened(self._open, name)
         return None if file is None else Journal(file, self._thread, is_ours=False)
 
     async def _opened(self, work: Callable[..., JournalFile | None], *arguments: object) -> JournalFile | None:
         """Open a file in the thread.
-        One whose caller has left meanwhile is closed: it may be locked. Raises OSError."""
+        If the caller is cancelled meanwhile, the file is closed, because it may be locked. Raises OSError."""
         opening = asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
         try:
             return await asyncio.shield(opening)
@@ -245,7 +246,7 @@ class Journals:
             raise
 
     def _create(self, name: str, asked: JournalHeader) -> JournalFile:
-        """Return a new, locked journal, which is visible only when it has its request. Raises OSError."""
+        """Return a new, locked journal. It becomes visible only when it contains its request. Raises OSError."""
         made = self._folder / (_MADE + name)
         journal = JournalFile(
             self._folder / name, os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -289,7 +290,7 @@ class Journals:
             journal.close()
 
     async def run(self, keep_s: float, max_bytes: float) -> None:
-        """Sweep again and again."""
+        """Sweep periodically until cancelled."""
         while True:
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, self.sweep, keep_s, max_bytes)
@@ -302,7 +303,7 @@ class Journals:
         self._thread.shutdown()
 
     def sweep(self, keep_s: float, max_bytes: float) -> None:
-        """Delete abandoned journals that are old, and the oldest while all together are too large.
+        """Delete old abandoned journals, and the oldest ones while the total size is too large.
 
         A journal is abandoned if no router works on it. Raises OSError if the folder cannot be read.
         """

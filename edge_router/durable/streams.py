@@ -3,7 +3,7 @@
 A recording acts as the client of the proxy, so that a durable stream continues at another site like any other. Only its events are numbered, because
 line-by-line clients expect no ids in other streams. A stream belongs to its tenant and is invisible to others. It is kept in memory and, if a folder
 is configured, in a journal (journal.py): then every router with the folder serves its readers, and continues the answer when the router that works on
-it ends. Bounded in bytes and time.
+it ends. Size and lifetime are limited.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ from pilotlight.wire.sse import CONTENT_TYPE, EventDecoder
 
 STREAM = "x-pilotlight-stream"  # router -> client: the name of a stream that can be read again
 PATH = "/streams/"
-FOLLOW_S = 0.1  # between looks at a stream of another router
+FOLLOW_S = 0.1  # how often a stream of another router is read
 CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})  # headers that are not written to the disk
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class DurableStream:
         self.name = name
         self.asked = asked
         self.head = head
-        self.address = asked.address  # the client's address at the request: it may have left
+        self.address = asked.address  # the client's address when it sent the request; it may have disconnected
         self.request_id = asked.request_id
         self.answer: AnswerStarted | None = None
         self.log = DeliveryLog()
@@ -79,7 +79,7 @@ class DurableStream:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size, with the request for as long as another site might need it."""
+        """Return the size in bytes. It includes the request while another site might need it."""
         return self.events.num_bytes + (len(self.asked.body) if self.events.ended_at is None else 0)
 
     @property
@@ -107,11 +107,11 @@ class DurableStream:
         await self._keep(JournalEvents(batch, self.log.take_untold()))
 
     def write_now(self, batch: bytes) -> bool:
-        """Never: each batch is written to a disk first."""
+        """Return False: each batch is written to a disk first."""
         return False
 
     async def end_stream(self) -> None:
-        """The task's end is the stream's."""
+        """Do nothing: the stream ends when its task ends."""
 
     async def refuse(self, error: ApiError) -> None:
         journal = self.journal
@@ -119,7 +119,7 @@ class DurableStream:
             last = error.event(self.head.dialect)
             if journal is None or journal.is_ours or journal.has_failed:
                 await self._keep(JournalEvents(last, ()))
-            else:  # the answer may continue at another router, whose readers have no number of this event
+            else:  # the answer may continue at another router, which does not know this event, so it gets no number
                 self.events.add_last(last)
         elif self.answer is None:
             headers = [*error.headers(), ("content-type", "application/json")]
@@ -127,7 +127,7 @@ class DurableStream:
             await self.respond(error.status(self.head.dialect), headers, body)
 
     def cut(self, error: ApiError) -> None:
-        """End the work from outside; readers get `error`."""
+        """Cancel the task that fills the stream; readers get `error`."""
         self.last_words = error
         if self.task is not None:
             self.task.cancel()
@@ -149,10 +149,10 @@ class DurableStream:
             raise ApiError("aborted", "the stream was stopped before its answer began")
         return self.answer
 
-    # of its journal
+    # called with entries of the journal
 
     def replay(self, entries: list[Entry]) -> bool:
-        """Take in entries of another router. Return whether they have the whole answer."""
+        """Apply entries from another router's journal. Return whether they contain the whole answer."""
         for entry in entries:
             self._apply(entry)
         for point in points_of(entries):
@@ -207,7 +207,7 @@ class DurableStreams:
         return sum(recording.num_bytes for recording in self._all.values())
 
     async def start(self, tenant: bytes, client: Downstream, body: bytes, work: Work) -> DurableStream:
-        """Start a stream that `work` fills without raising.
+        """Start a stream that `work` fills; `work` must not raise.
 
         Raises ApiError while streams that have not ended fill the memory.
         """
@@ -227,8 +227,8 @@ class DurableStreams:
 
     async def find(self, name: str, head: Head, tenant: bytes, work: Work) -> DurableStream:
         """Return a stream of this router, or of another one with the same folder.
-        `head` is that of a request for it; `work` continues it if its router has ended. Raises ApiError (404) if it is unknown or belongs to another
-        tenant."""
+        `head` is the head of the request to read it; `work` continues it if its router has ended. Raises ApiError (404) if it is unknown or belongs
+        to another tenant."""
         self.forget()
         recording = self._all.get(name)
         if recording is None and self.journals is not None:
@@ -243,20 +243,20 @@ class DurableStreams:
         return recording
 
     async def stop(self, recording: DurableStream) -> None:
-        """End a stream, if it has not ended, and forget it."""
+        """Delete a stream; end it first if it has not ended."""
         if recording.journal is not None:
             recording.journal.remove()
         await self._leave(recording)
 
     async def close(self) -> None:
-        """Stop. Another router may continue the streams with a journal."""
+        """Stop all streams. Another router may continue those with a journal."""
         for recording in tuple(self._all.values()):
             await self._leave(recording)
         if self.journals is not None:
             self.journals.close()
 
     async def sweep(self) -> None:
-        """Delete journals whose time is over, as long as this runs."""
+        """Delete expired journals periodically until cancelled."""
         assert self.journals is not None
         await self.journals.run(self.config.keep_s, self.config.max_total_mib * 2**20)
 
@@ -273,7 +273,7 @@ class DurableStreams:
         except OSError as error:
             log.error("the last tokens of a durable stream may be counted twice: %s", error)
             return record
-        if parts is None:  # long over
+        if parts is None:  # the stream has expired
             return record
         told, before = DeliveryLog(), ResourceUse()
         for entries in parts[: int(part)]:
@@ -281,7 +281,7 @@ class DurableStreams:
             for point in points_of(entries):
                 told.add(point)
         use = told.used.minus(before)
-        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # the sites' work is done
+        return replace(record, use=ResourceUse(*use[:4], *record.use[4:]))  # keep the work that the sites have done
 
     def forget(self) -> None:
         """Delete expired streams, and ended ones above the limit: the oldest of the tenant with the most."""
@@ -322,7 +322,7 @@ class DurableStreams:
             await asyncio.gather(recording.task, return_exceptions=True)
         if recording.journal is not None:
             recording.journal.release()
-        recording.events.end(self._clock())  # its task may not have started
+        recording.events.end(self._clock())  # its task may not have started, and so cannot end it
 
     async def _found(
         self, journals: Journals, name: str, head: Head, tenant: bytes, work: Work
@@ -404,7 +404,7 @@ class DurableStreams:
 
 
 async def tell(recording: DurableStream, client: Downstream, place: int) -> None:
-    """Send the stream to a client, from `place` on."""
+    """Send the events of a stream to a client, from `place` on."""
     answer = await recording.started_answer()
     if answer.body is not None:
         return await client.respond(answer.status, [*answer.headers, (STREAM, recording.name)], answer.body)
@@ -418,7 +418,7 @@ async def tell(recording: DurableStream, client: Downstream, place: int) -> None
 
 
 async def accepted(recording: DurableStream, client: Downstream) -> None:
-    """Answer a client that asked not to wait."""
+    """Respond at once, because the client asked not to wait, and name the stream."""
     where = PATH + recording.name
     headers = [
         ("location", where),
@@ -436,7 +436,7 @@ class StreamRoutes:
     def __init__(
         self, recordings: DurableStreams, admission: AdmissionFilter, secret: str, handle: Handle, work: Work
     ) -> None:
-        """`handle` is the proxy's, which sends errors to the client; `work` continues another router's stream."""
+        """`handle` is Proxy.handle, which sends errors to clients; `work` continues another router's stream."""
         self._recordings = recordings
         self._admission = admission
         self._secret = secret

@@ -23,9 +23,9 @@ from pilotlight.wire.lines import as_lines
 
 Result = TypeVar("Result")
 
-# A client that sends a body too large must be able to read the refusal: closing on unread bytes resets the connection under it. So a bounded
-# rest is read and thrown away first.
-DISCARD_TIMES = 8  # of the limit
+# A client that sends a body too large must be able to read the refusal: closing a connection with unread bytes resets it. So part of the rest of the
+# body is read and discarded first.
+DISCARD_TIMES = 8  # at most this many times the body limit
 DISCARD_S = 5.0
 STALL_S = 60.0  # time for a client to read, if the server sets no limit
 
@@ -35,10 +35,10 @@ class DownstreamGone(Exception):
 
 
 class ResponseWriter(Protocol):
-    """The receiver of an answer: a client, or a recording."""
+    """The receiver of an answer: a client, or the recording of a durable stream."""
 
     head: Head
-    address: str  # the client's; empty if unknown
+    address: str  # the client's address; empty if unknown
     request_id: str
 
     @property
@@ -70,7 +70,7 @@ class ResponseWriter(Protocol):
 class _BodyLimits(NamedTuple):
     silence_s: float
     total_s: float
-    until: float  # on `time.monotonic`'s clock
+    until: float  # deadline on `time.monotonic`'s clock
 
 
 class Downstream:
@@ -84,18 +84,18 @@ class Downstream:
         self.has_answered = False
         self._receive = receive
         self._send = as_lines(send) if self.head.dialect is Dialect.OLLAMA else send
-        # Our own server's (wire/http/exchange.py)
+        # Methods that only our own server has (wire/http/exchange.py).
         self._now: Callable[[bytes], bool] | None = getattr(self._send, "now", None)
         self._watched_by: Callable[[Downstream | None], None] | None = getattr(send, "watched_by", None)
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task(self._loop)
-        self._is_at_work = False  # the task, with everything that `_end` ends
-        self._has_cancelled = False  # the work, by `_end`
-        self._cancelled_before = 0  # how often others had cancelled the task when its work began
+        self._is_at_work = False  # the task runs work that `_end` may cancel
+        self._has_cancelled = False  # `_end` has cancelled the work
+        self._cancelled_before = 0  # the task's count of cancellations when its work began
         self._listening: asyncio.Task[None] | None = None
         self._ended: ApiError | DownstreamGone | None = None
-        self._has_all = False  # the client: of its answer
-        self._waits_since: float | None = None  # this side, for the client
+        self._has_all = False  # the client has its whole answer
+        self._waits_since: float | None = None  # since when the router waits for the client
         self._body_limits: _BodyLimits | None = None  # while the body is read
 
     async def body(self, limit: int, silence_s: float, total_s: float) -> bytes:
@@ -142,7 +142,8 @@ class Downstream:
             self._listening = self._loop.create_task(self._listen())
         try:
             result = await work
-            if self._has_cancelled:  # between the work's last step and here: it is raised at the next wait
+            # `_end` came after the work's last step: its cancellation is raised at the next await
+            if self._has_cancelled:
                 await asyncio.sleep(0)
             return result
         except asyncio.CancelledError:
@@ -156,7 +157,7 @@ class Downstream:
                 self._listening.cancel()
 
     def cut(self, error: ApiError) -> None:
-        """End the work from outside; the client gets `error`."""
+        """Cancel the work; the client gets `error`."""
         self._end(error)
 
     def look(self, now: float, awake_since: float) -> None:
@@ -216,7 +217,7 @@ class Downstream:
 
     def gone(self) -> None:
         """End the work: the client has disconnected."""
-        if not self._has_all:  # after the answer's end a server reports a disconnect too
+        if not self._has_all:  # a server reports a disconnect after the end of an answer, too
             self._end(DownstreamGone())
 
     def _begin_work(self) -> None:
@@ -258,7 +259,7 @@ class Downstream:
                     size += len(message.get("body", b""))
                     more = message.get("more_body", False)
         except TimeoutError:
-            return  # it had its chance
+            return  # the client keeps sending: close anyway
 
 
 def head_of(scope: Scope) -> Head:
@@ -271,7 +272,8 @@ def head_of(scope: Scope) -> Head:
     scheme = "https" if scope.get("scheme") in ("https", "wss") else "http"
     is_websocket = scope["type"] == "websocket"
     if is_websocket:
-        headers = [pair for pair in headers if not pair[0].startswith("sec-websocket-")]  # a server's own to answer
+        # the server answers these itself
+        headers = [pair for pair in headers if not pair[0].startswith("sec-websocket-")]
         if scope["subprotocols"]:
             headers.append(("sec-websocket-protocol", ", ".join(scope["subprotocols"])))
     return Head(

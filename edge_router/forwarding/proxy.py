@@ -36,7 +36,7 @@ from pilotlight.wire.hop.headers import REQUEST_ID, ROUTE
 from pilotlight.wire.hop.meters import MeterSlot
 
 DRAIN_POLL_S = 0.05
-# failures of a site that has not started the request
+# Kinds of failure in which the site has not started the request.
 UNTOUCHED = ("connect", "full", "draining", "no_model", "untrusted", "no_files")
 LAST_WORDS_S = 1.0  # for the error events of streams that a drain cuts
 
@@ -76,7 +76,7 @@ class Proxy:
         self._clock = clock
         self.body_timeout_s = body_timeout_s
         self.under_way: set[RequestState] = set()
-        self.ended_tokens = 0  # of answers that have ended
+        self.ended_tokens = 0  # tokens of answers that have ended
         self._open: set[ResponseWriter] = set()
         metrics.watch("open_requests", "Requests in progress.", lambda: len(self._open))
 
@@ -170,7 +170,7 @@ class Proxy:
         return RequestState(request, self.config, self._clock())
 
     async def try_sites(self, client: ResponseWriter, proxied: RequestState, relay: Relay) -> None:
-        """`relay` passes a site's response on. Raises ApiError."""
+        """Try sites in order of preference; `relay` forwards a site's response. Raises ApiError if all fail."""
         selector = self.selector
         while (choice := await selector.next_site(proxied)) is not None:
             route, preference = choice
@@ -206,8 +206,8 @@ class Proxy:
     async def relay(
         self, client: ResponseWriter, proxied: RequestState, response: UpstreamResponse, preference: Preference
     ) -> None:
-        """Forward one site's response to its end.
-        Bookkeeping runs after the first byte is written. Raises Lost."""
+        """Forward one site's response to its end. Bookkeeping runs after the first byte is written.
+        Raises StreamLost."""
         site, elapsed_s = preference.backend.name, self._clock() - proxied.started_at
         proxied.answered_by(site, response.status, is_stream=response.body is None, elapsed_s=elapsed_s)
         # After this loop iteration: the server writes when the loop comes round.
@@ -254,7 +254,8 @@ class Proxy:
                         if meter is not None:
                             meter.sends(len(event.data))
                         await client.write(event.data)
-                        response.forward_by(forwarder)  # once it has continued after a cut
+                        # from here on without waking this task, unless the stream is cut
+                        response.forward_by(forwarder)
                         waited_s = recovery.delivered(self._clock())
                         if waited_s is not None and recovery.lost is not None:
                             self.metrics.stream_continued(recovery.lost_site, recovery.lost.cause, site, waited_s)
@@ -284,8 +285,8 @@ class Proxy:
         return AttemptPace(proxied, backend, self.config, self.selector.rank, self.selector.retries)
 
     def _may_be_the_sites(self, proxied: RequestState, backend: Backend, failure: SiteFailed) -> bool:
-        """Tell whether another site is asked after a plain failure.
-        An error with the same words from two sites is the request's own fault."""
+        """Tell whether to ask another site after a plain failure, which may be the site's fault.
+        If two sites answer with the same error, the request is at fault."""
         has_said_so = any(each.detail == failure.detail for each in proxied.tries.failures.values())
         return not has_said_so and self._pace(proxied, backend).may_leave()
 
@@ -314,7 +315,7 @@ class Proxy:
         await client.refuse(proxied.end_of_stream())
 
     async def idle(self, within_s: float) -> None:
-        """Wait until no request is open, so long at most."""
+        """Wait until no request is open, at most `within_s` seconds."""
         deadline = self._clock() + within_s
         while self._open and self._clock() < deadline:
             await asyncio.sleep(DRAIN_POLL_S)

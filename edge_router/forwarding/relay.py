@@ -30,17 +30,17 @@ from pilotlight.wire.sse import DONE, EventDecoder, SSEError, has_data, parse_ev
 
 Cause = Literal["closed", "silent", "frozen", "stalled", "error", "draining", "malformed", "router"]
 
-# Of events whose resume point has not come: a site writes them in one piece, at most some hundred kB.
+# Limit of the events that wait for their resume point. A site writes both at once, at most some hundred kB.
 MAX_HELD_BYTES = 8 << 20
 WORKERS_AI_FULL = 3040
-ENGINE_LOST = ("engine_error", 5000)  # in either dialect: the engine died or failed
-MODEL_LOST = "model_load_failed"  # another site may have it whole, or room for it
-# Words of an error event after which another site may continue. Other errors concern the request itself.
+ENGINE_LOST = ("engine_error", 5000)  # code in OpenAI's dialect and in Workers AI's: the engine died or failed
+MODEL_LOST = "model_load_failed"  # another site may have intact weights, or memory for them
+# Codes of error events after which another site may continue. Other errors concern the request itself.
 SITES_OWN_FAULT = (*ENGINE_LOST, MODEL_LOST, "internal_error", "draining", "overloaded", WORKERS_AI_FULL)
 
 
 class Forward(msgspec.Struct, frozen=True):
-    """Bytes for the client: whole events, or of a stream that is not read any bytes."""
+    """Bytes for the client: whole events, or any bytes of a function's stream."""
 
     data: bytes
 
@@ -71,20 +71,21 @@ class DeliveryLog:
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        self.num_uncounted = 0  # events of streams that do not say how many tokens they bring
+        self.num_uncounted = 0  # number of events whose number of tokens is unknown
         self.meter: MeterSlot | None = None  # counts the tokens, if there is a ledger
-        self.metered_before = ResourceUse()  # usage before another router handed the answer over
-        self._untold: list[ResumePoint] | None = None  # since they were last taken, if they are recorded
+        self.metered_before = ResourceUse()  # usage of the answer before this router continued it
+        # additions since the last call of `take_untold`; None if they are not recorded
+        self._untold: list[ResumePoint] | None = None
         self._work_before = (0, 0, 0)  # work of the sites before this one: drafted, accepted, device_us
         self._choices: list[_Choice] = []
         self._last = ResumePoint(0, ())
 
     def count_on(self, meter: MeterSlot | None) -> None:
-        """Write later additions to `meter`."""
+        """Count later additions in `meter`, too."""
         self.meter = meter
 
     def keep_untold(self) -> None:
-        """Keep later additions until they are taken."""
+        """Record later additions for `take_untold`."""
         self._untold = []
 
     def take_untold(self) -> tuple[ResumePoint, ...]:
@@ -95,7 +96,7 @@ class DeliveryLog:
         return points
 
     def add(self, point: ResumePoint) -> None:
-        """Raises ContinuationError for a choice that has ended."""
+        """Add the tokens of a resume point. Raises ContinuationError if its choice has ended."""
         while len(self._choices) <= point.choice:
             self._choices.append(_Choice())
         choice = self._choices[point.choice]
@@ -129,7 +130,7 @@ class DeliveryLog:
         return bool(self._choices)
 
     def delivery(self) -> bytes:
-        """Start with another site.
+        """Prepare to continue at another site.
         Return the delivered part for it; empty if the client has nothing yet. Raises ContinuationError if it is too long."""
         used = self.used
         self._work_before = (used.drafted, used.accepted, used.device_us)
@@ -145,7 +146,7 @@ class DeliveryLog:
 
 @dataclass(eq=False, slots=True)
 class _Choice:
-    # Four bytes a token, for streams that are open for long.
+    # Four bytes a token, because streams may be open for long.
     token_ids: "array[int]" = field(default_factory=partial(array, "i"))
     finish_reason: FinishReason | None = None
 
@@ -188,7 +189,7 @@ class StreamRelay:
         return out
 
     def end(self) -> list[RelayEvent]:
-        """Return the events that follow from the clean end of the response's body."""
+        """Return the last events, after the body of the site's response has ended without an error."""
         if self._decoder.pending_bytes:
             return [StreamBroken("closed", "it closed the connection inside an event")]
         event = parse_event(self._last or b"")
@@ -198,14 +199,14 @@ class StreamRelay:
             return [StreamBroken("closed", "it closed the connection before the end of its answer")]
         if not self._held:
             return [_DONE]
-        # An error event without a resume point: no other site would spare the client it, unless it is this site's own.
+        # An error event without a resume point. Unless the site itself is at fault, another site would fail in the same way.
         if error.get("code") in SITES_OWN_FAULT:
             return [StreamBroken("error", f"it ended with {last[:300].decode(errors='replace')}")]
         return [Forward(self._release()), _DONE]
 
     def _deliverable(self, events: list[bytes]) -> tuple[list[bytes], StreamBroken | None]:
         """Return the events to forward, without their resume points.
-        StreamBroken reports invalid data of a site, after the valid events before it."""
+        If the site sends invalid data, StreamBroken follows the valid events before it."""
         ready: list[bytes] = []
         for raw in events:
             is_answer = has_data(raw)
@@ -221,7 +222,7 @@ class StreamRelay:
                     self._log.add(point)
             except ContinuationError as error:
                 return ready, StreamBroken("malformed", f"it sent {error}")
-            if point is None and not is_answer:  # a comment is not part of the answer
+            if point is None and not is_answer:  # comments need no resume point
                 if is_drain_notice(told):
                     self._is_draining = True
                 else:
@@ -247,7 +248,7 @@ class StreamRelay:
 
 
 def _may_be_final(raw: bytes) -> bool:
-    """Tell whether to look closer: most events of most streams have neither."""
+    """Tell whether the event may end a stream. This spares most events the parsing."""
     return DONE in raw or b"event: " in raw
 
 
@@ -281,6 +282,6 @@ def error_of(body: bytes) -> dict[str, Any]:
     errors, error = fields.get("errors"), fields.get("error")
     if isinstance(errors, list) and errors:
         error = errors[0]
-    elif isinstance(error, str):  # Ollama's, with our word
+    elif isinstance(error, str):  # Ollama's form, with Pilotlight's code
         return {"message": error, "code": fields.get("code")}
     return error if isinstance(error, dict) else {}

@@ -1,6 +1,6 @@
 """One request in progress: the request for the next site, failed sites, and cuts of its stream.
 
-Facts and the rules by which they change. Sending, choosing and answering are in proxy.py.
+This module has facts of a request, and the rules by which they change. Sending, choosing and answering are in proxy.py.
 """
 
 from collections import OrderedDict
@@ -24,12 +24,10 @@ from pilotlight.wire.hop.usage import ResourceUse
 MAX_HANDOVERS = 16  # moves of one stream because of drains: each is a deploy of a site
 MAX_MOVES = 8  # moves of one stream because of silent sites: each computes its prompt again
 SETTLED_S = 5.0  # after this long without a move the stall timeout resets to its base value
-SHARE = (
-    0.2  # further tries for each request: when every site fails, the network gets 1.2 times its traffic and not 3 times
-)
-FLOOR_PER_S = 5.0  # the bucket's steady refill: three tries for a client that is alone
-MOST = 100.0  # tries that a quiet time may have saved up
-# Every account may use the part above this; below it, three accounts have their own shares, and a single one 60 tries at once.
+SHARE = 0.2  # retries added for each request: if every site fails, sites get 1.2 times the traffic instead of 3 times
+FLOOR_PER_S = 5.0  # steady refill per second: three retries for a single client
+MOST = 100.0  # the most retries that a quiet time saves up
+# Every account may use the part above this. The rest holds the shares of two to three accounts; a single account may use 60 tries at once.
 SHARED_ABOVE = 70.0
 ACCOUNT_MOST = 30.0
 ACCOUNT_FLOOR_PER_S = 1.0
@@ -37,11 +35,11 @@ MAX_ACCOUNTS = 4096  # accounts with tracked shares; others count as full
 
 
 class StartedAnswer(NamedTuple):
-    """An answer that is recorded, and so may continue at another router."""
+    """An answer that is recorded, so that another router may continue it."""
 
     name: AnswerName
     log: DeliveryLog
-    part: str  # the part of its journal that is written from here on, as NAME.1; empty if there is none
+    part: str  # the part of its journal that is being written, as NAME.1; empty if there is no journal
 
 
 @dataclass(eq=False, slots=True)
@@ -51,10 +49,10 @@ class SiteTries:
     failures: dict[str, SiteFailed] = field(default_factory=dict)
     excluded: set[str] = field(default_factory=set)  # sites not to be tried again yet
     declined: set[str] = field(default_factory=set)  # sites that declined
-    is_paid: bool = False  # the next try, from the budget of retries
-    num_silent: int = 0  # sites left for their silence
+    is_paid: bool = False  # the next try is paid already, from the budget of retries
+    num_silent: int = 0  # sites that were left because they were silent
     repeated: str = (
-        ""  # the words in which two sites failed alike: the request's fault, which further sites would find too
+        ""  # the error with which two sites failed alike: the request is at fault, and further sites would fail, too
     )
 
     def failed(self, site: str, failure: SiteFailed) -> None:
@@ -71,19 +69,19 @@ class SiteTries:
         self.num_silent += failure.kind == "silent"
 
     def readmit_declined(self) -> bool:
-        """Let those that declined be asked again. They have to take the request."""
+        """Allow sites that declined to be asked again; they must then accept the request."""
         returning = (self.declined & self.excluded) - self.failures.keys()
         self.excluded -= returning
         return bool(returning)
 
     def try_again(self) -> None:
-        """Allow another round over the sites, except those that refused."""
+        """Allow another round over all sites except those that refused the request."""
         self.excluded = {site for site, failure in self.failures.items() if failure.kind == "refused"}
 
     def begin_anew(self, lost_site: str) -> None:
         """Reset after a cut: all sites may be asked to continue the stream.
 
-        The site that lost it may only be asked if there is no other for a while.
+        The site that lost it may be asked only if no other can continue for a while.
         """
         self.failures, self.excluded, self.num_silent, self.repeated = {}, {lost_site}, 0, ""
 
@@ -99,7 +97,7 @@ class StreamRecovery:
     lost: StreamLost | None = None  # why the stream was last cut; None if it never was
     lost_site: str = ""
     is_cut: bool = False  # cut and not continued yet
-    deadline: float = 0.0  # for going on
+    deadline: float = 0.0  # latest time to continue after a cut
     delivered_at: float = 0.0
     went_on_at: float = 0.0  # the time of the first delivery after a cut
     num_losses: int = 0
@@ -144,7 +142,7 @@ class StreamRecovery:
     def stall_s(self) -> float:
         """Return the limit of silence, doubled by each move that did not help.
 
-        So a stream does not move between slow sites.
+        So a stream does not move back and forth between slow sites.
         """
         return self.config.stall_s * (1 if self.is_settled else 2.0**self.moves_in_a_row)
 
@@ -156,15 +154,15 @@ class RequestState:
         self.log = DeliveryLog()
         self.tries = SiteTries()
         self.recovery = StreamRecovery(config)
-        self.look_again_at = 0.0  # when a draining site's stream may look for another site once more
-        self.whole = ResourceUse()  # of an answer in one piece
-        self.is_complete = False  # its client was sent the end
+        self.look_again_at = 0.0  # earliest time at which a draining site's stream looks for another site again
+        self.whole = ResourceUse()  # usage of an answer in one piece
+        self.is_complete = False  # the client got the end
         self.site = ""  # the site that answered last
-        self.status = 0  # of its answer
-        self.first_token_s: float | None = None  # of a stream, from the request's arrival
-        self.trace: RequestTrace | None = None  # where requests are traced
-        self.part = ""  # the part of its journal that is written from here on, as NAME.1; empty if there is none
-        self.is_admitted = False  # by every stage (stages.py)
+        self.status = 0  # status of its answer
+        self.first_token_s: float | None = None  # seconds from the request's arrival to a stream's first token
+        self.trace: RequestTrace | None = None  # None unless requests are traced
+        self.part = ""  # the part of its journal that is being written, as NAME.1; empty if there is no journal
+        self.is_admitted = False  # every stage has admitted it (stages.py)
         self._config = config
 
     def follow(self, trace: RequestTrace) -> None:
@@ -174,12 +172,11 @@ class RequestState:
         self.is_admitted = True
 
     def keep_to(self, data_sites: str) -> None:
-        """Name the sites that may see the request, as a header."""
+        """Set the header with the names of the sites that may see the request."""
         self.request = replace(self.request, data_sites=data_sites)
 
     def continue_answer(self, started: StartedAnswer, now: float) -> None:
-        """Name the answer, and if another router had started it, continue after its delivered part.
-        Raises ApiError."""
+        """Name the answer. If another router has started it, continue it. Raises ApiError."""
         self.log, self.part = started.log, started.part
         if self.request.answer_name is not None:
             self.request = replace(self.request, answer_name=started.name)
@@ -205,8 +202,8 @@ class RequestState:
 
     def ask(self, max_queue_ms: float | None) -> ValidRequest:
         """Return the request for the next site.
-        A new request may be declined a few times, also after it lost a site, because many arrive at once then. After that the best site must accept
-        it, as a site accepts a continued stream."""
+        A new request may be declined a few times, also after a site was lost, because many requests move at once then. After that the best site must
+        accept it, as a site must accept a continued stream."""
         may_decline = self.recovery.lost is None and len(self.tries.declined) < MAX_DECLINES
         limit = max_queue_ms if may_decline else None
         if limit != self.request.max_queue_ms:
@@ -214,9 +211,8 @@ class RequestState:
         return self.request
 
     def expected_ms(self, preference: Preference) -> float | None:
-        """Return the next site's expected time to its first token.
-        None if its duration says nothing about the site's queue, or the site has published nothing to expect: the first answers after a start are
-        slow."""
+        """Return the expected time to the next site's first token, in ms; None if it is unknown.
+        That is so if the site has published nothing yet, or if the duration does not depend on the site's queue."""
         request = self.request
         if self.recovery.lost is not None or request.model is None or request.is_generated_whole:
             return None
@@ -243,7 +239,7 @@ class RequestState:
     @property
     def first_stall_s(self) -> float:
         """Return the allowed silence before the next site's first token.
-        A stream that stalled has waited already."""
+        It is shorter for a stream that was cut, because its client has waited already."""
         return self._config.stall_s * (2 if self.recovery.lost is None else 1) * 2.0**self.tries.num_silent
 
     def is_out_of_tries(self, now: float) -> bool:
@@ -261,7 +257,7 @@ class RequestState:
         return self.log.num_tokens - self.log.metered_before.output + self.whole.output + self.log.num_uncounted
 
     def end_trace(self, error: BaseException | None) -> None:
-        """`error` ended the request, if any."""
+        """End the trace, if there is one; `error` is the error that ended the request."""
         if self.trace is not None:
             used = self.log.used if self.log.has_started else self.whole
             self.trace.end(
@@ -299,7 +295,7 @@ class RetryBudget:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._all = _Bucket(SHARED_ABOVE, MOST, FLOOR_PER_S, clock())
-        self._accounts: OrderedDict[str, _Bucket] = OrderedDict()  # the latest heard of last
+        self._accounts: OrderedDict[str, _Bucket] = OrderedDict()  # the most recently used last
 
     @property
     def left(self) -> float:
@@ -312,7 +308,7 @@ class RetryBudget:
             self._account(account).add(SHARE)
 
     def withdraw(self, account: str | None = None) -> bool:
-        """Pay for one more try of an account's request. False if it may not be made."""
+        """Pay for one more try of an account's request. Return False if it may not be made."""
         now = self._clock()
         left = self._all.left(now)
         if left < 1:

@@ -24,11 +24,11 @@ Failure = Literal[
 SPENT_STATUSES = frozenset({502, 503, 504})
 FAILING_STATUSES = frozenset(
     {429, 500}
-)  # a status of a site or of a proxy in front of it, or a client's error, which every site would report
+)  # may come from a site, from a proxy in front of it, or from an error of the client that every site would report
 
 
 class SiteFailed(Exception):
-    """This site did not answer: nothing of the answer came from it."""
+    """The site sent no part of the answer."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class SiteFailed(Exception):
         queued_tokens: int = 0,
         words: str = "",
     ) -> None:
-        """`words`: the site's own about an engine that failed under the request."""
+        """`words`: the site's own error message if an engine failed during the request."""
         super().__init__(detail)
         self.words = words
         self.kind = kind
@@ -50,7 +50,7 @@ class SiteFailed(Exception):
 _KINDS: dict[str, Failure] = {
     "draining": "draining",
     "model_load_failed": "no_model",
-    "misdirected_request": "no_model",  # a function's, whose home is elsewhere
+    "misdirected_request": "no_model",  # from a function whose home is another site
     "engine_error": "lost",
     "signature": "untrusted",
     "clock": "untrusted",
@@ -58,8 +58,8 @@ _KINDS: dict[str, Failure] = {
 
 
 def plain_failure(response: ResponseParser, body: bytes) -> SiteFailed | None:
-    """Return the failure of an answer without one of the site's own words; None if it is not a failure.
-    Another site shows whether the request is at fault."""
+    """Return the failure of a response that has no error code of Pilotlight; None if it is not a failure.
+    The answer of another site shows whether the request is at fault."""
     if response.status not in FAILING_STATUSES or response.header(REFUSAL):
         return None
     return SiteFailed("failing", _detail(response, body), _retry_after_s(response))
@@ -68,8 +68,8 @@ def plain_failure(response: ResponseParser, body: bytes) -> SiteFailed | None:
 def raise_refusal(response: ResponseParser, body: bytes, *, is_for_function: bool) -> None:
     """Raise SiteFailed if the site, and not the request, is at fault.
 
-    The site marks such an answer by a header, never in the body, which may be a function's. A gateway before the site has only a status, which counts
-    unless a function answers.
+    The site marks such a response by a header, not in the body, which may come from a function. A gateway in front of the site sends only a status;
+    it counts unless the response comes from a function.
     """
     status, word = response.status, response.header(REFUSAL)
     if not word and (is_for_function or status not in SPENT_STATUSES):

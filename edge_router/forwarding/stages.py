@@ -1,4 +1,4 @@
-"""The list of stages of a request beside its forwarding: those that the configuration asks for.
+"""The stages of a request besides its forwarding, as configured.
 
 A stage opens when a request is known, may refuse it, and returns the function that closes it at the request's end.
 """
@@ -14,13 +14,13 @@ from pilotlight.edge_router.routing.selection import SiteSelector
 from pilotlight.edge_router.telemetry.tracing import Tracing
 
 Close = Callable[[BaseException | None, float], None]
-"""Takes the error with which the request ended, and the seconds since it came."""
+"""Gets the error that ended the request, and the seconds since it arrived."""
 Stage = Callable[[RequestState], Awaitable[Close | None]]
-"""Raises ApiError for a request that it refuses."""
+"""Returns the function that closes the stage, if any. Raises ApiError to refuse the request."""
 
 
 class Stages:
-    """The stages of one router: `present` returns those of the configuration as it is now."""
+    """The stages of one router; `present` returns those that the current configuration needs."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ async def _keep_to_data_rules(selector: SiteSelector, proxied: RequestState) -> 
 
 
 async def _reserve_tokens(limits: TenantLimits, proxied: RequestState) -> Close:
-    """Reserve the tokens that the request may use, and settle with those that it used.
+    """Reserve the tokens that the request may use; settle the reservation with the actual usage.
     An answer that another router has started is continued even if the quota is used up."""
     request = proxied.request
     tokens = request.expected_tokens(EXPECTED_TOKENS)

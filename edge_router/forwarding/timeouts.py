@@ -10,14 +10,15 @@ from typing import Protocol
 
 from pilotlight.support.background import for_each
 
-LOOK_AGAIN_S = 0.5  # silence inside a stream, after which the site is probed
-LOOKED_AT_ONCE = 64  # each costs up to a microsecond when it is no longer in the processor's caches
+LOOK_AGAIN_S = 0.5  # silence inside a stream after which its site is checked again
+# checks in one group: each takes up to a microsecond if the object is no longer in the CPU's caches
+LOOKED_AT_ONCE = 64
 
 
 class Watched(Protocol):
     def look(self, now: float, awake_since: float) -> None:
-        """End a wait that has lasted too long.
-        Before `awake_since` this process itself was stopped, so silence until then means nothing. On `time.monotonic`'s clock."""
+        """End a wait that has lasted too long. Times are on `time.monotonic`'s clock.
+        This process was stopped until `awake_since`, so silence before then means nothing."""
         ...
 
 

@@ -39,11 +39,11 @@ from pilotlight.wire.http.client import (
     UpstreamConnection,
 )
 
-# Limit of a response that is not a stream: it is read whole, so that another site can answer if it is lost.
+# Limit of a response that is not a stream. It is read whole, so that another site can answer if this one fails.
 MAX_BODY_BYTES = 64 << 20
-SMALL_BYTES = 1 << 20  # of a function's response of known length, which is relayed in one piece
+SMALL_BYTES = 1 << 20  # responses of functions up to this known length are relayed in one piece
 AT_WORK_SHARE = 0.1  # part of the first byte's time limit, after which a site that sends heartbeats counts as working
-LAST_CHUNK_S = 0.5  # after the last event, the end of the HTTP body: then the connection can be used again
+LAST_CHUNK_S = 0.5  # wait for the end of the HTTP body after the last event: then the connection can be reused
 OUR_OWN_HEADERS = frozenset({"server", "date", REQUEST_ID})  # headers that the router writes itself
 _COMPLETION_TOKENS = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})')
 
@@ -57,7 +57,7 @@ class StreamLost(Exception):
 
 
 class Forwarder(Protocol):
-    """Sends a stream's events on."""
+    """Forwards a stream's events to a client."""
 
     def forward(self, data: bytes) -> bool:
         """Send whole events if that needs no wait. Returns whether they were sent."""
@@ -65,14 +65,14 @@ class Forwarder(Protocol):
 
 
 class SitePace(Protocol):
-    """Decide when to give up on a silent site."""
+    """Decides when to give up on a silent site."""
 
     def may_leave(self) -> bool:
         """Tell whether the request can go elsewhere, before the first event."""
         ...
 
     def is_frozen(self) -> bool:
-        """The site's probes fail."""
+        """Tell whether the site's probes fail."""
         ...
 
     def is_stalled(self, silent_s: float) -> bool:
@@ -81,8 +81,8 @@ class SitePace(Protocol):
 
 
 class AttemptLimits(NamedTuple):
-    first_byte_s: float  # timeout of the first byte; an answer that is generated before it is sent has the network's own time limit
-    stall_s: float  # silence after which the stream moves to another site, if it can
+    first_byte_s: float  # timeout of the first byte, or of the whole answer if it is sent in one piece
+    stall_s: float  # silence after which the stream moves to another site, if possible
     is_continuation: bool  # the stream was started by another site
 
 
@@ -122,7 +122,7 @@ class UpstreamAttempt:
         try:
             connection = await self._head()
             if upstream.learns_clock(connection.response, self._site, self._request):
-                await self._body(connection)  # so that the connection can be used again
+                await self._body(connection)  # read to the end, so that the connection can be reused
                 self._connection = None
                 upstream.pool.put_back(connection)
                 connection = await self._head()
@@ -184,7 +184,7 @@ class UpstreamAttempt:
                     raise
             self._connection = None
             upstream.pool.put_back(kept)
-        if self._is_over:  # while nothing was there to be interrupted
+        if self._is_over:  # the time limit expired while there was no read to interrupt
             raise TimeoutError
         try:
             async with asyncio.timeout(None) as self._connecting:  # `_expire` ends it
@@ -234,7 +234,7 @@ class UpstreamAttempt:
             if not chunk:
                 raise SiteFailed("lost", "it closed the connection before its first event")
             if first and isinstance(first[-1], SiteDraining):
-                first.pop()  # it is added again after the event that must precede the move
+                first.pop()  # it is added again after the event that must come before the move
             first += relay.feed(chunk)
             if not relay.has_data and first and isinstance(broken := first[-1], StreamBroken):
                 raise SiteFailed("malformed", broken.detail)
@@ -242,7 +242,7 @@ class UpstreamAttempt:
         return first
 
     async def _function_response(self, connection: UpstreamConnection) -> "UpstreamResponse":
-        """Return a function's response; only the site's own headers count as failures."""
+        """Return a function's response. Only headers of the site itself can mark it as a failure."""
         response = connection.response
         if response.switched is not None:
             return UpstreamResponse(self._upstream, connection, None)
@@ -271,7 +271,7 @@ class UpstreamAttempt:
 class UpstreamResponse:
     """A site's response that has started: a whole `body`, or a stream to iterate over.
 
-    An iteration yields all events that one read brought. Use as `with`: leaving closes the connection to a site that is still sending.
+    Each iteration yields all events of one read. Use as `with`: leaving closes the connection to a site that is still sending.
     """
 
     def __init__(
@@ -286,20 +286,22 @@ class UpstreamResponse:
     ) -> None:
         """Take the response over from a connection.
 
-        `first` has the part of a stream that was read already; `failure` is the failure that the answer means if the request is not at fault.
+        `first` has the part of a stream that was read already; `failure` is what a response with an error status counts as, unless the request is at
+        fault.
         """
         self.failure = failure
         self.status = connection.response.status
         self.headers = _downstream_headers(connection, body)
         self.body = body
-        self.is_opaque = isinstance(relay, OpaqueRelay)  # a function's stream: its loss is a response without an end
+        # a function's stream: if it is lost, the client's response ends incomplete
+        self.is_opaque = isinstance(relay, OpaqueRelay)
         self.is_resumable = relay is not None and relay.is_resumable  # it can be continued elsewhere
         # the site's decision where to compute the prompt; "" without a choice, or for a function
         self.route = "" if self.is_opaque else connection.response.header(ROUTE)
         self._relay = relay
         self._upstream = upstream
         self._connection = connection
-        self._events = first  # for the task that iterates
+        self._events = first  # for the next iteration
         self._forwarder: Forwarder | None = None
         self._pace = pace
         self._is_done = False
@@ -307,12 +309,12 @@ class UpstreamResponse:
 
     @property
     def has_answered(self) -> bool:
-        """Tell whether a delivered part, or everything, has arrived."""
+        """Tell whether the response is whole, or a part of its stream can be forwarded."""
         return not isinstance(self._relay, StreamRelay) or self._relay.has_data
 
     @property
     def use(self) -> ResourceUse:
-        """Return the usage that the site reports for a whole answer, otherwise that of the last event."""
+        """Return the usage of a whole answer as the site reports it, or else its `completion_tokens`."""
         header = self._connection.response.header
         told = decode_use(header(USAGE), header(WORK))
         if told is not None:
@@ -338,16 +340,16 @@ class UpstreamResponse:
 
     def forward_by(self, forwarder: Forwarder) -> None:
         """Give events to `forward` as they come, without waking the task that iterates.
-        The task gets the events that `forward` refuses, and all that are not `Forward`."""
+        The task gets the events that `forward` refuses, and all events of other types than `Forward`."""
         self._forwarder = forwarder
 
     def __aiter__(self) -> "UpstreamResponse":
         return self
 
     async def __anext__(self) -> list[RelayEvent]:
-        """Read the next part.
+        """Return the events of the next read.
 
-        Raises StreamLost if the connection ends or `look` has ended a silence. Only a whole event is progress.
+        Raises StreamLost if the connection ends or `look` has ended a silence. Only a whole event counts as progress.
         """
         if self._is_done:
             await self._drain()
@@ -369,7 +371,7 @@ class UpstreamResponse:
 
     def take(self, piece: bytes) -> bool:
         """Relay a chunk of the stream.
-        Return whether the next may come; False if the task must handle the result."""
+        Return True if the next chunk may come, False if the task must handle the events."""
         relay = self._relay
         assert relay is not None
         before = relay.num_events
@@ -410,7 +412,7 @@ class UpstreamResponse:
                 while await self._connection.read():
                     pass
         except (TimeoutError, ConnectionLost):
-            return  # the answer was complete: only the connection is not reused
+            return  # the answer is complete; only the connection cannot be reused
 
 
 class SiteConnections:
@@ -439,12 +441,12 @@ class SiteConnections:
         self.pool.sweep()
 
     def learns_clock(self, response: ResponseParser, site: str, request: ValidRequest) -> bool:
-        """Tell whether a site refused the request because of its clock, and would accept it now."""
+        """Tell whether the site refused the request because of a wrong clock and would accept it now."""
         refusal, told = response.header(REFUSAL), response.header(CLOCK)
         return bool(refusal) and self._clocks.learns(refusal, told, self._secret, site, request.request_id)
 
     def send(self, connection: UpstreamConnection, site: str, request: ValidRequest) -> None:
-        """Raises CannotConnect."""
+        """Send the request, signed for the site. Raises CannotConnect."""
         head, method = request.head, request.head.method
         body = request.delivery + request.body if request.delivery else request.body
         lines = f"{method} {head.target} HTTP/1.1\r\nhost: {connection.origin.authority}\r\n".encode("latin-1")

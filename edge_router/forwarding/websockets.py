@@ -1,7 +1,8 @@
 """WebSockets through the router: a handshake like any request to a function, then messages.
 
-A site that refuses the handshake is skipped or its answer forwarded, as the answer says; after the handshake nothing is retried, because the router
-does not know what was exchanged. An open WebSocket is not a request in progress: it counts as a connection. Plain ASGI towards the client.
+If a site refuses the handshake, the next site is tried, or the refusal is forwarded if the request is at fault. After the handshake nothing is
+retried, because the router does not know which messages were processed. An open WebSocket is not a request in progress: it counts as a connection.
+Plain ASGI towards the client.
 """
 
 import asyncio
@@ -59,7 +60,7 @@ class WebSocketRelay:
 
     def end(self) -> None:
         """Close all WebSockets with a code that makes clients reconnect to another router.
-        For after the open requests: a WebSocket has no end to wait for."""
+        Call it after the open requests have ended: a WebSocket has no end to wait for."""
         for tunnel in self._open:
             tunnel.stopping.set()
 
@@ -71,7 +72,7 @@ class _Accepted(NamedTuple):
 
 
 class _Handshake:
-    """A handshake, which asks sites like any request.
+    """A handshake, which is sent to sites like any request.
     Afterwards the client has a plain response, or `accepted` is set."""
 
     def __init__(self, proxy: Proxy, client: Downstream) -> None:
@@ -80,7 +81,7 @@ class _Handshake:
         self._client = client
 
     async def run(self) -> None:
-        """Raises ApiError and DownstreamGone."""
+        """Send the handshake to sites. Raises ApiError and DownstreamGone."""
         proxy, client = self._proxy, self._client
         with await proxy.admission.admit(client.head, client.address):
             if not client.head.is_for_function:
@@ -103,7 +104,7 @@ class _Handshake:
 
 
 class Tunnel:
-    """A client's WebSocket connected to a site's; a side that reads nothing for `stall_s` ends it."""
+    """A client's WebSocket connected to a site's; it is closed if a side reads nothing for `stall_s`."""
 
     def __init__(self, site: str, upstream: WebSocket, receive: Receive, send: Send, stall_s: float) -> None:
         self.stopping = asyncio.Event()
@@ -135,7 +136,7 @@ class Tunnel:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _from_site(self) -> WebSocketClose:
-        """Raises TimeoutError for a client that takes nothing."""
+        """Forward the site's messages. Raises TimeoutError if the client does not read."""
         while not isinstance(message := await self._upstream.receive(), WebSocketClose):
             kind = "text" if isinstance(message, str) else "bytes"
             async with asyncio.timeout(self._stall_s):
@@ -143,7 +144,7 @@ class Tunnel:
         return message
 
     async def _from_client(self) -> WebSocketClose:
-        """Raises TimeoutError for a site that takes nothing."""
+        """Forward the client's messages. Raises TimeoutError if the site does not read."""
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text = message.get("text")
             async with asyncio.timeout(self._stall_s):
@@ -151,7 +152,7 @@ class Tunnel:
         return WebSocketClose(message.get("code") or ABNORMAL, message.get("reason") or "")
 
     async def _site_ended(self, close: WebSocketClose) -> str:
-        if close.code == ABNORMAL:  # no code that may be sent
+        if close.code == ABNORMAL:  # it must not be sent
             await self._close_client(WebSocketClose(FAILED, f"the site {self._site} was lost"))
             return "the site was lost"
         await self._close_client(close)
@@ -177,7 +178,7 @@ def _accept(headers: Pairs) -> Message:
 
 
 def _until_disconnect(receive: Receive) -> Receive:
-    """Return an ASGI `receive` of a complete body, which only reports the client's disconnect."""
+    """Return an ASGI `receive` for a request without a body: it reports only the client's disconnect."""
 
     async def received() -> Message:
         while (await receive())["type"] != "websocket.disconnect":
@@ -188,7 +189,7 @@ def _until_disconnect(receive: Receive) -> Receive:
 
 
 def _instead_of_a_websocket(send: Send) -> Send:
-    """Return a `send` that answers as to an HTTP request (ASGI's extension `websocket.http.response`)."""
+    """Return a `send` that turns messages of an HTTP response into those of `websocket.http.response`."""
 
     async def renamed(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class JudgedRequests(NamedTuple):
-    """Numbers of requests. `late` counts streams."""
+    """Numbers of requests; `late` of `streams` began too late."""
 
     answers: int = 0  # answers and failures
     failed: int = 0
@@ -54,31 +54,31 @@ class JudgedRequests(NamedTuple):
 
 
 class ObjectiveState(NamedTuple):
-    """One objective at one site. Shares are of 1."""
+    """One objective at one site. Shares are from 0 to 1."""
 
-    model: str  # as in the file
-    site: str  # "*" for all of them together; empty for requests that no site answered
-    objective: str  # answered, or first_token
+    model: str  # the model's name in the file
+    site: str  # "*" for all sites together; empty for requests that no site answered
+    objective: str  # `answered` or `first_token`
     target: float
-    within_ms: float | None  # of a first token
-    requests: int  # of the period
+    within_ms: float | None  # limit of the time to first token
+    requests: int  # requests in the period
     bad: int
-    burn_rate: dict[str, float | None]  # by window; None if there were no requests
-    budget_left: float  # below zero where more was bad than the period allows
+    burn_rate: dict[str, float | None]  # by window; None for a window without requests
+    budget_left: float  # below zero if more requests were bad than the period allows
 
 
 class Objectives:
-    """Run `run()` as a task, and `close()` after it. A Prometheus collector."""
+    """The objectives of a router, a Prometheus collector. Run `run()` as a task, and `close()` after it."""
 
     def __init__(
         self, configs: Sequence[ObjectiveConfig], path: Path | None, clock: Callable[[], float] = time.time
     ) -> None:
-        """`path`: None if counts end with the router.
-        `clock`: seconds since the epoch. Raises sqlite3.Error."""
+        """`path` is the file of counts; None to keep them in memory.
+        `clock` returns seconds since the epoch. Raises sqlite3.Error."""
         self._configs = configs
         self._clock = clock
         self._unwritten: defaultdict[tuple[int, str, str], JudgedRequests] = defaultdict(JudgedRequests)
-        self._states: list[ObjectiveState] = []  # when last written
+        self._states: list[ObjectiveState] = []  # as of the last write
         self._fault: str | None = None
         self._thread = ThreadPoolExecutor(1, "objectives")
         self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False)
@@ -91,8 +91,8 @@ class Objectives:
             self._connection.execute("DELETE FROM requests WHERE bucket < ?", (oldest,))
 
     def count(self, proxied: RequestState, model: str, error: BaseException | None, took_s: float) -> None:
-        """Count an ended request, with its error.
-        `model` is its own name. Client errors are not counted, nor clients that left early."""
+        """Count an ended request with its error. `model` is its own name, not an alias.
+        Errors of clients are not counted, nor are clients that left early."""
         config = next((each for each in self._configs if fnmatchcase(model, each.model)), None)
         if config is None:
             return
@@ -115,7 +115,7 @@ class Objectives:
             await asyncio.sleep(WRITE_EVERY_S)
 
     async def states(self) -> list[ObjectiveState]:
-        """Write the counts, and return each objective, for all sites and for each."""
+        """Write the counts, and return the state of each objective, for all sites together and for each site."""
         counts, self._unwritten = self._unwritten, defaultdict(JudgedRequests)
         try:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""GET /usage: usage of accounts, as JSON or CSV. An admin key sees all, others their own account."""
+"""GET /usage: usage of accounts, as JSON or CSV. Admin keys see all accounts, others their own."""
 
 import csv
 import io
@@ -33,7 +33,8 @@ class UsageRoutes:
     async def usage(self, request: Request) -> Response:
         """Return usage.
 
-        `?from=&to=` are dates or times, by default UTC; `?by=` some of GROUPS; `?account=`; `?format=csv`."""
+        `?from=&to=` are dates or times, in UTC by default; `?by=` is a list of some of GROUPS; `?account=`; `?format=csv`.
+        """
         query = self._asked(request)
         ledger = self._accounting.ledger
         if ledger is None:
@@ -45,7 +46,7 @@ class UsageRoutes:
         return Response(orjson.dumps(fields), media_type="application/json", headers=NOT_KEPT)
 
     def _asked(self, request: Request) -> UsageQuery:
-        """Raises ApiError."""
+        """Return the query of a request. Raises ApiError."""
         params = request.query_params
         account = self._account(request, params.get("account"))
         by = tuple(name for name in params.get("by", "account,model").split(",") if name)
@@ -65,7 +66,7 @@ class UsageRoutes:
         """Return the account whose usage is reported; None for all. Raises ApiError."""
         authorization = request.headers.get("authorization")
         if authorization is None or not self._access.is_required:
-            self._sessions.visitor(request, "admin")  # by the page's cookie
+            self._sessions.visitor(request, "admin")  # the page sends its cookie instead of a key
             return wanted
         key = self._access.key(authorization, "models")
         if key.is_admin:
@@ -77,7 +78,7 @@ class UsageRoutes:
         return key.account.name
 
 
-SECONDS = {"device_us": "device_s", "cpu_us": "cpu_s"}  # unit in reports of sums
+SECONDS = {"device_us": "device_s", "cpu_us": "cpu_s"}  # names in reports, because sums are in seconds there
 NOT_KEPT = {"cache-control": "no-store"}
 
 
@@ -88,7 +89,7 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decimal(billionths: int) -> str:
-    """Return a sum as people write it, with all of its digits."""
+    """Return a sum as a decimal number with all of its digits."""
     sign, whole = "-" if billionths < 0 else "", abs(billionths)
     return f"{sign}{whole // BILLIONTHS}.{whole % BILLIONTHS:09d}"
 
@@ -103,7 +104,7 @@ def _csv(rows: Sequence[dict[str, Any]], by: Sequence[str]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that no spreadsheet takes for a formula: a model's name is a client's word."""
+    """Return a value that no spreadsheet takes for a formula. A client may choose any model name."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
@@ -112,7 +113,7 @@ def _moment(text: str | None, name: str, default: float) -> float:
         return default
     parse: Callable[[str], datetime] = datetime.fromisoformat
     try:
-        found = parse(text.replace(" ", "+"))  # a + that was not encoded
+        found = parse(text.replace(" ", "+"))  # a + that the client did not encode
         return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         raise ApiError("invalid_request", f"{name} must be a date, as 2026-11-01, or a time", param=name) from None

@@ -23,18 +23,20 @@ from pilotlight.support.atomic_files import stamp
 from pilotlight.wire.hop.status import Place
 
 LOOK_EVERY_S = 30.0
-SAMPLED_NETWORKS = 1000  # of a database: without coordinates in any of them it is one of countries or providers
-REMEMBERED = 65_536  # addresses; a lookup takes some 5 us with the library's C part, and 60 without
+# sampled networks of a database; if none has coordinates, it is a database of countries or providers
+SAMPLED_NETWORKS = 1000
+REMEMBERED = 65_536  # cached addresses; a lookup takes 5 us with the library's C extension, and 60 us without
 
 log = logging.getLogger(__name__)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-FindPlace = Callable[[str, str, bool], Place | None]  # address, header, whether another router sent it
+# arguments: address, location header, whether another router sent it
+FindPlace = Callable[[str, str, bool], Place | None]
 
 
 class PlaceDatabase:
     def __init__(self, file: Path) -> None:
-        """Raises ConfigError."""
+        """Open the database. Raises ConfigError."""
         self._file = file
         self._seen = stamp(file)
         try:
@@ -53,7 +55,7 @@ class PlaceDatabase:
             await asyncio.to_thread(self.look)
 
     def look(self) -> bool:
-        """Tell whether there was something new that could be used."""
+        """Read the database again if the file has changed. Return whether a new one is used."""
         seen = stamp(self._file)
         if seen == self._seen:
             return False
@@ -71,7 +73,7 @@ class PlaceDatabase:
     def _looked_up(self, address: str) -> Place | None:
         try:
             return _coordinates(self._reader.get(plain_address(address)))
-        except ValueError:  # a Unix socket's, or a long one in a database of short ones
+        except ValueError:  # the address of a Unix socket, or an IPv6 address in a database of IPv4
             return None
         except maxminddb.InvalidDatabaseError as error:
             log.error("clients.geo_database is damaged where %s should be: %s", address, error)
@@ -87,7 +89,7 @@ class ClientPlaces:
 
     @classmethod
     def of(cls, config: ClientsConfig) -> "ClientPlaces":
-        """Raises ConfigError."""
+        """Return the locations for a configuration. Raises ConfigError."""
         return cls(config.front_ends, PlaceDatabase(Path(config.geo_database)) if config.geo_database else None)
 
     def place(self, address: str, header: str, is_hop: bool) -> Place | None:
@@ -100,13 +102,13 @@ class ClientPlaces:
     def _looked_up(self, address: str) -> bool:
         try:
             plain = plain_address(address)
-        except ValueError:  # a Unix socket's, or none
+        except ValueError:  # the address of a Unix socket, or no address
             return False
         return any(plain in network for network in self._front_ends)
 
 
 def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """::ffff:192.0.2.1 is 192.0.2.1 at a socket that takes both. Raises ValueError."""
+    """Parse an address; ::ffff:192.0.2.1 of a dual-stack socket becomes 192.0.2.1. Raises ValueError."""
     address = ipaddress.ip_address(text)
     return getattr(address, "ipv4_mapped", None) or address
 

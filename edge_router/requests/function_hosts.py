@@ -10,9 +10,9 @@ from pilotlight.wire.hop.deployments import Deployment, Version
 from pilotlight.wire.host_patterns import HostPattern, covers, parse_pattern
 from pilotlight.wire.http.exchange import Application
 
-OWN_HOST = "pilotlight.own_host"  # in a scope: the request named a host of its function
+OWN_HOST = "pilotlight.own_host"  # key in a scope: the client used a host name of the function
 Places = dict[str, list[tuple[HostPattern, str]]]
-"""By host, the most specific first."""
+"""Routes by host, the most specific first."""
 
 
 class FunctionHosts:
@@ -23,7 +23,7 @@ class FunctionHosts:
         self.reload(network)
 
     def reload(self, network: NetworkConfig) -> None:
-        """Take over the present configuration of the router's file."""
+        """Apply the current configuration of the router's file."""
         self._domain = (network.functions.domain or "").lower()
         self._fixed = [(parse_pattern(each.pattern), each.function) for each in network.hosts]
         self._allowed = {
@@ -33,7 +33,7 @@ class FunctionHosts:
         self.serve(self._deployed)
 
     def serve(self, deployed: Mapping[str, Deployment]) -> None:
-        """Take over the routes of all deployed functions."""
+        """Apply the routes of all deployed functions."""
         self._deployed = dict(deployed)
         live = {name: version for name, each in deployed.items() if (version := _live(each)) is not None}
         routes = [(parse_pattern(route), name) for name, version in live.items() for route in version.routes]
@@ -44,7 +44,7 @@ class FunctionHosts:
         self._subdomains_off = frozenset(name for name, version in live.items() if not version.has_subdomain)
 
     def find(self, host: str, path: str) -> str | None:
-        """Return the function of a host, in lower case and without a port, and a path; None if there is none."""
+        """Return the function for a host (lower case, without a port) and a path; None if there is none."""
         name, is_apex = host, True
         while name:
             for pattern, function in self._places.get(name, ()):
@@ -77,7 +77,7 @@ class FunctionHosts:
                     raise ApiError("conflict", f"the route {route} is the function {function}'s already")
 
     def addresses(self, deployment: Deployment) -> tuple[str, ...]:
-        """Return further addresses of a deployed function besides /fn/NAME, as host and path."""
+        """Return the hosts and paths of a deployed function besides /fn/NAME."""
         version = _live(deployment)
         if version is None:
             return ()
@@ -119,5 +119,5 @@ class FunctionMount:
 
 
 def _live(deployment: Deployment) -> Version | None:
-    """Return the newest version that has traffic: its routes are the function's."""
+    """Return the newest version that has traffic: its routes apply to the function."""
     return deployment.version(deployment.shares[0].number) if deployment.shares else None

@@ -59,17 +59,17 @@ from pilotlight.wire.hop.headers import (
 from pilotlight.wire.hop.prefixes import encode_prompt_prefixes
 from pilotlight.wire.hop.status import Place
 
-FUNCTIONS = "/fn/"  # requests and answers of functions: relayed as bytes, never read
-MODELS_AS_FUNCTIONS = "/fn/@"  # except these: /fn/@org/model is a model's work
-AT_ONCE_BYTES = 256 << 10  # a body up to here is read in a few milliseconds, on the loop
+FUNCTIONS = "/fn/"  # paths of functions: requests and responses are relayed as bytes and never parsed
+MODELS_AS_FUNCTIONS = "/fn/@"  # exception: /fn/@org/model is a model
+AT_ONCE_BYTES = 256 << 10  # bodies up to this size are parsed on the event loop, in a few milliseconds
 
 _RUN_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/ai/run/(.+)$")
 _ACCOUNT_PATH = re.compile(r"^/client/v4/accounts/([^/]+)/")
 _NICE_ID = re.compile(r"^[A-Za-z0-9._:/+=@-]{1,128}$")
-# A client's own are dropped; an `Expect` was answered by our own server already.
+# Headers that the router writes itself, so a client's are dropped. Our own server has already answered `Expect`.
 _WRITTEN_ANEW = frozenset({REQUEST_ID, "accept-encoding", "expect", CLIENT_GEO})
 _DROPPED_FOR_FUNCTIONS = _WRITTEN_ANEW | {"authorization"}
-# No site needs credentials for a model's work.
+# A model needs no credentials.
 _DROPPED = _DROPPED_FOR_FUNCTIONS | {"cookie", *(name.decode() for name in API_KEYS)}
 
 
@@ -81,7 +81,7 @@ _thread = ThreadPoolExecutor(1, "large bodies")
 
 
 async def aside_if_large(body: bytes, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-    """Do work on a body: for a large one in a thread beside the event loop."""
+    """Run work on a body; for a large body, in a thread instead of the event loop."""
     if len(body) <= AT_ONCE_BYTES:
         return work(*args)
     return await asyncio.get_running_loop().run_in_executor(_thread, lambda: work(*args))
@@ -111,28 +111,28 @@ class Head:
 
         `path` is decoded; `target` is unchanged, with the query; header names are lower case; `scheme` is the connection's.
         """
-        self.is_at_own_host = is_at_own_host  # the client has named a host of the function that it is for
+        self.is_at_own_host = is_at_own_host  # the client used a host name of the function
         self.method = method
         self.path = path
         self.target = target
         self.headers = headers
         self.scheme = scheme
-        self.is_websocket = is_websocket  # it asks for one
+        self.is_websocket = is_websocket  # it asks for a WebSocket
         self.is_for_function = path.startswith(FUNCTIONS) and not path.startswith(MODELS_AS_FUNCTIONS)
         self.dialect = dialect_of(path, ((name.encode(), b"") for name, _ in headers))
-        self.is_for_batch = False  # no client waits for its answer, and its request id is unique
+        self.is_for_batch = False  # no client waits for the answer, and the request id is unique
         self._first = dict(reversed(headers))
-        self.key = bearer_token(self._first.get("authorization"))  # the client's; empty if it has none
+        self.key = bearer_token(self._first.get("authorization"))  # the client's key; empty if it has none
         self.hold(holder)
 
     def hold(self, holder: Key | None) -> None:
-        """Record the known key of the request, once it is admitted."""
+        """Set the known key of the request, after its admission."""
         self.holder = holder
-        # The account that is known, or else the key.
+        # The account if it is known, otherwise the key.
         self.owner = self.key if holder is None else owner_of(None, holder.account.name)
 
     def header(self, name: str) -> str:
-        """Return the first of that name, or nothing."""
+        """Return the first header with this name; "" if there is none."""
         return self._first.get(name, "")
 
     def has(self, name: str) -> bool:
@@ -146,7 +146,7 @@ class Head:
 
 
 class _Anything(msgspec.Struct, gc=False):
-    """Some object."""
+    """Any JSON object."""
 
 
 _Items = Annotated[list[_Anything], msgspec.Meta(max_length=MAX_ITEMS)]
@@ -174,41 +174,42 @@ class ValidRequest(msgspec.Struct, frozen=True):
     client: Place | None
     request_id: str
     forwarded_lines: bytes  # header lines without a signature, which is added when they are sent
-    answer_name: AnswerName | None = None  # the same at every site; None if the answer cannot be continued
-    delivery: bytes = b""  # the part that the client already has, for a stream that is continued
+    answer_name: AnswerName | None = None  # identifies the answer at every site; None if it cannot be continued
+    delivery: bytes = b""  # the part of a continued stream that the client already has
     delivered_tokens: int = 0
     most_tokens: int = 0  # longest answer that the request allows; 0 without a limit
-    adapter: str = ""  # adapter that the body names apart from its model
+    adapter: str = ""  # the adapter, if the body names it separately from the model
     max_queue_ms: float | None = None  # a site with a longer queue should decline; None if it must accept the request
 
-    data_sites: str = ""  # the sites that may see it, as a header (wire/hop/data_sites.py)
+    data_sites: str = ""  # header with the sites that may see the request (wire/hop/data_sites.py)
 
     @property
     def asked_model(self) -> str | None:
-        """The model with the adapter that it is asked for with, as accounts' lists name them."""
+        """The model with its requested adapter, as accounts' lists name them."""
         return f"{self.model}:{self.adapter}" if self.model is not None and self.adapter else self.model
 
     @property
     def wished_site(self) -> str:
-        """The site that the client would like best (`prefer: site=NAME`); empty: whichever answers first."""
+        """The site that the client prefers (`prefer: site=NAME`); empty without a preference."""
         return _wishes(self.head).get("site", "") if self.head.has("prefer") else ""
 
     @property
     def is_generated_whole(self) -> bool:
-        """The site is silent until the last token."""
+        """Tell whether the site sends nothing before the last token is computed."""
         return self.model is not None and not self.wants_stream
 
     def expected_tokens(self, answer: int) -> int:
-        """Return the tokens that the request may use, prompt included.
+        """Return the tokens that the request may use, including the prompt.
 
-        `answer` is the number for an answer without a stated maximum.
+        `answer` is the number assumed for an answer without a maximum.
         """
-        has_answer = self.model is not None and bool(self.conversation.prefixes)  # texts to be embedded have none
+        # requests for embeddings have no prefixes
+        has_answer = self.model is not None and bool(self.conversation.prefixes)
         return self.conversation.tokens + (self.most_tokens or (answer if has_answer else 0))
 
     def route(self, recall: Recall, now_s: float) -> RouteRequest:
         conversation = self.conversation
-        tokens = conversation.tokens + self.delivered_tokens  # both have to be computed where neither is cached
+        tokens = conversation.tokens + self.delivered_tokens  # a site that has cached nothing computes both
         return RouteRequest(
             self.model,
             tokens,
@@ -221,7 +222,7 @@ class ValidRequest(msgspec.Struct, frozen=True):
         )
 
     def head_lines(self, secret: str, now_s: float, site: str, body: bytes) -> bytes:
-        """Return the head for the next site.
+        """Return the header lines for the next site.
         A signature is for one site and valid for a minute, so each try has its own."""
         lines = f"{REQUEST_ID}: {self.request_id}\r\n"
         if secret:
@@ -244,13 +245,13 @@ def _hop(head: Head, request_id: str, site: str) -> Hop:
 
 
 def request_id_of(head: Head) -> str:
-    """The client's own if it is short and printable, else a new one."""
+    """Return the client's request id if it is short and printable, otherwise a new one."""
     given = head.header(REQUEST_ID)
-    return given if given and _NICE_ID.match(given) else f"{getrandbits(128):032x}"  # a name, and no secret
+    return given if given and _NICE_ID.match(given) else f"{getrandbits(128):032x}"  # an id need not be secret
 
 
 class RequestParser(NamedTuple):
-    """The settings that all requests of a network share."""
+    """Parses requests, with the settings that are the same for all requests of a network."""
 
     secret: str
     max_hops: int
@@ -276,7 +277,7 @@ class RequestParser(NamedTuple):
         if place is not None:
             lines += _place_line(place)
         account, model = _account_and_model(head)
-        # Whatever type a body claims, it is read as sites read it: curl calls JSON a form, others octets.
+        # The declared type of a body is ignored, as sites ignore it: curl calls JSON a form, others call it octets.
         fields = _parse(head, body) if body and not head.is_for_function else {}
         fields = routing_fields(head.dialect, head.path, fields)
         if model is None:
@@ -313,22 +314,22 @@ def _most_tokens(fields: dict[str, Any]) -> int:
     *most, n = [int(value) if type(value) in (int, float) and 0 < value < 2**53 else 0 for value in named]
     prompts = fields.get("prompt")
     if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)):
-        prompts = [prompts]  # numbers are one
+        prompts = [prompts]  # one prompt: a text, or a list of token ids
     return max(most) * max(1, n) * len(prompts)
 
 
 def speaks_for_an_account(head: Head, secret: str) -> bool:
-    """Tell whether to believe the account that a request names.
+    """Tell whether to trust the account that a request names.
 
-    That is so if another router forwards it, or if a site sends a function's request for a model that the site lacks. Routers add the number of hops
-    so far.
+    It is trusted if another router forwards the request, or if a site sends a function's request for a model that it lacks. Routers add the number of
+    hops so far.
     """
     may_speak = bool(head.header(ACCOUNT)) if head.has(HOPS) else not head.has("authorization")
     return may_speak and _signed_digest(head, secret) is not None
 
 
 def site_key(head: Head, secret: str) -> str:
-    """Return the value that sites get in place of a client's key, which identifies a tenant only.
+    """Return the value that replaces a client's key at sites, where it only identifies a tenant.
 
     Without the network's secret sites get the key itself, because nothing else identifies the tenant. Raises ApiError.
     """
@@ -336,8 +337,8 @@ def site_key(head: Head, secret: str) -> str:
 
 
 def _site_authorization(head: Head, secret: str) -> str:
-    """Return the header's value for a site; empty if sites get none.
-    A function's author may read its clients' headers, but no key of the network."""
+    """Return the Authorization header for a site; empty if sites get none.
+    A function's author may read the headers of its clients, but not a key of the network."""
     if head.is_for_function:
         return "" if head.holder is not None else head.header("authorization")
     key = site_key(head, secret)
@@ -369,8 +370,8 @@ def _hops_so_far(head: Head) -> int:
 
 def _forwarded_lines(head: Head, hops: int, address: str, is_hop: bool, authorization: str) -> bytes:
     """`address` is the client's, if this router may set it.
-    Functions read it and versions are distributed by it, so a client's own header is dropped, and so is its location, which another router would
-    believe. `authorization` is the value for sites."""
+    Functions read it, and versions are distributed by it, so a header that the client set is dropped. So is its location header, which another router
+    would trust. `authorization` is the value for sites."""
     dropped = _DROPPED_FOR_FUNCTIONS if head.is_for_function else _DROPPED
     lines = [f"{name}: {value}\r\n" for name, value in forwardable(head.headers) if name not in dropped]
     if authorization:
@@ -452,7 +453,7 @@ def _conversation(salt: bytes, head: Head, fields: dict[str, Any], model: str) -
     prefixes = prefix_chain(salt, seed, prompt_pieces(dialect, fields))
     if prefixes:
         return ConversationFingerprint.of(session, prefixes, prefixes[-1].tokens)
-    texts = fields.get("input") or fields.get("text")  # texts to embed: no later request continues them
+    texts = fields.get("input") or fields.get("text")  # prompts of embeddings: no later request continues them
     return ConversationFingerprint.of(session, (), len(canonical(texts)) // 4 if texts else 0)
 
 
@@ -464,11 +465,11 @@ def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
     if not (head.has("prefer") or b'"durable"' in body):
         return False, False, body
     wishes = _wishes(head)
-    is_async = wishes.get("respond-async") == ""  # with a value the preference is not defined
+    is_async = wishes.get("respond-async") == ""  # RFC 7240 defines it without a value
     try:
         fields = exact_loads(body)
     except orjson.JSONDecodeError:
-        return False, False, body  # the proxy has the words for that
+        return False, False, body  # the proxy reports the error
     if not isinstance(fields, dict):
         return False, False, body
     options = fields.get("stream_options")
@@ -482,7 +483,7 @@ def parse_durable(head: Head, body: bytes) -> tuple[bool, bool, bytes]:
             "invalid_request", "a durable answer must be a stream: set stream to true", param="stream_options.durable"
         )
     if is_async and fields.get("stream") is not True:
-        is_async = False  # a preference, not a demand: an answer in one piece is waited for
+        is_async = False  # it is only a preference: the client waits for an answer in one piece
     if durable is None:
         return is_async, is_async, body
     if not options:

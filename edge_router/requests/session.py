@@ -5,7 +5,7 @@ its own messages: every turn repeats the earlier ones, so one of its prefixes is
 conversations of two tenants have nothing in common (invariant I4). Only digests, site names and token counts are stored, no text.
 
 Several sites can hold a prefix: a system prompt is at all sites with one of its conversations, and a conversation also at the site that it left a
-moment ago. The newest holder of a conversation's own prefix is its home; the others still count in the price of prefill.
+moment ago. The newest holder of a conversation's own prefix is its home; the other holders still lower their predicted prefill times.
 """
 
 from collections import OrderedDict, deque
@@ -22,16 +22,17 @@ from pilotlight.wire.hop.prefixes import short_digest
 
 DIGEST_BYTES = 16  # 2^64 entries before a collision is likely
 REMEMBERED_PREFIXES = 32  # newest prefixes of one conversation: a branch from further back is found by older turns
-FIRST_PREFIXES = 8  # first prefixes of one request: they choose its site, and find its home
+FIRST_PREFIXES = 8  # first prefixes of a request, by which its site is chosen and its home is found
 LAST_PREFIXES = 248
-SHORT_SEED = 256  # bytes: a model's name. With tools it is long, and not kept for the next request
+# bytes: enough for a model's name. A seed with tools is longer, and is not cached for the next request
+SHORT_SEED = 256
 HOLDERS = 6  # newest sites remembered for one prefix: older ones have probably evicted it
 
 
 class Prefix(NamedTuple):
     digest: bytes
-    tokens: int  # up to here, estimated
-    is_telling: bool = True  # it identifies a conversation, unlike a system prompt
+    tokens: int  # estimated number of tokens up to the prefix's end
+    is_telling: bool = True  # it identifies a conversation, which a system prompt does not
 
 
 class Recall(NamedTuple):
@@ -44,8 +45,8 @@ class Recall(NamedTuple):
 class ConversationFingerprint(msgspec.Struct, frozen=True):
     """The remembered prefixes of one request's conversation."""
 
-    session: bytes | None  # digest of the name the client gave it
-    prefixes: tuple[Prefix, ...]  # growing
+    session: bytes | None  # digest of the name that the client gave the conversation
+    prefixes: tuple[Prefix, ...]  # the shortest first
     tokens: int
     short_digests: tuple[
         tuple[int, int], ...
@@ -59,7 +60,7 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
     @property
     def placement_key(self) -> bytes | None:
-        """The digest that is the same for every turn, so that routers without common state agree on a site."""
+        """Return the digest that is the same for all turns: routers without shared state choose one site."""
         if self.session is not None:
             return self.session
         for prefix in self.prefixes:
@@ -70,8 +71,8 @@ class ConversationFingerprint(msgspec.Struct, frozen=True):
 
 @lru_cache(4096)
 def tenant_salt(key: str, account: str, network_secret: str = "") -> bytes:
-    """Return the salt of a tenant: a client's key, and an account.
-    The network's routers agree on it, and it cannot be computed without the network's secret."""
+    """Return the salt of a tenant, from a client's key and an account.
+    All routers of the network compute the same salt. It cannot be computed without the network's secret."""
     hasher = blake3(derive_key_context="pilotlight edge_router tenant salt v1")
     for part in (lasting(network_secret), account, key):
         raw = part.encode()
@@ -85,10 +86,10 @@ def session_digest(salt: bytes, model: str, name: str) -> bytes:
 
 
 def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]]) -> tuple[Prefix, ...]:
-    """Return one prefix for each piece, each digest covering `seed` (model, tools) and all pieces so far.
+    """Return one prefix for each piece; its digest covers `seed` (model, tools) and all pieces so far.
 
     Of many prefixes, the first and the last are kept. A piece that does not identify a conversation is a prefix that all of a tenant's conversations
-    share: a site may hold it, but it is no reason to stay there.
+    share. Sites may hold it, but it is no reason to stay at one of them.
     """
     link = _root(salt, seed) if len(seed) <= SHORT_SEED else _root.__wrapped__(salt, seed)
     size = len(seed)
@@ -97,14 +98,15 @@ def prefix_chain(salt: bytes, seed: bytes, pieces: Iterable[tuple[bytes, bool]])
     for piece, is_telling in pieces:
         link = blake3(link + piece, key=salt).digest()
         size += len(piece)
-        prefix = Prefix(link[:DIGEST_BYTES], size // 4, is_telling)  # four bytes a token: English in most vocabularies
+        # assumes four bytes a token, as in English with most vocabularies
+        prefix = Prefix(link[:DIGEST_BYTES], size // 4, is_telling)
         (first if len(first) < FIRST_PREFIXES else last).append(prefix)
     return (*first, *last)
 
 
 @lru_cache(4096)
 def _root(salt: bytes, seed: bytes) -> bytes:
-    """Return the digest with which all conversations of a tenant with a model start."""
+    """Return the digest with which all of a tenant's conversations with a model start."""
     return blake3(b"prefix" + seed, key=salt).digest()
 
 
@@ -123,7 +125,7 @@ class SessionTable:
         self._max_entries = max_entries
         self._ttl_s = ttl_s
         self._clock = clock
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # oldest first, so earliest to expire first
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the oldest first; these expire first
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -143,7 +145,7 @@ class SessionTable:
         if not named:
             return Recall(longest, held)
         assert conversation.session is not None
-        # A request may name a session whose messages we cannot follow.
+        # A request may name a session although none of its prefixes is known.
         tokens = held.get(named[0], self._entries[conversation.session].tokens)
         cached = held[named[0]] = min(tokens, conversation.tokens)
         return Recall(Home(named[0], cached, by_name=True), held)
@@ -155,7 +157,7 @@ class SessionTable:
             self._put(prefix.digest, site, prefix.tokens, now)
         if (
             conversation.prefixes and not conversation.prefixes[0].is_telling
-        ):  # a shared prefix is in use as long as one of its conversations is
+        ):  # it is in use as long as one of its conversations is
             self._put(conversation.prefixes[0].digest, site, conversation.prefixes[0].tokens, now)
         if conversation.session is not None:
             self._put(conversation.session, site, conversation.tokens, now)

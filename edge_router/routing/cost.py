@@ -9,17 +9,17 @@ bounded(x, most) = x * most / (x + most)
 The cost is the client's wait, estimated from the site's status, the requests that this router sent since, and the time that has passed. `doubt` is
 added for a site that has not published lately, `lateness` for one whose answers come later than predicted (edge_router/backends/lateness.py).
 
-Other requests lose in two ways. `delay`: later requests wait for this prefill. `repeat`: tokens that another site holds are computed again, which
-costs time and cache. Each term is bounded, because a long prompt delays others by minutes and would otherwise be sent to the slowest site.
+`delay` and `repeat` are losses of other requests: later requests wait for this prefill, and tokens that another site holds are computed again, which
+costs time and cache. Each is bounded, because a long prompt delays others by minutes and would otherwise be sent to the slowest site.
 
 `least` is the wait at the site that would answer first, `usual` the wait of requests in the network now:
 
 most_delay  = delay_share * least / (1 + (least / usual)**2)
 most_repeat = repeat_share * least / (1 + least / usual)
 
-A client that waits less than usual waits at most so many times longer than necessary. A client in the tail, which waits long anyway, hardly gives way
-to later requests: its own wait is certain, and they can still go elsewhere. To keep a cache where it is, it waits at most repeat_share times the
-usual wait.
+A client that waits less than usual gives way to later requests by at most delay_share times its own wait. A client in the tail, which waits long
+anyway, hardly gives way: its own wait is certain, and later requests can still go elsewhere. To use its cache, it waits at most repeat_share times
+the usual wait longer.
 
 Tokens that a site lacks but shares through a KV store are read from there if that is faster than computing; `prefill` includes both.
 
@@ -28,8 +28,8 @@ equals the home wins, then rendezvous hashing. The saving that justifies a move 
 nothing (`proven_lateness_ms`). A site that has not measured itself is assumed to be as fast as those that have.
 
 A status is a second old when it is used, and other routers have used it too. So each preference carries the longest acceptable queue: a site with a
-longer one declines at once, reports its length, and the request is ranked again. The second and third preference carry it as well: when a site is
-lost, all its requests move at once.
+longer one declines at once, reports its length, and the request is ranked again. The second and third preference carry it as well, because all
+requests of a site move at once when it is lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,9 +43,9 @@ from pilotlight.edge_router.routing.placement import placement_order
 from pilotlight.edge_router.routing.views import BackendView, Preference, RouteRequest, eligible
 from pilotlight.wire.hop.status import ModelStatus
 
-# Pricing a site takes some 4 us, and a network may have thousands.
-MAX_NEAR = 16  # sites priced because they are near and idle; a request asks at most five (three tries, two that decline) before it is ranked again
-MAX_HOLDERS = 8  # sites priced because they hold a part of the prompt, longest first
+# Pricing a site takes 4 us, and a network may have thousands of sites.
+MAX_NEAR = 16  # priced because they are near and idle; a request asks at most five (three tries, two that decline) before it is ranked again
+MAX_HOLDERS = 8  # priced because they hold a part of the prompt, the longest part first
 SEARCHED_DIGESTS = 2  # longest digests of the prompt, from a conversation's last turn. Shorter ones are looked up only at the sites in the list
 
 
@@ -53,44 +53,45 @@ SEARCHED_DIGESTS = 2  # longest digests of the prompt, from a conversation's las
 class Assumptions:
     """The policy's assumptions for unmeasured values, its tolerances, and the weight of others' delays."""
 
-    prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B on a datacentre GPU needs about 0.37
-    wake_ms: float = 5000.0  # a model that must first be read from disk
-    unsaid_queue_tokens: int = 1024  # at a site that has not said lately
-    unsaid_ms: float = 150.0  # further hidden delay of such a site
-    full_ms: float = 10_000.0  # a site without a free permit would refuse: nearly the last resort
-    reach_ms: float = 10.0  # within measurement noise, and below what a reader notices
-    # The further saving that justifies a move, because predictions are noisy: as long as the repeated prefill, up to this.
+    prefill_tokens_per_s: float = 2000.0  # 0.5 ms a token; a 32B model on a datacentre GPU takes 0.37 ms
+    wake_ms: float = 5000.0  # time to wake a model that must first be read from disk
+    unsaid_queue_tokens: int = 1024  # assumed hidden queue of a site that has not published lately
+    unsaid_ms: float = 150.0  # additional assumed wait at such a site
+    # cost of a site without a free permit, which would refuse: such a site is nearly the last resort
+    full_ms: float = 10_000.0
+    reach_ms: float = 10.0  # smaller differences are measurement noise, and a reader does not notice them
+    # Limit of the additional saving that justifies a move. Predictions are noisy, so it is as long as the repeated prefill, up to this.
     most_noise_ms: float = 250.0
-    stickiness_ms: float = 50.0  # additional cost of leaving, for a client that named its session
-    unseen_s: float = 0.2  # seconds of an average site's work that may have arrived since it published
-    most_load: float = 0.9  # waiting grows with 1 / (1 - load), and averages are never exact
-    # What a site computes again though another holds it counts so many times its prefill, times the network's load (some 0.2 on the day's mean of a
-    # heavy one): the prefill is certain and the queue that it avoids is not, and each further holder leaves others less cache. Divided by the square
-    # of the number of holders: what several hold is shared by many conversations, and one more copy of it will be used.
+    stickiness_ms: float = 50.0  # additional cost of leaving a site, for a client that named its session
+    unseen_s: float = 0.2  # seconds of an average site's work that may have arrived since its status
+    most_load: float = 0.9  # largest load in predictions: waiting grows with 1 / (1 - load), and averages are not exact
+    # If a site computes tokens again that another site holds, their prefill counts this many times, multiplied by the network's load (0.2 on the
+    # daily mean of a heavily used network). The prefill is certain and the avoided queue is not, and each further holder leaves less cache to others.
+    # The weight is divided by the square of the number of holders: a prefix at several sites is shared by many conversations, so one more copy will
+    # be used.
     repeat_weight: float = 16.0
-    delay_share: float = (
-        1.0  # as a share of the least cost: the most that a client waits longer for the sake of later requests
-    )
+    delay_share: float = 1.0  # as a share of the least cost: the most that a client waits longer for later requests
     repeat_share: float = (
-        2.0  # as a share of the least cost, and of the usual one: the most that it waits longer to stay with a cache
+        2.0  # as a share of the least and of the usual cost: the most that a client waits longer to keep its cache
     )
     queue_slack_ms: float = (
-        150.0  # a queue longer by less than this is not left for another: that costs a round trip or two
+        # a queue may exceed its limit by this much before a site declines, because asking another site costs a round trip or two
+        150.0
     )
 
 
 class Priced(NamedTuple):
     cost_ms: float  # the client's wait
-    delay_ms: float  # the loss of later requests
+    delay_ms: float  # the delay of later requests
     repeat_ms: float  # the cost of computing again tokens that another site holds
     backend: BackendView
     terms: dict[str, float]
     cached: int  # tokens of the prompt that need no prefill
-    ms_per_token: float  # of prefill
+    ms_per_token: float  # prefill time per token
 
 
 class Scored(NamedTuple):
-    score_ms: float  # the value by which sites are compared
+    score_ms: float  # the value that orders the sites
     cost_ms: float
     backend: BackendView
     terms: dict[str, float]
@@ -100,10 +101,11 @@ class Scored(NamedTuple):
 
 class TypicalMs(NamedTuple):
     """Average times of the sites that have measured themselves.
-    A site that has just started has no rates: if it counted as faster than the others, each conversation would leave the site of its first turn."""
+    They are used for a site that has just started, which has no rates. If such a site counted as faster than the others, each conversation would
+    leave the site of its first turn."""
 
-    token: float  # of prefill
-    step: float  # of decode
+    token: float  # prefill time per token
+    step: float  # time of a decode step
 
 
 class CostPolicy:
@@ -136,7 +138,7 @@ class CostPolicy:
     def _preferences(self, order: list[Scored], scored: list[Scored], reason: str) -> list[Preference]:
         """Return the preferences, each but the last with its longest acceptable queue.
 
-        That is the predicted queue, plus the extra cost of the next best site.
+        That limit is the predicted queue plus the additional cost of the next best site.
         """
         if not order:
             return []
@@ -157,8 +159,7 @@ class CostPolicy:
         return [*preferences, Preference(last.backend, last.cost_ms, last.terms, "spill" if others else reason)]
 
     def _scored(self, priced: list[Priced], usual_ms: float) -> list[Scored]:
-        """Return the sites with their scores, best first.
-        `usual_ms` is the usual wait of requests, 0 if unknown."""
+        """Return the sites with their scores, best first. `usual_ms` is the usual wait; 0 if unknown."""
         least_ms = min([each.cost_ms for each in priced], default=0.0)
         over = least_ms / usual_ms if usual_ms else 0.0
         most_delay_ms = self.assumptions.delay_share * least_ms / (1 + over * over)
@@ -195,7 +196,7 @@ class CostPolicy:
         `typical`: the assumption for a site that has not measured itself.
         """
         believed, status = self.assumptions, backend.status
-        # It changes slowly: a stale rate is better than a guess.
+        # A rate changes slowly, so an old one is better than an assumption.
         rate = model.prefill_tokens_per_s if model is not None else 0.0
         ms_per_token = 1000 / rate if rate > 0 else typical.token
         rtt_ms = _rtt_ms(request, backend)
@@ -216,7 +217,7 @@ class CostPolicy:
             else:
                 queue_ms = max(backend.pending_tokens, backend.unanswered_tokens) * ms_per_token
             if not backend.status_is_fresh or status is None:
-                # Added to its last status: silence makes no site look better.
+                # It is added to the last status, so that silence makes no site look better.
                 doubt_ms = believed.unsaid_ms + believed.unsaid_queue_tokens * ms_per_token
         elif not backend.status_is_fresh:
             doubt_ms = believed.unsaid_ms
@@ -237,14 +238,14 @@ class CostPolicy:
         return Priced(cost_ms, delay_ms, repeat_ms, backend, terms, cached, ms_per_token)
 
     def _wake_ms(self, request: RouteRequest, backend: BackendView, model: ModelStatus) -> tuple[float, float]:
-        """Return the model's remaining wake time, and how long the site has worked since it published."""
+        """Return the remaining wake time of a model, and for how long its site has computed since its status."""
         age_ms = max(0.0, request.now_s - backend.status_at_s) * 1000
         if model.residency == "device":
             return 0.0, age_ms
         whole_ms = model.wake_ms if model.wake_ms > 0 else self.assumptions.wake_ms
         if model.residency == "loading":
             left_ms = whole_ms * (1 - min(1.0, max(0.0, model.loaded))) - age_ms
-        elif backend.pending_requests:  # a request that this router sent wakes it
+        elif backend.pending_requests:  # a request that this router has sent wakes the model
             left_ms = whole_ms - max(0.0, request.now_s - backend.pending_since_s) * 1000
         else:
             left_ms = whole_ms
@@ -253,12 +254,13 @@ class CostPolicy:
     def _among_equals(
         self, request: RouteRequest, scored: list[Scored], network_load: float
     ) -> tuple[list[Scored], str]:
-        """`scored` cheapest first -> the order to try, and which branch of the policy chose its first."""
+        """Return the scored sites in the order to try, and the policy's reason for the first.
+        `scored` has the cheapest first."""
         if not scored:
             return scored, "only"
         least_ms, home, reason = scored[0].score_ms, request.home, "cheapest"
-        # Work that may have reached a site since it published. The more there is, the less the cheapest price means; in an idle network there is
-        # none.
+        # Time of work that may have reached a site since its status. With more of it, small price differences mean less; in an idle network it is
+        # zero.
         reach_ms = max(self.assumptions.reach_ms, 1000 * self.assumptions.unseen_s * network_load)
         if home is not None:
             stickiness_ms = reach_ms + self.assumptions.stickiness_ms if home.by_name else reach_ms
@@ -286,8 +288,8 @@ class CostPolicy:
 def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
     """Return the sites that are worth pricing, in their order, at most MAX_NEAR + MAX_HOLDERS + 1.
 
-    These are the sites that would answer first by round trip and published queue, and those that hold a part of the prompt: this router sent earlier
-    turns there, or the sites publish its longest prefixes.
+    These are the sites that would answer first by round trip and published queue, and those that hold a part of the prompt. A site holds a part if
+    this router sent earlier turns there, or if it publishes one of the longest prefixes.
     """
     if request.client is None:
         waits_ms = [backend.rtt_ms + backend.backlog_ms for backend in backends]
@@ -297,7 +299,7 @@ def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[Ba
     kept = set(nsmallest(MAX_NEAR, numbers, key=waits_ms.__getitem__))
     held = {name: tokens for name, tokens in request.held.items() if tokens > 0}
     if request.home is not None:
-        held[request.home.site] = request.prompt_tokens + 1  # the conversation's own: before any other holder
+        held[request.home.site] = request.prompt_tokens + 1  # the conversation's home comes before any other holder
     holders = [(held[backend.name], i) for i, backend in enumerate(backends) if backend.name in held]
     for digest, tokens in request.digests[:SEARCHED_DIGESTS]:
         holders += [(tokens, i) for i, backend in enumerate(backends) if digest in backend.prefixes]
@@ -307,7 +309,7 @@ def shortlist(request: RouteRequest, backends: Sequence[BackendView]) -> list[Ba
 
 
 def _network_load(models: Sequence[ModelStatus | None]) -> float:
-    """Return the share of all sites' time that prefill of arriving requests takes, for one model.
+    """Return the share of all sites' time that the prefill of arriving requests for a model takes.
 
     A fast site counts for more.
     """
@@ -320,7 +322,8 @@ def _network_load(models: Sequence[ModelStatus | None]) -> float:
 
 
 def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: float) -> TypicalMs:
-    """`prefill_tokens_per_s`: if no site has measured its own."""
+    """Return the average times of the sites.
+    `prefill_tokens_per_s` is assumed if no site has measured its own."""
     tokens = [
         1000 / model.prefill_tokens_per_s for model in models if model is not None and model.prefill_tokens_per_s > 0
     ]
@@ -334,8 +337,8 @@ def _typical_ms(models: Sequence[ModelStatus | None], prefill_tokens_per_s: floa
 def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
     """Return the mean wait of a request in a queue and for its prefill, over all sites; 0 if none arrive.
 
-    Requests wait less, because they avoid long queues; but without long queues the tail would give up its caches too easily
-    (docs/measurements/routing.md).
+    Requests really wait less, because they avoid long queues. But if long queues did not count, clients in the tail would leave their caches too
+    easily (docs/measurements/routing.md).
     """
     requests_per_s = waited_ms_per_s = 0.0
     for model in models:
@@ -349,7 +352,7 @@ def _usual_ms(models: Sequence[ModelStatus | None]) -> float:
 def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) -> dict[str, int]:
     """Return how many tokens of the prompt each KV store holds.
 
-    That is as many as any site that shares it holds, because sites write there what they compute.
+    A store holds as many as any of its sites, because sites write the blocks that they compute to it.
     """
     stored: dict[str, int] = {}
     for model, held in zip(models, cached, strict=True):
@@ -360,7 +363,7 @@ def _stored_tokens(models: Sequence[ModelStatus | None], cached: Sequence[int]) 
 
 def _readable(model: ModelStatus | None, cached: int, stored: Mapping[str, int]) -> int:
     """Return how many tokens of the prompt a site could read from its store.
-    They are priced at its measured rate; a site that has not read any gets none."""
+    They are priced at its measured rate. The number is 0 for a site that has never read from its store."""
     return max(0, stored.get(model.kv_store, 0) - cached) if model is not None and stored else 0
 
 
@@ -375,7 +378,8 @@ def _best_first(scored: Scored) -> tuple[float, str]:
 def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
     """Return the round trip from the router, or from the client's location if it is known.
 
-    In the second case it is an estimate by distance, plus the excess of the router's measurement over its own estimate: a late site is late for all.
+    The latter is an estimate by distance, plus the difference between the router's own measurement and estimate, because a site's delay affects all
+    clients.
     """
     if request.client is None:
         return backend.rtt_ms
@@ -385,10 +389,11 @@ def _rtt_ms(request: RouteRequest, backend: BackendView) -> float:
 def _queue_ms(
     request: RouteRequest, backend: BackendView, model: ModelStatus, ms_per_token: float, worked_off_ms: float
 ) -> float:
-    """Return the wait for the rest of the published queue and of later requests when this request arrives.
+    """Return how long a request must wait for the queue of a site when it arrives there.
 
-    `worked_off_ms` is how much the site has shortened its queue since it published; other routers have sent to it too, at the rate that it publishes.
-    Requests that this router sent a moment ago always count, and so do requests that queue after an unanswered one.
+    The queue is the rest of the published one, and requests that came later. `worked_off_ms` is how much the site has shortened its queue since its
+    status. Other routers have sent requests since then, too, at the rate that the site publishes. Requests that this router has just sent always
+    count, and so do those after an unanswered one.
     """
     sent_ms = backend.pending_tokens * ms_per_token
     since_ms = max(0.0, request.now_s - backend.pending_since_s) * 1000
@@ -407,8 +412,8 @@ def _occupancy(backend: BackendView) -> float:
 
 
 def _followers(model: ModelStatus, ahead_ms: float, load: float) -> float:
-    """Return how many requests will come before a site with `ahead_ms` of work is idle again.
+    """Return how many requests arrive before a site with `ahead_ms` of work is idle again.
 
-    Added work delays each of them. A busy period that starts with work w lasts w / (1 - load) in any queue that serves in order of arrival.
+    Each of them is delayed by added work. A busy period that starts with work w lasts w / (1 - load) in any queue that serves in order of arrival.
     """
     return model.arriving_per_s * ahead_ms / 1000 / (1 - load)

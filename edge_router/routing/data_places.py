@@ -12,7 +12,7 @@ from pilotlight.wire.errors import ApiError
 
 class AllowedSites(NamedTuple):
     names: frozenset[str]
-    why: str  # the owner of the rule
+    why: str  # whose rule it is, such as "of the account NAME"
 
 
 class DataPlaces:
@@ -22,19 +22,19 @@ class DataPlaces:
         }
         self._models = [(model.model, _sites_of(model.data, network.sites)) for model in network.models if model.data]
 
-        self.is_empty = not (self._accounts or self._models)  # no rule exists: all data may go everywhere
+        self.is_empty = not (self._accounts or self._models)  # without rules all data may go to all sites
 
     def update_from(self, other: "DataPlaces") -> None:
         self._accounts, self._models, self.is_empty = other._accounts, other._models, other.is_empty
 
     def allowed(self, request: ValidRequest, own_name: str | None) -> AllowedSites | None:
         """Return the sites that may be asked; None if all.
-        `own_name` is the model's own name, of which the request may have an alias."""
+        `own_name` is the model's own name; the request may have an alias."""
         holder = request.head.holder
         return self.of(None if holder is None else holder.account.name, own_name, request.model)
 
     def of(self, account: str | None, own_name: str | None, model: str | None) -> AllowedSites | None:
-        """Return the same for an account's data that is for a model, under either name."""
+        """Return the allowed sites for an account's data and a model, under its own name or an alias."""
         names = None if account is None else self._accounts.get(account)
         why = [] if names is None else [f"of the account {account}"]
         for pattern, of_model in self._models:
@@ -45,7 +45,7 @@ class DataPlaces:
 
 
 def refusal(allowed: AllowedSites, states: str) -> ApiError:
-    """Return the error of a request that no site may answer."""
+    """Return the error of a request whose allowed sites are all unusable."""
     where = ", ".join(sorted(allowed.names)) or "no site at all"
     sentence = f"data {allowed.why} may go to {where} alone: {states or 'none of them is usable'}"
     return ApiError("no_site_available" if allowed.names else "forbidden", sentence, retry_after_s=1.0)

@@ -14,22 +14,22 @@ EARTH_RADIUS_KM = 6371.0
 
 
 def parse_place(header: str) -> Place:
-    """`"52.3,4.8"` -> Place. Raises ApiError on anything that is not two numbers of degrees."""
+    """Parse `"52.3,4.8"`. Raises ApiError unless it has a latitude and a longitude in degrees."""
     first, _, second = header.partition(",")
     try:
         latitude, longitude = float(first), float(second)
     except ValueError:
         latitude = longitude = math.nan
-    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):  # false for NaN as well
+    if not (-90 <= latitude <= 90 and -180 <= longitude <= 180):  # also false for NaN
         message = f"{CLIENT_GEO} must be latitude,longitude in degrees, such as 52.3,4.8; it is {header[:40]!r}"
         raise ApiError("invalid_request", message, param=CLIENT_GEO)
     return Place("client", latitude, longitude)
 
 
 def distance_km(a: Place, b: Place) -> float:
-    """Return the great-circle distance.
+    """Return the great-circle distance in km, by the haversine formula.
 
-    By the haversine formula: stable for near points, at most 0.5 % off, because the Earth is not a sphere.
+    It is exact for near points, and at most 0.5 % wrong, because the Earth is not a sphere.
     """
     phi_a, phi_b = math.radians(a.latitude), math.radians(b.latitude)
     half_phi = (phi_b - phi_a) / 2

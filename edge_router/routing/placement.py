@@ -10,11 +10,11 @@ from blake3 import blake3
 
 from pilotlight.edge_router.routing.views import BackendView
 
-BOUND = 1.25  # a site may hold so many times the mean occupancy before newcomers pass it by
+BOUND = 1.25  # a site gets no new conversations while its occupancy is above this multiple of the mean
 ALWAYS_FREE = (
-    0.05  # below this occupancy a site never counts as full: with three requests in the network, a mean is meaningless
+    0.05  # a site below this occupancy is never full: with three requests in the network a mean has no meaning
 )
-MAX_WALK = 16  # sites that are hashed: the cheapest ones; a conversation has nothing to gain from the seventeenth
+MAX_WALK = 16  # the cheapest sites, of which one is chosen by hashing: a 17th would not improve the balance
 
 
 def placement_order(
@@ -22,8 +22,8 @@ def placement_order(
 ) -> list[BackendView]:
     """Return the sites for a key, highest hash first.
 
-    `backends` are ordered best first; `mean_occupancy` is that of all sites, not only these. Sites above the bound, and those whose trial period does
-    not extend to this key, come after the others, in the same order; sites beyond the first MAX_WALK come last, as they came.
+    `backends` are ordered best first; `mean_occupancy` is that of all sites, not only these. Sites above the bound come after the others, and so do
+    sites that returned recently and do not take this key yet (`_is_taken_by`). Sites beyond the first MAX_WALK come last, in the given order.
     """
     walked = backends[:MAX_WALK]
     weights = {backend.name: _weight(key, backend.name) for backend in walked}
@@ -41,9 +41,9 @@ def placement_order(
 
 
 def _is_taken_by(backend: BackendView, weight: bytes) -> bool:
-    """Tell whether a site that has just returned takes this key.
+    """Tell whether a site that has just returned takes this key. Its share of the keys grows from 0 to 1.
 
-    It takes a growing share of keys, the same ones first each time.
+    A key that it takes stays with it as the share grows.
     """
     return backend.slow_start >= 1 or weight[-1] < 256 * backend.slow_start
 

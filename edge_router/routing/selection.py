@@ -1,7 +1,8 @@
-"""The choice of sites: the next site of a request, when to leave one, and what an attempt teaches.
+"""The choice of sites: the next site of a request, when to leave a site, and what an attempt shows.
 
-Joins the policy, the known sites, the session table and the retry budget. A site may be silent for many times its own published pace before another
-one is asked: a link that loses packets, or a frozen engine, keeps answering probes while its streams stand still. Sends nothing.
+Joins the policy, the known sites, the session table and the retry budget. A site must be silent for many times its published interval between tokens
+before another one is asked. Probes do not show such a site: over a lossy link, or with a frozen engine, it answers probes while its streams stand
+still. This module sends nothing.
 """
 
 import asyncio
@@ -29,11 +30,10 @@ from pilotlight.wire.hop.data_sites import encode_data_sites
 from pilotlight.wire.hop.status import ModelStatus
 
 MAX_RETRY_AFTER_S = 60.0
-TRY_AGAIN_S = 0.5  # between rounds over the sites, while a cut stream can continue at none
-INTERVALS = (
-    50  # decode steps that a site may take for one token: others' prompts come between, and a sequence may be preempted
-)
-TIMES = 4.0  # the predicted wait for a first token: predictions are averages
+TRY_AGAIN_S = 0.5  # pause between two rounds over the sites, while no site can continue a cut stream
+INTERVALS = 50  # decode steps within which a site must send a token: other prompts come between, and a sequence may be preempted
+# a stream may wait for its first token this many times the predicted time, because predictions are averages
+TIMES = 4.0
 
 Rank = Callable[[ValidRequest], tuple[RouteRequest, list[Preference]]]
 
@@ -74,8 +74,7 @@ class SiteSelector:
     def _views(self, request: ValidRequest) -> list[BackendView]:
         """Return the sites that may see the request and have its function or its uploaded adapter.
 
-        While no site publishes the function, return those that have never published a status: that the others lack it does not show that it does not
-        exist.
+        If no site publishes the function, return the sites that have never published a status, because one of them may have it.
         """
         asked: Iterable[Backend] = self.backends.values()
         if request.head.is_for_function:
@@ -94,12 +93,12 @@ class SiteSelector:
         return self.places.allowed(request, None if request.model is None else self.own_name(request.model))
 
     def data_sites(self, request: ValidRequest) -> str:
-        """Return the sites that may see a request, as a header for the site that answers it."""
+        """Return the header with the sites that may see a request, for the site that answers it."""
         allowed = self._allowed(request)
         return encode_data_sites(None if allowed is None else allowed.names)
 
     def own_name(self, model: str) -> str:
-        """Return the model's own name for a name or alias; the given name if no site knows it."""
+        """Return the model's own name for its name or alias. If no site knows the model, return `name` itself."""
         return self.own_names(model)[0]
 
     def own_names(self, model: str) -> tuple[str, str]:
@@ -110,8 +109,8 @@ class SiteSelector:
         return model, ""
 
     async def next_site(self, proxied: RequestState) -> tuple[RouteRequest, Preference] | None:
-        """Return the best site not yet tried.
-        It is ranked again each time, because sites may have failed or returned since."""
+        """Return the best site not yet tried; None if none is left.
+        Sites are ranked again each time, because some may have failed or returned since."""
         tries, is_new = proxied.tries, proxied.recovery.lost is None
         if tries.repeated and is_new:
             return None
@@ -136,9 +135,9 @@ class SiteSelector:
         return None
 
     def _last_resort(self, request: ValidRequest, route: RouteRequest, excluded: set[str]) -> Preference | None:
-        """Return the best site outside the ranking, when better ones seem to be left.
+        """Return the best of all sites that are not excluded, when the ranking is used up.
 
-        Such sites missed probes, or their last answers failed. A site without the model is never one of them.
+        These are sites that missed probes, or whose last answers failed. A site without the model is never returned.
         """
         views = [view for view in self._views(request) if view.name not in excluded]
         preferences = self._policy.rank(route, [view for view in views if may_serve(view, route.model)])
@@ -146,7 +145,7 @@ class SiteSelector:
 
     def is_wanted_elsewhere(self, proxied: RequestState, backend: Backend) -> bool:
         """Tell whether a draining site's stream has another site to go to.
-        This is checked now and then; without one, the site may finish it."""
+        This is checked from time to time; if there is none, the draining site may finish the stream."""
         backend.refused_draining()
         now = self._clock()
         if now < proxied.look_again_at:
@@ -156,7 +155,7 @@ class SiteSelector:
         return any(preference.serves(proxied.request.model) for preference in preferences)
 
     def note_failure(self, backend: Backend, ticket: Ticket, request: ValidRequest, failure: SiteFailed) -> None:
-        """Record what a failed attempt shows about the site."""
+        """Record what a failed attempt shows about its site."""
         log.info("site %s failed before its first byte: %s", backend.name, failure.detail)
         self._metrics.tried(backend.name, failure.kind)
         if failure.kind == "declined":
@@ -167,7 +166,8 @@ class SiteSelector:
         elif failure.kind == "failing":
             ticket.is_undecided = True  # until another site has answered the same request
         elif failure.kind in ("untrusted", "no_files"):
-            ticket.refused()  # its probes, which are signed too, will show a wrong secret; our own limits are not its fault
+            # the site's probes, which are signed too, will show a wrong secret; this router's own limits are not the site's fault
+            ticket.refused()
         elif failure.kind == "connect":
             backend.failed(failure.detail)
         elif failure.kind == "draining":
@@ -192,7 +192,7 @@ class SiteSelector:
 
     def nothing_left(self, request: ValidRequest, failures: Mapping[str, SiteFailed], repeated: str = "") -> ApiError:
         """Return the error of a request that no site has answered.
-        `repeated` has the words in which two sites failed alike."""
+        `repeated` is the error with which two sites failed alike."""
         if repeated:
             return ApiError("engine_error", f"two sites failed in the same way, so no other was asked: {repeated}")
         if (allowed := self._allowed(request)) is not None:
@@ -212,7 +212,7 @@ class SiteSelector:
 
 
 def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
-    """Return how long a stream may be silent between two tokens."""
+    """Return how long a stream may be silent between two tokens, in seconds."""
     if model is None:
         return stall_s
     if model.decode_tokens_per_s > 0:
@@ -223,7 +223,7 @@ def stall_limit_s(model: ModelStatus | None, stall_s: float) -> float:
 
 
 def first_token_limit_s(preference: Preference, name: str | None, stall_s: float) -> float:
-    """Return how long a stream may be silent before its first token.
+    """Return how long a stream may be silent before its first token, in seconds.
 
     Infinite if nothing was measured or the model must wake first.
     """
@@ -247,7 +247,7 @@ class AttemptPace(NamedTuple):
         return self.backend.is_frozen
 
     def is_stalled(self, silent_s: float) -> bool:
-        """Its stream has stood still for longer than the site's own pace explains, and can be moved."""
+        """Tell whether the stream is silent for longer than its site's pace explains, and can be moved."""
         proxied, model = self.proxied, self.proxied.request.model
         if silent_s < self.config.stall_s or model is None or not proxied.recovery.may_move:
             return False
@@ -267,7 +267,7 @@ class AttemptPace(NamedTuple):
 
     def may_leave(self) -> bool:
         """Tell whether the request may leave before its first token.
-        The next try is charged now, so that a request is never left without one."""
+        The next try is charged to the budget now, so that a request never leaves a site without being able to try another."""
         proxied, tries = self.proxied, self.proxied.tries
         if proxied.recovery.lost is not None:
             return True

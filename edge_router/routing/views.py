@@ -13,8 +13,9 @@ import msgspec
 from pilotlight.wire.hop.status import ModelStatus, Place, SiteStatus
 
 State = Literal["unknown", "healthy", "unhealthy", "draining"]
-MAX_DECLINES = 2  # times that one request may be declined: the next site must accept it, however long its queue is
-USABLE: tuple[State, ...] = ("healthy", "unknown")  # a router that has just started asks before it knows
+MAX_DECLINES = 2  # declines per request: the next site must accept it, however long its queue is
+# a router that has just started sends requests before its first probe is answered
+USABLE: tuple[State, ...] = ("healthy", "unknown")
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -23,15 +24,16 @@ class Home(msgspec.Struct, frozen=True):
     site: str
     cached_tokens: int
     by_name: (
-        bool  # the client named the session itself, so it asked to stay; otherwise the router recognised its messages
+        # the client named the session itself, so it wants to keep its site; otherwise the router recognised its messages
+        bool
     )
 
 
 class RouteRequest(msgspec.Struct, frozen=True):
-    """All a policy may know of a request."""
+    """All that a policy may know about a request."""
 
     model: str | None = None
-    prompt_tokens: int = 0  # an estimate
+    prompt_tokens: int = 0  # estimated number of tokens
     placement_key: bytes | None = None  # equal for all turns of one conversation, different between tenants
     home: Home | None = None
     client: Place | None = None  # None if it is near the router
@@ -39,7 +41,7 @@ class RouteRequest(msgspec.Struct, frozen=True):
         default_factory=dict
     )  # site -> tokens of this prompt that this router has sent there
     digests: tuple[tuple[int, int], ...] = ()  # (short digest of a prefix, tokens up to there), longest first
-    now_s: float = 0.0  # the time of the decision, on the clock of the views' stamps
+    now_s: float = 0.0  # time of the decision, on the clock of the views' times
 
     def sent_tokens(self, site: str) -> int:
         """Return how many tokens of this prompt the site has computed, as far as this router knows."""
@@ -52,31 +54,32 @@ class RouteRequest(msgspec.Struct, frozen=True):
 
 class BackendView(msgspec.Struct, frozen=True):
     """A site as the router knows it.
-    It stays true until something happens at the site or to it; times are of the router's clock."""
+    It stays valid until something changes at the site; times are on the router's clock."""
 
     name: str
     state: State
     place: Place
-    rtt_ms: float  # between router and site
-    seed_rtt_ms: float  # the estimated round trip without measurements
+    rtt_ms: float  # round trip between router and site
+    seed_rtt_ms: float  # estimate of the round trip without measurements
     outstanding: int = 0  # this router's requests in progress there
-    pending_requests: int = 0  # of these, sent since the site published its status, and not yet answering
-    pending_tokens: int = 0  # their prompt tokens
-    pending_since_s: float = 0.0  # when the first of them was sent
+    pending_requests: int = 0  # requests that were sent after the status and have not started to answer
+    pending_tokens: int = 0  # prompt tokens of the pending requests
+    pending_since_s: float = 0.0  # when the first pending request was sent
     unanswered_tokens: int = (
-        0  # prompt tokens that this router sent after its oldest unanswered request there, not reduced by the status
+        0  # prompt tokens sent to the site after its oldest unanswered request; the status does not reduce them
     )
-    lateness_ms: float = 0.0  # by how much its answers come later than this router expects
+    lateness_ms: float = 0.0  # mean delay of its answers beyond this router's predictions
     proven_lateness_ms: float = (
-        0.0  # the same by the evidence of more than one answer: moves a conversation from its cache
+        0.0  # the same without the most delayed answer; only this moves a conversation from its cache
     )
     backlog_ms: float = 0.0  # published queue of its busiest model
     status: SiteStatus | None = None
     status_is_fresh: bool = False
     status_at_s: float = 0.0  # the time when the status was requested
-    prefixes: frozenset[int] = frozenset()  # short digests that the site published as cached, all its models together
-    is_ejected: bool = False  # its last answers were failures: not asked while enough others are left
-    slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations it takes
+    # short digests of prefixes that the site published as cached, of all its models
+    prefixes: frozenset[int] = frozenset()
+    is_ejected: bool = False  # its last answers were failures: it gets no requests while enough other sites are left
+    slow_start: float = 1.0  # below 1 while it has only just (re)appeared: the share of new conversations that it takes
 
     def cached_tokens(self, request: RouteRequest) -> int:
         """Return the tokens of the prompt that a site has cached, by this router's requests or its digest."""
@@ -114,7 +117,7 @@ class BackendView(msgspec.Struct, frozen=True):
 
 def is_adapter_of(name: str, model: ModelStatus) -> bool:
     """Tell whether a name has the form `MODEL:ADAPTER` for this model.
-    Whether the adapter exists, only the site knows."""
+    Only the site knows whether the adapter exists."""
     if ":" not in name:
         return False
     base = name.rpartition(":")[0]
@@ -122,7 +125,7 @@ def is_adapter_of(name: str, model: ModelStatus) -> bool:
 
 
 class Preference(msgspec.Struct, frozen=True):
-    """One place in the order of preference, with the reasons for it."""
+    """A site in the order of preference, with the reasons for its place."""
 
     backend: BackendView
     cost_ms: float
@@ -132,46 +135,46 @@ class Preference(msgspec.Struct, frozen=True):
 
     @property
     def expected_ms(self) -> float:
-        """Return when the first token should reach this router, without the terms for risk.
+        """Return the predicted time until the first token reaches this router, without the terms for risk.
 
-        Based on the site's status and the requests sent. The round trip is the router's own, even if sites are compared by the client's.
+        It is based on the site's status and the requests sent since. The round trip is the router's own, even if sites are compared by the client's.
         """
         terms, rtt_ms = self.terms, self.backend.rtt_ms
         feared_ms = terms.get("doubt", 0.0) + terms.get("full", 0.0) + terms.get("lateness", 0.0)
         return self.cost_ms - feared_ms + (rtt_ms - terms.get("rtt", rtt_ms))
 
     def serves(self, model: str | None) -> bool:
-        """Sites that do not have the model are ranked, too, if none has it."""
+        """Tell whether the site may have the model. (If no site has it, all are ranked.)"""
         return self.backend.status is None or model is None or self.backend.model(model) is not None
 
     def explained(self, tries: int) -> str:
-        """The decision in a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
+        """Return the decision as a header: `site=ams1; cost=12.3; rtt=0.4; ...; tries=1; reason=home`."""
         terms = "".join([f"; {name}={value:.1f}" for name, value in self.terms.items()])
         return f"site={self.backend.name}; cost={self.cost_ms:.1f}{terms}; tries={tries}; reason={self.reason}"
 
 
 class Policy(Protocol):
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
-        """The sites to try, best first. Empty when none is usable."""
+        """Return the sites to try, best first; empty if none is usable."""
         ...
 
 
 HEALTHY_FLOOR = (
-    0.5  # of the usable sites: ejection never leaves fewer, since many failing at once are rarely the sites' own fault
+    0.5  # share of the usable sites that ejection leaves: if many fail at once, the sites are rarely at fault
 )
 
 
 def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[BackendView]:
     """Return the usable sites that serve the model, or may serve it as far as is known.
 
-    Only if each site is known not to serve it, all sites count, so that one of them can refuse by name. When no site is usable, return the unhealthy
-    ones: a site that missed its probes may still answer, one that drains is certain to refuse. So a request for a model whose only site is away is
-    never sent to the others, which would call the model unknown.
+    If every site is known not to serve it, all sites count, so that one of them can refuse it with a reason. If no site is usable, return the
+    unhealthy ones: a site that missed its probes may still answer, but a draining site certainly refuses. So a request for a model whose only site is
+    away is never sent to other sites, which would call the model unknown.
     """
     if len(backends) == 1:  # there is no choice
         return list(backends) if backends[0].state in USABLE or backends[0].state == "unhealthy" else []
     serving = [backend for backend in backends if may_serve(backend, request.model)]
-    # A model that failed to load is reported as such, and another attempt may succeed.
+    # A model that failed to load is reported as failed, and the next attempt may succeed.
     serving = (
         serving or [backend for backend in backends if request.model and backend.model(request.model)] or list(backends)
     )
@@ -184,9 +187,8 @@ def eligible(request: RouteRequest, backends: Sequence[BackendView]) -> list[Bac
 def may_serve(backend: BackendView, name: str | None) -> bool:
     if backend.status is None or name is None:
         return True
-    for model in (
-        backend.status.models
-    ):  # a loop in place of BackendView.model(): one call less for each site of a large network
+    # A loop instead of BackendView.model() saves a call for each site of a large network.
+    for model in backend.status.models:
         if name == model.name or name in model.aliases or is_adapter_of(name, model):
             return model.residency != "failed"
     return False

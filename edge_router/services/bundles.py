@@ -1,4 +1,4 @@
-"""Bundles of deployed functions, by the SHA-256 of their bytes, in a directory of the router.
+"""Bundles of deployed functions in a directory of the router, named by the SHA-256 of their bytes.
 
 A bundle exists whole or not at all: it is written to a temporary file, checked, synced and renamed.
 """
@@ -25,7 +25,8 @@ class BundleStore:
         return await asyncio.to_thread(self._path(digest).read_bytes)
 
     async def put(self, digest: str, body: AsyncIterator[bytes]) -> None:
-        """Store a bundle. Raises BundleError; an incomplete body, or one with another digest, leaves nothing."""
+        """Store a bundle.
+        Raises BundleError and stores nothing if the body is incomplete or has another digest."""
         parts, size = [], 0
         async for chunk in body:
             size += len(chunk)

@@ -1,6 +1,6 @@
 """The network's deployed functions: versions, shares of traffic, and the routes that change them.
 
-Off without a deploy token or keys.
+Deployments are off without a deploy token or keys.
 
 A function belongs permanently to the account that deployed it first, together with its stores, so no other account can deploy, read or follow it. The
 deploy token and admin keys belong to the operator and give access to all functions.
@@ -77,9 +77,9 @@ from pilotlight.wire.hop.status import FunctionsStatus
 from pilotlight.wire.http.asgi import read_body
 
 MAX_BODY = 64 << 10
-TRY_TIMEOUT_S = 360.0  # a site may take 300 s to install packages, and then calls the version
+TRY_TIMEOUT_S = 360.0  # a site may take 300 s to install packages; then it calls the version
 LOGS_TIMEOUT_S = 15.0
-SERVE_TIMEOUT_S = 10.0  # for a version that was tried: a site fetches it, and a process may have to start
+SERVE_TIMEOUT_S = 10.0  # a site fetches the version, which it has tried before, and may start a process
 JSON = "application/json"
 NO_STORE = {"cache-control": "no-store"}
 RequestT = TypeVar("RequestT")
@@ -88,7 +88,7 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class DeployGuard:
-    """Authorization: authors by the token or a key with the scope `deploy`, sites by a signature."""
+    """Authorizes authors by the deploy token or a key with the scope `deploy`, and sites by a signature."""
 
     token: str
     secret: str
@@ -117,13 +117,13 @@ class DeployGuard:
         raise ApiError("forbidden", f"deploying needs the router's token; set {DEPLOY_TOKEN_ENV}")
 
     def author_or_site(self, request: Request) -> Account | None:
-        """Return the account of a request; None for the operator or a site."""
+        """Return the account of a request; None for the operator or a site. Raises ApiError."""
         return None if self.is_from_site(request) else self.author(request)
 
     def is_from_site(self, request: Request) -> bool:
         signature, id = request.headers.get(HOP, ""), request.headers.get(REQUEST_ID, "")
         hop = Hop(request.method, request.url.path, id, FOR_ROUTERS, request.url.query)
-        times_s = self.clocks.times_s()  # by the site's own clock; the site does not send its name
+        times_s = self.clocks.times_s()  # one for each site's clock, because the site does not send its name
         return bool(self.key) and any(hop_is_genuine(signature, self.key, now_s, hop) for now_s in times_s)
 
     def signed(self, method: str, path: str, site: str, body: bytes = b"") -> dict[str, str]:
@@ -134,7 +134,7 @@ class DeployGuard:
 
     @property
     def key(self) -> str:
-        """A network without a secret, on one machine, has the token to sign with."""
+        """Return the key that signs. A network without a secret, on one machine, signs with the token."""
         return self.secret or self.token
 
 
@@ -157,7 +157,8 @@ class Deployments:
                 ) from None
 
     def get(self, name: str, author: Account | None) -> Deployment:
-        """Raise ApiError for another account's function, or a new name that the account may not use."""
+        """Return a deployment.
+        Raises ApiError for another account's function, or a new name that the account may not use."""
         deployment = self.known.get(name)
         if deployment is None:
             if author is not None:
@@ -191,12 +192,12 @@ def may_see(author: Account | None, deployment: Deployment) -> bool:
 
 
 def with_version(deployment: Deployment, new: Version, percent: float) -> Deployment:
-    """Return the deployment with the new version's share; the other versions share the rest."""
+    """Return the deployment with the new version's share; at most one other version gets the rest."""
     others = [share for share in deployment.shares if share.number != new.number]
     total = sum(share.percent for share in others)
     shares = [Share(new.number, 100.0 if not others else percent)]
     if others and percent < 100:
-        # one version besides the new one: the one with the most traffic; a third would make a rollback ambiguous
+        # Only the other version with the most traffic is kept, because a third version would make a rollback ambiguous.
         stable = max(others, key=lambda share: share.percent)
         assert total > 0
         shares.append(Share(stable.number, 100.0 - percent))
@@ -222,8 +223,8 @@ def rolled_back(deployment: Deployment, number: int | None) -> Deployment:
 
 
 def _before(deployment: Deployment) -> int:
-    """Return the previous version, 0 if there is none.
-    It is not simply the next lower number, which may have been rolled back."""
+    """Return the number of the previous version; 0 if there is none.
+    It may not be the next lower number, because that one may have been rolled back."""
     current = deployment.version(deployment.shares[0].number) if deployment.shares else None
     if current is None:
         return 0
@@ -255,7 +256,7 @@ class DeploymentApi:
         self._secrets = FunctionSecrets(directory, guard.key)
 
     def read_again(self) -> None:
-        """Take over the hosts of functions that another worker has deployed."""
+        """Apply deployments by another worker, and their hosts."""
         self._deployments.read()
         self._hosts.serve(self._deployments.known)
 
@@ -356,7 +357,7 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     async def remove(self, request: Request) -> Response:
-        """Stop serving a function everywhere. A rollback to one of its versions restores it."""
+        """Stop serving a function everywhere. A rollback restores one of its versions."""
         author = self._guard.author(request)
         wanted = await _parsed(request, Removal)
         name = request.path_params["name"]
@@ -386,7 +387,7 @@ class DeploymentApi:
         return Response(encode(sorted(self._secrets.of(name))), media_type=JSON)
 
     async def secret(self, request: Request) -> Response:
-        """Put or delete a secret, which the function's sites then fetch."""
+        """Store or delete a secret; the function's sites then fetch it."""
         author = self._guard.author(request)
         name, secret = _named(request.path_params["name"]), request.path_params["secret"]
         body = await read_body(request.scope, request.receive, MAX_BODY)
@@ -403,9 +404,9 @@ class DeploymentApi:
         return await self._served_everywhere(changed, 200)
 
     def _readable(self, request: Request) -> str:
-        """Return the name of a function whose output the author may read.
+        """Return the name if the author may read the function's output.
 
-        A site's own function belongs to the operator. Raises ApiError.
+        A function of a site's own file belongs to the operator. Raises ApiError.
         """
         author, name = self._guard.author(request), _named(request.path_params["name"])
         self._deployments.get(name, author)
@@ -440,7 +441,7 @@ class DeploymentApi:
         return self._lines(_named(name), self._followed(name))
 
     def _followed(self, name: str) -> list[Backend]:
-        """Return the sites that can be asked now and may have run the function."""
+        """Return the healthy sites at which the function may have run."""
         home = "" if (deployment := self._deployments.known.get(name)) is None else deployment.home
         healthy = [backend for backend in self._backends.values() if _functions_of(backend) is not None]
         return [backend for backend in healthy if home in ("", backend.name)]
@@ -474,10 +475,10 @@ class DeploymentApi:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_fits(self, deployment: Deployment) -> None:
-        """Raise ApiError if a site answers that a version must not take the traffic again.
+        """Raise ApiError if a site reports that a version must not get traffic again.
 
-        Its classes of objects were renamed or deleted since. A version that fails, or a site that cannot be asked in time, does not prevent a
-        rollback.
+        That is so if classes of its objects were renamed or deleted since. A version that fails, or a site that does not answer in time, does not
+        prevent a rollback.
         """
         version = deployment.version(deployment.shares[0].number)
         assert version is not None
@@ -487,8 +488,8 @@ class DeploymentApi:
                 raise ApiError("unhealthy_version", f"nothing was changed: at {site} {tried.detail}")
 
     async def _try_everywhere(self, deployment: Deployment, version: Version) -> list[str]:
-        """Return the migrations that sites will carry out.
-        Raises ApiError unless every site that can be asked, of those where it runs, has started the version and found it healthy."""
+        """Try a version at all sites where it runs; return the migrations that it will carry out.
+        Raises ApiError unless each of these sites that can be asked has started the version and found it healthy."""
         name, home = deployment.name, deployment.home
         results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
         if not results and home:
@@ -507,7 +508,8 @@ class DeploymentApi:
         return sorted({tag for tried in results.values() for tag in tried.moves})
 
     async def _served_everywhere(self, changed: Deployment, status: int) -> Response:
-        """Notify every site; sites that do not run the function redirect callers."""
+        """Notify all sites; respond with the names of those that do not confirm.
+        Sites that do not run the function redirect callers, so they need the change, too."""
         results = await self._ask_sites("", SERVE_PATH, encode(Serve(changed.name, changed.revision)), SERVE_TIMEOUT_S)
         unconfirmed = {}
         for site, tried in results.items():
@@ -544,7 +546,7 @@ class DeploymentApi:
     async def _ask(
         self, sites: list[Backend], path: str, body: Callable[[Backend], bytes], kind: type[AnswerT], timeout_s: float
     ) -> dict[str, AnswerT | str]:
-        """Ask sites at once. Return their answers by name, or a sentence that says why there is none."""
+        """Ask sites at the same time. Return their answers by name; a text explains a missing answer."""
 
         async def ask(site: Backend) -> AnswerT | str:
             try:
@@ -578,7 +580,7 @@ def deployment_api(
     tls: ssl.SSLContext | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> DeploymentApi:
-    """Read the token, the network's secret and the directory from the environment.
+    """Return the deployment API; token, secret and directory come from the environment.
 
     `on_change` is called after each change.
     """
@@ -606,5 +608,5 @@ def _named(name: str) -> str:
 
 
 def _functions_of(backend: Backend) -> FunctionsStatus | None:
-    """Return the functions of a healthy site; None if it has none or is not healthy."""
+    """Return the status of functions at a healthy site; None if it has none or is not healthy."""
     return backend.status.functions if backend.state == "healthy" and backend.status is not None else None

@@ -1,7 +1,7 @@
 """Adapters uploaded by accounts, as this router knows them, and how sites get copies of them.
 
-The sites store adapters, the router stores nothing: it asks a site for its list whenever the site's status shows a change, and copies each adapter to
-every other site that serves the base model, also to one that was away. An adapter that was removed while a site was away is removed there when it
+Sites store the adapters, and the router stores nothing. It asks a site for its list when the site's status shows a change, and copies each adapter to
+every other site that serves the base model, also to one that was down. An adapter that was removed while a site was away is removed there when it
 returns.
 """
 
@@ -20,10 +20,10 @@ from pilotlight.wire.errors import message_of
 from pilotlight.wire.hop.finetunes import INTERNAL_PATH, Finetune, FinetuneList
 
 LOOK_EVERY_S = 1.0
-TRY_AGAIN_S = 30.0  # after a site refused an adapter, or could not get it
-CARRY_S = 300.0  # for one, from or to a site
+TRY_AGAIN_S = 30.0  # after a site refused an adapter or could not get it
+CARRY_S = 300.0  # time to copy one adapter from or to a site
 LIST_BYTES = 64 << 20
-CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit
+CARRIED_BYTES = 1 << 30  # limit of a copy; each site has its own limit, too
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class SiteFinetunes:
         self._backends = backends
         self._places = places
         self._told: dict[str, FinetuneList] = {}  # published lists, by site
-        self._holders: dict[tuple[str, str], set[str]] = {}  # sites by owner and name, and by owner and id
-        self.is_empty = True  # no site has any
+        self._holders: dict[tuple[str, str], set[str]] = {}  # sites by (owner, name) and by (owner, id)
+        self.is_empty = True  # no site has an adapter
         self._carrying = asyncio.Lock()
 
     def holders(self, owner: str, name: str) -> set[str]:
@@ -50,11 +50,11 @@ class SiteFinetunes:
         return self.holders(self.owner(request.head), name)
 
     def owner(self, head: Head) -> str:
-        """Return the id with which sites identify the owner of uploads for a request. Raises ApiError."""
+        """Return the id under which sites store the uploads of a request's owner. Raises ApiError."""
         return tenant_of(self.key(head) if head.holder is None else head.owner, None).owner
 
     def key(self, head: Head) -> str:
-        """Return the value that sites get in place of a client's key. Raises ApiError."""
+        """Return the value that replaces a client's key at sites. Raises ApiError."""
         return site_key(head, self.orders.secret if self.orders is not None else "")
 
     def of(self, owner: str) -> dict[str, Finetune]:
@@ -67,11 +67,11 @@ class SiteFinetunes:
         return dict(sorted(found.items(), key=lambda pair: pair[1].created_s))
 
     def with_one(self, id: str) -> list[Backend]:
-        """Return the healthy sites that have an adapter, or its first file."""
+        """Return the healthy sites that have an adapter, or the first of its two files."""
         return [site for site in self.keepers() if id in self._ids(site)]
 
     def keepers(self) -> list[Backend]:
-        """Return the healthy sites that take fine-tunes, the nearest first."""
+        """Return the healthy sites that store fine-tunes, the nearest first."""
         found = [
             each
             for each in self._backends.values()
@@ -80,13 +80,13 @@ class SiteFinetunes:
         return sorted(found, key=lambda site: site.round_trip.ms)
 
     def may_have(self, site: Backend, finetune: Finetune) -> bool:
-        """Tell whether a site serves its base, and its account's data may go there."""
+        """Tell whether a site serves the adapter's base model, and may store its account's data."""
         known = site.view().model(finetune.model)
         allowed = self._places.of(finetune.account or None, finetune.model, None if known is None else known.name)
         return known is not None and (allowed is None or site.name in allowed.names)
 
     async def look(self) -> None:
-        """Ask every healthy site for its list."""
+        """Read the lists of all healthy sites."""
         await asyncio.gather(*(self._ask(site) for site in self.keepers()))
 
     async def run(self) -> None:
@@ -105,7 +105,7 @@ class SiteFinetunes:
                 log.exception("carrying fine-tunes between sites failed inside the router")
 
     async def spread(self, finetune: Finetune) -> list[str]:
-        """Carry one to every site that may have it. Return which sites do not have it then, and why."""
+        """Copy an adapter to all sites that may have it. Return which sites still lack it, and why."""
         lacking = []
         for site in tuple(self._backends.values()):
             if site.state == "healthy" and not self.may_have(site, finetune):
@@ -119,7 +119,7 @@ class SiteFinetunes:
         return lacking
 
     async def remove(self, finetune: Finetune) -> list[str]:
-        """Remove one everywhere. Return which sites still have it, and why."""
+        """Remove an adapter from all sites. Return which sites still have it, and why."""
         keeping = []
         for site in tuple(self._backends.values()):
             if site.name in self._told and finetune.id in self._ids(site):
@@ -140,7 +140,7 @@ class SiteFinetunes:
 
     async def _carry(self, finetune: Finetune, to: Backend) -> str | None:
         """Copy an adapter to a site. Return why the site does not have it afterwards; None on success."""
-        async with self._carrying:  # one copy at a time: each needs as much memory as its file
+        async with self._carrying:  # one copy at a time, because each needs as much memory as its file
             if finetune.id in self._ids(to, is_whole=True):
                 return None
             why = "no site that has it is reachable"

@@ -18,9 +18,9 @@ from pilotlight.wire.hop.finetunes import FINETUNES, Finetune
 from pilotlight.wire.hop.headers import ACCOUNT, HOP_SECRET_ENV, REQUEST_ID
 
 CREATE_BYTES = 64 << 10
-FORM_BYTES = 16 << 10  # round a file
+FORM_BYTES = 16 << 10  # size of a form besides its file
 UPLOAD_S = 600.0
-_AT_SITES = "/client/v4/accounts/-/ai/finetunes"  # a site identifies the owner by the key
+_AT_SITES = "/client/v4/accounts/-/ai/finetunes"  # "-" as the account: sites identify the owner by the key
 
 Answer = tuple[int, bytes]
 
@@ -60,7 +60,7 @@ class RoutedFinetunes:
         return HTTPStatus.OK, orjson.dumps(jobs_answer(client.head.method, job, part, owned))
 
     async def _answer(self, client: Downstream, id: str | None, is_file: bool, body: bytes) -> Answer:
-        """Raises ApiError."""
+        """Answer a request under the account's path of fine-tunes. Raises ApiError."""
         head, finetunes = client.head, self._finetunes
         await finetunes.look()
         owned = finetunes.of(finetunes.owner(head))

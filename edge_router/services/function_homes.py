@@ -16,9 +16,9 @@ from pilotlight.wire.hop.deployments import Deployment, NewVersion
 
 
 def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
-    """Return a function's home for its new version; empty to run everywhere.
+    """Return the home for a function's new version; empty if it may run everywhere.
 
-    `sites` may have its account's data, preferred first. Raises ApiError.
+    `sites` are the sites that may store its account's data, preferred ones first. Raises ApiError.
     """
     called = {known[name].home: name for name in new.services if name in known and known[name].home}
     if new.home is not None:
@@ -46,7 +46,7 @@ def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deploym
 
 
 def with_callers(known: Mapping[str, Deployment]) -> dict[str, Deployment]:
-    """Move functions to the home of a function that they call, and their callers, too.
+    """Move callers of functions that have a home to that home, and their callers, too.
 
     Only functions that would run everywhere are moved.
     """
@@ -66,6 +66,6 @@ def with_callers(known: Mapping[str, Deployment]) -> dict[str, Deployment]:
 
 
 def _usual(known: Mapping[str, Deployment], sites: Sequence[str]) -> str:
-    """Return the site where most data is: functions that share a store need the same home."""
+    """Return the site that is the home of most functions. Functions that share a store need the same home."""
     homes = Counter(deployment.home for deployment in known.values() if deployment.home in sites)
     return max(homes, key=homes.__getitem__) if homes else sites[0]

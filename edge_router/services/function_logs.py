@@ -10,14 +10,16 @@ from pilotlight.wire.hop.function_logs import FoundLogs, LoggedInvocation, LogQu
 
 TIMEOUT_S = 15.0
 TEXTS = ("since_s", "grep", "status", "limit")
-LogsAnswer = list[LoggedInvocation] | str  # or why there is none
+LogsAnswer = list[LoggedInvocation] | str  # a text explains why there are none
 
 
 def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, int]]:
     """Read a client's query: `since_s`, `grep`, `status`, `limit`, and several `after`, as SITE:SEQ.
     Raises ApiError."""
     if unknown := sorted(set(asked) - {*TEXTS, "after"}):
-        raise ApiError("invalid_request", f"logs are asked by {', '.join(TEXTS)} and after, not by {unknown[0][:64]!r}")
+        raise ApiError(
+            "invalid_request", f"logs are filtered by {', '.join(TEXTS)} and after, not by {unknown[0][:64]!r}"
+        )
     try:
         query = msgspec.convert(
             {"function": function, **{name: asked[name] for name in TEXTS if name in asked}}, LogQuery, strict=False
@@ -25,13 +27,14 @@ def log_query(function: str, asked: QueryParams) -> tuple[LogQuery, dict[str, in
         pairs = (each.rpartition(":") for each in asked.getlist("after"))
         return query, {site: int(seq) for site, _, seq in pairs}
     except (msgspec.ValidationError, ValueError) as error:
-        raise ApiError("invalid_request", f"logs cannot be asked so: {error}") from None
+        raise ApiError("invalid_request", f"the query for logs is invalid: {error}") from None
 
 
 def merged_logs(answers: Mapping[str, LogsAnswer], query: LogQuery, after: Mapping[str, int]) -> FoundLogs:
     """Merge the answers of sites, by name.
 
-    Of more than `query.limit` invocations the newest are returned, or, after a `seq`, the oldest of each site."""
+    Of more than `query.limit` invocations the newest are returned, or, if the query has a `seq`, the oldest of each site.
+    """
     found: list[LoggedInvocation] = []
     seen, unread = dict(after), {}
     for site, answer in answers.items():

@@ -1,4 +1,4 @@
-"""Secrets of deployed functions, which this router keeps sealed for the sites that serve them."""
+"""Secrets of deployed functions, which this router stores encrypted for the sites that serve them."""
 
 import uuid
 from pathlib import Path
@@ -10,12 +10,12 @@ from pilotlight.support import atomic_files
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.sealed_secrets import MAX_SECRET_BYTES, seal
 
-MAX_SECRETS = 64  # of one function
+MAX_SECRETS = 64  # secrets of one function
 
 
 class FunctionSecrets:
     def __init__(self, directory: Path, key: str) -> None:
-        """`key` is the one with which sites decrypt secrets; empty if none can be stored.
+        """`key` encrypts the secrets, and sites decrypt them with it; empty if none can be stored.
         Raises ConfigError if the file cannot be read."""
         self._path = directory / "secrets.json"
         self._key = key
@@ -30,23 +30,23 @@ class FunctionSecrets:
         return self._sealed.get(function, {})
 
     def put(self, function: str, name: str, value: str) -> str:
-        """Keep a secret. Returns a word that changes with every change. Raises ApiError."""
+        """Store a secret. Return a text that changes with every change. Raises ApiError."""
         if not self._key:
-            raise ApiError("not_found", "this router has no key by which secrets could be sealed for its sites")
+            raise ApiError("not_found", "this router has no key to encrypt secrets for its sites")
         if not value or len(value.encode()) > MAX_SECRET_BYTES:
             raise ApiError("invalid_request", f"a secret has 1 to {MAX_SECRET_BYTES} bytes")
         if not (name.isidentifier() and len(name) <= 128):
-            raise ApiError("invalid_request", f"{name[:64]!r} is no name of a secret: letters, digits and _")
+            raise ApiError("invalid_request", f"{name[:64]!r} is not a name of a secret: use letters, digits and _")
         kept = {**self.of(function), name: seal(self._key, function, name, value)}
         if len(kept) > MAX_SECRETS:
             raise ApiError("invalid_request", f"a function has at most {MAX_SECRETS} secrets")
         return self._write(function, kept)
 
     def delete(self, function: str, name: str) -> str:
-        """Likewise. Raises ApiError."""
+        """Delete a secret. Return a text that changes with every change. Raises ApiError."""
         kept = dict(self.of(function))
         if kept.pop(name, None) is None:
-            raise ApiError("not_found", f"{function} has no secret {name[:64]!r} that was put through a router")
+            raise ApiError("not_found", f"{function} has no secret {name[:64]!r} that was set through a router")
         return self._write(function, kept)
 
     def _write(self, function: str, kept: dict[str, bytes]) -> str:

@@ -1,4 +1,4 @@
-"""Keys and accounts that were made while a router ran.
+"""Keys and accounts that were created while a router ran.
 
 They are in a file of its state directory, beside those of its configuration, and valid at once. The file has the form of `serve --keys`: `pilotlight
 keys` changes it too, and SIGHUP reads it again.
@@ -33,7 +33,7 @@ class IssuedKeys:
         self._changing = asyncio.Lock()
 
     def list_keys(self) -> list[dict[str, Any]]:
-        """List the keys: those of the configuration first, which cannot be revoked here."""
+        """Return all keys: first those of the configuration, which cannot be revoked here."""
         issued = _read(self._file).keys
         return [
             *({**described(key), "is_issued": False} for key in self._configured().keys),
@@ -60,7 +60,7 @@ class IssuedKeys:
             self._changed()
 
     def _create(self, new: KeyRequest) -> str:
-        """Raises ConfigError."""
+        """Create a key; return its text. Raises ConfigError."""
         configured, issued = self._configured(), _read(self._file)
         if any(key.name == new.name for key in (*configured.keys, *issued.keys)):
             raise ConfigError(f"there is a key named {new.name!r} already: choose another name")
@@ -93,5 +93,5 @@ def with_issued_keys(network: NetworkConfig, file: Path) -> NetworkConfig:
 
 
 def _read(file: Path) -> IssuedKeysFile:
-    """Raises ConfigError."""
+    """Read the file of issued keys, if it exists. Raises ConfigError."""
     return parse(IssuedKeysFile, read(file), str(file)) if file.is_file() else IssuedKeysFile()

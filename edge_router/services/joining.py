@@ -1,6 +1,6 @@
 """Routes with which a machine joins as a site.
 
-It shows a token, and gets a certificate, the network's secret and an entry in the router's file.
+It sends a token, and gets a certificate, the network's secret and an entry in the router's file.
 
 A token is valid once. The site is first written to the router's file, which the router then reads again.
 """
@@ -73,7 +73,7 @@ class JoinRoutes:
         return self._network is not None
 
     async def line(self, minutes: float) -> str:
-        """Return a command by which one machine joins, once. Raises ApiError."""
+        """Return a command with which one machine can join, once. Raises ApiError."""
         assert self._network is not None
         folder, port, fingerprint = (
             self._network.folder,
@@ -86,21 +86,21 @@ class JoinRoutes:
             raise ApiError("internal_error", f"{folder} cannot be used: {error.strerror}") from None
 
     async def face(self, request: Request) -> Response:
-        """Return the authority's certificate, for the machine to compare with its token, and the location."""
+        """Return the authority's certificate, which the machine checks by its token, and the location."""
         assert self._network is not None
         place = self._router.network.place
         told = NetworkFace(self._network.authority.pem.decode(), Place(place.city, place.latitude, place.longitude))
         return Response(msgspec.json.encode(told), media_type=JSON)
 
     async def join(self, request: Request) -> Response:
-        """Take a machine in. Raises ApiError."""
+        """Answer a machine that joins with its certificate and the network's secret. Raises ApiError."""
         assert self._network is not None
         if request.url.scheme != "https":
             raise ApiError("forbidden", "the network's secret is sent over https only: set listen.tls_certificate")
         try:
             asked = msgspec.json.decode(await read_body(request.scope, request.receive, MAX_BODY), type=JoinRequest)
         except msgspec.MsgspecError as error:
-            raise ApiError("invalid_request", f"this is no request to join: {error}") from None
+            raise ApiError("invalid_request", f"the request to join is invalid: {error}") from None
         host = _host_of(asked.url)
         async with self._joining:
             joined = await asyncio.to_thread(self._join, self._network, asked, host)
@@ -110,7 +110,7 @@ class JoinRoutes:
         return Response(msgspec.json.encode(joined), media_type=JSON)
 
     def _join(self, network: _Network, asked: JoinRequest, host: str) -> Joined:
-        """Raises ApiError."""
+        """Issue a certificate and add the site to the file. Raises ApiError."""
         if asked.name in self._router.backends:
             raise ApiError("invalid_request", f"the network has a site named {asked.name!r}: choose another --name")
         try:
@@ -137,6 +137,6 @@ def _host_of(url: str) -> str:
         host = None
     if not host or not url.isascii() or set(url) & set(" \t\r\n\"'\\"):
         raise ApiError(
-            "invalid_request", f"{url[:100]!r} is no https://HOST:PORT at which this router could reach a site"
+            "invalid_request", f"{url[:100]!r} is not an https://HOST:PORT at which this router can reach a site"
         )
     return host

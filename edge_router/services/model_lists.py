@@ -1,6 +1,6 @@
 """Lists of the network's models, as an ASGI application.
 
-Sites have different models, so one site of each kind is asked for its own.
+Sites have different models. Sites with the same models are one kind, and one site of each kind is asked.
 """
 
 import asyncio
@@ -41,9 +41,10 @@ class Answer(NamedTuple):
 
 
 class ModelLists:
-    """Combines the lists of all sites; of a model at several sites, the first site's entry counts.
+    """Combines the lists of all sites.
 
-    The order is that of the router's file. An account sees the models that it may use, and every client sees prices.
+    If several sites list a model, the first site's entry counts, in the order of the router's file. An account sees the models that it may use, and
+    every client sees prices.
     """
 
     def __init__(self, proxy: Proxy, prices: PriceList) -> None:
@@ -80,7 +81,7 @@ class ModelLists:
             return lists
         shown = self._shown(client.head, (entry for fields in lists for entry in fields[field]))
         fields = {**lists[0], field: shown}
-        if "first_id" in fields:  # Anthropic's
+        if "first_id" in fields:  # only Anthropic's form has these fields
             fields["first_id"], fields["last_id"] = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
         return Answer(200, orjson.dumps(fields))
 
@@ -105,7 +106,7 @@ class ModelLists:
     async def _one(self, client: Downstream, model: str) -> Answer:
         """Ask one site of each kind whether it has an adapter.
 
-        A missing answer does not mean that there is no such model. Raises ApiError.
+        If a site does not answer, its error is returned instead of a 404, because it may have the model. Raises ApiError.
         """
         holder = client.head.holder
         found: Answer | ApiError = ApiError(
@@ -144,7 +145,7 @@ class ModelLists:
     def _kinds(self, model: str | None = None) -> Iterable[set[str]]:
         """Group the sites to ask by the models that they publish.
 
-        With `model`, only those that publish it or have published nothing. If none of these is healthy, the others are asked.
+        With `model`, return only sites that publish it or have published nothing. If none of these is healthy, the others are asked.
         """
         views = [backend.view() for backend in self._proxy.selector.backends.values()]
         if model is not None:
@@ -168,7 +169,7 @@ class ModelLists:
         )
 
     async def _ask(self, client: Downstream, request: ValidRequest, sites: set[str]) -> Answer | ApiError:
-        """Send a request to one of `sites`; return its answer, or why there is none."""
+        """Send a request to one of `sites`; return its answer, or an error if there is none."""
         proxied = self._proxy.proxied(request)
         proxied.tries.excluded |= self._proxy.selector.backends.keys() - sites
         answers: list[Answer] = []
@@ -222,7 +223,7 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _id(entry: Fields) -> Any:
-    """Return a model's name; Ollama's lists call it `model`."""
+    """Return the model's name of an entry. Ollama's lists call it `model`."""
     return entry.get("id", entry.get("model"))
 
 

@@ -1,7 +1,7 @@
 """Stored responses in a PostgreSQL database that the routers of a network share.
 
-`response_store/response_rows.py` defines the rows for both kinds of database. Writers exclude each other, as in SQLite: a transaction that makes
-room, or deletes expired rows, sees everything that others have written. Readers see one moment.
+`response_store/response_rows.py` defines the rows for both kinds of database. Writers exclude each other, as in SQLite, so a transaction that makes
+room or deletes expired rows sees all that others have written. Each reader sees a snapshot.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from pilotlight.response_store import response_rows as rows
 from pilotlight.response_store.response_database import ResponsesFault, Result, Work
 
 TURN_WITHIN_S = 3.0
-STANDS_STILL_S = 3.0  # a writer that stops in its turn loses it
+STANDS_STILL_S = 3.0  # an idle transaction of a writer is aborted after this time
 CLOSES_WITHIN_S = 2.0
-_LOCK = 0x70696C6F7402  # the advisory lock of a writer
+_LOCK = 0x70696C6F7402  # advisory lock: one writer at a time
 _MAKES_TABLES = 0x70696C6F7403
 _TURN = f"""SELECT set_config('lock_timeout', '{TURN_WITHIN_S:.0f}s', TRUE),
     set_config('idle_in_transaction_session_timeout', '{STANDS_STILL_S:.0f}s', TRUE), pg_advisory_xact_lock({_LOCK})"""
@@ -47,7 +47,7 @@ _TRIGGERS = (
 
 
 class PostgresResponses:
-    """Used by its own thread; callers wait at most as long as they say."""
+    """Stored responses in PostgreSQL. Work runs in a thread; callers wait at most `within_s`."""
 
     is_shared = True
     name = "the routers' database"
@@ -64,7 +64,8 @@ class PostgresResponses:
         job, loop = _TimedWork(work, is_write), asyncio.get_running_loop()
         doing = loop.run_in_executor(self._thread, self._do, job)
         doing.add_done_callback(_heard)
-        ending = loop.call_later(within_s, self._leave, job)  # the caller may be cancelled before
+        # stops the work even if the caller is cancelled earlier
+        ending = loop.call_later(within_s, self._leave, job)
         doing.add_done_callback(lambda _: ending.cancel())
         if not (await asyncio.wait({doing}, timeout=within_s))[0]:
             raise ResponsesFault(f"no answer within {within_s:g} s", "their database did not answer in time")
@@ -99,7 +100,7 @@ class PostgresResponses:
         except UsageStoreError:
             if job.is_left or not was_open:
                 raise
-            return self._in_transaction(job)  # a restarted database does not know the old connections
+            return self._in_transaction(job)  # a restarted database drops old connections
         finally:
             job.is_running = False
 
@@ -113,14 +114,14 @@ class PostgresResponses:
 
 
 class TranslatedConnection:
-    """A connection in the form that functions of `response_store/response_rows.py` take."""
+    """A connection with the interface that the functions of `response_store/response_rows.py` use."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> "psycopg.Cursor[tuple[Any, ...]]":
         cursor = self._connection.cursor(row_factory=tuple_row)
-        # PostgreSQL's texts have no zero, and an id is a client's word.
+        # Texts in PostgreSQL cannot contain zero characters, and a client may choose an id.
         plain = [value.replace("\0", "\ufffd") if isinstance(value, str) else value for value in values]
         return cursor.execute(_translated(sql), plain)
 
@@ -140,7 +141,7 @@ def _translated(sql: str) -> bytes:
 
 def _make_tables(connection: Connection) -> None:
     """Create the tables if they do not exist, so that no right to create them is needed later."""
-    chosen = "SELECT to_regclass('response_makers') IS NOT NULL AS is_there"  # the last of them
+    chosen = "SELECT to_regclass('response_makers') IS NOT NULL AS is_there"  # the table that is created last
     if _is_there(connection.execute(chosen).fetchone()):
         return
     with connection.transaction():

@@ -28,24 +28,24 @@ from pilotlight.wire.hop.management import (
 
 CATALOGUE_TIMEOUT_S = 20.0  # a site reads the descriptions of new files first
 OPERATION_TIMEOUT_S = 30.0  # a model's weights may have to leave the device
-HUB_TIMEOUT_S = 25.0  # of a site that waits for the hub for 20 s
+HUB_TIMEOUT_S = 25.0  # a site waits for the hub for 20 s
 STORE_TIMEOUT_S = 5.0
 MAX_ANSWER = 4 << 20
 
-# A site's status to this router's word; status 0: there was no answer.
+# The error for a site's status; status 0 means that there was no answer.
 REFUSALS = {0: "upstream_timeout", 404: "not_found", 409: "conflict", 503: "overloaded"}
 AnswerT = TypeVar("AnswerT")
 
 
 class SiteOperations:
-    """Raises ApiError, with the site's own reason if it has one."""
+    """Requests for operations at sites. Methods raise ApiError, with the site's reason if it has one."""
 
     def __init__(self, backends: Mapping[str, Backend], orders: SiteControl) -> None:
         self._backends = backends
         self._orders = orders
 
     async def catalogues(self) -> dict[str, Catalogue | str]:
-        """Return the catalogue of each site that is not known to be down, or why there is none."""
+        """Return the catalogue of each site; for a site that is down or fails, the reason."""
         down = {name: each.detail or each.state for name, each in self._backends.items() if each.state == "unhealthy"}
         asked = [name for name in self._backends if name not in down]
         return {**dict(zip(asked, await asyncio.gather(*map(self._catalogue, asked)), strict=True)), **down}
@@ -62,7 +62,7 @@ class SiteOperations:
         return _decoded(body, tuple[HubModel, ...])
 
     async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
-        """Return the stores of each healthy site that serves functions, or why they cannot be read."""
+        """Return the stores of each healthy site that serves functions; for a site that fails, the reason."""
         serving = [name for name, each in self._backends.items() if each.state == "healthy" and _has_functions(each)]
         return dict(zip(serving, await asyncio.gather(*map(self._stores, serving)), strict=True))
 
@@ -84,7 +84,7 @@ class SiteOperations:
         return await self._listed(site, STORES_PATH, STORE_TIMEOUT_S, tuple[FunctionStore, ...])
 
     async def _listed(self, site: str, path: str, timeout_s: float, kind: type[AnswerT]) -> AnswerT | str:
-        """Return what a site lists, or why it lists nothing."""
+        """Return a site's list, or the reason if it does not send one."""
         answer = await self._orders.exchange("GET", site, path, timeout_s=timeout_s, most_bytes=MAX_ANSWER)
         if answer.status != 200:
             return message_of(answer.body)
@@ -112,7 +112,7 @@ def _has_functions(backend: Backend) -> bool:
 
 
 def _decoded(body: bytes, kind: type[AnswerT]) -> AnswerT:
-    """Raises ApiError for an answer in another form, as of a site with an older version."""
+    """Decode an answer. Raises ApiError if it has another form, as from a site with an older version."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:

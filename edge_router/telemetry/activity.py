@@ -20,7 +20,8 @@ class RouterActivity:
         self.version = version
         self._proxy = proxy
         self._clock = clock
-        self._seen: dict[RequestState, tuple[float, int]] = {}  # each open answer's tokens at the last look
+        # time and number of tokens of each open answer at the last look
+        self._seen: dict[RequestState, tuple[float, int]] = {}
         self._gaps = [0] * (len(TOKEN_GAPS_MS) + 1)
 
     def counts(self) -> Counts:
@@ -49,7 +50,7 @@ class RouterActivity:
         return self._proxy.metrics.predictions()
 
     def _look_at_streams(self) -> None:
-        """Count each open stream's mean time per token since the last look, once per token."""
+        """Record the mean time per token of each open stream since the last look, once for each of its tokens."""
         now, seen = self._clock(), {}
         for proxied in self._proxy.under_way:
             tokens = proxied.delivered_tokens

@@ -1,8 +1,7 @@
-"""The router's metrics, in Prometheus's form: requests, attempts, decisions and sites.
+"""The router's metrics for Prometheus: requests, attempts, decisions and sites.
 
-A decision's predicted terms are beside actual times.
-
-One registry for each application, so that two routers in one process do not count into each other.
+A decision's predicted terms can be compared with actual times. Each application has its own registry, so two routers in one process do not count into
+each other.
 """
 
 from collections import defaultdict, deque
@@ -22,14 +21,14 @@ NO_SITE = ""  # the site label of a request that no site answered
 TTFT_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 60.0, 120.0)
 ERROR_BUCKETS_MS = (-1000, -300, -100, -30, -10, 0, 10, 30, 100, 300, 1000, 3000)
 CONTINUATION_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2)
-RECENT = 100  # streams' predictions and moves that the page can show
+RECENT = 100  # number of recent predictions and moves that the page can show
 STATES = ("unknown", "healthy", "unhealthy", "draining")
 
 
 class _Counts(Collector):
     """A counter whose values are collected on request.
 
-    A counter of prometheus_client takes seven calls and a lock for each increment, for threads that do not exist here.
+    A counter of prometheus_client makes seven calls and takes a lock for each increment, to support threads.
     """
 
     def __init__(self, registry: CollectorRegistry, name: str, meaning: str, labels: tuple[str, ...]) -> None:
@@ -74,10 +73,11 @@ class RouterMetrics:
         self._lost = self._counts("streams_lost", "Streams that ended with an error event, by the lost site.", "site")
         about = "Time from the last event of the lost site to the first event of the next one."
         self._continuation = self._times("continuation_delay_seconds", about, CONTINUATION_BUCKETS_S)
-        self.objectives: Objectives | None = None  # if there are any
+        self.objectives: Objectives | None = None  # None without objectives
         self.moves: deque[Move] = deque(maxlen=RECENT)
         self._num_predictions = 0
-        self._unread: deque[tuple[int, Preference, float]] = deque(maxlen=RECENT)  # of predictions
+        # predictions that the page has not read yet
+        self._unread: deque[tuple[int, Preference, float]] = deque(maxlen=RECENT)
         self._predictions: deque[Decision] = deque(maxlen=RECENT)
         self._of_site: dict[str, tuple[Histogram, Histogram]] = {}
 
@@ -88,7 +88,7 @@ class RouterMetrics:
         return Histogram(f"pilotlight_router_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch(self, name: str, meaning: str, read: Callable[[], float]) -> None:
-        """A gauge whose value is read on request."""
+        """Add a gauge whose value is read when metrics are collected."""
         Gauge(f"pilotlight_router_{name}", meaning, registry=self.registry).set_function(read)
 
     def judge(self, objectives: Objectives) -> None:
@@ -157,7 +157,7 @@ def _decision(number: int, preference: Preference, actual_s: float) -> Decision:
 
 
 class _BackendCollector:
-    """Sites are read when asked, not written when they change."""
+    """Metrics of sites, which are read when metrics are collected, not updated when they change."""
 
     def __init__(self, backends: Collection[Backend]) -> None:
         self._backends = backends

@@ -1,6 +1,6 @@
-"""The newest requests of a router, for the page.
+"""The newest requests of a router, for the page: account, site, outcome and times.
 
-Each has its account, its site, its outcome and its times; nothing of prompts and answers.
+Nothing of prompts and answers is kept.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ MAX_TIMES = 1 << 20
 
 class EndedRequest(NamedTuple):
     request_id: str
-    at_s: float  # of its arrival, since the epoch
-    account: str  # empty: without a known key
+    at_s: float  # arrival, in seconds since the epoch
+    account: str  # empty without a known key
     path: str
     model: str
     site: str  # the site that answered last; empty if none did
-    tries: int  # sites that failed or declined before
-    moves: int  # of its stream to another site
-    outcome: str  # ok, an error's word, or a status
-    first_token_ms: float | None  # of a stream, from its arrival
+    tries: int  # sites that failed or declined before the last one
+    moves: int  # moves of the stream to another site
+    outcome: str  # `ok`, an error code, or a status
+    first_token_ms: float | None  # time to a stream's first token, from its arrival
     took_ms: float
     output_tokens: int
 
@@ -61,7 +61,7 @@ class RecentRequests:
 
 
 async def _times_at(orders: SiteControl, site: str) -> list[GenerationTimes]:
-    """Return the newest generations of a site; none if it cannot be asked now."""
+    """Return the newest generations of a site; empty if it does not answer."""
     if not orders.knows(site):
         return []
     answer = await orders.exchange("GET", site, REQUESTS_PATH, most_bytes=MAX_TIMES)

@@ -26,7 +26,7 @@ from pilotlight.wire.paths import nothing_at
 
 JSON = "application/json"
 MAX_DEBUG_BODY = 8 << 20
-# What each process of a router answers itself.
+# Paths that each process of a router answers itself.
 OWN_PATHS = frozenset({
     "/livez", "/readyz", "/health", "/ping", "/version", "/openapi.json", "/docs", "/metrics", "/status", "/debug/route",
 })  # fmt: skip
@@ -80,7 +80,7 @@ class OwnRoutes:
         return _json({"live": True})
 
     async def readyz(self, request: Request) -> Response:
-        """Return 200 with one healthy site; the body names the unhealthy ones in any case."""
+        """Return 200 if at least one site is healthy. The body always names the unhealthy ones."""
         healthy = [backend.name for backend in self._backends.values() if backend.state == "healthy"]
         others = {
             backend.name: f"{backend.state}: {backend.detail}"
@@ -122,9 +122,9 @@ class OwnRoutes:
         return _json(slo_answer(await objectives.states()))
 
     async def debug_route(self, request: Request) -> Response:
-        """Return the ranking for a request without sending it.
+        """Return the ranking of sites for a request without sending it.
 
-        POST the body and headers that it would have, or GET with `?model=`; `?address=` is the client that it would come from.
+        POST the body and headers of the request, or GET with `?model=`; `?address=` is the client's address.
         """
         path = request.query_params.get("path", "/ai/v1/chat/completions")
         model = request.query_params.get("model")
@@ -165,7 +165,7 @@ class OwnRoutes:
         })  # fmt: skip
 
     def _supposed_place(self, address: str, header: str, is_hop: bool) -> Place | None:
-        """Return the location for a hypothetical request, whose location header is always trusted."""
+        """Return the location of the client of a hypothetical request. Its location header is always trusted."""
         return self._places.place(address, header, is_hop or bool(header))
 
 
@@ -184,7 +184,7 @@ async def _left(request: Request, error: Exception) -> Response:
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
-    """Answer paths that are neither forwarded nor the router's own."""
+    """Return a 404 for paths that are neither forwarded nor the router's own."""
     return refusal(ApiError("not_found", nothing_at(request.url.path)), request)
 
 
@@ -193,7 +193,7 @@ async def _method_not_allowed(request: Request, error: Exception) -> Response:
     return refusal(ApiError("method_not_allowed", f"{path[:200]} does not take {request.method}"), request)
 
 
-# Handlers of what routes raise.
+# Handlers of the exceptions and HTTP errors of routes.
 FAILURES: dict[Any, ExceptionHandler] = {
     ApiError: _refused,
     ClientDisconnect: _left,
@@ -214,4 +214,4 @@ def own_version() -> str:
     try:
         return version("pilotlight-inference")
     except PackageNotFoundError:
-        return "unknown"  # run from a tree that was never installed
+        return "unknown"  # the code runs from a tree that was not installed

@@ -1,8 +1,7 @@
 """The router's spans: one for each request, with a child for each site that was tried.
 
 A client's `traceparent` is continued, and sites and functions get one whose parent is the attempt's span. Names are those of OpenTelemetry's
-conventions for HTTP servers and, for models, of its GenAI conventions. No span has anything of a prompt or an answer. How spans are sent is
-wire/tracing.py's.
+conventions for HTTP servers and, for models, of its GenAI conventions. Spans contain nothing of prompts or answers. wire/tracing.py sends them.
 """
 
 import re
@@ -32,7 +31,7 @@ _SENT_BEFORE = re.compile(rb"^(?:traceparent|tracestate): [^\r\n]*\r\n", re.MULT
 
 
 class Tracing:
-    """One for a router."""
+    """Creates the spans of one router."""
 
     def __init__(self, collector: str, place: str, version: str) -> None:
         """Raises ConfigError."""
@@ -61,12 +60,12 @@ class Tracing:
         return RequestTrace(self.spans, self.spans.start(name, caller, "server", attributes))
 
     def close(self) -> None:
-        """Waits for the collector, so it is not for an event loop."""
+        """Send the remaining spans. This waits for the collector, so do not call it in an event loop."""
         self.spans.close()
 
 
 class RequestTrace:
-    """The spans of one request and of its present attempt."""
+    """The spans of one request and of its current attempt."""
 
     def __init__(self, spans: Spans, span: "Span") -> None:
         self._spans = spans
@@ -74,7 +73,7 @@ class RequestTrace:
         self._try: Span | None = None
 
     def begin_try(self, site: str, request: ValidRequest) -> ValidRequest:
-        """Return the request in the form that the site gets."""
+        """Start the span of an attempt; return the request with that span as its parent."""
         parent = self._spans.as_parent(self._span)
         self._try = self._spans.start(f"try {site}", parent, "client", {"pilotlight.site": site})
         lines = "".join(f"{name}: {value}\r\n" for name, value in self._spans.as_parent(self._try).items()).encode()
@@ -96,7 +95,7 @@ class RequestTrace:
         used: ResourceUse | None,
         error: BaseException | None,
     ) -> None:
-        """`used` is a model's usage; `error` ended the request, if any."""
+        """End the spans. `used` is the usage of a model; `error` ended the request, if any."""
         self.end_try("" if is_complete else "cut")
         span = self._span
         if used is not None:

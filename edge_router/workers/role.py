@@ -20,7 +20,7 @@ _COUNTED = ("requests_per_min", "tokens_per_min", "max_open", "tokens_per_day", 
 class WorkerRole:
     index: int
     count: int
-    listener: int  # descriptor of the socket that listens
+    listener: int  # file descriptor of the listening socket
     folder: Path  # private to the processes of this router
 
     @classmethod
@@ -36,7 +36,7 @@ class WorkerRole:
         return f"{self.index},{self.count},{self.listener},{self.folder}"
 
     def socket_of(self, index: int) -> Path:
-        """Return the socket on which a worker answers the others."""
+        """Return the socket on which a worker answers other workers."""
         return self.folder / f"worker-{index}.sock"
 
     @property
@@ -45,11 +45,11 @@ class WorkerRole:
 
     @property
     def first_socket(self) -> Path:
-        """Return the socket of the worker that keeps what only one process can."""
+        """Return the socket of the first worker, which keeps the state that only one process can keep."""
         return self.folder / "first.sock"
 
     def ready_file(self, pid: int) -> Path:
-        """Return the file that exists once the process serves."""
+        """Return the file that exists while the process is ready to serve."""
         return self.folder / f"{pid}.ready"
 
     def listening(self) -> socket.socket:
@@ -57,7 +57,7 @@ class WorkerRole:
         return socket.socket(fileno=self.listener)
 
     def configured(self, network: NetworkConfig) -> NetworkConfig:
-        """Return the configuration with this worker's folder for the ledger, and one for all workers' streams."""
+        """Return the configuration for this worker: its own folder for the ledger, a common one for streams."""
         durable, ledger = network.durable, network.ledger
         if durable.directory is None:
             durable = replace(durable, directory=str(self.folder / "streams"))
@@ -67,7 +67,7 @@ class WorkerRole:
 
 
 def check_workers(network: NetworkConfig, count: int, *, has_secret: bool) -> None:
-    """Raises ConfigError for a configuration that several processes cannot keep to together."""
+    """Raise ConfigError if several processes together cannot keep to the configuration."""
     if not 1 <= count <= MAX_WORKERS:
         raise ConfigError(f"--workers must be between 1 and {MAX_WORKERS}, not {count}")
     if count == 1:

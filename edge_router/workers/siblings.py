@@ -1,8 +1,8 @@
 """Requests between the workers of one router, over sockets in a private folder.
 
-The kernel gives a client's connection to any worker. What only one process can keep, such as stored responses and the page, is kept by the first
-worker, the one that has a lock; the others forward its requests there, and one of them takes over when it ends. Each worker's metrics are part of
-every answer to /metrics, with its index as a label.
+The kernel gives a client's connection to any worker. State that only one process can keep, such as stored responses and the page, is in the first
+worker, which holds a lock. The others forward requests for it there, and one of them takes over when the first one ends. Each worker's metrics are
+part of every answer to /metrics, with its index as a label.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from pilotlight.wire.hop.headers import HOP_BY_HOP
 from pilotlight.wire.http.exchange import Application
 
 CLIENT = b"x-pilotlight-worker-client"  # worker -> first worker: the client's scheme and address
-METRICS = "/worker/metrics"  # of one worker
+METRICS = "/worker/metrics"  # the metrics of one worker
 METRICS_TIMEOUT_S = 2.0
 TAKE_OVER_EVERY_S = 0.1
 
@@ -35,7 +35,7 @@ _SAMPLE = re.compile(rb"([A-Za-z_:][A-Za-z0-9_:]*)(?:\{(.*)\})? ")
 
 
 class Siblings:
-    """`async with` it: while it is open, the other workers can be asked."""
+    """The other workers of this router, which can be asked inside `async with`."""
 
     def __init__(self, role: WorkerRole, render: Callable[[], bytes]) -> None:
         """`render` returns this worker's metrics."""
@@ -63,11 +63,11 @@ class Siblings:
         Only for a worker that answers on its own socket."""
         while not self.is_first:
             try:
-                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends, however it does
+                fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the lock is held until this process ends
             except BlockingIOError:
                 await asyncio.sleep(TAKE_OVER_EVERY_S)
                 continue
-            # A second name of this process's own socket, which keeps it when a successor takes the first name.
+            # A second name of this process's own socket, under which it stays reachable when a successor takes the first name.
             beside = self._role.folder / "first.new"
             beside.unlink(missing_ok=True)
             os.link(self._role.own_socket, beside)
@@ -75,7 +75,7 @@ class Siblings:
             self.is_first = True
 
     async def metrics(self) -> bytes:
-        """Return the metrics of all workers. One that is being replaced is missing."""
+        """Return the metrics of all workers, except of one that is being replaced."""
         indices = range(self._role.count)
         texts = await asyncio.gather(*(self._metrics_of(index) for index in indices))
         return merged({index: text for index, text in zip(indices, texts, strict=True) if text is not None})
@@ -95,7 +95,7 @@ class Siblings:
     def request(
         self, method: str, target: str, headers: Iterable[tuple[str, str]], body: bytes
     ) -> Any:  # aiohttp's context manager of a response
-        """Return a request to the first worker, to be used as `async with`."""
+        """Send a request to the first worker. The result is used as `async with`."""
         url = URL(f"http://worker{target}", encoded=True)
         return self._first.request(method, url, headers=list(headers), data=body or None, allow_redirects=False)
 
@@ -111,7 +111,7 @@ def _session_at(path: Path) -> aiohttp.ClientSession:
 
 
 class FirstWorker:
-    """Run `own` in the first worker, and forward to it in all others. An ASGI application."""
+    """An ASGI application that runs `own` in the first worker; all others forward to it."""
 
     def __init__(self, own: Application, proxy: Proxy, siblings: Siblings, max_body_bytes: int) -> None:
         self._own = own
@@ -148,14 +148,13 @@ class FirstWorker:
                 await client.end_stream()
         except (aiohttp.ClientError, OSError) as error:
             if client.is_streaming:
-                raise  # a response without its end, which its client notices
+                raise  # the response stays incomplete, which the client notices
             sentence = f"the worker that keeps this is restarting: {error}"
             raise ApiError("overloaded", sentence, retry_after_s=1) from None
 
 
 class PrivateApp:
-    """An ASGI application that answers the other workers.
-    It has this worker's metrics, and runs what they forward to the first worker."""
+    """An ASGI application for the other workers: this worker's metrics, and requests to the first worker."""
 
     def __init__(self, app: Application, render: Callable[[], bytes]) -> None:
         self._app = app
@@ -186,7 +185,7 @@ async def private_listener(role: WorkerRole) -> AsyncIterator[socket.socket]:
 
 def merged(texts: Mapping[int, bytes]) -> bytes:
     """Return metrics of several workers, with the label `worker`.
-    The format is Prometheus's text format 0.0.4, in which each family may be there once."""
+    The format is Prometheus's text format 0.0.4, in which each metric family may occur once."""
     abouts: dict[bytes, list[bytes]] = {}
     samples: dict[bytes, list[bytes]] = {}
     for index, text in texts.items():

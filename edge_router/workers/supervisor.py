@@ -1,8 +1,8 @@
 """A router's supervisor: it owns the sockets, and starts, replaces and stops the workers.
 
-Each worker has a separate socket that listens on the router's port (SO_REUSEPORT), so the kernel spreads connections evenly. The sockets are the
-supervisor's: connections that a worker has not accepted wait for its successor. SIGHUP reaches every worker. SIGUSR2 replaces the workers one by one,
-such as after an upgrade: the old one accepts no more connections, and ends when its last stream has ended.
+Each worker has a separate socket that listens on the router's port (SO_REUSEPORT), so the kernel spreads connections evenly. The supervisor keeps the
+sockets open, so connections that a worker has not accepted wait for its successor. SIGHUP reaches every worker. SIGUSR2 replaces the workers one by
+one, such as after an upgrade: the old one accepts no more connections, and ends when its last stream has ended.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from pilotlight.wire.http.listen import PARENT_PID_ENV, bind, url_of
 
 START_LIMIT_S = 60.0
 LOOK_EVERY_S = 0.02
-RESTART_AFTER_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # by the failures in a row of one worker
-STEADY_S = 10.0  # a worker that served for so long has not failed at its start
+RESTART_AFTER_S = (0.0, 0.5, 1.0, 2.0, 5.0)  # delay by the number of failures in a row of one worker
+STEADY_S = 10.0  # a worker that has served for this time did not fail at its start
 
 log = logging.getLogger("pilotlight.router")
 
 
 def shared_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """Open sockets that listen on one port. Raises ListenError if it is in use."""
-    with bind(host, port) as alone:  # without sharing: another router's port is not ours
+    """Open sockets that listen on one port. Raises ListenError if the port is in use."""
+    with bind(host, port) as alone:  # first without sharing, so that the port of another router is not taken
         port = alone.getsockname()[1]
     return [bind(host, port, is_shared=True) for _ in range(count)]
 
 
 class WorkerPool:
     def __init__(self, arguments: list[str], listeners: list[socket.socket], folder: Path, url: str) -> None:
-        """`arguments` of the worker's module; `folder`: private to this router."""
+        """`arguments` start the worker's module; `folder` is private to this router."""
         self._arguments = arguments
         self._roles = [
             WorkerRole(index, len(listeners), listener.fileno(), folder) for index, listener in enumerate(listeners)
@@ -68,7 +68,7 @@ class WorkerPool:
         return 0 if all(started) else 1
 
     def _stop(self) -> None:
-        """Drain the workers; the second time, end their streams at once."""
+        """Drain the workers; after a second stop signal end their streams at once."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
 
@@ -78,9 +78,7 @@ class WorkerPool:
                 process.send_signal(number)
 
     async def _start(self, role: WorkerRole) -> bool:
-        """Start a worker and make it the present one.
-
-        Return whether it serves: otherwise it has ended, and its log has the reason."""
+        """Start a worker for a role. Return whether it serves; if not, it has ended and logged the reason."""
         environment = {**os.environ, WORKER_ENV: role.encode(), PARENT_PID_ENV: str(os.getpid())}
         environment.pop(SOCKET_ENV, None)  # only the supervisor notifies the service manager
         process = await asyncio.create_subprocess_exec(

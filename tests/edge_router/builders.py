@@ -45,9 +45,9 @@ def site_status(name: str = "ams1", sequence: int = 1, pid: int = 1, **fields: A
 
 
 def view(name: str = "ams1", **fields: Any) -> BackendView:
-    """Return a healthy, idle site, 1 ms away.
+    """Return a healthy, idle site with a round trip of 1 ms.
 
-    Fields of its status go in `site`, those of the model in `model`.
+    `site` has fields of its status, `model` has fields of its model.
     """
     site = fields.pop("site", {})
     if "model" in fields:

@@ -18,7 +18,7 @@ def postgres(network_tier: None) -> Iterator[Postgres]:
 
 
 def without_responses(server: Postgres) -> Postgres:
-    """Return the server without what routers have kept there."""
+    """Return the server after the tables of stored responses are dropped."""
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(
             "DROP TABLE IF EXISTS responses, response_items, response_tenants, response_events, response_makers"

@@ -46,13 +46,13 @@ class FakeSite:
         self.name = name
         self.behave: Behaviour = stream_of(4)
         self.status_fields: dict[str, Any] = {}
-        self.status_body: bytes | None = None  # instead of a real one
+        self.status_body: bytes | None = None  # sent instead of a real status
         self.secret = ""  # if set, unsigned requests are refused, as by sites
         self.clock_ahead_s = 0.0
         self.seen: list[web.Request] = []
         self.bodies: list[bytes] = []
         self.active = 0
-        self.cancelled = 0  # handlers that the router left
+        self.cancelled = 0  # number of handlers whose connection the router has closed
         self.asked = asyncio.Event()
         self.go_on = asyncio.Event()  # releases a waiting behaviour
         self.port = 0
@@ -130,7 +130,7 @@ async def begin(request: web.Request, headers: Mapping[str, str] = SSE) -> web.S
 
 
 def reset_connection(request: web.Request) -> None:
-    """Reset the connection: RST, not FIN."""
+    """Reset the connection with RST instead of closing it with FIN."""
     assert request.transport is not None
     request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     request.transport.abort()
@@ -148,7 +148,7 @@ def stream_of(count: int) -> Behaviour:
 
 
 def refuse(word: str, status: int = 503, message: str = "", **headers: str) -> Behaviour:
-    """Refuse a request in the site's own name."""
+    """Refuse requests with a header that marks the site as the cause."""
     return answer(status, {"error": {"message": message, "code": word}}, **{REFUSAL: word, **headers})
 
 
@@ -163,7 +163,8 @@ def answer(status: int, body: object, **headers: str) -> Behaviour:
 
 
 def raw_stream(*parts: bytes, end: str = "clean") -> Behaviour:
-    """Return a behaviour that writes the parts, then ends the body cleanly, resets, half-closes without the last chunk, or waits to be cancelled."""
+    """Return a behaviour that writes the parts and then ends as `end` says.
+    `end` is clean, reset, half-close (without the last chunk), hang, or on command (`FakeSite.go_on`)."""
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
         response = await begin(request)
@@ -249,7 +250,8 @@ async def router(
     until: Mapping[str, str] | None = None,
     **relay: Any,
 ) -> AsyncIterator[Router]:
-    """Start a router. `until`: the states of sites to wait for; by default all must be healthy."""
+    """Start a router and wait for its sites.
+    `until` has the state of each site to wait for; by default all must be healthy."""
     health = {"interval_s": probe_interval_s, "timeout_s": 0.5, "unhealthy_after": 2}
     timeouts = {
         "connect_timeout_s": 1.0,
@@ -273,9 +275,9 @@ async def router(
     leaked = {
         task
         for task in asyncio.all_tasks() - before - {asyncio.current_task()}
-        if "aiohttp" not in repr(task)  # one of the site's own, as it ends
+        if "aiohttp" not in repr(task)  # a task of aiohttp's server, which is ending
     }
-    if leaked:  # one of our sites may be answering the router's last request
+    if leaked:  # a fake site may still answer the router's last request
         _, leaked = await asyncio.wait(leaked, timeout=60)
     assert not leaked, f"tasks outlive the router: {leaked}"
 
@@ -300,10 +302,10 @@ Ending = Callable[[FakeSite, web.Request, web.StreamResponse], Awaitable[None]]
 
 
 def continued_stream(count: int, *, until: int | None = None, ending: Ending | None = None) -> Behaviour:
-    """Answer as a real site does to a router.
+    """Answer as a real site answers a router.
 
-    Event i brings token 100 + i, after the delivered ones, with two drafts, one of them right, and a millisecond of device time. Before event `until`
-    it ends with `ending`.
+    Event i brings token 100 + i, after the delivered ones, with two drafts, one of them accepted, and 1 ms of device time. Before event `until` the
+    stream ends with `ending`.
     """
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
@@ -337,7 +339,7 @@ async def reset_it(site: FakeSite, request: web.Request, response: web.StreamRes
 
 
 async def end_it(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:
-    """End the body as if it were complete."""
+    """End the body normally, although the stream is incomplete."""
 
 
 async def fall_silent(site: FakeSite, request: web.Request, response: web.StreamResponse) -> None:

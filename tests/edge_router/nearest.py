@@ -1,4 +1,4 @@
-"""Baseline: the site with the shortest round trip, at any load."""
+"""A baseline policy: the site with the shortest round trip, regardless of load."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The cost policy's formula once more, site by site and without precomputation: the fast form must equal it bit for bit."""
+"""The cost policy's formula, written again site by site without optimisation: the fast form must give equal bits."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from pilotlight.edge_router.routing.views import BackendView, RouteRequest, elig
 def plain_costs(
     request: RouteRequest, backends: Sequence[BackendView]
 ) -> dict[str, tuple[float, float, dict[str, float]]]:
-    """Return, by site, the losses of other requests, by waiting and by cache, and the terms of the cost."""
+    """Return for each site the losses of other requests, by waiting and by lost cache, and the terms of the cost."""
     sites = eligible(request, backends)
     return {site.name: _price(request, site, sites) for site in sites}
 
 
 def plain_scores(request: RouteRequest, backends: Sequence[BackendView]) -> dict[str, float]:
-    """Return, by site, the number by which sites are compared."""
+    """Return the score of each site."""
     plain, believed = plain_costs(request, backends), Assumptions()
     costs = {name: sum(terms.values()) for name, (_, _, terms) in plain.items()}
     least, usual = min(costs.values(), default=0.0), _usual(request, eligible(request, backends))
@@ -101,7 +101,7 @@ def _network_load(request: RouteRequest, sites: Sequence[BackendView]) -> float:
 
 
 def _usual(request: RouteRequest, sites: Sequence[BackendView]) -> float:
-    """Return the usual milliseconds of waiting and computing per request."""
+    """Return the usual time of a request in queue and prefill, in ms."""
     known = [model for site in sites if (model := site.model(request.model or "")) is not None]
     known = [model for model in known if model.prefill_tokens_per_s > 0]
     come = sum(model.arriving_per_s for model in known)

@@ -1,4 +1,4 @@
-"""A client that is only a socket, for requests that no honest client would send."""
+"""A client on a plain socket, for requests that a correct client would not send."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Access to a router: keys if the file requires them, errors in the words of each dialect, and operators' paths only for operators."""
+"""Access to a router: keys if the file requires them, errors in each dialect, and operators' paths for operators only."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ async def test_only_known_keys_are_served_and_others_learn_what_to_send() -> Non
                 if status == 401:
                     assert response.headers["www-authenticate"] == "Bearer"
                     assert (await response.json())["error"]["code"] == "unauthorized"
-        assert len(fakes[0].seen) == 1, "sites get no request of others"
+        assert len(fakes[0].seen) == 1, "refused requests do not reach a site"
         async with running.http.post(running.url + "/client/v4/accounts/a/ai/run/m", json={}) as response:
             assert (response.status, (await response.json())["errors"][0]["code"]) == (401, 10000)
 

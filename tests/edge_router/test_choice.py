@@ -89,7 +89,7 @@ async def test_a_request_goes_to_a_site_that_serves_its_function_and_nowhere_els
             assert (await ask("both"))[0] == (await ask("nobody-says-so"))[0] == 200
             fakes[0].behave = refuse(
                 "misdirected_request", 421
-            )  # as from a site that has just learnt its home from its router
+            )  # like a site that has just learnt from its router that the function's home is elsewhere
             assert {(await ask("nobody-says-so-yet"))[1]["site"] for _ in range(4)} == {"iad1"}
             fakes[0].behave = answer(200, {"site": "ams1"})
             await fakes[1].stop()

@@ -1,4 +1,4 @@
-"""Clients that disconnect, do not read, send too much, or pretend to be routers or other clients."""
+"""Clients that disconnect, do not read, send too much, or pretend to be a router or another client."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ async def test_a_whole_answer_is_not_computed_on_for_a_client_that_has_left(monk
     async def never(watch: SilenceWatch) -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(SilenceWatch, "run", never)  # no periodic look finds it
+    monkeypatch.setattr(SilenceWatch, "run", never)  # so the periodic check does not find the disconnect
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = hang
         asking = asyncio.ensure_future(read(running.chat(stream=False)))
@@ -92,7 +92,7 @@ async def test_a_client_that_stops_reading_holds_back_the_site() -> None:
         async with running.chat() as response:
             await response.content.readany()
             before = -1
-            while before != written:  # until no more bytes are written
+            while before != written:  # until the buffers are full
                 before = written
                 await asyncio.sleep(0.2)
             assert written < 4000

@@ -1,4 +1,4 @@
-"""A stream whose site is lost continues at the next one: every token once, whatever the loss (I1, I3, I6)."""
+"""A stream whose site is lost continues at the next one with each token once, however the site was lost (I1, I3, I6)."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def counts(running: Router) -> dict[str, float]:
-    """Return disturbed, continued and lost streams over all sites."""
+    """Return the numbers of disturbed, continued and lost streams of all sites."""
     totals: dict[str, float] = {}
     for metric in running.proxy.metrics.registry.collect():
         if metric.name.startswith("pilotlight_router_streams_"):
@@ -71,18 +71,18 @@ LOSSES: dict[str, tuple[Ending, str]] = {
     "reset": (reset_it, "closed"),
     "ended without its end": (end_it, "closed"),
     "half an event": (write_and_end(marked_event(3)[:-4]), "closed"),
-    "an event without its mark": (write_and_end(event(3)), "closed"),
+    "an event without its resume point": (write_and_end(event(3)), "closed"),
     "silent": (fall_silent, "silent"),
-    "silent behind half an event": (write_and_wait(marked_event(3)[:20]), "silent"),
+    "silent after half an event": (write_and_wait(marked_event(3)[:20]), "silent"),
     "its own error event": (write_and_end(FAILED), "error"),
     "it cannot load the model again": (write_and_end(UNLOADED), "error"),
-    "its own error event after an event without mark": (write_and_end(event(3) + FAILED), "error"),
+    "its own error event after an event without resume point": (write_and_end(event(3) + FAILED), "error"),
     "its own error event in the other dialect": (write_and_end(FAILED_WORKERS_AI), "error"),
     "drains": (write_and_wait(DRAIN_NOTICE), "draining"),
-    "a mark that is no list": (write_and_wait(b":pl [{]\n" + event(3)), "malformed"),
-    "a mark with a negative token": (write_and_wait(b":pl [0,[-1]]\n" + event(3)), "malformed"),
-    "a mark with a word for a token": (write_and_wait(b':pl [0,["x"]]\n' + event(3)), "malformed"),
-    "a mark of the thousandth choice": (write_and_wait(b":pl [5000,[1]]\n" + event(3)), "malformed"),
+    "a resume point that is not a list": (write_and_wait(b":pl [{]\n" + event(3)), "malformed"),
+    "a resume point with a negative token": (write_and_wait(b":pl [0,[-1]]\n" + event(3)), "malformed"),
+    "a resume point with a text for a token": (write_and_wait(b':pl [0,["x"]]\n' + event(3)), "malformed"),
+    "a resume point of choice 5000": (write_and_wait(b":pl [5000,[1]]\n" + event(3)), "malformed"),
     "an endless event": (write_and_wait(b"data: " + b"x" * (5 << 20)), "malformed"),
 }
 
@@ -110,7 +110,7 @@ async def test_a_stream_continues_with_the_next_token_after_any_fault_of_its_sit
         assert (name, nothing) == (again, 0)
         (choice,) = decode_delivery(fakes[1].bodies[0][:length]).choices
         assert choice.token_ids == (100, 101, 102)
-        assert fakes[1].bodies[0][length:] == fakes[0].bodies[0], "the client's own body follows untouched"
+        assert fakes[1].bodies[0][length:] == fakes[0].bodies[0], "the client's own body follows unchanged"
         await running.until(lambda: fakes[0].active == 0)
 
 
@@ -143,7 +143,7 @@ async def test_a_second_and_a_third_failure_during_recovery_cost_only_time() -> 
         fakes[2].behave = continued_stream(COUNT, until=4, ending=reset_it)
 
         async def serve_again() -> None:
-            """Restart the first site while the third one serves the stream."""
+            """Let the first site answer again while the third one serves the stream."""
             await fakes[2].asked.wait()
             fakes[0].behave = continued_stream(COUNT)
 
@@ -217,14 +217,14 @@ async def test_a_stream_whose_silence_is_explained_or_that_has_nowhere_to_go_sta
             fakes[0].behave = continued_stream(COUNT, until=3, ending=pause)
             async with running.chat() as response:
                 await response.content.readexactly(len(event(0)) * 3)
-                await asyncio.sleep(0.8)  # several looks
+                await asyncio.sleep(0.8)  # time for several checks
                 fakes[0].go_on.set()
                 assert event(0) + event(1) + event(2) + await response.read() == WHOLE
             assert counts(running)["disturbed"] == 0
 
 
 async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
-    """Its engine is being restarted, and the site continues them itself."""
+    """Its engine restarts, and the site itself continues the streams."""
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         site = fakes[0]
 
@@ -247,7 +247,7 @@ async def test_a_site_that_is_not_ready_but_says_so_keeps_its_streams() -> None:
 async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_loses_it_when_there_is() -> None:
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[1].status_fields = {"models": (model_status("another"),)}
-        await asyncio.sleep(0.2)  # until a probe has found it
+        await asyncio.sleep(0.2)  # time for a probe to find it
 
         async def drain(site: FakeSite, request: Any, response: Any) -> None:
             await response.write(DRAIN_NOTICE + marked_event(3))
@@ -268,7 +268,7 @@ async def test_a_draining_site_keeps_its_stream_where_there_is_no_other_and_lose
 
 
 async def test_what_a_site_says_between_its_notice_and_its_first_event_is_not_lost() -> None:
-    """The notice comes while a stream has only heartbeats, as a call's has before its first part."""
+    """The notice comes while the stream has only heartbeats, as a tool call's stream has before its first part."""
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
 
         async def drain(site: FakeSite, request: Any, response: Any) -> None:
@@ -372,7 +372,7 @@ async def test_a_stream_too_long_to_be_handed_over_is_not_continued_and_its_clie
         assert body.startswith(b"".join(event(i) for i in range(3)))
         assert last_error(body)["error"]["code"] == "upstream_lost"
         assert (len(fakes[1].seen), counts(running)) == (0, {"disturbed": 1, "continued": 0, "lost": 1})
-        async with running.chat() as response:  # one that has not been started
+        async with running.chat() as response:  # a stream that has not started
             fakes[0].behave = continued_stream(COUNT)
             assert response.status == 200
 
@@ -400,7 +400,7 @@ async def test_a_clients_own_continuation_headers_and_marks_mean_nothing() -> No
 
 
 async def test_every_try_is_signed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signature lives for a minute, a stream for longer."""
+    """A signature is valid for a minute, but a stream may last longer."""
     now = time.time()
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
 
@@ -427,7 +427,7 @@ async def test_a_whole_answer_has_the_same_name_and_seed_at_its_second_site() ->
 
 
 async def test_sixty_four_streams_lose_a_site_at_once_and_none_loses_a_token() -> None:
-    """Probes are turned off: on a busy machine they would fail before all streams have started."""
+    """Probes are off, because on a busy machine they would fail before all streams have started."""
     policy = FirstThen("ams1", "iad1")
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=policy, probe_interval_s=60.0) as running:
         fakes[0].behave = continued_stream(40, until=11, ending=fall_silent)
@@ -447,7 +447,7 @@ async def test_sixty_four_streams_lose_a_site_at_once_and_none_loses_a_token() -
 
 
 async def test_a_site_whose_time_is_over_as_its_first_events_come_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events that have arrived count as delivered: with another site's first events they would be there twice, and the stream could not continue."""
+    """Events that have arrived count as delivered. If another site sent its first events, too, they would be there twice."""
     first_events = UpstreamAttempt._first_events
 
     async def late(self: UpstreamAttempt, *arguments: Any) -> Any:

@@ -1,6 +1,6 @@
-"""A site may decline a new request while another one can take it.
+"""A site may decline a new request that another site can take.
 
-That costs a round trip, has no effect on trust, and happens a few times at most.
+That costs a round trip and no trust, and happens a few times at most.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 
 class Patient(NearestPolicy):
-    """A policy that ranks sites by name, each for a queue of 100 ms."""
+    """A policy that orders sites by name, and accepts a queue of 100 ms at each."""
 
     def rank(self, request: RouteRequest, backends: Sequence[BackendView]) -> list[Preference]:
         order = sorted(super().rank(request, backends), key=lambda preference: preference.backend.name)
@@ -45,7 +45,7 @@ async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=Patient(), probe_interval_s=60.0) as running:
         fakes[0].behave = declines_if_it_may(continued_stream(4))
         fakes[1].behave = continued_stream(4)
-        for _ in range(8):  # more than would eject it
+        for _ in range(8):  # as failures, these would eject the site
             async with running.chat() as response:
                 assert await response.read() == b"".join(event(i) for i in range(4)) + DONE
             assert "site=iad1" in response.headers["x-pilotlight-route"]
@@ -55,7 +55,7 @@ async def test_a_site_that_declines_is_left_for_the_next_keeps_its_trust_and_its
         assert view.status is not None
         assert view.status.models[0].queued_tokens == 4321
         assert running.counted("pilotlight_router_tries_total", site="ams1", result="declined") == 8
-        assert running.proxy.selector.retries.left > 40  # a decline does not use the retry budget
+        assert running.proxy.selector.retries.left > 40  # a decline costs nothing of the retry budget
 
 
 async def test_where_all_decline_one_of_them_takes_it_in_the_end() -> None:
@@ -78,7 +78,7 @@ async def test_no_request_is_declined_more_often_than_it_should_be() -> None:
         asked = [MAX_QUEUE_WAIT in request.headers for fake in fakes for request in fake.seen]
         assert asked.count(True) == MAX_DECLINES
         assert asked.count(False) == 1
-        assert "site=ams1" in response.headers["x-pilotlight-route"], "the best of all, now that queues are known"
+        assert "site=ams1" in response.headers["x-pilotlight-route"], "the best site, now that queues are known"
 
 
 async def test_a_request_that_has_lost_a_site_may_be_declined_by_the_next_and_pays_for_one_further_try() -> None:

@@ -1,4 +1,4 @@
-"""A router with the dialects other than OpenAI's chats: the ends of streams, errors after a loss, identifying conversations."""
+"""A router and dialects other than OpenAI's chats: ends of streams, errors after a loss, identification of conversations."""
 
 import json
 from typing import Any
@@ -38,7 +38,8 @@ async def test_a_stream_ends_with_its_dialects_last_event() -> None:
             ("/v1/responses", named("response.created", response={}) + named("response.completed", response={})),
         ):
             asked = {**ASKED, "input": "Hi", "store": False}
-            fakes[0].behave = raw_stream(body, end="half-close")  # nothing after the last event is waited for
+            # the router must not wait for anything after the last event
+            fakes[0].behave = raw_stream(body, end="half-close")
             async with running.http.post(running.url + path, json=asked) as response:
                 told = await response.read()
             assert [event.name for event in EventDecoder().feed(told)] == [

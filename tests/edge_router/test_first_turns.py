@@ -1,4 +1,4 @@
-"""The first turns of a conversation, at sites that have just started or were slow once: it stays at the site with its cache."""
+"""The first turns of a conversation at sites that have just started or were slow once: it stays at the site with its cache."""
 
 import random
 from typing import Any, cast
@@ -28,7 +28,7 @@ class StreamStarted:
 
 
 class Network:
-    """Three sites on one machine, played: `publish` publishes a status, and a turn takes the given time."""
+    """Three simulated sites: `publish` publishes statuses, `turn` answers a turn in a given time."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -41,11 +41,11 @@ class Network:
         self.selector = SiteSelector(
             self.backends, CostPolicy(), self.sessions, metrics, self.clock, places, finetunes, hints
         )
-        self.rates: dict[str, dict[str, float]] = {}  # rates that a site has measured
+        self.rates: dict[str, dict[str, float]] = {}  # rates that each site has measured
         self.sequence = 0
 
     def publish(self, *names: str) -> None:
-        """Let sites publish, each a little sooner or later by the clock of its round trip."""
+        """Let sites publish a status; their round trips vary."""
         self.sequence += 1
         self.clock.advance(1.0)
         for name in names or PLACES:
@@ -54,9 +54,9 @@ class Network:
             self.backends[name].round_trip.observe(self.dice.uniform(0.3, 6.0))
 
     def turn(self, messages: list[dict[str, str]], slow_ms: float = 0.0, at: str | None = None) -> tuple[str, str]:
-        """Answer a turn, `at` a site or where the policy sends it, later than expected by `slow_ms`.
+        """Answer a turn at the site `at`, or else at the policy's choice, `slow_ms` later than expected.
 
-        Return its site, and the reason.
+        Return its site, and the policy's reason.
         """
         request = parsed(messages)
         proxied = RequestState(request, RelayConfig(), self.clock())
@@ -68,7 +68,7 @@ class Network:
             self.clock.advance(took_s)
             ticket.answering()
             self.selector.note_answer(proxied, chosen, cast(Any, StreamStarted()), took_s)
-        # From now on it publishes its own measurements: its former slowness, and its steps.
+        # From now on the site publishes its own measurements, which include the slow answer.
         self.rates[name] = {
             "prefill_tokens_per_s": min(2000.0, 1000 * request.conversation.tokens / (slow_ms + 1)),
             "decode_tokens_per_s": self.dice.uniform(15, 200),
@@ -91,7 +91,7 @@ def answered(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("known", [0, 1, 3])
 def test_the_second_turn_of_the_first_conversation_after_a_start_is_cached(known: int) -> None:
-    """Test the second turn. `known`: how many sites had published when the first turn came."""
+    """Test it if `known` sites had published a status before the first turn."""
     for seed in range(50):
         net = Network(seed)
         if known:
@@ -132,7 +132,7 @@ def test_what_one_late_answer_shows_proves_nothing_and_two_prove_what_both_have_
     lateness = Lateness(Clock())
     lateness.observe(100.0, 5150.0)
     assert (lateness.mean_ms(), lateness.proven_ms()) == (1250.0, 0.0)
-    assert lateness.proven_ms(overdue_ms=1000.0) == 1000 / 5, "the one that is overdue is the second"
+    assert lateness.proven_ms(overdue_ms=1000.0) == 1000 / 5, "the overdue answer is the second"
     assert Lateness(Clock()).proven_ms(overdue_ms=9000.0) == 0.0
     assert Lateness(Clock()).proven_ms(overdue_ms=9000.0, next_overdue_ms=1000.0) == 1000 / 5
     lateness.observe(100.0, 1150.0)

@@ -1,4 +1,4 @@
-"""Functions through a real router: bytes are unchanged, a call that may have run is not repeated, and a broken answer stays broken."""
+"""Functions through a real router: unchanged bytes, no second call that may have run, no repair of a broken response."""
 
 import asyncio
 

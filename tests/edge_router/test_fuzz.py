@@ -1,4 +1,4 @@
-"""Arbitrary bytes from sites and clients: none crashes or stops the router, and each failure has its name."""
+"""Random bytes from sites and clients: none of them stops the router, and each failure has its error code."""
 
 import asyncio
 import json
@@ -128,7 +128,7 @@ RAW_ANSWERS = [
 async def test_a_site_that_does_not_speak_http_is_named_and_left(slowly: bool) -> None:
     """The answer may come byte by byte.
 
-    A complete answer passes; anything else is a refusal with its word, or a stream with its error event.
+    A complete answer is forwarded; anything else becomes an error with a code, or a stream with an error event.
     """
     raw = b""
     serving: set[asyncio.StreamWriter] = set()
@@ -191,7 +191,7 @@ def test_a_client_that_says_anything_gets_an_answer_or_an_end(parts: list[bytes]
                     await client.say(*(part for part in parts if part))
                     client.writer.write_eof()
                 except (ConnectionError, RuntimeError):
-                    pass  # it was cut off before it had sent all
+                    pass  # the server closed the connection before all was sent
                 heard = await client.hear_all()
                 if heard.startswith(b"HTTP/1.1 "):
                     assert 100 <= status_of(heard) < 600

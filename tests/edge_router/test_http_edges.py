@@ -1,4 +1,4 @@
-"""The router's HTTP server with clients that are slow, greedy, ambiguous or gone: each is limited, and no other client notices."""
+"""The router's HTTP server with clients that are slow, greedy, ambiguous or gone: each one is limited, without effect on others."""
 
 import asyncio
 import io
@@ -76,7 +76,7 @@ async def test_a_head_that_dribbles_is_not_waited_for(started: bytes) -> None:
         await client.say(started)
         heard = await client.hear_all()
         assert not heard if not started else status_of(heard) == 408
-        assert not running.server.connections or started  # a connection that sent nothing is simply closed
+        assert not running.server.connections or started  # the server closes a connection that sent nothing
 
 
 async def test_a_body_that_dribbles_is_not_waited_for_however_steadily_it_comes() -> None:
@@ -118,9 +118,9 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_site_released() -> N
 
 
 async def test_idle_and_stuck_connections_do_not_keep_others_waiting() -> None:
-    """A few hundred here; the soak and the overhead scenarios hold thousands.
+    """A few hundred connections; the soak and overhead scenarios have thousands.
 
-    No time limit ends a stuck one, on however slow a machine.
+    No time limit ends a stuck connection, however slow the machine is.
     """
     patient = {"probe_interval_s": 60.0, "connect_timeout_s": 60.0, "first_byte_timeout_s": 120.0}
     async with sites("ams1") as fakes, router(fakes, **patient) as running:
@@ -151,7 +151,7 @@ async def test_a_foreign_host_is_refused_however_often_it_comes() -> None:
 async def test_connections_of_one_address_are_limited() -> None:
     door = {"max_connections_per_client": 3}
     async with sites("ams1") as fakes, router(fakes, tables={"door": door}) as running:
-        await running.http.close()  # its connections count too
+        await running.http.close()  # its connections would count, too
         async with asyncio.timeout(60):
             await running.until(lambda: not running.server.connections)
         async with wire(running.url), wire(running.url), wire(running.url), wire(running.url) as fourth:
@@ -164,7 +164,7 @@ async def test_more_pipelined_requests_than_any_client_needs_are_refused() -> No
     async with sites("ams1") as fakes, router(fakes) as running, wire(running.url) as client:
         fakes[0].behave = hang
         await client.say(post(CHAT, STREAM) * 200)
-        await client.hear_all()  # it ends
+        await client.hear_all()  # until the connection is closed
         async with asyncio.timeout(60):
             await running.until(lambda: fakes[0].active == 0)
 

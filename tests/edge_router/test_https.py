@@ -1,4 +1,4 @@
-"""HTTPS: the certificate is read from files, and again when they change, without effect on open connections."""
+"""HTTPS: the certificate is read again when its files change, without effect on open connections."""
 
 import asyncio
 import shutil
@@ -38,7 +38,7 @@ def write(folder: Path) -> dict[str, str]:
 
 
 def trusting(files: dict[str, str]) -> aiohttp.TCPConnector:
-    """Return a connector that trusts only the present files."""
+    """Return a connector that trusts only the certificate of the current files."""
     return aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=files["tls_certificate"]))
 
 

@@ -1,4 +1,4 @@
-"""Responses at a router that is killed with kill -9: a response that was confirmed as stored is there, for its account alone."""
+"""Stored responses at a router that is killed with kill -9: each confirmed response can be read by its account only."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ def asked_by(name: str) -> dict[str, str]:
 
 
 async def answered(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """Answer with a response, or its events; where it is asked to hang, without an end."""
+    """Answer with a response, or with its events; leave out the end if the request asks for that."""
     asked = json.loads(site.bodies[-1])
     name = f"{len(site.bodies)}_{random.randrange(1 << 30)}"
     fields = {"id": f"resp_{name}", "status": "in_progress", "output": []}
@@ -57,7 +57,7 @@ def event(kind: str, **fields: Any) -> bytes:
 
 
 class Client:
-    """A client with one key, of any router that runs now."""
+    """A client with a key, for whichever router runs."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, name: str) -> None:
         self._session, self._url, self._headers = session, url, asked_by(name)

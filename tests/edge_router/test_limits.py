@@ -69,7 +69,7 @@ def test_requests_beyond_the_minutes_worth_learn_when_to_come_back() -> None:
     assert refused.value.word == "quota_exceeded"
     assert refused.value.headers()[0] == ("retry-after", "30")
     assert refused.value.rate_limit == ("requests", 2)
-    ask(door, "bob")  # another tenant has another bucket
+    ask(door, "bob")  # another tenant has its own bucket
     clock.advance(30)
     ask(door, "alice")
 
@@ -158,7 +158,7 @@ async def test_tokens_that_a_request_may_come_to_are_reserved_and_what_it_came_t
     clock.advance(60)
     whole = await door.reserve(head("alice"), 1_000_000)
     assert whole is not None
-    assert whole.tokens == 100, "a request that may come to more than a minute's worth has all of one"
+    assert whole.tokens == 100, "a request reserves a minute's tokens at most"
     assert await door.reserve(head("alice"), 60, may_refuse=False) is not None
     assert await door.reserve(head("alice"), 0) is None
     assert await limits(clock).reserve(head("alice"), 60) is None
@@ -171,7 +171,7 @@ async def test_an_answer_longer_than_it_was_taken_to_be_leaves_a_debt_that_is_wa
     door.settle(await door.reserve(head("alice"), 50), 220)
     with pytest.raises(ApiError, match="100 tokens per minute") as refused:
         ask(door, "alice")
-    assert refused.value.retry_after_s == 60.0  # at most, though the debt is larger
+    assert refused.value.retry_after_s == 60.0  # at most a minute, although the debt is larger
     clock.advance(73)
     ask(door, "alice")
 
@@ -258,7 +258,7 @@ def test_an_unknown_key_in_a_tenants_table_names_the_nearest() -> None:
 
 
 class Shared:
-    """Limits that routers share, all of them sufficient except one, if any."""
+    """Fake leases of limits that routers share; all suffice, except one if `too_little` is set."""
 
     def __init__(self) -> None:
         self.leases: dict[LeaseKey, QuotaLease] = {}

@@ -1,4 +1,4 @@
-"""A site lost in mid-stream without a successor: whole events, then an error event."""
+"""A site is lost in mid-stream and no other one can continue: the client gets whole events, then an error event."""
 
 import pytest
 

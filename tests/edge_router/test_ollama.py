@@ -1,4 +1,4 @@
-"""Ollama's API through a router: streams of lines survive their site, lists have all sites' models, errors have Ollama's form."""
+"""Ollama's API through a router: streams of lines continue at another site, lists have all models, errors have Ollama's form."""
 
 import json
 from typing import Any

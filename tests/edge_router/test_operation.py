@@ -1,4 +1,4 @@
-"""The router in operation: drains, and the pages with its state."""
+"""The router in operation: drains, and pages with its state."""
 
 import asyncio
 from typing import Any
@@ -117,7 +117,7 @@ async def test_a_site_whose_secret_changes_is_left_alone_and_comes_back(monkeypa
         for fake in fakes:
             fake.secret, fake.behave = "s3cret", continued_stream(4)
         fakes[0].secret = "another"
-        for _ in range(20):  # until its next probe, and after it
+        for _ in range(20):  # before and after the site's next probe
             async with running.chat() as response:
                 assert await response.read() == WHOLE
         await running.until_states(ams1="unhealthy")

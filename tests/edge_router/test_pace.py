@@ -73,7 +73,7 @@ def test_each_move_that_does_not_help_doubles_the_streams_patience_and_there_is_
     assert limits == [2.0, 4.0, 8.0]
     moved(proxied, told_for_s=SETTLED_S)
     assert proxied.recovery.stall_s == 2.0, "the move has helped"
-    assert proxied.recovery.may_be_cut_again, "a move is no loss"
+    assert proxied.recovery.may_be_cut_again, "a move is not a loss"
     for _ in range(MAX_MOVES - 4):
         assert proxied.recovery.may_move
         moved(proxied, told_for_s=SETTLED_S)
@@ -116,7 +116,7 @@ def test_a_new_request_leaves_a_silent_site_only_for_another_one_and_with_its_ne
 
 
 class _Pace:
-    """A pace that leaves at once, and stalls after two seconds."""
+    """A pace by which a request leaves at once and a stream stalls after 2 s."""
 
     def __init__(self) -> None:
         self.asked: list[float] = []
@@ -135,7 +135,7 @@ class _Pace:
 
 @asynccontextmanager
 async def silent_site(said: bytes = b"") -> AsyncIterator[tuple[SiteConnections, str]]:
-    """Yield a site that takes a request, sends `said` and nothing more, and the router's side of it, without its watch."""
+    """Yield connections to a site that takes a request, sends `said` and then nothing. The watch is not running."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"hello")

@@ -1,4 +1,4 @@
-"""The policies are pure: snapshots in, an order with reasons out."""
+"""Policies are pure functions of snapshots: they return an order of sites, with reasons."""
 
 import pytest
 from msgspec.structs import replace
@@ -64,7 +64,7 @@ def test_cached_tokens_are_not_prefilled_at_home_and_only_there() -> None:
 
 
 def at(store: str, queued_tokens: int = 0, rate: float = 20_000.0) -> dict[str, object]:
-    """Return the status of a model whose site reads from a store."""
+    """Return the fields of a model whose site reads from the KV store `store`."""
     return {"queued_tokens": queued_tokens, "kv_store": store, "kv_store_tokens_per_s": rate}
 
 
@@ -156,7 +156,7 @@ def test_a_sleeping_model_costs_its_measured_wake_or_a_cautious_guess() -> None:
 
 
 def test_a_site_whose_decodes_crowd_each_other_costs_its_published_step_once() -> None:
-    """A site's published rate includes the effect of neighbours; how full the cache is adds nothing."""
+    """The published rate includes the effect of other sequences, so a full cache adds nothing."""
     crowded = {"running": 20, "kv_blocks_total": 100, "kv_blocks_free": 10, "decode_tokens_per_s": 25.0}
     assert term(ASK, view(model=crowded), "decode_step") == pytest.approx(40.0)
 
@@ -291,7 +291,7 @@ def test_a_site_whose_answers_come_late_is_as_much_dearer_and_expected_no_later(
     order = rank(ASK, late, other)
     assert names(order) == ["iad1", "ams1"]
     assert order[1].cost_ms == pytest.approx(901.0)
-    assert order[1].expected_ms == pytest.approx(501.0)  # the limit for it does not grow with its lateness
+    assert order[1].expected_ms == pytest.approx(501.0)  # lateness does not extend the time limit
 
 
 def test_a_site_beside_the_client_is_expected_to_answer_as_late_as_it_is_far_from_the_router() -> None:
@@ -307,7 +307,7 @@ def test_a_published_queue_is_worked_off_while_its_news_ages() -> None:
     assert term(replace(ASK, now_s=100.0), backend, "queue_ahead") == pytest.approx(2000.0)
     assert term(replace(ASK, now_s=101.5), backend, "queue_ahead") == pytest.approx(500.0)
     assert term(replace(ASK, now_s=109.0), backend, "queue_ahead") == 0.0
-    assert term(replace(ASK, now_s=-5.0), backend, "queue_ahead") == pytest.approx(2000.0)  # a clock that jumped
+    assert term(replace(ASK, now_s=-5.0), backend, "queue_ahead") == pytest.approx(2000.0)  # a clock that was set back
 
 
 def test_a_queue_shrinks_more_slowly_where_others_keep_sending() -> None:
@@ -323,7 +323,7 @@ def test_what_this_router_sent_a_moment_ago_is_still_ahead_however_old_the_statu
 
 
 def test_a_long_prompt_leaves_a_busy_site_to_later_requests() -> None:
-    """Both would answer at the same time; at one of them, four other requests per second would wait for it."""
+    """Both sites would answer at the same time. At one of them, four other requests per second would wait for it."""
     quiet = view("iad1", rtt_ms=5.0, model={"queued_tokens": 1000})
     busy = view(
         "ams1", rtt_ms=1.0, model={"queued_tokens": 1000, "arriving_per_s": 4.0, "arriving_tokens_per_s": 500.0}
@@ -333,7 +333,7 @@ def test_a_long_prompt_leaves_a_busy_site_to_later_requests() -> None:
 
 @pytest.mark.parametrize(("queued", "chosen"), [(8000, "iad1"), (0, "ams1")])
 def test_a_client_with_an_unusual_wait_owes_less_to_later_requests(queued: int, chosen: str) -> None:
-    """It would wait 2.5 s at the busy site and a second more at the quiet one; the third site defines the usual wait."""
+    """It would wait 2.5 s at the busy site and 3.5 s at the quiet one. The third site determines the usual wait."""
     rate = {"prefill_tokens_per_s": 2000.0}
     quiet = view("iad1", rtt_ms=1000.0, model={"queued_tokens": 1000, **rate})
     some, many = ({"arriving_per_s": each, "arriving_tokens_per_s": 500.0, **rate} for each in (4.0, 40.0))
@@ -347,7 +347,7 @@ def test_patience_is_the_predicted_queue_and_what_the_next_site_costs_more() -> 
     assert first.backend.name == "ams1"
     assert first.max_queue_ms == pytest.approx(100.0 + (second.cost_ms - first.cost_ms) + Assumptions().queue_slack_ms)
     assert second.max_queue_ms is None
-    assert rank(ASK, view("ams1"))[0].max_queue_ms is None  # there is no other: it has to accept
+    assert rank(ASK, view("ams1"))[0].max_queue_ms is None  # no other site is left, so it must accept
 
 
 def test_each_choice_but_the_last_says_how_long_its_queue_may_be() -> None:
@@ -361,7 +361,7 @@ def test_each_choice_but_the_last_says_how_long_its_queue_may_be() -> None:
 
 
 def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network_is() -> None:
-    """Home has 800 ms of queue; another site needs 500 ms for a prefill that home has done already."""
+    """Home has a queue of 800 ms; another site needs 500 ms to compute what home has cached."""
     at_home = RouteRequest("ember", 1100, b"k", Home("ams1", 1000, by_name=False))
 
     def chosen(arriving: float, queued: int = 1600) -> str:
@@ -372,11 +372,11 @@ def test_what_another_site_holds_is_left_to_it_for_longer_the_busier_the_network
 
     assert chosen(arriving=0.0) == "iad1"
     assert chosen(arriving=1000.0) == "ams1"
-    assert chosen(arriving=1000.0, queued=8000) == "iad1"  # no request waits four seconds to save half a second
+    assert chosen(arriving=1000.0, queued=8000) == "iad1"  # no request waits 4 s to save 0.5 s
 
 
 def test_a_prefix_that_several_sites_hold_is_computed_at_another_sooner_than_one_of_a_single_conversation() -> None:
-    """12,000 tokens take 6 s; the sites that hold them have a queue of 12 s."""
+    """12,000 tokens take 6 s; the sites that have cached them have a queue of 12 s."""
     rates = {"prefill_tokens_per_s": 2000.0, "arriving_tokens_per_s": 1000.0}
     holders = [view(name, model={"queued_tokens": 24_000, **rates}) for name in ("ams1", "fra1", "lhr1")]
     other = view("iad1", model=rates)
@@ -387,7 +387,7 @@ def test_a_prefix_that_several_sites_hold_is_computed_at_another_sooner_than_one
 
 @pytest.mark.parametrize("prompt_tokens", [1000, 20_000, 100_000])
 def test_a_client_waits_for_others_sake_no_longer_than_its_own_wait_allows(prompt_tokens: int) -> None:
-    """The fast site is busy with short requests, ten a second: a long prompt delays many. The slow one is idle and ten times slower."""
+    """The fast site gets ten short requests a second, which a long prompt would delay. The slow one is idle and ten times slower."""
     rates = {"prefill_tokens_per_s": 5000.0, "arriving_per_s": 10.0, "arriving_tokens_per_s": 4000.0}
     fast = view("ams1", model=rates)
     slow = view("iad1", model={"prefill_tokens_per_s": 500.0})
@@ -396,7 +396,7 @@ def test_a_client_waits_for_others_sake_no_longer_than_its_own_wait_allows(promp
 
 
 def test_the_network_s_load_counts_a_fast_site_for_more_than_a_slow_one() -> None:
-    """A slow site without idle time beside an idle one a hundred times as fast is an idle network."""
+    """A fully used slow site and an idle one that is 100 times as fast are an idle network."""
     slow = view("ams1", model={"prefill_tokens_per_s": 100.0, "arriving_tokens_per_s": 100.0})
     fast = view("iad1", rtt_ms=30.0, model={"prefill_tokens_per_s": 10_000.0})
     home = replace(ASK, home=Home("ams1", 990, by_name=False))

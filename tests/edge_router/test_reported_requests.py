@@ -1,4 +1,4 @@
-"""Requests of other projects' clients that were once refused: at a site, and at a router in front of it, whole and streamed."""
+"""Requests of other projects' clients that were refused once, at a site and at a router, streamed and not."""
 
 import json
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ REPORTED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Servers(NamedTuple):
-    urls: dict[str, str]  # of a router and its site
+    urls: dict[str, str]  # URLs of a router and its site
     site: ServedSite
     http: aiohttp.ClientSession
 

@@ -30,7 +30,7 @@ def ask(running: Router, headers: dict[str, str] = ALICE, **fields: Any) -> Any:
 
 
 async def first_line(running: Router, more: bytes = b"") -> bytes:
-    """Send the head of a request whose body does not come."""
+    """Return the first line of the response to a request whose body never arrives."""
     host, port = running.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     head = b"POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer alice\r\ncontent-length: 5000\r\n"
@@ -72,7 +72,7 @@ async def test_what_is_read_cancelled_and_deleted_by_id_counts_as_requests(tmp_p
 async def test_a_response_is_one_request_at_work_also_in_the_background(tmp_path: Path) -> None:
     async with limited(tmp_path, max_open=1) as (site, running):
         async with ask(running) as response:
-            assert response.status == 200, "it is not counted twice"
+            assert response.status == 200, "the request is not counted twice"
         go_on = asyncio.Event()
 
         async def slow(site: FakeSite, request: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A site that fails before its first byte costs the client nothing but time."""
+"""A site that fails before its first byte costs the client only time."""
 
 import asyncio
 from typing import Any
@@ -356,11 +356,11 @@ async def test_a_post_to_a_function_that_a_site_refused_for_our_signature_runs_e
             assert response.status == 200
         fakes[1].behave = fakes[0].behave
         async with running.http.post(running.url + "/fn/f", data=b"x") as response:
-            assert response.status == 503  # not 403, which would be the client's fault
+            assert response.status == 503  # a 403 would blame the client
 
 
 class Closing(ConnectionPool):
-    """A site out of descriptors, or a load balancer's: each new connection is closed at once."""
+    """Connections to a site without free descriptors, or to its load balancer: each new one is closed at once."""
 
     port: int | None = None
 

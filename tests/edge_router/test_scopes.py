@@ -1,4 +1,4 @@
-"""Every path of a router with the scope that it needs if keys are required; a path that is not listed here fails."""
+"""Every path of a router, with the scope that it needs if keys are required. A path that is missing here fails."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from pilotlight.sites.accounts import Scope
 from tests.edge_router.builders import network
 from tests.edge_router.fakes import answer, router, sites
 
-PUBLIC = ""  # any caller; a function checks callers itself, and a page's session is how a caller identifies itself
+PUBLIC = ""  # any caller; functions check their callers, and the page's session identifies its user
 OLLAMAS_OWN = ("blobs/{digest}", "copy", "create", "delete", "push")
 NEEDS: dict[tuple[str, str], str] = {
-    ("GET", "/usage"): "models",  # models: of one account; admin: of all accounts
+    ("GET", "/usage"): "models",  # scope models for one account, admin for all accounts
     ("GET", "/livez"): PUBLIC,
     ("GET", "/readyz"): PUBLIC,
     ("GET", "/health"): PUBLIC,
@@ -30,7 +30,7 @@ NEEDS: dict[tuple[str, str], str] = {
     ("GET", "/debug/route"): "admin",
     ("POST", "/debug/route"): "admin",
     ("GET", "/"): PUBLIC,
-    ("GET", "/page"): PUBLIC,  # its files
+    ("GET", "/page"): PUBLIC,  # files of the page
     ("GET", "/page/session"): "metrics",
     ("POST", "/page/session"): PUBLIC,
     ("DELETE", "/page/session"): PUBLIC,
@@ -64,9 +64,9 @@ NEEDS: dict[tuple[str, str], str] = {
     ("PUT", "/deployments/{name}/secrets/{secret}"): "deploy",
     ("DELETE", "/deployments/{name}/secrets/{secret}"): "deploy",
     ("GET", "/api/version"): PUBLIC,
-    # Parts of Ollama's API that are refused with a sentence.
+    # Parts of Ollama's API that are always refused.
     **{(method, f"/api/{name}"): PUBLIC for method in ("POST", "DELETE") for name in OLLAMAS_OWN},
-    # All paths in the table of services, by any method.
+    # All paths in the table of services, with any method.
     ("GET", "/v1/models"): "models",
     ("GET", "/v1/models/m"): "models",
     ("POST", "/v1/chat/completions"): "models",

@@ -43,7 +43,7 @@ def network_file(folder: Path, site_url: str, port: int = 0, extra: str = "", dr
 
 @asynccontextmanager
 async def process(file: Path, **environment: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """Start the router's process; yield it with its URL, once it listens."""
+    """Start the router's process; yield it and its URL when it listens."""
     running = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pilotlight.edge_router.serve", str(file),
         cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, stderr=asyncio.subprocess.PIPE,
@@ -118,7 +118,7 @@ async def test_a_hangup_reads_keys_and_limits_again_and_ends_nothing(tmp_path: P
                 extra=f'[door]\nrequire_key = true\n[[keys]]\nname = "a"\nkey_sha256 = "{digest}"\n',
             )
             router.send_signal(signal.SIGHUP)
-            while True:  # until it has read it
+            while True:  # until the router has read the file
                 async with session.get(url + "/metrics") as answer:
                     if answer.status == 401:
                         break
@@ -156,7 +156,7 @@ async def test_prices_quotas_and_where_data_may_go_are_taken_over_as_well(
 
 async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: Path) -> None:
     async with (
-        asyncio.timeout(100),  # without that it would wait for ten minutes
+        asyncio.timeout(100),  # without the second signal it would wait for ten minutes
         sites("ams1") as [site],
         process(network_file(tmp_path, site.url, drain_timeout_s=600)) as (router, url),
         aiohttp.ClientSession() as session,
@@ -173,7 +173,7 @@ async def test_a_second_signal_ends_open_streams_with_an_error_event(tmp_path: P
 
 
 class Draining:
-    """A proxy whose requests end on demand; `patience_s` lists its arguments, one per call."""
+    """A fake proxy whose requests end on demand; `patience_s` has the argument of each call."""
 
     def __init__(self) -> None:
         self.patience_s: list[float] = []
@@ -262,7 +262,7 @@ async def test_the_router_logs_a_line_for_each_request_where_its_file_says_so(
     if not wants_lines:
         assert not accesses
         return
-    (access,) = accesses  # none of the probes
+    (access,) = accesses  # probes are not logged
     assert (access["method"], access["path"], access["status"]) == ("POST", "/v1/chat/completions", response.status)
     assert (access["bytes"], access["client"]) == (len(body), "127.0.0.1")
     assert access["request_id"] == response.headers["x-request-id"]
@@ -294,7 +294,7 @@ def test_the_router_process_never_imports_torch_or_the_engine() -> None:
 
 
 def _is_running(pid: int) -> bool:
-    """Tell whether a process runs; a zombie that has not been reaped does not."""
+    """Tell whether a process runs. A zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -183,7 +183,7 @@ async def test_workers_ai_ranks_contexts(reranker: Site) -> None:
         ("/v1/rerank", {"documents": ["a", 5]}, "documents", "document 1 is neither a text nor an object"),
         ("/v1/rerank", {"documents": [{"title": "a"}]}, "documents", "document 0 is neither"),
         ("/v1/rerank", {"documents": ["a"] * 2049}, "documents", "at most 2048"),
-        ("/v1/rerank", {"documents": None}, "documents", "give them, or texts"),
+        ("/v1/rerank", {"documents": None}, "documents", "send documents or texts"),
         ("/v1/rerank", {"top_n": 0}, "top_n", "at least 1"),
         ("/v1/rerank", {"rank_fields": ["title"]}, "rank_fields", "documents are ranked by their text alone"),
         ("/v1/rerank", {"truncate_prompt_tokens": 20}, "truncate_prompt_tokens", "-1"),

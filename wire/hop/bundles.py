@@ -1,8 +1,9 @@
 """Bundles: a function's folder as one immutable tar, named by its SHA-256, and the reverse.
 
-The same files make the same bytes, on every machine: sorted names, no times, no owners. Links, devices and names that lead out are refused in both
-directions, and so is what is too large. Only what `pack` writes is read, and not by `tarfile`: before Python 3.11.10 a PAX head of 60 KB takes that
-eight seconds of CPU in which no other thread runs (CVE-2024-6232). Knows bytes and folders; independent of manifests.
+The same files make the same bytes on every machine: names are sorted, and there are no times and owners. Packing and unpacking both refuse links,
+devices, names outside the folder, and too many or too large files. Only tars that `pack` writes are accepted, and `tarfile` is not used to read them:
+before Python 3.11.10 a PAX header of 60 KB costs it eight seconds of CPU in which no other thread runs (CVE-2024-6232). This module is independent of
+manifests.
 """
 
 import hashlib
@@ -17,11 +18,11 @@ DIGEST = re.compile(r"^[0-9a-f]{64}\Z")
 MAX_BYTES = 64 << 20
 MAX_FILES = 10_000
 MAX_NAME_BYTES = 240
-# Files that belong to a developer's machine and not to a function, above all secrets.
+# Files of a developer's machine that do not belong to a function, above all secrets.
 LEFT_OUT = frozenset({"__pycache__", "node_modules", ".git", ".venv", ".venv-workers", ".pilotlight", ".wrangler", ".pytest_cache"})  # fmt: skip
 LEFT_OUT_PREFIXES = (".dev.vars", ".env")
 
-_BLOCK, _RECORD = 512, 10_240  # a tar is made of blocks, and as long as some records
+_BLOCK, _RECORD = 512, 10_240  # a tar consists of blocks, and its length is a multiple of a record
 _SIZE = re.compile(rb"[0-7]{11}\0")
 _PLAIN, _EXTENDED = b"0", b"x"  # types of entries: a file; the name of the next one, if it is long or not ASCII
 
@@ -35,7 +36,7 @@ def digest_of(data: bytes) -> str:
 
 
 def pack(folder: Path) -> bytes:
-    """Pack a folder. Raises BundleError."""
+    """Pack a folder; return the tar. Raises BundleError."""
     parts: list[bytes] = []
     count = size = 0
     for name, path in sorted(_files(folder, "")):
@@ -50,13 +51,13 @@ def pack(folder: Path) -> bytes:
 
 
 def check(data: bytes) -> int:
-    """Return the number of files. Raises BundleError for anything that `pack` would not have made."""
+    """Return the number of files. Raises BundleError for bytes that `pack` would not write."""
     return sum(1 for _ in _entries(data))
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Unpack into a folder that is not there yet.
-    Raises BundleError, and then the folder may be there in part."""
+    """Unpack into a new folder.
+    If it raises BundleError, some files may be in the folder."""
     folder.mkdir(parents=True)
     for name, content in _entries(data):
         path = folder / name
@@ -114,9 +115,9 @@ def _entries(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _read_head(data: bytes, at: int) -> tuple[str, int]:
-    """Return a file's name and size. The caller compares the whole head with `_head`'s."""
+    """Return a file's name and size. The caller then compares the whole header with `_head`'s result."""
     name = data[at : at + 100].rstrip(b"\0")
-    if data[at + 156 : at + 157] == _EXTENDED:  # one block, as names are short, with "LENGTH path=NAME\n"
+    if data[at + 156 : at + 157] == _EXTENDED:  # one block, because names are short; it contains "LENGTH path=NAME\n"
         name = data[at + _BLOCK : at + 2 * _BLOCK].rstrip(b"\0").partition(b" path=")[2][:-1]
         at += 2 * _BLOCK
     size = data[at + 124 : at + 136]
@@ -149,13 +150,13 @@ def _block(name: bytes, mode: int, size: int, kind: bytes) -> bytes:
 
 
 def _end(size: int) -> bytes:
-    """Return the end after the last file: two empty blocks, and more up to a whole record."""
+    """Return the bytes after the last file: two empty blocks, and padding to a whole record."""
     return bytes(-(size + 2 * _BLOCK) % _RECORD + 2 * _BLOCK)
 
 
 def _refuse(at: int) -> NoReturn:
     raise BundleError(
-        f"byte {at} of the bundle begins no file as a deploy packs it; deploy the folder by `pilotlight deploy`"
+        f"byte {at} of the bundle does not begin a file as `pilotlight deploy` packs it; deploy the folder with that command"
     )
 
 
@@ -171,6 +172,10 @@ def _check_name(name: str) -> None:
 
 def _check_size(count: int, size: int) -> None:
     if count > MAX_FILES:
-        raise BundleError(f"the folder has more than {MAX_FILES} files; leave out what is not the function's")
+        raise BundleError(
+            f"the folder has more than {MAX_FILES} files; leave out files that the function does not need"
+        )
     if size > MAX_BYTES:
-        raise BundleError(f"the folder has more than {MAX_BYTES >> 20} MiB; leave out what is not the function's")
+        raise BundleError(
+            f"the folder has more than {MAX_BYTES >> 20} MiB; leave out files that the function does not need"
+        )

@@ -1,4 +1,4 @@
-"""Messages with which a stream outlives its site, on signed hops only: clients never see or send them.
+"""Messages by which another site continues a stream, on signed hops only: clients never see them.
 
 Router to site: the header `x-pilotlight-answer: SEED.CREATED.NONCE` sets an answer's random numbers and id, the same at every site. For a continued
 stream a fourth part gives the number of bytes before the client's body: the delivered part of each choice.
@@ -19,8 +19,8 @@ from pilotlight.wire.chat import FinishReason
 
 ANSWER = "x-pilotlight-answer"  # router -> site
 RESUME_POINTS = "x-pilotlight-marks"  # site -> router: "1", this stream has resume points
-DRAIN_NOTICE = b":pl draining\n\n"  # site -> router: take this stream elsewhere, if there is anywhere else
-MAX_DELIVERED_BYTES = 16 << 20  # the part before the client's body: two million tokens
+DRAIN_NOTICE = b":pl draining\n\n"  # site -> router: continue this stream at another site, if there is one
+MAX_DELIVERED_BYTES = 16 << 20  # limit of the part before the client's body, enough for two million tokens
 MAX_CHOICES = 1024
 
 _POINT = b":pl ["
@@ -35,18 +35,18 @@ class ContinuationError(ValueError):
 
 
 class ResumePoint(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that events brought of one choice since the previous resume point."""
+    """The tokens of one choice in the events since the previous resume point."""
 
     choice: Annotated[int, Meta(ge=0, lt=MAX_CHOICES)]
     token_ids: TokenIds
     finish_reason: FinishReason | None = None
-    cached_tokens: Annotated[int, Meta(ge=0)] = 0  # of the prompt, as the answer's usage will say
+    cached_tokens: Annotated[int, Meta(ge=0)] = 0  # cached tokens of the prompt, as in the answer's usage
     num_events: Annotated[int, Meta(ge=0)] = 0  # number of events so far, in a dialect that numbers them
-    prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # of all prompts
-    reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # of all choices so far
-    drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise, at this site
-    accepted_tokens: Annotated[int, Meta(ge=0)] = 0  # likewise
-    device_us: Annotated[int, Meta(ge=0)] = 0  # likewise
+    prompt_tokens: Annotated[int, Meta(ge=0)] = 0  # tokens of all prompts
+    reasoning_tokens: Annotated[int, Meta(ge=0)] = 0  # tokens of all choices so far
+    drafted_tokens: Annotated[int, Meta(ge=0)] = 0  # drafted tokens of all choices so far, at this site
+    accepted_tokens: Annotated[int, Meta(ge=0)] = 0  # accepted tokens of all choices so far, at this site
+    device_us: Annotated[int, Meta(ge=0)] = 0  # device time of all choices so far, at this site
 
 
 class Delivered(msgspec.Struct, frozen=True, array_like=True):
@@ -61,7 +61,7 @@ class Delivered(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True):
-    """All that a client has of an answer. Choices it has nothing of may be missing at the end."""
+    """The delivered parts of an answer. Choices without one may be missing at the end."""
 
     choices: Annotated[tuple[Delivered, ...], Meta(max_length=MAX_CHOICES)]
     cached_tokens: Annotated[int, Meta(ge=0)] = 0
@@ -69,9 +69,9 @@ class Delivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerName(NamedTuple):
-    """The values that two sites need to produce one answer."""
+    """The values from which two sites produce the same answer."""
 
-    seed: int  # if the request has none
+    seed: int  # used if the request has no seed
     created: int
     nonce: str
 
@@ -98,7 +98,8 @@ def encode_answer(name: AnswerName, delivery: bytes = b"") -> str:
 
 
 def decode_answer(value: str) -> tuple[AnswerName, int]:
-    """Return the name, and how many bytes of the body are the delivery."""
+    """Return the answer's name, and the number of bytes of the body that are the delivery.
+    Raises ContinuationError."""
     found = _ANSWER.match(value)
     if found is None or int(found[1]) >= 2**63 or int(found[4] or 0) > MAX_DELIVERED_BYTES:
         raise ContinuationError(f"{ANSWER} must be SEED.CREATED.NONCE, or that and a length in bytes")

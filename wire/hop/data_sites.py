@@ -1,6 +1,6 @@
-"""The header that names the sites which may see a request besides the one that answers it.
+"""The header with the sites that may see a request besides the one that answers it.
 
-Its value is all sites, or a list. Without it a site may ask no other.
+Its value is `*` for all sites, or a list. Without the header, the site may ask no other site.
 """
 
 from collections.abc import Iterable

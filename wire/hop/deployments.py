@@ -12,12 +12,12 @@ import msgspec
 from msgspec import Meta
 
 PATH = "/deployments"
-TRY_PATH = "/internal/functions/try"  # router -> site: fetch this version, start it, make its health call
-SERVE_PATH = "/internal/functions/serve"  # router -> site: fetch and serve deployments
+TRY_PATH = "/internal/functions/try"  # router -> site: fetch this version, start it and make its health call
+SERVE_PATH = "/internal/functions/serve"  # router -> site: fetch the deployments and serve them
 TAIL_PATH = "/internal/functions/tail"
-MAX_VERSIONS = 50  # of one function
+MAX_VERSIONS = 50  # versions of one function
 
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # Python's $ would let a line's end pass
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]  # \Z, because Python's $ also matches before a final line end
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
 Percent = Annotated[float, Meta(gt=0, le=100)]
 
@@ -27,23 +27,23 @@ class Version(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: Digest
     created_s: float
     message: str = ""
-    environment: str | None = None  # an [env.NAME] of the manifest
+    environment: str | None = None  # name of an [env.NAME] in the manifest
     health_path: str = "/"
     replaced: int | None = None  # the version whose traffic it took; 0 if there was none; None if unknown
     services: tuple[Name, ...] = ()  # other functions that it calls
     routes: tuple[str, ...] = ()  # host patterns, as wire/host_patterns.py reads them
-    has_subdomain: bool = True  # it is served below the network's functions.domain, if there is one
+    has_subdomain: bool = True  # it is served at a subdomain of the network's functions.domain, if that is set
 
 
 class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    number: int  # of a version
+    number: int  # number of a version
     percent: float
 
 
 class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One function.
 
-    The shares add up to 100, the newest version first. A deleted function has none: its versions, data and name are kept.
+    The shares add up to 100, the newest version first. A deleted function has no shares; its versions, data and name are kept.
     """
 
     name: Name
@@ -52,7 +52,8 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shares: tuple[Share, ...] = ()
     account: str = ""  # the owner: the account that deployed it first, permanently; empty if it belongs to the network
     home: str = ""  # the only site where it runs, because its data is there; empty if it runs everywhere
-    secrets: str = ""  # changes with its secrets, which its sites then fetch; empty without secrets from a router
+    # changes whenever its secrets change, so that sites fetch them; empty without secrets from a router
+    secrets: str = ""
 
     @property
     def services(self) -> set[str]:
@@ -67,8 +68,7 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((version for version in self.versions if version.number == number), None)
 
     def chosen(self, key: str) -> Version | None:
-        """Return the version that a client's key belongs to.
-        A client of the newest keeps it while its share grows."""
+        """Return the version for a client's key. A client of the newest version keeps it as its share grows."""
         point, total = _point(self.name, key), 0.0
         for share in self.shares:
             total += share.percent
@@ -80,12 +80,12 @@ class Deployment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Changed(Deployment, frozen=True, forbid_unknown_fields=True):
     """The result of a deployment or a rollback."""
 
-    unconfirmed: dict[str, str] = {}  # sites that are not known to serve it yet, and why
+    unconfirmed: dict[str, str] = {}  # sites that do not confirm that they serve it, with the reason
     addresses: tuple[str, ...] = ()  # hosts and paths besides /fn/NAME
 
 
 class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST PATH/NAME"""
+    """The body of POST PATH/NAME."""
 
     digest: Digest
     expected_revision: int
@@ -98,7 +98,7 @@ class NewVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: Annotated[tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=100)] = ()
     has_subdomain: bool = True
     home: Annotated[str, Meta(max_length=100)] | None = (
-        None  # its home; empty to run everywhere; None to leave it unchanged
+        None  # home for the function; empty to run everywhere; None to leave the home unchanged
     )
 
 
@@ -110,20 +110,20 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Removal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """DELETE PATH/NAME: no traffic for any version."""
+    """The body of DELETE PATH/NAME: no version gets traffic."""
 
     expected_revision: int
 
 
 class Try(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Router -> site."""
+    """Router -> site: try a version."""
 
     name: Name
     version: Version
 
 
 class Serve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Router -> site."""
+    """Router -> site: serve the deployments up to a revision."""
 
     name: Name
     revision: int
@@ -137,9 +137,10 @@ class Tried(msgspec.Struct, frozen=True):
 
     healthy: bool
     detail: str = ""
-    moves: tuple[str, ...] = ()  # migrations that will rename or delete classes of objects when it takes the traffic
+    # migrations that will rename or delete classes of objects when the version gets traffic
+    moves: tuple[str, ...] = ()
     misfits: bool = (
-        False  # it binds classes of objects that are gone, or renames onto others: it must not take the traffic
+        False  # it must not get traffic: it binds classes of objects that are gone, or renames classes to existing ones
     )
 
 
@@ -153,6 +154,6 @@ def decode_deployments(data: bytes) -> dict[str, Deployment]:
 
 
 def _point(name: str, key: str) -> float:
-    """Return the position of a key, from 0 to 100."""
+    """Return the position of a client's key between 0 and 100, for a function."""
     digest = hashlib.sha256(f"{name}\0{key}".encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48 * 100

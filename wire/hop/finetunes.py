@@ -10,24 +10,24 @@ import msgspec
 
 from pilotlight.wire.workers_ai import ListedFinetune
 
-INTERNAL_PATH = "/internal/finetunes"  # router -> site: a list; below it one adapter, to read, bring or remove
-# Under the account's path: a fine-tune, and whether the path is that of its files.
+INTERNAL_PATH = "/internal/finetunes"  # router -> site: a list; paths below it read, store or remove one adapter
+# A path below the account: all fine-tunes, one of them, or the files of one.
 FINETUNES = re.compile(
     r"^/client/v4/accounts/(?P<account>[^/]+)/ai/finetunes(?:/(?P<id>[^/]+)(?:/(?P<assets>finetune-assets))?)?/?$"
 )
-PUBLIC = "public"  # in place of an id: the site's own adapters
+PUBLIC = "public"  # instead of an id: the site's own adapters
 
 
 class Finetune(msgspec.Struct, frozen=True):
     id: str
-    owner: str  # its owner (wire/credentials.py); empty if every account may use it
+    owner: str  # id of its owner (wire/credentials.py); empty if every account may use it
     account: str  # the owner's name, if it is known
     model: str
     name: str
     description: str = ""
     created_s: float = 0.0
     modified_s: float = 0.0
-    is_whole: bool = False  # both files exist and describe an adapter that can be computed
+    is_whole: bool = False  # both files exist, and describe an adapter that the engine can compute
 
     def listed(self) -> ListedFinetune:
         """Return the fine-tune in the form that clients get."""
@@ -36,11 +36,11 @@ class Finetune(msgspec.Struct, frozen=True):
 
 
 class FinetuneList(msgspec.Struct, frozen=True):
-    """All that a site has."""
+    """All adapters of a site."""
 
-    state: str  # state as the status names it
+    state: str  # the `finetunes` of the site's status
     kept: tuple[Finetune, ...] = ()
-    removed: tuple[str, ...] = ()  # ids removed in some period: a site that still has one deletes it
+    removed: tuple[str, ...] = ()  # ids that were removed recently: a site that still has one deletes it
 
 
 def moment(seconds: float) -> str:
@@ -48,7 +48,7 @@ def moment(seconds: float) -> str:
 
 
 def packed(finetune: Finetune, config: bytes, weights: bytes) -> bytes:
-    """Return a fine-tune with its files: a line of JSON with the first file's length, then both files."""
+    """Return a fine-tune and its files as bytes: a line of JSON with the first file's length, then both."""
     return msgspec.json.encode((finetune, len(config))) + b"\n" + config + weights
 
 

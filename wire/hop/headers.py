@@ -8,36 +8,37 @@ from typing import NamedTuple
 
 SESSION_AFFINITY = "x-session-affinity"
 REQUEST_ID = "x-request-id"
-ROUTE = "x-pilotlight-route"  # router -> client: which site answered and why; site -> client: which of its hosts computed the prompt
+# router -> client: which site answered and why; site -> client: which host of the site computed the prompt
+ROUTE = "x-pilotlight-route"
 SITE = "x-pilotlight-site"  # site -> router, client: the site that answered
 HOP = "x-pilotlight-hop"  # router -> site: signature
-CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function: the platform's name for it
-CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host as its client has named them
-OWN_HOST = "x-pilotlight-own-host"  # router -> site, for a function: its client has named a host of the function, which has no prefix there
+CLIENT_ADDRESS = "cf-connecting-ip"  # router, site -> function; Cloudflare's name
+CLIENT_ORIGIN = "x-pilotlight-origin"  # router -> site, for a function: scheme and host of the client's request
+OWN_HOST = "x-pilotlight-own-host"  # router -> site, for a function: the client used a host name of the function, where paths have no prefix
 CLIENT_GEO = "x-client-geo"  # router -> site: latitude,longitude of the client
 ACCOUNT = "x-pilotlight-account"  # router -> site: the account of the request's key, if the router knows it
 HOPS = "x-pilotlight-hops"  # router -> router: how many routers the request has passed
-MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: with a queue longer than so many ms, decline
+MAX_QUEUE_WAIT = "x-pilotlight-patience"  # router -> site: decline if the queue is longer than this many ms
 PREFIXES = (
     "x-pilotlight-prefixes"  # router -> site: short digests of the conversation's beginnings (wire/hop/prefixes.py)
 )
-QUEUE = "x-pilotlight-queue"  # site -> router: that it declines, and how many tokens its queue has
-CLOCK = "x-pilotlight-clock"  # site -> router: the site's time, signed, if it does not accept a signature's time
-REFUSAL = "x-pilotlight-refusal"  # site -> router: why the site, and not the request, is at fault, in one of REFUSALS; no function can set it
+QUEUE = "x-pilotlight-queue"  # site -> router: the site declines; the value is its queue in tokens
+CLOCK = "x-pilotlight-clock"  # site -> router: the signed time of a site that refuses a signature because of its time
+REFUSAL = "x-pilotlight-refusal"  # site -> router: why the site is at fault and not the request, one of REFUSALS; functions cannot set it
 IGNORED = "x-ignored-fields"  # site -> client: fields of the body that were ignored
-OURS = "x-pilotlight-"  # a client may not send these: the router drops them
+OURS = "x-pilotlight-"  # prefix of headers that the router drops if a client sends them
 
-# The words of errors.py that another site would not say, and two about the hop itself: this router's signature, or one of the two clocks, is wrong.
+# Error codes (errors.py) for which another site may succeed, and two for the hop itself: a wrong signature of this router, or a wrong clock.
 REFUSALS = frozenset(
     {"draining", "overloaded", "engine_error", "model_load_failed", "misdirected_request", "signature", "clock"}
 )
-# For refused connections too: the client may be a router, which then tries another site.
+# Also added to refused connections, because the client may be a router, which then tries another site.
 OVERLOADED = ((REFUSAL, "overloaded"),)
 
 HOP_SECRET_ENV = "PILOTLIGHT_HOP_SECRET"
 DEPLOY_TOKEN_ENV = "PILOTLIGHT_DEPLOY_TOKEN"
 HOP_MAX_AGE_S = 60.0
-FOR_ROUTERS = ""  # in place of a site's name
+FOR_ROUTERS = ""  # instead of a site's name
 
 # RFC 9110 section 7.6.1, and proxy-* of RFC 9110 section 11.7
 HOP_BY_HOP = frozenset({
@@ -51,7 +52,7 @@ _DROPPED = HOP_BY_HOP | {"host", "content-length"}
 def forwardable(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the headers to forward; names are lower case.
 
-    Left out are hop-by-hop headers, those that `connection` names, length, host, and ours.
+    Hop-by-hop headers, headers that `connection` names, length, host and Pilotlight's own headers are left out.
     """
     kept = []
     named = ""
@@ -72,24 +73,24 @@ class Hop(NamedTuple):
     Messages after a handshake, such as a WebSocket's, are not covered: TLS between router and site protects them."""
 
     method: str
-    path: str  # decoded: a proxy in between may spell the same path otherwise
+    path: str  # decoded, because a proxy in between may encode the same path differently
     request_id: str
     site: str  # the recipient; empty for the router
     query: str = ""
 
 
 def signing(secret: str) -> str:
-    """Return the secret that signs: the first one, if a network has two during a change.
+    """Return the secret that signs.
 
-    All are accepted.
+    While a network changes its secret it has two: the first one signs, and both are accepted.
     """
     return secret.partition(",")[0]
 
 
 def lasting(secret: str) -> str:
-    """Return the secret for tenants' salts and engine hosts: the last one.
+    """Return the secret for tenants' salts and engine hosts, which is the last one.
 
-    It changes when the one before it is removed.
+    It changes only when the old secret is removed.
     """
     return secret.rpartition(",")[2]
 
@@ -98,8 +99,8 @@ NO_BODY = hashlib.sha256().hexdigest()
 
 
 def sign_hop(secret: str, now_s: float, hop: Hop, body: bytes = b"") -> str:
-    """Return STAMP.DIGEST.MAC.SITE.
-    The digest of the body is included, so that everything except the body can be checked before the body arrives."""
+    """Return a signature: STAMP.DIGEST.MAC.SITE.
+    It includes the body's digest, so that everything else can be checked before the body arrives."""
     stamp, digest = str(int(now_s)), hashlib.sha256(body).hexdigest() if body else NO_BODY
     return f"{stamp}.{digest}.{_mac(signing(secret), stamp, digest, hop)}.{hop.site}"
 
@@ -114,7 +115,7 @@ def signed_body(signature: str, secret: str, now_s: float, hop: Hop) -> str | No
 
 
 def hop_is_genuine(signature: str, secret: str, now_s: float, hop: Hop) -> bool:
-    """Tell whether a hop is genuine in all but its body."""
+    """Tell whether a hop is genuine, except for its body, which is not checked."""
     return signed_body(signature, secret, now_s, hop) is not None
 
 
@@ -133,14 +134,14 @@ def age_of_hop(signature: str, now_s: float) -> float | None:
 
 
 def tell_clock(secret: str, now_s: float, site: str, request_id: str) -> str:
-    """Return STAMP.MAC, with which a router signs for this site although their clocks differ.
-    The request's id binds it to this answer."""
+    """Return STAMP.MAC, a site's signed time, with which the router then signs for this site.
+    The request's id binds it to this response."""
     stamp = str(int(now_s))
     return f"{stamp}.{_mac(signing(secret), stamp, CLOCK, Hop('', '', request_id, site))}"
 
 
 def told_clock(value: str, secret: str, site: str, request_id: str) -> float | None:
-    """Return the site's time in seconds since the epoch; None if the value was not signed with the secret."""
+    """Return the site's time in seconds since the epoch; None if it was not signed with the secret."""
     stamp, _, mac = value.partition(".")
     if not (_is_stamp(stamp) and mac.isascii()):
         return None
@@ -154,12 +155,12 @@ def _is_stamp(text: str) -> bool:
 
 
 def _mac(secret: str, stamp: str, digest: str, hop: Hop) -> str:
-    # The path comes last: decoded, it may hold line ends, and nothing else can.
+    # The path comes last, because only it may contain line ends after decoding.
     mac = _keyed(secret).copy()
     mac.update(f"{stamp}\n{digest}\n{hop.site}\n{hop.method}\n{hop.request_id}\n{hop.query}\n{hop.path}".encode())
     return mac.hexdigest()
 
 
-@lru_cache(16)  # a new one takes 4 us more than a copy
+@lru_cache(16)  # a new HMAC takes 4 us longer than a copy
 def _keyed(secret: str) -> hmac.HMAC:
     return hmac.new(secret.encode(), digestmod="sha256")

@@ -12,14 +12,14 @@ JOIN_PATH = "/network/join"
 
 
 class NetworkFace(msgspec.Struct, frozen=True):
-    """The router's answer over an untrusted connection: the token identifies the right authority."""
+    """A router's answer over an untrusted connection. The token verifies the authority."""
 
     authority: str  # PEM
-    place: Place  # the router's
+    place: Place  # location of the router
 
 
 class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Machine -> router."""
+    """Machine -> router: the request to join."""
 
     token: str
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
@@ -29,7 +29,7 @@ class JoinRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """Router -> machine, over TLS."""
+    """Router -> machine, over TLS: what the machine needs to join."""
 
     certificate: str  # PEM
-    secret: str  # the network's
+    secret: str  # the network's secret

@@ -2,7 +2,7 @@
 
 GET LENDING_PATH returns what the site could compute now (`Lendable`). GET PROBE_PATH returns bytes that measure the link. POST PROMPT_PATH with a
 `BorrowedPrompt` is declined, or answered with two lines: `PromptAccepted` at once and `PromptComputed` at the end. Closing the connection earlier
-cancels it. The blocks themselves go from engine host to engine host (engine/kv/peers).
+cancels the work. The KV blocks go directly from engine host to engine host (engine/kv/peers).
 """
 
 from typing import TypeVar
@@ -16,23 +16,24 @@ PROBE_BYTES = 2 << 20  # 0.2 s at 100 Mbit/s
 
 
 class Lendable(msgspec.Struct, frozen=True):
-    models: dict[str, float]  # models whose prompts it would compute now, with tokens a second; 0 if not measured yet
-    why_not: str = ""  # the reason if there are none
+    # models whose prompts it would compute now, with their rate in tokens per second; 0 if not measured yet
+    models: dict[str, float]
+    why_not: str = ""  # why there are none
 
 
 class BorrowedPrompt(msgspec.Struct, frozen=True):
     model: str
-    hand_over: str  # the name by which its blocks are requested
+    hand_over: str  # name under which the KV blocks are requested
     token_ids: tuple[int, ...]
-    salt: bytes  # its tenant's salt, so that no other tenant finds the cached blocks
+    salt: bytes  # the tenant's salt, so that no other tenant finds the cached blocks
 
 
 class PromptAccepted(msgspec.Struct, frozen=True):
-    port: int  # port of the site's host name that serves the blocks
+    port: int  # port that serves the KV blocks, at the site's host name
 
 
 class PromptComputed(msgspec.Struct, frozen=True):
-    num_cached_tokens: int  # tokens that were cached
+    num_cached_tokens: int  # tokens that were in the prefix cache
     device_us: int
 
 
@@ -44,5 +45,5 @@ def encode_line(line: msgspec.Struct) -> bytes:
 
 
 def decode_line(line: bytes, kind: type[LineT]) -> LineT:
-    """Raises msgspec.DecodeError."""
+    """Decode a line. Raises msgspec.DecodeError."""
     return msgspec.json.decode(line, type=kind)

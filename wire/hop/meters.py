@@ -1,8 +1,9 @@
 """Meters: counts of requests in progress in a memory-mapped file, which survives the router.
 
 A killed process loses nothing that it has written to a shared mapping, and a count costs one store. Each request has a slot of SLOT_BYTES: eight
-words (state, tokens, end), the site's name, the request's record as JSON, and eight more words at the end. The file's blocks are allocated at once,
-so that a full disk does not matter later; a slot is free again once its record is in the store. After a power failure the last seconds may be lost.
+words (state, tokens, end), the site's name, the request's record as JSON, and eight more words at the end. The file's blocks are allocated at the
+start, so a disk that fills up later does no harm. A slot is free again once its record is in the store. After a power failure the last seconds may be
+lost.
 """
 
 import fcntl
@@ -18,12 +19,13 @@ from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageRecord
 
 SLOT_BYTES = 1024
-MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # in the first slot
-MAGIC_1 = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")  # the part before the last words, which JSON may fill
+MAGIC = b"PILOTLIGHT METER 2".ljust(SLOT_BYTES, b"\0")  # first slot of a file
+# first slot of version 1, in which JSON may extend into the last words
+MAGIC_1 = b"PILOTLIGHT METER 1".ljust(SLOT_BYTES, b"\0")
 FREE, OPEN = 0, 1
 OUTCOMES: tuple[Outcome, ...] = get_args(
     Outcome
-)  # its position, behind FREE and OPEN, is the state of a slot that has ended
+)  # the state of an ended slot is the position of its outcome, counted after FREE and OPEN
 SITE_AT, SITE_BYTES = 64, 64
 REQUEST_AT = SITE_AT + SITE_BYTES
 WORD = 8
@@ -37,10 +39,10 @@ class MetersError(Exception):
 
 
 class MeterFile:
-    """All slots. One process has it at a time."""
+    """The file with all slots. One process uses it at a time."""
 
     def __init__(self, path: Path, num_slots: int) -> None:
-        """Raises MetersError, OSError."""
+        """Open the file, or create it. Raises MetersError, OSError."""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -80,7 +82,7 @@ class MeterFile:
         self._map[start + SITE_AT : start + REQUEST_AT] = bytes(SITE_BYTES)
         self._map[start + REQUEST_AT : start + REQUEST_AT + len(encoded)] = encoded
         words[base + _LENGTH] = len(encoded)
-        words[base + _STATE] = OPEN  # written last: a slot is valid only when complete
+        words[base + _STATE] = OPEN  # last, because a slot is valid only when it is complete
         return MeterSlot(self, number, request)
 
     def set(self, number: int, use: ResourceUse) -> None:
@@ -104,12 +106,12 @@ class MeterFile:
         self._words[base + _STATE] = OPEN + 1 + OUTCOMES.index(outcome)
 
     def free(self, number: int) -> None:
-        """Free a slot for another request: its record is in the store, or there is none."""
+        """Free a slot for another request, because its record is in the store or not needed."""
         self._words[_base(number)] = FREE
         self._free.append(number)
 
     def left_behind(self) -> Iterator[tuple[int, UsageRecord]]:
-        """Yield the entries of a dead router, with their slots: unwritten records and open requests."""
+        """Yield the slots of a router that was killed, with their records: unwritten ones and open requests."""
         for number in range(1, self.num_slots + 1):
             base, start = _base(number), number * SLOT_BYTES
             state = self._words[base]
@@ -117,7 +119,7 @@ class MeterFile:
                 continue
             length = self._words[base + _LENGTH]
             request = _decode(self._map[start + REQUEST_AT : start + min(SLOT_BYTES, REQUEST_AT + length)])
-            if request is None:  # it was being written when the machine lost its power: nothing had been sent
+            if request is None:  # the machine lost power while it was written, so nothing was sent for the request
                 self.free(number)
                 continue
             more = [0] * 5 if length > _MOST else self._words[base + _DRAFTED : base + _CPU_US + 1].tolist()
@@ -129,7 +131,7 @@ class MeterFile:
             yield number, UsageRecord(request, site, ended_s, outcome, use, more[3], cpu_us=more[4])
 
     def _become_newest(self) -> None:
-        """Bring a file of version 1 up to date, or one whose first slot was never written."""
+        """Convert a file of version 1, or one whose first slot was never written, to the current version."""
         for number in range(1, self.num_slots + 1):
             if self._words[_base(number) + _LENGTH] <= _MOST:
                 start = number * SLOT_BYTES
@@ -143,7 +145,7 @@ class MeterFile:
 
 
 class MeterSlot:
-    """One request's slot."""
+    """The slot of one request, and its counts."""
 
     __slots__ = ("_file", "bytes_out", "cpu_us", "number", "request", "site", "use")
 
@@ -153,11 +155,11 @@ class MeterSlot:
         self.site = ""
         self.use = ResourceUse()
         self.bytes_out = 0  # of the answer's body
-        self.cpu_us = 0  # of a function's processes
+        self.cpu_us = 0  # CPU time of a function's processes
         self._file = file
 
     def count(self, use: ResourceUse) -> None:
-        """Set the total that the client will have received."""
+        """Set the totals, before the tokens are sent to the client."""
         self.use = use
         self._file.set(self.number, use)
 
@@ -186,7 +188,7 @@ _decoder = msgspec.json.Decoder(MeteredRequest)
 
 def _encode(request: MeteredRequest) -> bytes:
     encoded = _encoder.encode(request)
-    if len(encoded) > _MOST:  # a model's name that no site would know
+    if len(encoded) > _MOST:  # only for names that no site serves
         model, adapter = ascii(request.model)[1:-1][:200], ascii(request.adapter)[1:-1][:100]
         short = msgspec.structs.replace(request, model=model, adapter=adapter, request_id=request.request_id[:128])
         encoded = _encoder.encode(short)

@@ -1,8 +1,6 @@
-"""Secrets of deployed functions in transit and at rest at a router, encrypted by AES-256-GCM.
+"""Secrets of deployed functions in transit, and at rest at a router, encrypted with AES-256-GCM.
 
-The key is derived from the network's secret.
-
-Each is bound to its function and its name.
+The key is derived from the network's secret. Each secret is bound to its function and its name.
 """
 
 import secrets
@@ -13,21 +11,21 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 NONCE_BYTES = 12
-MAX_SECRET_BYTES = 5 << 10  # the platform's limit for a variable
+MAX_SECRET_BYTES = 5 << 10  # Cloudflare's limit for a variable
 
 
 class UnsealedError(Exception):
-    """It was sealed under another key, or for something else."""
+    """The secret was encrypted under another key, or for another function or name."""
 
 
 def seal(key: str, function: str, name: str, value: str) -> bytes:
-    """Return nonce, ciphertext and tag. `key`: the network's secret."""
+    """Encrypt a value; return nonce, ciphertext and tag. `key` is the network's secret."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     return nonce + _cipher(key).encrypt(nonce, value.encode(), _bound_to(function, name))
 
 
 def unseal(key: str, function: str, name: str, sealed: bytes) -> str:
-    """Raises UnsealedError."""
+    """Decrypt a value. Raises UnsealedError."""
     try:
         return _cipher(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], _bound_to(function, name)).decode()
     except (InvalidTag, ValueError):

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-# failed: its last wake failed a short while ago. Later it has its place again, and may be requested again.
+# failed: a recent wake failed. After a while it is "disk" or "host" again, and may be requested again.
 Residency = Literal["device", "host", "disk", "loading", "failed"]
 
 
@@ -23,35 +23,37 @@ class Place(msgspec.Struct, frozen=True):
 class ModelStatus(msgspec.Struct, frozen=True):
     name: str
     residency: Residency
-    loaded: float = 0.0  # share of the weights read so far, 0 to 1
+    loaded: float = 0.0  # share of the weights that is read, from 0 to 1
     context_length: int = 0  # tokens
     running: int = 0  # sequences
     waiting: int = 0
-    queued_tokens: int = 0  # prompt tokens accepted and not yet computed, on the device where they are fewest
+    queued_tokens: int = 0  # prompt tokens accepted and not yet computed, on the device with the fewest
     kv_blocks_free: int = 0
     kv_blocks_total: int = 0
     prefill_tokens_per_s: float = 0.0  # rate of one device; 0 if not measured yet
-    decode_tokens_per_s: float = 0.0  # of one sequence
-    wake_ms: float = 0.0  # measured time to wake it from its present place (if awake: the last time), without waiting for room; 0 if not measured
-    detail: str = ""  # why it failed, or how far it has loaded
+    decode_tokens_per_s: float = 0.0  # rate of one sequence
+    # measured time to wake it from its current residency (the last time if it is awake), without waiting for memory; 0 if not measured
+    wake_ms: float = 0.0
+    detail: str = ""  # why it failed, or how far it is loaded
     aliases: tuple[str, ...] = ()  # further names that requests may use
     weights_bytes: int = 0  # bytes while awake; an estimate until the first wake
-    wakes: int = 0  # since the site's start (counter)
-    evictions: int = 0  # put to sleep since then, for another's sake or for being idle (counter)
+    wakes: int = 0  # times that it woke since the site's start (counter)
+    evictions: int = 0  # times that it was put to sleep, for another model or because it was idle (counter)
     copies: int = 0  # devices on which it is awake
-    is_added: bool = False  # by an operator, while the site ran: it can be removed
-    in_host_memory: bool = False  # its weights are in host memory, awake or not: it wakes fastest from there
-    arriving_per_s: float = 0.0  # requests, a moving average
-    arriving_tokens_per_s: float = 0.0  # prompt tokens that had to be computed, likewise
-    prompt_tokens: int = 0  # of prompts that were computed or found, since the site's start (counter)
-    cached_tokens: int = 0  # of these, found in the prefix cache (counter)
-    kv_store: str = ""  # the KV store of its prefix cache, by the name that all members know; "" if none answers
-    kv_store_tokens_per_s: float = 0.0  # rate of prompts read from the store; 0 if not measured yet
+    is_added: bool = False  # an operator added it while the site ran, so it can be removed
+    # its weights are in host memory, whether it is awake or not: it wakes fastest from there
+    in_host_memory: bool = False
+    arriving_per_s: float = 0.0  # requests per second, a moving average
+    arriving_tokens_per_s: float = 0.0  # prompt tokens per second that had to be computed, a moving average
+    prompt_tokens: int = 0  # tokens of all prompts since the site's start (counter)
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache (counter)
+    kv_store: str = ""  # name of the KV store of its prefix cache, the same for all its members; "" if none answers
+    kv_store_tokens_per_s: float = 0.0  # rate at which prompts are read from the store; 0 if not measured yet
     prefixes: bytes = (
         b""  # digest of its cached prefixes (wire/hop/prefixes.py); in an incremental status, those that were added
     )
     prefixes_dropped: bytes = b""  # in an incremental status: the prefixes that were removed
-    prefixes_complete: bool = False  # nothing that routers named to the site is cached and left out
+    prefixes_complete: bool = False  # the digest has all cached prefixes that routers have named to the site
 
 
 class ProcessStatus(msgspec.Struct, frozen=True):
@@ -61,22 +63,22 @@ class ProcessStatus(msgspec.Struct, frozen=True):
     pid: int
     site: str | None = None
     url: str | None = None
-    device: str | None = None  # an engine host's
-    computes: Literal["prefill", "decode", "both"] | None = None  # an engine host's role at present
+    device: str | None = None  # of an engine host
+    computes: Literal["prefill", "decode", "both"] | None = None  # current role of an engine host
 
 
 class FunctionStatus(msgspec.Struct, frozen=True):
     name: str
-    isolates: int = 0  # processes now; 0 if asleep
+    isolates: int = 0  # current processes; 0 if asleep
     inflight: int = 0
-    started: int = 0  # counter: processes since the site's start
-    sockets: int = 0  # WebSockets that are open
-    asked: int = 0  # counter: requests, WebSockets and calls of crons and queues since the site's start
-    failed: int = 0  # counter: of these, requests that the isolate did not answer
+    started: int = 0  # processes started since the site's start (counter)
+    sockets: int = 0  # open WebSockets
+    asked: int = 0  # requests, WebSockets and calls of crons and queues since the site's start (counter)
+    failed: int = 0  # requests that the isolate did not answer (counter)
 
 
 class FunctionsStatus(msgspec.Struct, frozen=True):
-    isolation_tier: int  # the reached tier; 0 if functions are not served
+    isolation_tier: int  # the isolation tier in use; 0 if functions are not served
     why_not_more: str = ""
     functions: tuple[FunctionStatus, ...] = ()
     takes_deployed: bool = False  # it also serves functions deployed at a router
@@ -86,35 +88,33 @@ class LenderStatus(msgspec.Struct, frozen=True):
     """A site that may compute prompts for this one."""
 
     site: str
-    why_not: str = ""  # it would compute none now
+    why_not: str = ""  # why it would compute none now
     rtt_ms: float = 0.0
-    mbit_per_s: float = 0.0  # the link's measured rate, by blocks and probes; 0 if not measured yet
-    borrowed: int = 0  # counter: prompts that the other site accepted
-    declined: int = 0  # counter: prompts that it was asked for and has not
+    mbit_per_s: float = 0.0  # measured rate of the link, by blocks and probes; 0 if not measured yet
+    borrowed: int = 0  # prompts that the other site accepted (counter)
+    declined: int = 0  # prompts that the other site declined (counter)
 
 
 class SiteStatus(msgspec.Struct, frozen=True):
     site: str
-    version: str  # of the software
+    version: str  # of Pilotlight
     place: Place
-    sequence: int  # grows with every publication of one process's life: a router ignores an older one
+    sequence: int  # number of this publication in the life of its process; routers ignore older ones
     ready: bool
     draining: bool
-    inflight: int  # requests holding a permit
+    inflight: int  # requests that hold a permit
     max_inflight: int
     models: tuple[ModelStatus, ...]
     processes: tuple[ProcessStatus, ...]
     functions: FunctionsStatus | None = None  # None if the site has no functions
     uptime_s: float = 0.0
-    digests: int = 0  # the revision of its models' prefixes, which changes with them; 0 if it is not counted
-    digests_since: int = 0  # the models' prefixes are changes since that edition; 0 if they are complete
-    finetunes: str | None = (
-        None  # a word that changes with every change of uploaded adapters; None if the site accepts no uploads
-    )
+    digests: int = 0  # revision of its models' prefixes, which changes with them; 0 if it is not counted
+    digests_since: int = 0  # the models' prefixes are changes since this revision; 0 if they are complete
+    finetunes: str | None = None  # changes whenever uploaded adapters change; None if the site accepts no uploads
     lenders: tuple[LenderStatus, ...] = ()
     fallbacks: tuple[
         str, ...
-    ] = ()  # operations that its engine hosts compute more slowly than the machine could, one sentence each
+    ] = ()  # operations that its engine hosts compute more slowly than the machine allows, a sentence each
 
 
 class RouterStatus(msgspec.Struct, frozen=True):

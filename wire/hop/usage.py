@@ -2,7 +2,8 @@
 
 It is in headers of a whole answer, and with a stream's resume points (wire/hop/continuation.py).
 
-An older router reads the first header only, and a newer one accepts answers without the second, so that both may be upgraded in any order.
+A router of an older version reads the first header only, and a newer one accepts responses without the second, so sites and routers may be upgraded
+in any order.
 """
 
 import re
@@ -17,12 +18,12 @@ _TOKENS, _WORK = (re.compile(",".join([r"([0-9]{1,15})"] * number)) for number i
 class ResourceUse(NamedTuple):
     """Tokens of an answer, and the work of its sites."""
 
-    prompt: int = 0  # cached ones included
+    prompt: int = 0  # including cached ones
     cached: int = 0
-    output: int = 0  # reasoning included
+    output: int = 0  # including reasoning
     reasoning: int = 0
-    drafted: int = 0  # guesses of speculative decoding that were checked
-    accepted: int = 0  # of these, output
+    drafted: int = 0  # checked guesses of speculative decoding
+    accepted: int = 0  # accepted guesses
     device_us: int = 0  # the answer's share of the devices' time
 
     def minus(self, other: "ResourceUse") -> "ResourceUse":

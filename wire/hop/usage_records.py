@@ -9,24 +9,24 @@ import msgspec
 
 from pilotlight.wire.hop.usage import ResourceUse
 
-# complete: the client got everything; cut: it left early, or no site could continue; recovered: the router died first.
+# complete: the client got everything; cut: it left early, or no site could continue; recovered: the router was killed before the end.
 Outcome = Literal["complete", "cut", "recovered"]
 
 
 class MeteredRequest(msgspec.Struct, frozen=True):
     """A request in progress.
-    Its id is the ledger's own: a client may send the id of another request, and the same one twice."""
+    The ledger assigns its id, because a client may send the same request id several times, or that of another request."""
 
     id: str
     request_id: str
-    account: str  # empty: of a key that is not known, or of none
+    account: str  # empty for an unknown key, or without a key
     key: str
-    model: str  # the model's own name if a site with it is known, otherwise the name in the request
-    started_s: float  # since the epoch
-    part: str = ""  # of the journal that keeps the answer of a durable stream
+    model: str  # the model's own name if a known site has it, otherwise the name in the request
+    started_s: float  # seconds since the epoch
+    part: str = ""  # the part of a journal that stores the answer of a durable stream
     adapter: str = ""
-    bytes_in: int = 0  # of its body
-    function: str = ""  # the function that made the request inside its site, or that computed
+    bytes_in: int = 0  # size of its body
+    function: str = ""  # the function that made the request inside its site, or whose CPU time this is
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -35,23 +35,23 @@ class UsageRecord(msgspec.Struct, frozen=True):
     ended_s: float
     outcome: Outcome
     use: ResourceUse
-    bytes_out: int = 0  # of the answer's body, as it was sent
-    cost: int | None = None  # in billionths of the currency; None if there was no price
-    cpu_us: int = 0  # of a function's processes
+    bytes_out: int = 0  # size of the answer's body, as sent
+    cost: int | None = None  # billionths of the currency; None without a price
+    cpu_us: int = 0  # CPU time of a function's processes
 
 
 USAGE_PATH = "/internal/usage"
 
 
 class UsageAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Router -> site: POST USAGE_PATH."""
+    """The body of POST USAGE_PATH, router -> site."""
 
-    ledger: str  # the router's ledger, for which a site keeps records that it has handed over
-    written: tuple[str, ...] = ()  # ids of records that are in it by now
+    ledger: str  # id of the router's ledger; a site gives each record to one ledger only
+    written: tuple[str, ...] = ()  # ids of records that the ledger now has
 
 
 class UsageTold(msgspec.Struct, frozen=True):
-    """Site -> router: records that the ledger does not have, as far as the site knows.
+    """Site -> router: records that the ledger does not confirm to have.
     More may follow when these are written."""
 
     records: tuple[UsageRecord, ...]

@@ -8,7 +8,7 @@ from urllib.parse import quote
 from pilotlight.support.logs import REQUEST
 
 PROBES = ("/livez", "/readyz", "/health", "/ping", "/status", "/metrics")
-_SITE = b"x-pilotlight-site"  # wire/hop/headers.py
+_SITE = b"x-pilotlight-site"  # as in wire/hop/headers.py
 
 log = logging.getLogger("pilotlight.access")
 
@@ -44,7 +44,7 @@ class AccessLog:
                 "client": (scope.get("client") or ("-",))[0],
                 "method": method,
                 "path": path,
-                "status": status,  # 0: the client left, or was cut off, before a response began
+                "status": status,  # 0 if the connection ended before a response started
                 "bytes": num_bytes,
                 "duration_ms": round(1000 * (time.perf_counter() - began), 1),
                 "site": site,

@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from pilotlight.wire.errors import ApiError
 
-BODY_TIMEOUT_S = 60.0  # for the whole body: 140 kB/s for the largest one a site takes by default
+BODY_TIMEOUT_S = 60.0  # for the whole body: 140 kB/s for the largest body that a site accepts by default
 
 Headers = Iterable[tuple[str, str]]
 
@@ -20,7 +20,7 @@ Headers = Iterable[tuple[str, str]]
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """Read a whole body.
 
-    A body that exceeds the limit or does not end is refused while it arrives. Raises ApiError, ClientDisconnect.
+    A body that is too large or takes too long is refused while it arrives. Raises ApiError, ClientDisconnect.
     """
     encoding = header(scope, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
@@ -64,7 +64,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) ->
     try:
         await work
     except asyncio.CancelledError:
-        if not has_left or task.cancelling() > 1:  # cancelled by another task
+        if not has_left or task.cancelling() > 1:  # another task has cancelled this one
             raise
     finally:
         watcher.cancel()

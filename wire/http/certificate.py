@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 class Certificate:
     def __init__(self, certificate: Path, key: Path, *, http2: bool = False) -> None:
-        """Raises ListenError."""
+        """Read a certificate and its key. Raises ListenError."""
         self._protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
         self._files = (certificate, key)
         self._seen = self._stamps()
         try:
             self.context = self._load()
-            self.ends_s = _end_of(certificate)  # since the epoch
+            self.ends_s = _end_of(certificate)  # seconds since the epoch
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ListenError(
                 f"listen.tls_certificate {certificate} and listen.tls_key {key} cannot be used: {error}"
@@ -39,19 +39,19 @@ class Certificate:
         return None if certificate is None or key is None else cls(Path(certificate), Path(key), http2=http2)
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:
-        """Look until cancelled."""
+        """Read the files again when they change, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             self.look()
 
     def look(self) -> bool:
-        """Tell whether there was something new that could be used."""
+        """Read the files again if they have changed. Return whether a new certificate is used."""
         stamps = self._stamps()
         if stamps == self._seen:
             return False
         self._seen = stamps
         try:
-            self._load()  # load into a separate context first: a live one with half a pair would refuse every handshake
+            self._load()  # in a separate context first: with half a pair the live one would refuse every handshake
             ends_s = _end_of(self._files[0])
             self.context.load_cert_chain(*self._files)
         except (OSError, ValueError) as error:
@@ -73,9 +73,9 @@ class Certificate:
 
 
 def client_context(authority: str | None) -> ssl.SSLContext:
-    """Return the TLS context of a client; it trusts the system's authorities.
+    """Return the TLS context of a client, which trusts the system's authorities.
 
-    And the network's (a PEM file), if named.
+    It also trusts the network's authority, a PEM file, if one is named.
 
     Raises ListenError.
     """
@@ -89,7 +89,8 @@ def client_context(authority: str | None) -> ssl.SSLContext:
 
 
 def _end_of(certificate: Path) -> float:
-    """Return when a chain's leaf ends. Raises OSError, ValueError."""
+    """Return when the first certificate of a chain ends, in seconds since the epoch.
+    Raises OSError, ValueError."""
     from cryptography.x509 import load_pem_x509_certificate  # imported here because few listeners have one
 
     return load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()

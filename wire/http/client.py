@@ -1,7 +1,7 @@
-"""Client connections: HTTP/1.1 over TCP or TLS, kept for the next request, read as bytes come.
+"""Client connections: HTTP/1.1 over TCP or TLS, kept for the next request, read as bytes arrive.
 
-A connection carries one request and its response at a time. The parser is llhttp; no body is decoded, no request is repeated. Knows no sites, no
-meaning of a request and no deadlines: the caller bounds each wait.
+A connection carries one request and its response at a time. The parser is llhttp; no body is decoded, no request is repeated. This module knows
+nothing of sites, of requests' meaning or of deadlines: callers limit each wait.
 """
 
 import asyncio
@@ -16,18 +16,18 @@ from urllib.parse import urlsplit
 import httptools
 
 MAX_HEAD_BYTES = 64 << 10  # of a response
-# A client that does not read its answer costs the memory of one buffer for each connection: a transport by itself reads 256 KiB at once.
-READ_BYTES = 32 << 10  # at once
-HELD_BYTES = 32 << 10  # bytes of a response that were not read yet; above it the socket is not read
-# Sites keep idle connections for 75 s (wire/http/listen.py). Where one closes sooner, the connection is known to be closed, or the request that
-# crossed the close is sent again over a new one. With four seconds every other stream of a quiet router waited for a handshake.
+# If a client does not read its response, each connection costs one such buffer; a transport by itself reads 256 KiB at once.
+READ_BYTES = 32 << 10  # bytes of one read
+HELD_BYTES = 32 << 10  # limit of received bytes that were not taken yet; above it the socket is not read
+# Sites keep idle connections for 75 s (wire/http/listen.py). If a site closes one sooner, either the connection is known to be closed, or the request
+# that crossed the close is sent again over a new one. With 4 s, every other stream of a quiet router waited for a handshake.
 KEEP_ALIVE_S = 60.0
 
 SWITCHING_PROTOCOLS = 101
 
 
 class CannotConnect(Exception):
-    """No server at that address, or no valid TLS."""
+    """No connection: there is no server at the address, or it has no valid TLS."""
 
 
 class NoDescriptors(CannotConnect):
@@ -42,10 +42,10 @@ class Origin(NamedTuple):
     host: str
     port: int
     is_tls: bool
-    authority: str  # as in the host header
+    authority: str  # as in the Host header
 
     @classmethod
-    @lru_cache(4096)  # each request names its site by the same text
+    @lru_cache(4096)  # requests to one site have the same text
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         is_tls = parts.scheme == "https"
@@ -55,7 +55,7 @@ class Origin(NamedTuple):
 class ResponseParser:
     """Parse the responses of one connection, one after the other, without I/O.
 
-    llhttp parses; the rules that it leaves to its caller are here.
+    llhttp parses; this class has the rules that llhttp leaves to its caller.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class ResponseParser:
         self.is_reusable = True  # the connection may carry another request
         self.is_untouched = True  # no byte of the response has arrived
         self.switched: bytes | None = None  # bytes after a 101: the connection now speaks another protocol
-        self.held_bytes = 0  # of the body, not yet taken
+        self.held_bytes = 0  # bytes of the body that were not taken yet
         self._parts: list[bytes] = []
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
@@ -83,7 +83,7 @@ class ResponseParser:
 
     def expect(self, *, is_head_request: bool = False, may_switch: bool = False) -> None:
         """Begin the next response.
-        After a HEAD request no body follows its head; with `may_switch` it may be a 101."""
+        A response to a HEAD request has no body; with `may_switch` the response may be a 101."""
         assert self.is_done
         self.headers, self._parts = [], []
         self.has_head = self.is_done = self._ends_with_connection = False
@@ -91,7 +91,7 @@ class ResponseParser:
         self.is_to_head_request, self._may_switch = is_head_request, may_switch
 
     def feed(self, data: bytes) -> None:
-        """Feed bytes. Raises ConnectionLost for an invalid response."""
+        """Parse received bytes. Raises ConnectionLost for an invalid response."""
         if self.switched is not None:
             self.switched += data
             return
@@ -111,7 +111,7 @@ class ResponseParser:
             raise ConnectionLost(f"it sent headers of more than {MAX_HEAD_BYTES >> 10} KiB")
 
     def end(self) -> None:
-        """The peer sends nothing more."""
+        """Handle the end of the connection: the peer sends nothing more."""
         if self.has_head and self._ends_with_connection:
             self.is_done = True
         self.is_reusable = False
@@ -127,7 +127,7 @@ class ResponseParser:
 
     def on_message_begin(self) -> None:
         if self.is_done:
-            self.is_reusable = False  # a second response arrived without a request: do not reuse the connection
+            self.is_reusable = False  # a response without a request has arrived: do not reuse the connection
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.has_head:
@@ -140,7 +140,7 @@ class ResponseParser:
         if status == SWITCHING_PROTOCOLS and self._may_switch:
             return
         if status < 200:
-            self.headers = []  # 100 Continue, 103 Early Hints: the response is still to come
+            self.headers = []  # 100 Continue or 103 Early Hints: the final response follows
             return
         self.status, self.has_head = status, True
         has_end = False
@@ -148,7 +148,7 @@ class ResponseParser:
             if name == "content-length" or (name == "transfer-encoding" and "chunked" in value.lower()):
                 has_end = True
         if self.is_to_head_request:
-            self.is_reusable = False  # the parser cannot handle a response that has no body here
+            self.is_reusable = False  # the parser does not know that this response has no body
             self.is_done = True
         elif not has_end and status not in (204, 304):
             self._ends_with_connection, self.is_reusable = True, False
@@ -168,16 +168,16 @@ class PieceTaker(Protocol):
     """Takes a response's body piece by piece."""
 
     def take(self, piece: bytes, /) -> bool:
-        """Return whether the next piece can come."""
+        """Take a piece; return whether the next one may come."""
         ...
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
-    """One connection. `send`, then `head`, then `read` to the end; a task at a time."""
+    """A connection. Use `send`, then `head`, then `read` to the end, in one task at a time."""
 
     def __init__(self, origin: Origin, buffer: bytearray | None = None) -> None:
-        """`buffer` is where bytes are read into.
-        They are taken out at once, so all connections of an event loop may share one."""
+        """`buffer` receives the bytes.
+        They are taken out at once, so all connections of an event loop may share one buffer."""
         self.origin = origin
         self._buffer = buffer or bytearray(READ_BYTES)
         self.response = ResponseParser()
@@ -186,12 +186,12 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._taker: PieceTaker | None = None  # while `pump` waits
-        self._has_refused = False  # the taker has
+        self._taker: PieceTaker | None = None  # set while `pump` waits
+        self._has_refused = False  # the taker has refused the next piece
 
     @property
     def is_fit(self) -> bool:
-        """Another request can be sent."""
+        """Tell whether another request can be sent."""
         is_free = self.response.is_done and not self._is_paused
         return is_free and self.response.is_reusable and not self._transport.is_closing()
 
@@ -201,8 +201,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         return self._transport
 
     def send(self, head: bytes, body: bytes, *, is_head_request: bool = False, may_switch: bool = False) -> None:
-        """Raises CannotConnect: nothing was sent."""
-        if not self.response.is_reusable:  # between the connection and its first request
+        """Send a request. Raises CannotConnect if the connection ended before anything was sent."""
+        if not self.response.is_reusable:  # the connection ended before its first request
             raise CannotConnect(f"{self.origin.authority} closed the connection at once")
         self.response.expect(is_head_request=is_head_request, may_switch=may_switch)
         self._error = None
@@ -218,7 +218,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             await self._news()
 
     async def read(self) -> bytes:
-        """Return the arrived part of the body, at least one byte; empty at its end. Raises as `head` does."""
+        """Return received bytes of the body, at least one; empty at its end. Raises as `head` does."""
         response = self.response
         while not response.held_bytes:
             if response.is_done:
@@ -230,7 +230,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     async def pump(self, taker: PieceTaker) -> None:
         """Give `take` each chunk of the body until it returns False or the body ends.
 
-        Raises as `head` does, and the exceptions of `take`. The transport calls `take`: the waiting task is woken when there is nothing more for it.
+        Raises as `head` does, and the exceptions of `take`. The transport calls `take`, so the waiting task is woken only at the end.
         """
         response = self.response
         self._has_refused = False
@@ -254,7 +254,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def interrupt(self, error: Exception) -> None:
-        """End a wait, now or the next one, from outside."""
+        """Raise `error` in the current or the next wait, from another task."""
         self._error = self._error or error
         self._wake()
 
@@ -276,7 +276,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def data_received(self, data: bytes) -> None:
         response = self.response
         if response.is_done:
-            return self.close()  # no request is in progress
+            return self.close()  # bytes without a request
         try:
             response.feed(data)
         except ConnectionLost as error:
@@ -317,11 +317,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
 
 class ConnectionPool:
-    """Connections that wait for a request, newest first.
-    No limit: admission is the sites' business, and a wait would hide in the round trip."""
+    """Connections that wait for a request, the newest first.
+    Their number is not limited: admission is done by sites, and a wait here would look like round-trip time."""
 
     def __init__(self, connect_timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
-        """`tls` has the trusted authorities; by default the system's."""
+        """`tls` has the trusted authorities; None for the system's."""
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[Origin, deque[UpstreamConnection]] = {}
         self._open: set[UpstreamConnection] = set()
@@ -333,7 +333,7 @@ class ConnectionPool:
         return len(self._open)
 
     def idle(self, origin: Origin) -> UpstreamConnection | None:
-        """Return the connection that was used last."""
+        """Return the most recently used idle connection that can be reused; None if there is none."""
         idle = self._idle.get(origin)
         now = time.monotonic()
         while idle:
@@ -344,7 +344,7 @@ class ConnectionPool:
         return None
 
     def put_back(self, connection: UpstreamConnection) -> None:
-        """Keep a connection whose response was read to its end, close any other."""
+        """Keep a connection whose response was read to its end; close any other."""
         if not connection.is_fit:
             return self._end(connection)
         connection.idle_since = time.monotonic()
@@ -365,7 +365,7 @@ class ConnectionPool:
         self._idle.clear()
 
     async def connect(self, origin: Origin) -> UpstreamConnection:
-        """Raises CannotConnect."""
+        """Open a connection. Raises CannotConnect."""
         if origin.is_tls and self._tls is None:
             self._tls = ssl.create_default_context()
         try:

@@ -35,39 +35,39 @@ if TYPE_CHECKING:
     from pilotlight.wire.http.websocket import WebSocket
 
 
-EVENTS_AT_ONCE = (
-    256  # before other connections are served: a transport reads two megabytes at once, even in chunks of one byte
-)
+EVENTS_AT_ONCE = 256  # events in one turn: a transport reads two megabytes at once, even if they are chunks of one byte
 EARLY_BYTES = 64 << 10  # bytes that a client may send before its WebSocket handshake is answered
-UNSENT_BYTES = 64 << 10  # in the kernel
-LINGER_S = 2.0  # an answer to a body that was not read to its end must arrive before the connection is reset
+UNSENT_BYTES = 64 << 10  # limit of unsent bytes in the kernel
+# time for a client to receive the response when its body was not read to the end; then the connection is reset
+LINGER_S = 2.0
 NEVER = float("inf")
 
 
 class HttpLimits(NamedTuple):
     max_head_bytes: int = 64 << 10
     max_headers: int = 128
-    head_timeout_s: float = 15.0  # from its first byte, and from the connection's start to the first
-    keep_alive_s: float = 75.0  # longer than any pool keeps an idle connection: the client closes first
-    stall_s: float = 60.0  # time for a client to read, once its buffer is full
-    write_buffer_bytes: int = 64 << 10  # above it the application waits; in addition to the kernel's buffer
-    max_message_bytes: int = 32 << 20  # of a WebSocket
-    max_unread_bytes: int = 256 << 20  # of all answers that wait for their clients; of one address a quarter
+    head_timeout_s: float = 15.0  # from the head's first byte, and from the connection's start to the first head
+    keep_alive_s: float = 75.0  # longer than clients' pools keep an idle connection, so that clients close first
+    stall_s: float = 60.0  # time for a client to read after its buffer became full
+    write_buffer_bytes: int = 64 << 10  # above it the application waits; the kernel's buffer is not included
+    max_message_bytes: int = 32 << 20  # limit of a WebSocket's message
+    # limit for the answers that wait for clients, all together; a quarter of it for one address
+    max_unread_bytes: int = 256 << 20
     max_connections: int = 20_000
-    max_connections_per_client: int = 20_000  # by address
-    sweep_s: float = 0.5  # between two looks at all connections
+    max_connections_per_client: int = 20_000  # per client address
+    sweep_s: float = 0.5  # interval between checks of all connections
     given_back_bytes: int = (
         4 << 20
-    )  # freed memory goes back to the system once that much was unread and three quarters of it are gone
+    )  # unread bytes from which freed memory is returned to the system, once three quarters of them are gone
 
 
 class ConnectionServer(ServerState, Protocol):
-    """The server of a connection, as the connection uses it."""
+    """The part of a server that its connections use."""
 
     app: Application
     limits: HttpLimits
-    overload_headers: tuple[tuple[str, str], ...]  # of a refusal for too many connections
-    cut: Counter[str]  # connections that were ended for a limit, by its word
+    overload_headers: tuple[tuple[str, str], ...]  # headers of a refusal for too many connections
+    cut: Counter[str]  # connections that were ended for a limit, by the limit's name
     starts: RequestStarts
     name: object  # the listener's address
 
@@ -84,13 +84,13 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, server: ConnectionServer) -> None:
         self.deadline = NEVER
-        self.is_full = False  # the bytes that wait for the client have reached the buffer's size
+        self.is_full = False  # the write buffer has reached its limit
         self.server = server
         self._reader = RequestReader(server.limits.max_head_bytes, server.limits.max_headers)
-        self._exchanges: deque[HttpExchange] = deque()  # the first is being answered
+        self._exchanges: deque[HttpExchange] = deque()  # the first one is being answered
         self._incoming: HttpExchange | None = None  # the exchange whose body is being read
-        self._around: dict[str, Any] = {}  # fields of the connection in the scopes of its requests
-        self._early: bytearray | None = None  # bytes after a WebSocket's handshake, before it is answered
+        self._around: dict[str, Any] = {}  # fields that all scopes of this connection have
+        self._early: bytearray | None = None  # bytes received after a WebSocket's handshake, before it is answered
         self._is_paused = False
         self._is_lingering = False
 
@@ -125,13 +125,13 @@ class HttpConnection(asyncio.Protocol):
         if len(events) > EVENTS_AT_ONCE and not self._is_paused:
             self.pause_reading()
             self.loop.call_soon(self.resume_reading)
-        if idle and self._exchanges:  # after the arrived bytes were read: most requests are complete then
+        if idle and self._exchanges:  # after all received bytes were parsed, because most requests are then complete
             self._begin()
         elif not self._exchanges and self._reader.is_in_head and not was_in_head:
             self._has(self.server.limits.head_timeout_s)
 
     def eof_received(self) -> None:
-        """Treat a client that closes only its sending half as gone; written bytes are still sent."""
+        """Treat the client as gone even if it closes only its sending half; written bytes are still sent."""
         self.deadline = time.monotonic() + self.server.limits.stall_s
         self._tell_gone()
 
@@ -179,7 +179,7 @@ class HttpConnection(asyncio.Protocol):
             case Refused():
                 newest = self._exchanges[-1] if self._exchanges else None
                 if newest is not None and newest.body.is_whole and len(self._exchanges) <= MAX_PIPELINED:
-                    newest.framing.keep_alive = False  # bytes after it belong to no request
+                    newest.framing.keep_alive = False  # bytes after it are not a valid request
                 else:
                     self.refuse(event.error)
 
@@ -201,7 +201,7 @@ class HttpConnection(asyncio.Protocol):
         return self._exchanges[0].task if self._exchanges else None
 
     def finished(self, exchange: HttpExchange) -> None:
-        """Its answer is written."""
+        """Start the next request, or wait for one: the response of `exchange` is written."""
         if not self._exchanges or exchange is not self._exchanges[0]:
             return
         self._exchanges.popleft()
@@ -222,8 +222,8 @@ class HttpConnection(asyncio.Protocol):
             self._begin()
 
     def refuse(self, error: ApiError) -> None:
-        """Refuse the request before its answer has started.
-        For an answer in progress, its own or of an earlier request, only the end can be withheld."""
+        """Refuse the request if its response has not started.
+        If a response is in progress, to this or to an earlier request, end the connection without completing it."""
         server = self.server
         server.cut[error.word] += 1
         if self._exchanges:
@@ -274,7 +274,8 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _linger(self) -> None:
-        """Discard the client's remaining bytes for a moment: closing with unread bytes resets the answer."""
+        """Discard the client's remaining bytes for a moment.
+        If unread bytes are left at the close, the connection is reset and the answer may be lost."""
         self._is_lingering = True
         self._has(LINGER_S)
         if self.transport.is_closing():
@@ -283,10 +284,10 @@ class HttpConnection(asyncio.Protocol):
             self.transport.write_eof()
             self.resume_reading()
         else:
-            self.transport.close()  # TLS cannot half-close
+            self.transport.close()  # TLS has no half-close
 
     def _has(self, seconds: float) -> None:
-        """Give the client `seconds` from now.
+        """Give the client `seconds` from now, unless it does not read its answers.
         A client that does not read gets no more time by sending requests."""
         if not self.is_full:
             self.deadline = time.monotonic() + seconds
@@ -299,8 +300,8 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: bytearray) -> Application:
-    """An application for the request that asks for a WebSocket.
-    The connection stays counted, and is answering, until it is lost."""
+    """Return an application for a request that asks for a WebSocket.
+    Until it is lost, the connection stays counted and does not answer other requests."""
 
     def open_websocket(headers: Headers) -> "WebSocket":
         from pilotlight.wire.http.websocket import WebSocket
@@ -317,7 +318,7 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if (
             "pilotlight.wire.http.websocket_handshake" not in sys.modules
-        ):  # 40 ms, and most processes never have a WebSocket
+        ):  # the import takes 40 ms, and most processes never have a WebSocket
             await asyncio.to_thread(importlib.import_module, "pilotlight.wire.http.websocket_handshake")
         from pilotlight.wire.http.websocket_handshake import PendingUpgrade
 
@@ -327,16 +328,16 @@ def _websocket_app(connection: HttpConnection, exchange: HttpExchange, early: by
 
 
 def bound_unsent(sock: object) -> None:
-    """Limit unsent bytes in the kernel besides those in flight.
+    """Limit the bytes in the kernel that are not sent yet.
 
-    They would be megabytes for a client that does not read.
+    For a client that does not read they would grow to megabytes.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is not None and isinstance(sock, TransportSocket) and sock.family in (socket.AF_INET, socket.AF_INET6):
-        with suppress(OSError):  # a connection that has ended
+        with suppress(OSError):  # the connection may have ended
             sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
 
 def host_and_port(address: object) -> object:
-    """Return the address in ASGI's form: IPv6 addresses of sockets have two more parts."""
+    """Return the address in ASGI's form, (host, port): socket addresses of IPv6 have two more parts."""
     return address[:2] if isinstance(address, tuple) else address

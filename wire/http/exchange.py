@@ -1,6 +1,6 @@
 """One request on an HTTP/1.1 connection, and its response: an ASGI application's `receive` and `send`.
 
-Knows bodies, chunks and what an application owes its client; independent of sockets, limits and parsers: those are its connection's.
+This module handles bodies, chunks and incomplete responses. Sockets, limits and parsers belong to the connection.
 """
 
 import asyncio
@@ -12,10 +12,8 @@ from typing import Any, Protocol
 
 from pilotlight.wire.http.request import RequestHead
 
-SLICE_BYTES = (
-    16 << 10
-)  # of an answer, written at once: no more than that goes beyond a full buffer, however large the part
-HELD_BODY_BYTES = 512 << 10  # bytes of a body that the application has not read yet; above it the client is not read
+SLICE_BYTES = 16 << 10  # of an answer written at once: a larger part cannot exceed a full buffer by more than this
+HELD_BODY_BYTES = 512 << 10  # body bytes that the application has not read; above it the client is not read
 
 Application = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 Pairs = Iterable[tuple[bytes, bytes]]
@@ -25,19 +23,19 @@ log = logging.getLogger(__name__)
 
 class ServerState(Protocol):
     is_stopping: bool
-    date: bytes  # the header's whole line
+    date: bytes  # the whole header line
 
 
 class ClientWatcher(Protocol):
     def gone(self) -> None:
-        """The client has left."""
+        """Called when the client has left."""
         ...
 
 
 class ExchangeConnection(Protocol):
-    """The connection of an exchange, as the exchange uses it."""
+    """The part of a connection that its exchanges use."""
 
-    is_full: bool  # the bytes that wait for the client have reached the buffer's size
+    is_full: bool  # the write buffer has reached its limit
     loop: asyncio.AbstractEventLoop
     transport: asyncio.Transport
 
@@ -55,7 +53,7 @@ class ExchangeConnection(Protocol):
 
 class HttpExchange:
     def __init__(self, connection: ExchangeConnection, head: RequestHead, around: dict[str, Any]) -> None:
-        """`around` has the scope's fields of the connection."""
+        """`around` has the fields that all scopes of the connection have."""
         self.scope = head.scope(around)
         self.task: asyncio.Task[None] | None = None
         self.body = RequestBody(expects=head.expects)
@@ -63,7 +61,7 @@ class HttpExchange:
         self.has_started = self.is_done = self.is_gone = False
         self._connection = connection
         self._start: MutableMapping[str, Any] | None = None
-        self._waiters: list[asyncio.Future[None]] = []  # an application may receive and send at once
+        self._waiters: list[asyncio.Future[None]] = []  # an application may receive and send at the same time
         self._watcher: ClientWatcher | None = None
 
     def begin(self, app: Application) -> None:
@@ -82,7 +80,7 @@ class HttpExchange:
         if failure is None:
             return
         if self.has_started:
-            self._connection.abort()  # the client must notice that its part is not the whole
+            self._connection.abort()  # otherwise the client would take the incomplete response for complete
         else:
             log.error("the application sent no response: %s", failure)
             self._start = {"status": 500, "headers": []}
@@ -109,8 +107,7 @@ class HttpExchange:
             self._watcher.gone()
 
     def watched_by(self, watcher: "ClientWatcher | None") -> None:
-        """Call the watcher when the client leaves, or at once if it has left.
-        None ends the watch."""
+        """Call `watcher` when the client leaves, or at once if it has left; None ends the watch."""
         self._watcher = watcher
         if self.is_gone and watcher is not None:
             watcher.gone()
@@ -145,7 +142,7 @@ class HttpExchange:
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         if self.is_gone or self.is_done:
-            return await asyncio.sleep(0)  # otherwise an application that does nothing else would block all others
+            return await asyncio.sleep(0)  # lets other tasks run if the application does nothing but send
         connection = self._connection
         if message["type"] == "http.response.start":
             self._start = message
@@ -169,7 +166,7 @@ class HttpExchange:
             await self._until_room()
 
     def write_now(self, part: bytes) -> bool:
-        """Write a part of the answer's body, if nothing has to be waited for. Returns whether it was written."""
+        """Write a part of the answer's body, if this needs no wait. Returns whether it was written."""
         connection = self._connection
         if connection.is_full or not self.has_started or self.is_done or self.is_gone or len(part) > SLICE_BYTES:
             return False
@@ -186,13 +183,13 @@ class HttpExchange:
             await self._wait()
 
     def _lead(self) -> None:
-        """A stream's head does not wait for its first part: the client learns from it that it is being served."""
+        """Write a stream's head before its first part, so that the client knows that it is being served."""
         if self._start is None or self.is_gone or self.is_done:
             return
         try:
             head = self._head(None)
         except ValueError:
-            return  # the application gets it with the first part
+            return  # the same error is raised to the application with the first part
         self._start, self.has_started = None, True
         self._connection.transport.write(head)
 
@@ -214,8 +211,8 @@ class HttpExchange:
 
 class AnswerSender:
     """The `send` of an application.
-    `now` writes a part of a body without waiting (`HttpExchange.write_now`), and `watched_by` reports a client that leaves without a task that
-    receives; a substitute for this `send` without them gets every part as a message."""
+    `now` writes a part of a body without waiting (`HttpExchange.write_now`). `watched_by` reports that the client leaves, without a task that waits
+    in `receive`. A `send` that wraps this one need not have them; then all parts are messages."""
 
     __slots__ = ("_exchange", "now", "watched_by")
 
@@ -228,14 +225,14 @@ class AnswerSender:
 
 
 class RequestBody:
-    """The part of a request's body that has arrived and was not read."""
+    """The received part of a request's body that the application has not read."""
 
     def __init__(self, *, expects: bool) -> None:
         self.is_whole = False
         self.expects = expects  # the client waits for 100 Continue
         self.held_bytes = 0
         self._parts: list[bytes] = []
-        self._is_told = False  # the application knows its end
+        self._is_told = False  # the application has read the end
 
     def add(self, part: bytes) -> None:
         self._parts.append(part)
@@ -252,20 +249,20 @@ class RequestBody:
 
 
 class ResponseFraming:
-    """Marks the end of a response: by a length, by chunks, or by closing the connection."""
+    """Marks the end of a response by a length, by chunks, or by closing the connection."""
 
     def __init__(self, head: RequestHead) -> None:
         self.keep_alive = head.keep_alive
         self._is_head_request = head.method == b"HEAD"
         self._version = head.version
-        self._is_empty = self._is_head_request  # nothing follows the response's head
+        self._is_empty = self._is_head_request  # the response has no body
         self._is_chunked = False
-        self._owed_bytes: int | None = None  # of the length that the head has named
+        self._owed_bytes: int | None = None  # rest of the length that the head announced
 
     def head(self, status: int, headers: Pairs, whole_bytes: int | None, may_go_on: bool, date: bytes) -> bytes:
         """Return the bytes of a response's head.
 
-        `whole_bytes` is the body's size if it is complete; `may_go_on` allows another request on the connection. Raises ValueError.
+        `whole_bytes` is the body's size if the body is complete; `may_go_on` keeps the connection open for another request. Raises ValueError.
         """
         headers = tuple(headers)
         lines = []
@@ -277,14 +274,14 @@ class ResponseFraming:
         if status < 200 or status in (204, 304):
             self._is_empty = True
         elif not lengths and whole_bytes is not None:
-            # an application that omits a HEAD request's body has not stated its length
+            # without a body to a HEAD request the length is unknown
             if whole_bytes or not self._is_head_request:
                 lines.append(b"content-length: %d\r\n" % whole_bytes)
         elif not lengths and self._version == "1.1":
             self._is_chunked = True
             lines.append(b"transfer-encoding: chunked\r\n")
         elif not lengths:
-            self.keep_alive = False  # HTTP/1.0: the end of the connection is the end of the answer
+            self.keep_alive = False  # HTTP/1.0: the answer ends with the connection
         self.keep_alive = self.keep_alive and may_go_on
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -293,8 +290,8 @@ class ResponseFraming:
         return response_head(status, headers, *lines, date)
 
     def framed(self, body: bytes, is_last: bool) -> bytes:
-        """Check a part against the announced length.
-        Raises ValueError: other bytes would be read as the next answer's head."""
+        """Return a part of the body as bytes to send.
+        Raises ValueError if it does not fit the announced length: further bytes would be read as the next response."""
         if self._is_empty:
             return b""
         if self._is_chunked:

@@ -1,6 +1,6 @@
 """Listening of HTTP processes: the socket, the event loop, open files, and the parent's end.
 
-The same for routers and sites, independent of protocols.
+It is the same for routers and sites, and independent of protocols.
 """
 
 import asyncio
@@ -19,10 +19,12 @@ except ImportError:  # not on Unix
 
 PARENT_PID_ENV = "PILOTLIGHT_PARENT_PID"
 BACKLOG = 2048
-# After so long without a word from its kernel a client is gone (the first in ms). Linux counts a full window as silence, too, and a reader may stall.
+# A client is gone if its kernel sends nothing for this time (the first is in ms). Linux counts a full receive window as silence, too, but a reader
+# may only be slow.
 VANISHED = {"TCP_USER_TIMEOUT": 60_000, "TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-KEEP_ALIVE_S = 75.0  # longer than any client's or router's pool keeps an idle connection: the client closes first, so no request races a close
-GRACE_S = 1.0  # for connections when the server stops: it has drained before, so the rest is idle
+# longer than pools of clients and routers keep an idle connection: the client closes first, so a request never crosses a close
+KEEP_ALIVE_S = 75.0
+GRACE_S = 1.0  # for connections when the server stops; it has drained before, so the others are idle
 
 
 class ListenError(Exception):
@@ -30,7 +32,7 @@ class ListenError(Exception):
 
 
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
-    """Return a socket that listens: a port in use is known before anything else is started.
+    """Return a listening socket, so that a port in use is known before anything else starts.
     With `is_shared` several sockets may listen on the port, and the kernel spreads connections over them. Raises ListenError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -38,10 +40,10 @@ def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Linux hands the option on to accepted sockets. Without it Nagle's algorithm and delayed acknowledgements hold a small event for 40 ms.
+        # Accepted sockets inherit the option in Linux. Without it Nagle's algorithm and delayed acknowledgements delay a small event by 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The kernel would keep trying for a quarter of an hour when a client vanishes without closing. One whose answer is in progress is noticed
-        # sooner (wire/http/server.py).
+        # When a client vanishes without closing, the kernel would retry for a quarter of an hour. During an answer it is noticed sooner
+        # (wire/http/server.py).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in VANISHED.items():
             if hasattr(socket, option):  # some systems lack an option
@@ -70,7 +72,7 @@ def url_of(listener: socket.socket, *, is_tls: bool = False) -> str:
 
 
 def follow_parent() -> bool:
-    """Ask the kernel for SIGTERM when the parent process dies, if the parent wants it.
+    """Make the kernel send SIGTERM to this process when its parent dies, if the parent asked for it.
 
     So a killed `pilotlight up` leaves nothing running.
 
@@ -83,22 +85,22 @@ def follow_parent() -> bool:
 
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)
-    return parent == str(os.getppid())  # otherwise it died before the call
+    return parent == str(os.getppid())  # False if the parent died before the call
 
 
 def raise_file_limit() -> None:
     """Raise the limit of open files to the system's maximum.
 
-    Every client and every site's answer is a file descriptor, and the usual limit of 1024 is too low.
+    Each client and each connection to a site needs a file descriptor, and the usual limit of 1024 is too low.
     """
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with contextlib.suppress(ValueError, OSError):  # some systems name a hard limit that they do not grant
+        with contextlib.suppress(ValueError, OSError):  # some systems report a hard limit that they do not allow
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def file_limit() -> int | None:
-    """Return the limit of open files; None if there is none, or it is unknown."""
+    """Return the limit of open files; None if there is none or it is unknown."""
     limit = None if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return None if limit is None or limit == resource.RLIM_INFINITY else int(limit)
 

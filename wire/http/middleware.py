@@ -1,8 +1,8 @@
 """ASGI middleware under any server: allowed host names, allowed web pages, the shape of bodies.
 
-A browser runs untrusted code beside servers that listen on this machine. A page can point its own name at 127.0.0.1 and then read answers (DNS
-rebinding), and can post forms and open WebSockets without asking first. So a listener on loopback answers only to configured names and to names that
-no public name server returns: localhost, private addresses, this machine's own name, and names below .local, .localhost and .internal, which
+A browser runs untrusted code beside servers that listen on this machine. A page can resolve its own name to 127.0.0.1 and then read answers (DNS
+rebinding), and it can post forms and open WebSockets without a preflight. So a listener on loopback answers only to configured names and to names
+that no public name server returns: localhost, private addresses, this machine's own name, and names below .local, .localhost and .internal, which
 containers use for their host. Answers of the API may be read by pages of this machine (CORS), and all answers by configured origins.
 """
 
@@ -30,7 +30,7 @@ _AUTHORITY = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=%-]+|\[[0-9A-Fa-f:.]+\])(?:
 
 
 class Origins:
-    """Check hosts and origins before `app`.
+    """Checks hosts and origins of requests.
 
     `own_cors` are paths of functions, which have their own CORS; `api_paths` are prefixes that pages of this machine may use.
     """
@@ -52,10 +52,11 @@ class Origins:
         self._api_paths = api_paths
 
     def refusal(self, method: str, first: Mapping[bytes, bytes]) -> ApiError | None:
-        """Return why a request is refused; None if it may pass. `first` has the first value of each header."""
+        """Return why a request is refused; None if it is allowed.
+        `first` has the first value of each header."""
         host = first[b"host"].decode("latin-1") if b"host" in first else None
         origin = first.get(b"origin", b"").decode("latin-1")
-        if host and not _is_authority(host):  # a URL made of it would be read differently
+        if host and not _is_authority(host):  # other parsers may read a URL with such a host differently
             return ApiError("invalid_request", f"the host header {host[:100]!r} names no host")
         if not self._is_local:
             return None
@@ -78,9 +79,9 @@ class Origins:
         return ApiError("forbidden", sentence)
 
     def cors(self, method: str, path: str, first: Mapping[bytes, bytes]) -> tuple[Pairs, bool]:
-        """Return additional headers of an answer to a page, and whether the request is a preflight.
+        """Return the headers to add to an answer, and whether the request is a preflight.
 
-        Raises ApiError for a preflight of a page that may not read.
+        Raises ApiError for a preflight of a page that may not read answers.
         """
         origin = first.get(b"origin", b"")
         if not origin or path.startswith(self._own_cors):
@@ -115,7 +116,7 @@ class OriginCheck:
         self._origins = origins
 
     def __call__(self, scope: Any, receive: Any, send: Any) -> Coroutine[Any, Any, None]:
-        method = scope.get("method", "GET")  # a WebSocket's handshake has no other
+        method = scope.get("method", "GET")  # a WebSocket's handshake has none
         first = dict(reversed(scope["headers"]))
         if (refusal := self._origins.refusal(method, first)) is not None:
             return _refuse(refusal, scope, send)
@@ -129,7 +130,8 @@ class OriginCheck:
 
 
 class BodyBudget:
-    """The memory for bodies of all open requests of a process. Above it `receive` raises ApiError."""
+    """Limits the memory for bodies of all open requests of a process.
+    Above the limit `receive` raises ApiError."""
 
     def __init__(self, app: Any, max_bytes: int) -> None:
         self.held_bytes = 0
@@ -162,7 +164,8 @@ def _saying(said: Pairs, send: Any) -> Any:
     async def saying(message: Any) -> None:
         if message["type"] == "http.response.start":
             others = (pair for pair in message.get("headers", ()) if not pair[0].startswith(b"access-control-"))
-            message = {**message, "headers": [*others, *said]}  # a site that a router asks may have added it too
+            # they replace those of a site, which may have added some
+            message = {**message, "headers": [*others, *said]}
         await send(message)
 
     return saying
@@ -183,14 +186,14 @@ async def _answer(status: int, headers: Pairs, body: bytes, scope: Any, send: An
 
 @lru_cache(64)
 def _is_authority(host: str) -> bool:
-    """Tell whether it is RFC 3986's host, and a port."""
+    """Tell whether `host` is a host of RFC 3986, with or without a port."""
     found = _AUTHORITY.fullmatch(host)
     return found is not None and int(found[1] or 0) < 65536
 
 
-@lru_cache(64)  # most requests have the same host as the previous one: a dictionary look-up instead of 20 us
+@lru_cache(64)  # most requests have the same host, and a look-up is 20 us faster than parsing
 def _host_of(url: str) -> str:
-    """Return a URL's host in lower case, without its port; empty if it has none."""
+    """Return the host of a URL in lower case, without its port; empty if it has none."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:
@@ -207,8 +210,8 @@ def _is_loopback(name: str) -> bool:
 
 @lru_cache(64)
 def _is_local(name: str) -> bool:
-    """Tell whether no public name server can lead this name here."""
+    """Tell whether public DNS can never resolve this name to this machine."""
     try:
-        return ip_address(name).is_private  # 127.0.0.0/8, 0.0.0.0 and link-local addresses among them
+        return ip_address(name).is_private  # includes 127.0.0.0/8, 0.0.0.0 and link-local addresses
     except ValueError:
         return name == "localhost" or name.endswith((".localhost", ".local", ".internal"))

@@ -1,7 +1,7 @@
-"""Requests as one connection brings them, without I/O: bytes in, frozen events out.
-The parser is llhttp, so what is ambiguous is refused.
+"""Requests of one connection, without I/O: bytes go in, frozen events come out.
 
-Judges what the parser lets pass and another reader on the way may have read otherwise. Independent of sockets, responses and what a request asks.
+The parser is llhttp, which refuses ambiguous requests. This module also refuses requests that llhttp accepts but that a proxy in between may have
+parsed differently. It is independent of sockets, responses and the meaning of requests.
 """
 
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ from pilotlight.wire.errors import ApiError
 
 Headers = list[tuple[bytes, bytes]]  # names lower case
 
-MAX_PIPELINED = 64  # requests that a client may send ahead of their answers
+MAX_PIPELINED = 64  # requests that a client may send before earlier ones are answered
 
-_HTTP2 = b"PRI * HTTP/2"  # how HTTP/2 begins
+_HTTP2 = b"PRI * HTTP/2"  # the first bytes of an HTTP/2 connection
 _FRAMING = frozenset({b"host", b"connection", b"expect", b"transfer-encoding"})
 
 
@@ -25,11 +25,11 @@ class RequestHead(NamedTuple):
     version: str
     headers: Headers
     keep_alive: bool
-    expects: bool  # it waits for 100 Continue before it sends its body
+    expects: bool  # the client waits for 100 Continue before it sends the body
 
     @classmethod
     def of(cls, method: bytes, url: bytes, version: str, headers: Headers) -> "RequestHead":
-        """Raises ApiError."""
+        """Return the head of a parsed request. Raises ApiError."""
         tokens, expects, num_hosts, coding = set[bytes](), False, 0, b""
         for name, value in headers:
             if name not in _FRAMING:
@@ -54,7 +54,7 @@ class RequestHead(NamedTuple):
         return cls(method, _own_part(url), version, headers, keep_alive, expects)
 
     def scope(self, around: dict[str, Any]) -> dict[str, Any]:
-        """Return the ASGI scope. `around` has the fields of the connection."""
+        """Return the ASGI scope. `around` has the fields that all scopes of the connection have."""
         raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("latin-1")
         return {
@@ -65,7 +65,8 @@ class RequestHead(NamedTuple):
 
 
 def _own_part(url: bytes) -> bytes:
-    """Return a target without the server that its absolute form names, which proxies get. Raises ApiError."""
+    """Return a request target as path and query. Raises ApiError.
+    The absolute form, which clients send to proxies, also names a server."""
     if url.startswith(b"/") or url == b"*":
         return url
     try:
@@ -84,16 +85,16 @@ class BodyPart(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The request that began last is whole."""
+    """The end of the request that started last."""
 
 
 class WebSocketAsked(NamedTuple):
     head: RequestHead
-    rest: bytes  # the bytes after it
+    rest: bytes  # the bytes after the head
 
 
 class Refused(NamedTuple):
-    """A refusal. No bytes after it are read."""
+    """A refusal of a request. No bytes after it are parsed."""
 
     error: ApiError
 
@@ -107,14 +108,15 @@ class RequestReader:
         self._max_head_bytes, self._max_headers = max_head_bytes, max_headers
         self._parser = httptools.HttpRequestParser(self)
         self._events: list[RequestEvent] = []
-        self._is_at_start = True  # of the connection
+        self._is_at_start = True  # no byte of the connection has arrived
         self._url = b""
         self._headers: Headers = []
-        self._fed_bytes = 0  # since its head began, and with it not whole
+        self._fed_bytes = 0  # bytes received since the current head began, while it is incomplete
         self._num_open = 0
 
     def feed(self, data: bytes, num_open: int) -> list[RequestEvent]:
-        """`num_open` is the number of unanswered requests. Only a single one can become a WebSocket."""
+        """Parse received bytes into events.
+        `num_open` is the number of unanswered requests: only a single one may become a WebSocket."""
         self._events, self._num_open = [], num_open
         rest: bytes | None = data
         try:
@@ -143,8 +145,8 @@ class RequestReader:
     def _upgrade(self, rest: bytes) -> bytes | None:
         """Ignore upgrades except to WebSocket, as RFC 9110 (7.8) allows; return the bytes to parse next.
 
-        These are the request again, without the ignored upgrade. h2c is ignored too: RFC 9113 removed it, and it would bypass a proxy's rules for
-        paths.
+        The bytes are the request again, without the ignored upgrade. An upgrade to h2c is ignored, too: RFC 9113 removed it, and it would bypass a
+        proxy's rules for paths.
         """
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -183,9 +185,9 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.is_in_head:
-            return  # a trailer, which is not used
+            return  # trailers are ignored
         headers = self._headers
-        headers.append((name.lower(), value.strip(b" \t")))  # the parser leaves whitespace after a value
+        headers.append((name.lower(), value.strip(b" \t")))  # the parser does not remove whitespace after a value
         if len(headers) > self._max_headers:
             raise self._too_large()
 
@@ -195,7 +197,7 @@ class RequestReader:
             raise self._too_large()
         head = self._head()
         if self._parser.should_upgrade():
-            return  # the parser stops here
+            return  # the parser stops at an upgrade
         self._num_open += 1
         if self._num_open > MAX_PIPELINED + 1:
             raise ApiError("invalid_request", f"more than {MAX_PIPELINED} pipelined requests")

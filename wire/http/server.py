@@ -1,6 +1,6 @@
 """An HTTP/1.1 server for ASGI applications with many long streams.
 
-It has one small object and no task for each connection, and one task for each request.
+Each connection is one small object without a task, and each request is one task.
 
 It enforces limits that an application cannot: the number of connections, the size and duration of a request's head, and how long a client may leave
 its answer unread. A single connection is handled in connection.py.
@@ -24,20 +24,20 @@ from pilotlight.wire.http.exchange import Application
 from pilotlight.wire.http.request_starts import RequestStarts
 
 SWEPT_AT_ONCE = 256
-REFUSED_AT_ONCE = 16  # connections beyond the limit that get an error response before they are closed; further ones are closed at once
-# Sent and not acknowledged for so long, the client is gone: one that merely does not read still acknowledges, and a network that loses a third of all
-# packets has brought one through by then.
+REFUSED_AT_ONCE = 16  # connections above the limit that get an error response; further ones are closed at once
+# If sent bytes are not acknowledged for this time, the client is gone. A client that only does not read still acknowledges, and even with a loss of
+# one in three packets an acknowledgement arrives within this time.
 SILENT_MS = 15_000
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
-# Linux's struct tcp_info (include/uapi/linux/tcp.h): eight bytes of small fields, then numbers of 32 bits.
+# Linux's struct tcp_info (include/uapi/linux/tcp.h): small fields of eight bytes in total, then 32-bit numbers.
 _UNACKED, _LAST_ACK_RECV, _SIZE = 24, 56, 60
 _UINT = struct.Struct("=I")
 
 
 class Server:
-    """`await start`, later `await stop`. Applications see ASGI 3, but no `lifespan`."""
+    """An HTTP server: `await start`, later `await stop`. Applications see ASGI 3, but no `lifespan`."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Server:
         self.overload_headers = tuple(overload_headers)
         self.connections: set[HttpConnection] = set()
         self.by_client: Counter[str] = Counter()
-        self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by its word
+        self.cut: Counter[str] = Counter()  # connections that were ended for a limit, by the limit's name
         self.starts = RequestStarts()
         self.is_stopping = False
-        self.date = b""  # the header's whole line
+        self.date = b""  # the whole header line
         self.name: object = None  # the listener's address
-        self._most_unread = 0  # since memory was given back
+        self._most_unread = 0  # highest number of unread bytes since memory was last given back
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -74,7 +74,7 @@ class Server:
         )
 
     def retire(self) -> None:
-        """Accept no more connections, and close each after its present or next answer."""
+        """Accept no more connections, and close each one after its current or next answer."""
         self.is_stopping = True
         assert self._server is not None
         self._server.close()
@@ -82,7 +82,7 @@ class Server:
     async def stop(self, grace_s: float = 1.0) -> None:
         """Accept no more connections, close idle ones, and cut the others after the grace period.
 
-        Their requests have as long again to notice.
+        Their requests then have the same time to end.
         """
         self.is_stopping = True
         assert self._server is not None
@@ -104,7 +104,8 @@ class Server:
         await asyncio.gather(*cut, return_exceptions=True)
 
     def admit(self, connection: HttpConnection, client: str) -> ApiError | None:
-        """Counted it is in any case, until `forget`."""
+        """Count a connection; return an error to refuse it, or None.
+        Call `forget` in any case, also for one that is refused or closed here."""
         limits = self.limits
         self.connections.add(connection)
         self.by_client[client] += 1
@@ -112,7 +113,7 @@ class Server:
         excess_of_client = self.by_client[client] - limits.max_connections_per_client
         if max(excess, excess_of_client) > REFUSED_AT_ONCE:
             self.cut["closed"] += 1
-            connection.abort()  # its descriptor is wanted for a connection to a site, or for another client
+            connection.abort()  # its file descriptor is needed for other clients or for a connection to a site
         elif excess > 0:
             return ApiError("overloaded", "too many connections: try again soon", retry_after_s=1)
         elif excess_of_client > 0:
@@ -122,7 +123,8 @@ class Server:
         return None
 
     def forget(self, connection: HttpConnection, client: str) -> None:
-        """A connection may be lost after it was handed on: the second call has no effect."""
+        """Stop counting a connection.
+        A second call has no effect; it happens if a connection is lost after another protocol took it over."""
         if connection in self.connections:
             self.connections.discard(connection)
             self.by_client[client] -= 1
@@ -132,7 +134,7 @@ class Server:
     async def _sweep(self) -> None:
         """Check all connections with one clock, in small groups, so that other work is not delayed.
 
-        Ten thousand idle ones cost a few milliseconds of each second, and none needs a timer.
+        Checking ten thousand idle ones takes a few milliseconds of each second, and no connection needs a timer.
         """
         while True:
             await asyncio.sleep(self.limits.sweep_s)
@@ -145,7 +147,7 @@ class Server:
             self._bound_unread()
 
     def _bound_unread(self) -> None:
-        """Close connections whose answers have been unread for longest, if all together hold too much."""
+        """Close the connections whose answers were unread for longest if all of them hold too many bytes."""
         most, total, by_client = self.limits.max_unread_bytes, 0, Counter[str]()
         full = sorted((each for each in self.connections if each.is_full), key=lambda each: each.deadline, reverse=True)
         for connection in full:
@@ -175,7 +177,7 @@ class Server:
 def give_back_memory() -> None:
     """Return freed memory to the system, which takes milliseconds.
     Otherwise glibc keeps the memory of thousands of unread answers."""
-    import ctypes  # 10 ms, and most processes never have as much unread
+    import ctypes  # the import takes 10 ms, and most processes never have that many unread bytes
 
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -183,7 +185,7 @@ def give_back_memory() -> None:
 
 
 def http_date(seconds: float) -> str:
-    """`email.utils` has it as well, and takes 4 ms to import."""
+    """Return the time as in a Date header. Importing `email.utils`, which has it as well, takes 4 ms."""
     when = time.gmtime(seconds)
     clock = f"{when.tm_hour:02}:{when.tm_min:02}:{when.tm_sec:02}"
     return f"{DAYS[when.tm_wday]}, {when.tm_mday:02} {MONTHS[when.tm_mon - 1]} {when.tm_year} {clock} GMT"
@@ -192,13 +194,13 @@ def http_date(seconds: float) -> str:
 def has_vanished(sock: "socket.socket | TransportSocket | None") -> bool:
     """Ask the kernel whether a client is gone; return False on systems other than Linux.
 
-    Writing shows nothing while the kernel's buffers accept bytes.
+    Writing does not show it while the kernel's buffers accept bytes.
     """
     if sock is None or sys.platform != "linux":
         return False
     try:
         return is_silent(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _SIZE))
-    except OSError:  # not a TCP connection, or it has ended
+    except OSError:  # not a TCP connection, or a closed one
         return False
 
 

@@ -1,7 +1,7 @@
 """Hypercorn instead of our own ASGI server, because it also speaks HTTP/2.
 
-It decides what only the owner of a socket can: limits of connections and slow heads, refusals of broken requests, close codes. It is imported when
-it is chosen. Its defaults are made for short requests; each setting here changes one that harms streams.
+The server that is used determines limits of connections and of slow heads, refusals of invalid requests, and close codes. Hypercorn is imported only
+if it is chosen. Its defaults are made for short requests; each setting here changes one that harms streams.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from pilotlight.wire.http.server import Server
 
 SERVERS = ("own", "hypercorn")
 
-PING_S = 20.0  # below the minute of silence after which proxies take a WebSocket for dead
+PING_S = 20.0  # below 60 s, after which proxies take a silent WebSocket for dead
 
 
 class HttpServer(Protocol):
@@ -28,7 +28,7 @@ class HttpServer(Protocol):
 
 
 def check_installed(name: str) -> None:
-    """Raises ListenError."""
+    """Raise ListenError if the server is unknown or not installed."""
     if name not in SERVERS:
         raise ListenError(f"there is no server {name!r}: choose one of {', '.join(SERVERS)}")
     if name != "own" and find_spec(name) is None:
@@ -36,7 +36,7 @@ def check_installed(name: str) -> None:
 
 
 def make_server(name: str, app: Application, limits: HttpLimits, **own: Any) -> HttpServer:
-    """`own` are further arguments of our own server."""
+    """Return the server. `own` are additional arguments for our own server."""
     if name == "own":
         return Server(app, limits, **own)
     return HypercornServer(app, limits)
@@ -67,9 +67,10 @@ class HypercornServer:
                 return context
 
         config = Listening()
-        config.keep_alive_timeout = self._limits.keep_alive_s  # default 5
-        config.keep_alive_max_requests = sys.maxsize  # 1000 fails the HTTP/2 streams in flight when it is reached
-        config.h2_max_concurrent_streams = 1024  # default 100: a router's single connection carries all its streams
+        config.keep_alive_timeout = self._limits.keep_alive_s  # the default is 5 s
+        config.keep_alive_max_requests = sys.maxsize  # at its default of 1000 all HTTP/2 streams in progress fail
+        # the default is 100, and a router sends all its streams over one connection
+        config.h2_max_concurrent_streams = 1024
         config.h11_max_incomplete_size = self._limits.max_head_bytes
         config.websocket_max_message_size = self._limits.max_message_bytes
         config.websocket_ping_interval = PING_S

@@ -2,8 +2,8 @@
 
 wsproto encodes the frames.
 
-`WebSocket` is an open one, at either end. Limits bound the size of a message, unread messages, and the wait for a silent peer or one that does not
-read. Compression is not offered: a frame of 64 KiB can hold 64 MiB. Handshakes are in websocket_handshake.py.
+`WebSocket` is one end of an open one. The size of a message, unread messages, and the wait for a peer that is silent or does not read are limited.
+Compression is not offered, because a frame of 64 KiB could contain 64 MiB. Handshakes are in websocket_handshake.py.
 """
 
 import asyncio
@@ -16,26 +16,29 @@ from wsproto.connection import Connection as FrameCodec
 from wsproto.connection import ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Event, Message, Ping, TextMessage
 
-PING_S = 20.0  # below the minute of silence after which proxies, ours too, take a connection for dead
-LOST_S = 50.0  # without a byte from the peer, although it was pinged
-CLOSE_S = 1.0  # for the peer's answer to a close; its bytes are read until then, because closing with unread bytes would reset the connection
-HELD_BYTES = 64 << 10  # bytes of unread messages; above it, or above this number, the peer is not read
+PING_S = 20.0  # below 60 s, after which proxies, including ours, take a silent connection for dead
+LOST_S = 50.0  # silence of a peer, although it was pinged, after which it is lost
+CLOSE_S = 1.0  # for the peer's answer to a close; until then its bytes are read, because closing with unread bytes resets the connection
+HELD_BYTES = 64 << 10  # of unread messages; above this or the next limit the peer is not read
 HELD_MESSAGES = 32
 WRITE_BUFFER_BYTES = 64 << 10
-FRAMES_AT_ONCE = 32  # of one peer, before other connections have their turn: a frame takes some 20 us, and 64 KiB may be 10,000 of them
+# of one peer before other connections get their turn: a frame takes 20 us, and 64 KiB may be 10,000 frames
+FRAMES_AT_ONCE = 32
 
 NORMAL, GOING_AWAY, NO_STATUS, ABNORMAL, TOO_BIG, FAILED, RESTARTING = 1000, 1001, 1005, 1006, 1009, 1011, 1012
 
 
 class WebSocketClose(NamedTuple):
-    """The end of a WebSocket. NO_STATUS: the peer gave no code. ABNORMAL: there was no close frame."""
+    """The end of a WebSocket.
+    NO_STATUS: the peer sent no code. ABNORMAL: there was no close frame."""
 
     code: int
     reason: str = ""
 
 
 class WebSocket(asyncio.Protocol):
-    """One open WebSocket. Takes the transport over; `receive` and `send` may be used by a task each."""
+    """One end of an open WebSocket.
+    It takes the transport over; one task may use `receive` and another one `send`."""
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class WebSocket(asyncio.Protocol):
         self._is_broken = False  # further bytes are ignored
         self._frames: Iterator[Event] = iter(())  # frames that have arrived
         self.is_behind = False  # some messages are unread, and the peer is not read meanwhile
-        self._is_lost = False  # the connection, meanwhile
+        self._is_lost = False  # the connection was lost while messages were unread
         self._parts: list[Any] = []  # parts of an incomplete message, as text or bytes
         self._size = 0
         self._watch = _Watch(self)
@@ -71,7 +74,7 @@ class WebSocket(asyncio.Protocol):
             self.data_received(early)
 
     async def receive(self) -> str | bytes | WebSocketClose:
-        """Return the next message, or after the last one the close."""
+        """Return the next message; after the last one, the close."""
         message = await self._incoming.get()
         if message is None:
             assert self._end is not None
@@ -81,15 +84,15 @@ class WebSocket(asyncio.Protocol):
         return message
 
     async def send(self, message: str | bytes) -> None:
-        """Wait until the peer takes the message or has left; then it is dropped."""
+        """Send a message, and wait until the buffer has room. If the peer has left, the message is dropped."""
         if self._codec.state is ConnectionState.OPEN and self._end is None:
             event = TextMessage(message) if isinstance(message, str) else BytesMessage(message)
             self._transport.write(self._codec.send(event))
             await self._watch.until_writable()
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """Say so to the peer, and end the connection when it has answered, or a second later.
-        `receive` returns the answer."""
+        """Send a close, and end the connection when the peer has answered, or after CLOSE_S.
+        `receive` returns the peer's answer."""
         if self._codec.state is ConnectionState.OPEN and not self._transport.is_closing():
             self._say_close(WebSocketClose(code, reason))
             self._read_on()
@@ -117,7 +120,7 @@ class WebSocket(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._is_lost = True
         if self.is_behind:
-            return  # messages that arrived before it come first
+            return  # messages that arrived before the end are returned first
         self._ended(WebSocketClose(ABNORMAL))
         self._watch.stop()
         self._on_lost()
@@ -125,7 +128,7 @@ class WebSocket(asyncio.Protocol):
     # frames
 
     def _take_frames(self) -> None:
-        """Some of them now, and the others in the loop's next turns."""
+        """Handle some frames now, and the others in later turns of the loop."""
         was_behind, self.is_behind = self.is_behind, False
         num_taken = 0
         while self._end is None and (event := next(self._frames, None)) is not None:
@@ -146,9 +149,7 @@ class WebSocket(asyncio.Protocol):
         if isinstance(event, CloseConnection):
             self._closed_by_peer(WebSocketClose(int(event.code), event.reason or ""))
         elif isinstance(event, Ping) and is_open:
-            if (
-                not self._watch.is_full
-            ):  # a peer that reads nothing may be answered later, or not at all (RFC 6455, 5.5.3)
+            if not self._watch.is_full:  # the answer to a ping may be delayed or omitted (RFC 6455, 5.5.3)
                 self._transport.write(self._codec.send(event.response()))
         elif isinstance(event, Message) and is_open:
             if event.data:
@@ -167,7 +168,7 @@ class WebSocket(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Read the peer again if no message is left unread, or only its close is awaited."""
+        """Read from the peer again if it is not held, or if only its close is awaited."""
         has_enough = self._incoming.is_full and self._codec.state is ConnectionState.OPEN
         if not (has_enough or self.is_behind or self._transport.is_closing()):
             if self._watch.is_held:
@@ -188,7 +189,7 @@ class WebSocket(asyncio.Protocol):
         self._watch.close_within(CLOSE_S)
 
     def _fail(self, close: WebSocketClose) -> None:
-        """End the connection because of invalid data of the peer."""
+        """Close the connection because the peer sent invalid data."""
         self._is_broken = True
         if self._codec.state is ConnectionState.OPEN:
             self._say_close(close)
@@ -213,7 +214,7 @@ class WebSocket(asyncio.Protocol):
 
 
 class _Incoming:
-    """Messages that arrived and were not received yet. `get` returns None after the last one."""
+    """Received messages that the application has not taken. `get` returns None after the last one."""
 
     def __init__(self) -> None:
         self._messages: deque[tuple[str | bytes, int]] = deque()
@@ -246,10 +247,10 @@ class _Incoming:
 
 
 class _Watch:
-    """Check whether the peer is alive: ping a silent one, and close if it stays silent or does not read."""
+    """Checks whether the peer is alive: pings a silent one; closes if it stays silent or does not read."""
 
     def __init__(self, socket: WebSocket) -> None:
-        self.is_full = False  # the bytes that wait for the peer have reached the buffer's size
+        self.is_full = False  # the write buffer has reached its limit
         self.is_held = False  # the peer is not read
         self._socket = socket
         self._heard_at = time.monotonic()

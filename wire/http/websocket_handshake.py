@@ -1,6 +1,6 @@
 """The server's half of a WebSocket handshake, as ASGI's `websocket`.
 
-A waiting client gets a WebSocket or a plain response.
+The client gets a WebSocket or a plain response.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class PendingUpgrade:
         """`open_socket` answers with 101 and these headers, and takes the connection over."""
         self._app = app
         self._open = open_socket
-        self._is_told = False  # the application has had its `websocket.connect`
+        self._is_told = False  # the application has received `websocket.connect`
         self._key = b""
 
     async def __call__(self, scope: Any, receive: Callable[[], Awaitable[Any]], send: Any) -> None:

@@ -1,7 +1,7 @@
 """Daily quotas of accounts, by UTC: tokens, or cost at the configured prices.
 
-A request reserves its possible maximum (the estimated prompt and its maximum output) and is settled with its actual usage. So a quota is exceeded at
-most by open answers without a maximum, and by errors of the estimates. Each router counts from its own ledger; several routers each grant the whole
+A request reserves its possible maximum (the estimated prompt and its maximum output) and is settled with its actual usage. So a quota is exceeded
+only by open answers without a maximum and by errors of the estimates. Each router counts from its own ledger; several routers each grant the whole
 quota, unless they share it (shared.py).
 """
 
@@ -78,8 +78,8 @@ class DailyQuotas:
             use.cost += cost
 
     def recovered(self, account: str, started_s: float, tokens: int, cost: int) -> None:
-        """Report to other routers the usage of a request that was open when this router died.
-        Here the ledger has it already."""
+        """Report to other routers the usage of a request that was open when this router was killed.
+        This router's own count has it already, from the ledger."""
         if started_s >= self.day_began_s:
             self._spend(self._parts(account, self._day, 0, 0), tokens, cost)
 
@@ -91,7 +91,8 @@ class DailyQuotas:
         self.recovered(account, started_s, tokens, cost)
 
     async def ready(self, account: str, tokens: int, cost: int) -> None:
-        """Wait until `reserve` may grant as much of the shared limits. Raises ApiError if too little is left."""
+        """Wait until the shared limits allow `reserve` to grant this amount.
+        Raises ApiError if too little is left."""
         if self._shared is None:
             return
         parts = self._parts(account, self._today(), tokens, cost)
@@ -155,7 +156,7 @@ class DailyQuotas:
     def _spend(self, parts: Iterable[DayPart], tokens: int, cost: int) -> None:
         for lease, _, is_money in parts:
             assert self._shared is not None, "its parts are there"
-            # A lease without open requests may have been returned and made again.
+            # A lease without open requests may have been returned and created again.
             self._shared.lease(lease.key, lease.capacity, 0, lease.before).spend(cost if is_money else tokens)
 
     def _turn_to(self, today: int) -> None:
@@ -169,7 +170,7 @@ class DailyQuotas:
     def _refusal(self, account: str, limit: str, used: str, more: str) -> ApiError:
         left_s = (self._day + 1) * DAY_S - self._clock()
         sentence = (
-            f"the account {account} may have {limit} a day (UTC): {used} are used or at work, and this request may take {more}; "
-            f"ask for fewer (max_tokens), or again in {left_s:.0f} s"
+            f"the account {account} may have {limit} a day (UTC): {used} are used or reserved, and this request may take {more}; "
+            f"lower max_tokens, or try again in {left_s:.0f} s"
         )
         return ApiError("quota_exceeded", sentence, retry_after_s=left_s)

@@ -12,19 +12,19 @@ EXPIRES_S = 10.0  # a lease without a confirmation ends after this time
 
 class LeaseKey(NamedTuple):
     account: str
-    limit: str  # as the configuration names it
-    period: int = 0  # the day, of a limit that is for one
+    limit: str  # the limit's name in the configuration
+    period: int = 0  # day number of a daily limit, otherwise 0
 
 
 class LeaseClaim(NamedTuple):
     """A router's use of a limit since its last report, and the amount that it wants."""
 
     key: LeaseKey
-    capacity: float  # the limit, as this router's file has it
-    per_s: float  # rate at which use leaks away
-    before: float  # used before anything was written here
-    spent: float  # since the last report
-    at_work: float  # open requests, which give it back
+    capacity: float  # the limit in this router's file
+    per_s: float  # units per second by which usage decays
+    before: float  # usage before the store knew the limit
+    spent: float  # usage since the last report
+    at_work: float  # amount that open requests hold and will return
     spare: float  # wanted in addition to open requests
 
 

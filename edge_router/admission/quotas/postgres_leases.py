@@ -1,7 +1,7 @@
 """The store of accounts' shared usage, and of the leases of routers.
 
-Usage of a limit decays at the limit's own rate, by the database's clock, so that routers' clocks do not matter; daily usage stays. Usage and leases
-together never exceed the limit. A lease that its router does not confirm ends; usage under it is reported when the router returns.
+Usage of a limit decays at the limit's own rate, by the database's clock, so that routers' clocks do not matter; daily usage does not decay. Usage and
+leases together never exceed the limit. A lease that its router does not confirm ends; usage under it is reported when the router returns.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pilotlight.edge_router.admission.quotas.lease_store import EXPIRES_S, Lease
 from pilotlight.edge_router.metering.ledger.postgres import Connection, PostgresDatabase
 
 KEPT_S = 3 * 86_400  # unused entries are deleted after this time
-_LOCK = 0x70696C6F7401  # for one router at a time that makes the tables
+_LOCK = 0x70696C6F7401  # advisory lock: one router at a time creates the tables
 _NOW = "EXTRACT(EPOCH FROM clock_timestamp())::DOUBLE PRECISION"
 _KEY = "account = %(account)s AND limit_name = %(limit)s AND period = %(period)s"
 _NAMED = "%(account)s, %(limit)s, %(period)s"
@@ -40,10 +40,10 @@ class PostgresLeases(PostgresDatabase):
         super().__init__(url, _prepare)
 
     def exchange(self, router: str, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
-        """Take all claims down, or none. Raises UsageStoreError."""
+        """Store all claims in one transaction and return their grants. Raises UsageStoreError."""
         grants: dict[LeaseKey, LeaseGrant] = {}
         with self.working() as connection, connection.transaction():
-            for claim in sorted(claims):  # in one order at every router: the rows are locked until the end
+            for claim in sorted(claims):  # the same order at every router: rows stay locked
                 grants[claim.key] = _exchange(connection, router, claim)
         return [grants[claim.key] for claim in claims]
 
@@ -56,7 +56,7 @@ def _exchange(connection: Connection, router: str, claim: LeaseClaim) -> LeaseGr
         "spent": claim.spent,
         "per_s": claim.per_s,
     }
-    used = connection.execute(_USE, values).fetchone()  # locks the limit for the following statements
+    used = connection.execute(_USE, values).fetchone()  # locks the row of the limit for the following statements
     others = connection.execute(_OTHERS, values).fetchone()
     assert used is not None
     assert others is not None

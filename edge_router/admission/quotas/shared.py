@@ -3,9 +3,9 @@
 All routers of a network enforce these limits together (`[quotas] store`).
 
 A router admits requests against its lease and reports usage to the store; when the lease is too small, a request waits for the store's next answer. A
-lease is LEASE_SHARE of its limit beyond open requests, and an unused one is returned. So accounts never exceed a limit except by the unreported use
-of a killed router, and may miss the unused lease of each other router for GIVEN_BACK_S. A lost answer of the store may count a lease twice. Without
-its store a router continues by its own counts, or, if configured to refuse, by its lease for as long as the store keeps it.
+lease is LEASE_SHARE of its limit beyond open requests, and an unused one is returned. So accounts exceed a limit only by the unreported use of a
+killed router, and for GIVEN_BACK_S they may not get the unused leases of other routers. If an answer of the store is lost, a lease may count twice.
+Without its store a router admits requests by its own counts or, if configured to refuse, by its lease until the store lets it expire.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ LEASE_SHARE = 1 / 16
 TICK_S = 0.25
 TOLD_EVERY_S = 1.0  # how often usage is reported
 CONFIRMED_EVERY_S = EXPIRES_S / 4
-GIVEN_BACK_S = 2.0  # after its last use
+GIVEN_BACK_S = 2.0  # an unused lease is returned this long after its last use
 ASKED_AGAIN_S = 0.1  # pause before another claim of a limit that is used up
-ANSWERS_WITHIN_S = 1.0  # for the store's answer; then the request continues without it
+ANSWERS_WITHIN_S = 1.0  # longest wait for the store's answer; then the request continues without it
 TRY_AGAIN_S = 1.0
 
 log = logging.getLogger("pilotlight.quotas")
@@ -49,7 +49,7 @@ class QuotaLease:
         self.key = key
         self.capacity, self.per_s, self.before = capacity, per_s, before
         self.held = self.free = 0.0
-        self.at_work = 0.0  # open requests and reserved tokens, which give it back
+        self.at_work = 0.0  # amount that open requests and reservations hold and will return
         self.spent = 0.0  # spent and not reported yet
         self.wanted = 0.0  # amount that waiting requests need
         self.seen_at = float("-inf")  # when the last confirmed claim was made
@@ -91,7 +91,7 @@ class QuotaLease:
         return LeaseClaim(self.key, self.capacity, self.per_s, self.before, self.spent, self.at_work, spare)
 
     def answered(self, claim: LeaseClaim, grant: LeaseGrant, now: float) -> None:
-        """`now`: when the claim was made."""
+        """Apply the store's answer to a claim that was made at `now`."""
         self.held, self.free = grant.held, grant.free
         self.spent -= claim.spent
         self.seen_at = now
@@ -106,12 +106,12 @@ class QuotaLease:
 
 
 class SharedQuotas:
-    """Run `run()` as a task, and `close()` after it."""
+    """This router's leases. Run `run()` as a task, and `close()` after it."""
 
     def __init__(
         self, store: "PostgresLeases", *, serves_without: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`serves_without` the store: by this router's own counts."""
+        """`serves_without`: admit requests by this router's own counts while the store fails."""
         self.fault: str | None = None  # why the store cannot be used
         self._store = store
         self._serves_without = serves_without
@@ -137,9 +137,9 @@ class SharedQuotas:
         return found
 
     async def short(self, needs: Sequence[tuple[QuotaLease, float]]) -> QuotaLease | None:
-        """Wait until this router may grant all of it; return the first limit that is used up.
+        """Wait until the leases have room for `needs`; return the first one whose limit is used up, or None.
 
-        Raises ApiError if the store is unreachable and the configuration refuses requests then.
+        Raises ApiError if the store does not answer and the configuration refuses requests then.
         """
         until = self._clock() + ANSWERS_WITHIN_S
         while True:
@@ -187,7 +187,7 @@ class SharedQuotas:
                 await self._exchange(due)
 
     def _due(self, now: float) -> list[QuotaLease]:
-        """Return the leases that requests wait for, and from time to time all that need a report."""
+        """Return the leases that requests wait for; every TICK_S return all leases that need a report instead."""
         if now < self._looked_at + TICK_S:
             return [*self._waited_for]
         self._looked_at = now
@@ -220,7 +220,7 @@ class SharedQuotas:
         self._tell_waiting()
 
     async def _answer(self, claims: Sequence[LeaseClaim]) -> list[LeaseGrant]:
-        """Raises UsageStoreError."""
+        """Return the store's answer; after ANSWERS_WITHIN_S interrupt the store. Raises UsageStoreError."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._store.exchange, self._router, claims)
         if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
             self._failed(f"no answer within {ANSWERS_WITHIN_S:g} s")
@@ -240,7 +240,7 @@ class SharedQuotas:
 
 
 def shared_quotas(config: QuotasConfig, clock: Callable[[], float]) -> SharedQuotas | None:
-    """Return the shared limits, if there are any. Raises ConfigError."""
+    """Return the shared limits; None if no store is configured. Raises ConfigError."""
     if config.store is None:
         return None
     store = configured("quotas.store", partial(_postgres, config.store))

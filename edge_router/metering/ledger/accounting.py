@@ -22,7 +22,7 @@ class Charge(NamedTuple):
 
 class Accounting:
     def __init__(self, prices: PriceList, ledger: Ledger | None, quotas: DailyQuotas) -> None:
-        """Account for requests in `ledger`; None to record nothing."""
+        """Record usage in `ledger`; None to record nothing."""
         self.prices = prices
         self.ledger = ledger
         self.quotas = quotas
@@ -37,9 +37,9 @@ class Accounting:
     async def begin(
         self, request: ValidRequest, own_names: Callable[[str], tuple[str, str]], part: str = ""
     ) -> Charge | None:
-        """Start to count a request for a model. Return None for other requests, and without a ledger.
-        `own_names` are the names of the model and of its adapter, without aliases; `part` names the journal that keeps the
-        answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
+        """Start to count a request for a model.
+        Return None for other requests, and without a ledger. `own_names` are the names of the model and of its adapter, without aliases; `part` names
+        the part of a journal that stores the answer. Raises ApiError if too little of a quota is left, or usage cannot be recorded."""
         head = request.head
         if self.ledger is None or request.model is None or head.is_for_function or head.method != "POST":
             return None
@@ -65,7 +65,7 @@ class Accounting:
         self.ledger.end(charge.meter, "complete" if is_complete else "cut", took_s)
 
     def count(self, records: Sequence[UsageRecord]) -> None:
-        """Count usage of functions that is in the ledger against quotas."""
+        """Count usage of functions, which the ledger has already, against quotas."""
         for record in records:
             used, request = record.use, record.request
             cost = self.prices.cost(request.model, request.started_s, used) or 0

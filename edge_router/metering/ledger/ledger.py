@@ -1,10 +1,10 @@
 """The ledger: records each request's tokens once, even if its site, router or disk fails.
 
 The router counts, because it alone sees a request once: across retries, sites that die under a stream, and durable streams that are read again. A
-token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer tokens than clients; and only tokens that a site has named are
-counted, so it has none that no engine produced. A thread writes ended requests in batches (ledger_store.py), and a meter is kept until its record is
-written: while the store cannot be written nothing is lost, and the configuration decides whether new requests are refused or served as long as there
-are meters. A store that does not answer counts as one that cannot be written.
+token is counted before it is sent (wire/hop/meters.py), so the ledger never has fewer tokens than clients; and only tokens that a site has reported
+are counted, so it never has tokens that no engine produced. A thread writes ended requests in batches (ledger_store.py), and a meter is kept until
+its record is written: while the store cannot be written nothing is lost, and the configuration decides whether new requests are refused or served as
+long as there are meters. A store that does not answer counts as one that cannot be written.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from pilotlight.wire.hop.usage_records import MeteredRequest, Outcome, UsageReco
 
 WRITE_EVERY_S = 0.1
 TRY_AGAIN_S = 1.0  # while the store cannot be written
-ANSWERS_WITHIN_S = 10.0  # for every answer of the store
-BATCH = 2000  # records written at once: far less than that time's worth
+ANSWERS_WITHIN_S = 10.0  # longest wait for any answer of the store
+BATCH = 2000  # records written at once, in far less than that time
 NOTHING = ResourceUse()
 
 JournalHeader = TypeVar("JournalHeader")
@@ -44,7 +44,7 @@ log = logging.getLogger("pilotlight.ledger")
 
 
 class Ledger:
-    """Run `run()` as a task, and `close()` after it."""
+    """The ledger of a router. Run `run()` as a task, and `close()` after it."""
 
     def __init__(
         self,
@@ -62,9 +62,10 @@ class Ledger:
         self.fault: str | None = None  # why the store cannot be written
         self._config = config
         self._clock = clock
-        self._ended: list[tuple[int, UsageRecord]] = []  # with their meters, not written yet
+        self._ended: list[tuple[int, UsageRecord]] = []  # with the numbers of their meters; not written yet
         self._wake = asyncio.Event()
-        self._start, self._numbers = os.urandom(12).hex(), count(1)  # an id is the router's start and a number
+        # an id is a random text of this start, and a number
+        self._start, self._numbers = os.urandom(12).hex(), count(1)
         self._thread = ThreadPoolExecutor(1, "ledger")
         self._writing = asyncio.Lock()
         self._store = _store(config, directory)
@@ -89,9 +90,9 @@ class Ledger:
         return len(self._ended)
 
     def used_since(self, from_s: float) -> list[dict[str, Any]]:
-        """Return usage since a time, at a router's start: sums of accounts, and each unwritten record.
+        """Return the sums of accounts since a time, and the unwritten records, at a router's start.
 
-        An account may come several times. The sums are missing if the store cannot be read.
+        An account may occur several times. The sums are missing if the store cannot be read.
         """
         waiting = [_sums_of(self._priced(one)) for _, one in self._ended if one.request.started_s >= from_s]
         try:
@@ -108,7 +109,7 @@ class Ledger:
             raise _failing()
         holder = request.head.holder
         account, key = ("", "") if holder is None else (holder.account.name, holder.name)
-        # A batch's request may be repeated by the router that follows a killed one: its id is recorded once.
+        # A batch's request may be sent again by the router that follows a killed one: it keeps its id, so it is recorded once.
         name = request.request_id if request.head.is_for_batch else f"{self._start}.{next(self._numbers)}"
         known = (name, request.request_id, account, key, model, self._clock(), part)
         entry = MeteredRequest(*known, adapter=adapter, bytes_in=len(request.body))
@@ -118,7 +119,7 @@ class Ledger:
         return meter
 
     def end(self, meter: MeterSlot, outcome: Outcome, took_s: float) -> None:
-        """Settle a request. `took_s` is measured, for the clock on the wall may jump."""
+        """End the record of a request. `took_s` is a measured duration, because the wall clock may jump."""
         if meter.use == NOTHING:  # refused, or without usage
             return self._meters.free(meter.number)
         ended_s = meter.request.started_s + took_s
@@ -157,16 +158,16 @@ class Ledger:
             self._settle(batch)
 
     async def add(self, records: Sequence[UsageRecord]) -> None:
-        """Write records of sites: each once, even if it is received repeatedly. Raises UsageStoreError."""
+        """Write usage records of sites, each once, even if it is received repeatedly. Raises UsageStoreError."""
         async with self._writing:
             await self._answered(self._store.add, [self._priced(record) for record in records])
 
     async def identity(self) -> str:
-        """Return the name of the store. Raises UsageStoreError."""
+        """Return the unique name of the store's contents. Raises UsageStoreError."""
         return await self._answered(lambda _: self._store.identity(), None)
 
     async def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
-        """Return sums, with all that has ended. Raises ApiError."""
+        """Return sums that include all ended requests. Raises ApiError if the store fails."""
         await self.flush()
         try:
             return await self._answered(self._store.usage, query)
@@ -181,7 +182,7 @@ class Ledger:
         self._meters.close()
 
     async def _answered(self, ask: Callable[[JournalHeader], Answer], asked: JournalHeader) -> Answer:
-        """Return the store's answer. Raises UsageStoreError, also when it is late."""
+        """Return the store's answer. Raises UsageStoreError if the store fails or is late."""
         work = asyncio.get_running_loop().run_in_executor(self._thread, ask, asked)
         if not (await asyncio.wait({work}, timeout=ANSWERS_WITHIN_S))[0]:
             self._store.interrupt()
@@ -222,7 +223,7 @@ def _sums_of(record: UsageRecord) -> dict[str, Any]:
 
 
 def _store(config: LedgerConfig, directory: Path) -> UsageStore:
-    """Raises ConfigError."""
+    """Return the configured store. Raises ConfigError."""
     if config.store is None:
         return SqliteStore(directory / "usage.sqlite")
     return configured("ledger.store", partial(_postgres, config.store))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from pilotlight.sites.config import ConfigError
 from pilotlight.wire.hop.usage_records import UsageRecord
 
-VERSION = 3  # of a record
+VERSION = 3  # version of a record
 TEXTS = ("id", "request_id", "account", "key", "model", "site", "outcome")
 MORE_TEXTS = ("adapter", "function")
 MORE = (
@@ -36,16 +36,16 @@ class UsageStoreError(Exception):
 
 
 class UsageQuery(NamedTuple):
-    from_s: float = 0.0  # since the epoch, by when requests began
+    from_s: float = 0.0  # requests that began at this time or later, in seconds since the epoch
     to_s: float = 1e12
-    by: tuple[str, ...] = ("account", "model")  # of GROUPS
+    by: tuple[str, ...] = ("account", "model")  # columns by which to group, of GROUPS
     account: str | None = None  # only this account
 
 
 class UsageStore(Protocol):
     def add(self, records: Sequence[UsageRecord]) -> None:
-        """Keep records, all or none, on a disk when this returns.
-        Raises UsageStoreError; the same ones may then be added again."""
+        """Write all records to disk, or none.
+        Raises UsageStoreError; the same records may then be added again."""
 
     def usage(self, query: UsageQuery) -> list[dict[str, Any]]:
         """Return sums of records by the query's groups. Raises UsageStoreError."""
@@ -55,7 +55,7 @@ class UsageStore(Protocol):
         Raises UsageStoreError."""
 
     def interrupt(self) -> None:
-        """Make the work that another thread waits for fail."""
+        """Make the store operation of another thread fail."""
 
     def close(self) -> None: ...
 
@@ -78,7 +78,7 @@ def row(record: UsageRecord) -> tuple[Any, ...]:
 
 def selection(query: UsageQuery, day: str, mark: str) -> tuple[str, list[float | str]]:
     """Return the statement that sums records, and its values.
-    `day`: the date of started_s, in the store's own words."""
+    `day` is the store's SQL for the date of `started_s`."""
     groups = [f"{day if name == 'day' else name} AS {name}" for name in query.by]
     sums = [f"CAST(COALESCE(SUM({name}), 0) AS BIGINT) AS {name}" for name in SUMS]
     chosen = ", ".join([*groups, "COUNT(*) AS requests", *sums, "CAST(SUM(cost) AS BIGINT) AS cost"])
@@ -93,8 +93,8 @@ def selection(query: UsageQuery, day: str, mark: str) -> tuple[str, list[float |
 
 
 def configured(key: str, made: Callable[[], Store]) -> Store:
-    """Return the store that a key of the router's file names.
-    `made` imports its modules. Raises ConfigError."""
+    """Return the store for a key of the router's file. `made` creates it and imports its modules.
+    Raises ConfigError."""
     try:
         return made()
     except ImportError as error:

@@ -30,7 +30,7 @@ class PostgresDatabase:
             given: dict[str, Any] = conninfo_to_dict(url)
             self._conninfo = make_conninfo(**{**_DEFAULTS, **given})
         except psycopg.ProgrammingError as error:
-            # After the first quote there may be any part of the URL, even its password.
+            # The part after the first quote may contain any part of the URL, even its password.
             raise UsageStoreError(str(error).partition('"')[0].strip(" :\n")) from None
         if "@" in str(given.get("host", "")):
             raise UsageStoreError("it has two @: write one of a name or password as %40")
@@ -43,8 +43,7 @@ class PostgresDatabase:
 
     @contextmanager
     def working(self) -> Iterator[Connection]:
-        """Yield a connection.
-        After UsageStoreError the next one is new, because a restarted database does not know the old ones."""
+        """Yield a connection. After UsageStoreError the next one is new: a restarted database drops old ones."""
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(self._conninfo, autocommit=True, row_factory=dict_row)
@@ -55,14 +54,14 @@ class PostgresDatabase:
             raise UsageStoreError(" ".join(str(error).split()) or type(error).__name__) from None
 
     def interrupt(self) -> None:
-        """Close the connection under the waiting thread: a stopped database does not answer a cancel request."""
+        """Close the connection that another thread waits for: a stopped database answers no cancel request."""
         if (connection := self._connection) is None:
             return
         try:
             with socket.socket(fileno=os.dup(connection.fileno())) as ours:
                 ours.shutdown(socket.SHUT_RDWR)
         except (OSError, psycopg.Error):
-            pass  # it has ended
+            pass  # it has ended already
 
     def close(self) -> None:
         if self._connection is not None:

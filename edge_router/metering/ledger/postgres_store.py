@@ -17,7 +17,7 @@ from pilotlight.edge_router.metering.ledger.ledger_store import (
 from pilotlight.edge_router.metering.ledger.postgres import Connection, PostgresDatabase
 from pilotlight.wire.hop.usage_records import UsageRecord
 
-_LOCK = 0x70696C6F7400  # for one router at a time that makes the table
+_LOCK = 0x70696C6F7400  # advisory lock: one router at a time creates the table
 _DAY = "to_char(to_timestamp(started_s) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
 _ADD = insertion("%s")
 
@@ -43,7 +43,7 @@ class PostgresStore(PostgresDatabase):
 
 
 def _bring_up_to_date(connection: Connection) -> None:
-    """Create the table, or add missing columns; if nothing is missing, no right to change it is needed."""
+    """Create the table, or add missing columns. If nothing is missing, this needs no right to change it."""
     found = connection.execute("SELECT attname FROM pg_attribute WHERE attrelid = to_regclass('usage')")
     if set(COLUMNS) <= {each["attname"] for each in found}:
         return

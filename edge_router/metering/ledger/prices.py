@@ -1,6 +1,6 @@
-"""Prices of a million tokens of a model, with their start, and prices in model lists.
+"""Prices per million tokens of a model, each valid from a time, and prices in model lists.
 
-Sums are integers, billionths of the currency, so that no sum depends on its order.
+Sums are integers, billionths of the currency, so that they do not depend on the order of addition.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 BILLIONTHS = 1_000_000_000
 TOKENS = 1_000_000
-MOST_MODELS = 4096  # entries of the cache: a client may use any name
+MOST_MODELS = 4096  # entries of the cache, because a client may use any model name
 _ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
 
 
 class PriceList:
     def __init__(self, prices: Sequence[PriceConfig], currency: str) -> None:
         self.currency = currency
-        # Stable: of prices from the same moment on, the first in the file counts.
+        # A stable sort: of prices with the same start, the first in the file counts.
         self._newest_first = sorted(prices, key=lambda price: price.valid_from or _ALWAYS, reverse=True)
-        self._of_model: dict[str, list[PriceConfig]] = {}  # the prices of each model: matching patterns is slow
+        self._of_model: dict[str, list[PriceConfig]] = {}  # the prices of each model, because matching patterns is slow
 
     def update_from(self, other: "PriceList") -> None:
-        """Have the same prices as the other from now on."""
+        """Copy the other list's prices."""
         self.currency, self._newest_first, self._of_model = other.currency, other._newest_first, {}
 
     def __bool__(self) -> bool:
         return bool(self._newest_first)
 
     def price(self, model: str, at_s: float) -> PriceConfig | None:
-        """Return the newest price of a model that is valid at a time, since the epoch."""
+        """Return the newest price of a model that is valid at a time, in seconds since the epoch."""
         fitting = self._of_model.get(model)
         if fitting is None:
             fitting = [price for price in self._newest_first if fnmatchcase(model, price.model)]
@@ -54,7 +54,7 @@ class PriceList:
         return round(sums)
 
     def listed(self, model: str, at_s: float) -> dict[str, Any] | None:
-        """Return a model's price as lists of models have it: decimal strings, of one token."""
+        """Return a model's price in the form of model lists: decimal strings, per token."""
         price = self.price(model, at_s)
         if price is None:
             return None

@@ -1,7 +1,7 @@
 """Usage of functions at their sites, which routers do not see: model calls and processor time.
 
-Sites keep each record until a ledger has it, and give it to one ledger only. This module asks them, writes, and confirms with the next question. So
-each record is in the ledger once, whichever process is killed in between.
+Sites keep each record until a ledger has it, and give it to one ledger only. This module requests records, writes them, and confirms them with the
+next request. So each record is in the ledger once, whichever process is killed in between.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ log = logging.getLogger("pilotlight.ledger")
 
 
 class SiteUsage:
-    """Run `run()` as a task."""
+    """Collects usage from all sites. Run `run()` as a task."""
 
     def __init__(self, backends: Mapping[str, Backend], orders: SiteControl, accounting: Accounting) -> None:
-        assert accounting.ledger is not None, "there is something to write to"
+        assert accounting.ledger is not None, "usage is written to a ledger"
         self._backends = backends
         self._orders = orders
         self._accounting = accounting
@@ -36,7 +36,7 @@ class SiteUsage:
         self._identity = ""
         self._written: defaultdict[str, tuple[str, ...]] = defaultdict(
             tuple
-        )  # by site: written records not yet confirmed to it
+        )  # by site: records that are written but not yet confirmed to it
 
     async def run(self) -> None:
         while True:
@@ -58,13 +58,14 @@ class SiteUsage:
                         break
 
     async def _collect_from(self, site: str) -> bool:
-        """Return whether there may be more."""
+        """Write a site's next records. Return whether there may be more."""
         asked = msgspec.json.encode(UsageAsked(self._identity, self._written[site]))
         answer = await self._orders.exchange("POST", site, USAGE_PATH, asked, most_bytes=MOST_BYTES)
         if answer.status != 200:
             return False
         try:
-            told = msgspec.json.decode(answer.body, type=UsageTold)  # without written records, which the site knows now
+            # the site leaves out the records that are named as written
+            told = msgspec.json.decode(answer.body, type=UsageTold)
         except msgspec.MsgspecError as error:
             log.warning("site %s reports usage of its functions in an unreadable form: %s", site, error)
             return False

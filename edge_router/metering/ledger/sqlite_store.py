@@ -1,4 +1,4 @@
-"""Usage records in one SQLite file, of one router."""
+"""Usage records of one router in a SQLite file."""
 
 import os
 import sqlite3
@@ -68,7 +68,8 @@ class SqliteStore:
 
     @contextmanager
     def _working(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection. Raises UsageStoreError; after an error the next call opens a new connection."""
+        """Yield a connection.
+        Raises UsageStoreError; after an error the next call opens a new connection."""
         try:
             yield self._open()
         except (sqlite3.Error, OSError, DatabaseError) as error:
@@ -76,7 +77,7 @@ class SqliteStore:
             raise UsageStoreError(str(error)) from None
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file, and again if it was replaced: writes to a deleted file would be lost."""
+        """Open the file; open it again if it was replaced, because writes to a deleted file would be lost."""
         if self._connection is not None and self._inode != _inode(self._path):
             self.close()
         if self._connection is None:

@@ -1,6 +1,7 @@
 """The store of batches: files, batches, requests and answers in a SQLite file beside the ledger.
 
-Used by one thread. A request waits until it has an answer, and gets one once. Requests in progress are not marked: after a kill they start again.
+Used by one thread. A request waits until it has an answer; its first answer is final. Requests in progress are not marked in the database, so they
+start again if the router is killed.
 """
 
 import secrets
@@ -15,14 +16,14 @@ from pilotlight.edge_router.services.batches.lines import AskedLine, Fields, que
 from pilotlight.support.database import claim_version
 from pilotlight.wire.errors import ApiError
 
-KEPT_S = 24 * 3600  # after a batch's end, and for a file that no batch has used
+KEPT_S = 24 * 3600  # for results after a batch's end, and for a file that no batch has used
 WITHIN_S = 24 * 3600  # a batch's time; requests without an answer then expire
-MOST_WAITING = 100_000  # requests of one owner
-MOST_MODELS = 100  # of one owner's waiting requests: each model has its own place in the queue
-MOST_BATCHES = 10_000  # batches of one owner, with those that ended within the day
-MOST_BYTES = 512 << 20  # files of one owner
+MOST_WAITING = 100_000  # waiting requests of one owner
+MOST_MODELS = 100  # models of one owner's waiting requests: each model has its own place in the queue
+MOST_BATCHES = 10_000  # batches of one owner, including those that ended within the day
+MOST_BYTES = 512 << 20  # bytes of one owner's files
 PART_BYTES = 1 << 20  # bytes read at once
-OUT_OF_TIME, CANCELLED = 0, -1  # in place of an answer's status
+OUT_OF_TIME, CANCELLED = 0, -1  # stored as the status if there is no answer
 INPUT, OUTPUT = "batch", "batch_output"  # files' purposes
 
 _SCHEMA = """
@@ -50,7 +51,7 @@ class StoredBatch(NamedTuple):
 
     id: str
     owner: str
-    key: str  # the name of the key with which it was made; empty if unknown
+    key: str  # name of the key that created it; empty if unknown
     path: str
     input_file: str  # empty if the requests were in the body
     created_s: int
@@ -60,7 +61,7 @@ class StoredBatch(NamedTuple):
     output_file: str | None = None
     error_file: str | None = None
     metadata: str | None = None  # JSON
-    faults: str | None = None  # JSON; of a file that was not taken
+    faults: str | None = None  # JSON; the errors of an input file that was refused
 
 
 class StoredFile(NamedTuple):
@@ -94,7 +95,7 @@ _FILE = ", ".join(StoredFile._fields)
 
 
 class BatchStore:
-    """Raises sqlite3.Error, OSError."""
+    """Batches in the SQLite file `path`. Raises sqlite3.Error, OSError."""
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
@@ -109,7 +110,7 @@ class BatchStore:
     def add_file(
         self, owner: str, name: str, purpose: str, content: bytes, now_s: int, keep_s: int = KEPT_S
     ) -> StoredFile:
-        """Raises ApiError if the owner has as much as is kept."""
+        """Store a file. Raises ApiError if the owner's files would be larger than MOST_BYTES."""
         with self._connection as connection:
             row = connection.execute(
                 "SELECT COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ?", (owner,)
@@ -147,8 +148,8 @@ class BatchStore:
         return b"" if row is None else bytes(row[0])
 
     def part(self, file: StoredFile, behind: int = 0) -> tuple[bytes, int]:
-        """Return a part of a file, and where to continue; 0 at the end.
-        Answers are stored once: a batch's files are made from them when they are read."""
+        """Return a part of a file, and the position after it; 0 at the end.
+        Answers are stored once: an output file of a batch is put together from them when it is read."""
         if file.purpose != OUTPUT:
             return self.content(file), 0
         chosen = "SELECT id, output_file FROM batches WHERE owner = ? AND ? IN (output_file, error_file)"
@@ -164,9 +165,10 @@ class BatchStore:
         return bytes(found), 0
 
     def responses(self, batch: StoredBatch, behind: int = 0, position: int = 0) -> tuple[bytes, int, int]:
-        """Return some responses of a Workers AI batch, as members of a JSON array from a position on.
+        """Return a part of the responses of a Workers AI batch, as members of a JSON array.
 
-        The second result is where to continue, 0 at the end; the third is the next position.
+        `behind` and `position` are where the previous part ended. The second result is the next `behind`, 0 at the end; the third is the next
+        `position`.
         """
         found = bytearray()
         for _, number, name, status, answer in self.answers(batch.id, behind):
@@ -181,14 +183,14 @@ class BatchStore:
             connection.execute("DELETE FROM files WHERE id = ?", (file.id,))
 
     def files(self, owner: str) -> list[StoredFile]:
-        """Return the newest first."""
+        """Return the owner's files, the newest first."""
         found = self._connection.execute(
             f"SELECT {_FILE} FROM files WHERE owner = ? ORDER BY created_s DESC, id", (owner,)
         )
         return [StoredFile(*row) for row in found]
 
     def add(self, batch: StoredBatch, lines: Sequence[AskedLine]) -> StoredBatch:
-        """Raises ApiError if too much of the owner's waits already, or is kept."""
+        """Store a batch. Raises ApiError if the owner has too many batches or waiting requests."""
         with self._connection as connection:
             kept = "SELECT COUNT(*) FROM batches WHERE owner = ?"
             if connection.execute(kept, (batch.owner,)).fetchone()[0] >= MOST_BATCHES:
@@ -227,7 +229,7 @@ class BatchStore:
         return (batch := StoredBatch(*found)), self.counts(batch)
 
     def batches(self, owner: str) -> list[StoredBatch]:
-        """Return those that came with a file, the newest first."""
+        """Return the owner's batches that were created from a file, the newest first."""
         chosen = f"SELECT {_BATCH} FROM batches WHERE owner = ? AND input_file != '' ORDER BY created_s DESC, id"
         return [StoredBatch(*row) for row in self._connection.execute(chosen, (owner,))]
 
@@ -240,7 +242,7 @@ class BatchStore:
 
     def answers(self, batch: str, behind: int = 0) -> Iterable[Answer]:
         """Yield the answers after a request's number, in the order of the requests.
-        A batch has consecutive numbers: they are read in storage order, without sorting."""
+        The requests of a batch have consecutive numbers, so they are read in storage order, without sorting."""
         first, last = self._connection.execute(
             "SELECT MIN(number), MAX(number) FROM requests WHERE batch = ?", (batch,)
         ).fetchone()
@@ -250,18 +252,18 @@ class BatchStore:
         return self._connection.execute(chosen, (max(first or 0, behind + 1), last or 0, batch))
 
     def waiting(self) -> list[tuple[str, str]]:
-        """Return the owners that have requests waiting, and for which models."""
+        """Return each owner with waiting requests, with the model of the requests."""
         return self._connection.execute("SELECT DISTINCT owner, model FROM requests WHERE status IS NULL").fetchall()
 
     def next_waiting(self, owner: str, model: str, behind: int) -> WaitingRequest | None:
-        """Return the owner's first request for a model with a higher number than another."""
+        """Return the owner's next waiting request for a model after the one with a number."""
         chosen = f"""SELECT requests.number, requests.body, {_BATCH} FROM requests JOIN batches ON batches.id = requests.batch
             WHERE requests.owner = ? AND requests.model = ? AND requests.status IS NULL AND requests.number > ? ORDER BY requests.number LIMIT 1"""
         row = self._connection.execute(chosen, (owner, model, behind)).fetchone()
         return None if row is None else WaitingRequest(row[0], row[1], StoredBatch(*row[2:]))
 
     def answered(self, request: WaitingRequest, status: int, answer: bytes, now_s: int) -> None:
-        """Keep an answer; of a request that has one, the first stays."""
+        """Store an answer, unless the request has one already."""
         with self._connection as connection:
             change = "UPDATE requests SET status = ?, answer = ? WHERE number = ? AND status IS NULL"
             connection.execute(change, (status, answer, request.number))
@@ -276,7 +278,7 @@ class BatchStore:
         self._finish(batch.id, now_s)
 
     def sweep(self, under_way: Iterable[int], now_s: int) -> None:
-        """Expire requests, end finished batches, and delete those past their day.
+        """Expire requests, end finished batches, and delete old batches and files.
 
         Late and cancelled requests expire unless they are in progress.
         """
@@ -296,7 +298,7 @@ class BatchStore:
             connection.execute("DELETE FROM files WHERE expires_s <= ?", (now_s,))
 
     def _finish(self, name: str, now_s: int) -> None:
-        """End a batch that waits for nothing more; one of OpenAI's has files."""
+        """End a batch if no request is left; create the output files of an OpenAI batch."""
         with self._connection as connection:
             row = connection.execute(
                 f"SELECT {_BATCH} FROM batches WHERE id = ? AND ended_s IS NULL", (name,)
@@ -319,7 +321,7 @@ class BatchStore:
 
 
 def _line_of(batch: str, number: int, name: str, status: int, answer: bytes) -> tuple[str, bytes]:
-    """Return the file that lists an answer, and its line; empty for a cancelled request."""
+    """Return the kind of file that lists an answer, and its line; both empty for a cancelled request."""
     if status == CANCELLED:
         return "", b""
     return "output" if 200 <= status < 300 else "error", written_line(f"{batch}.{number}", name, status, answer)

@@ -1,4 +1,4 @@
-"""The lines of OpenAI's batch files (https://platform.openai.com/docs/guides/batch), read and written."""
+"""Read and write the lines of OpenAI's batch files (https://platform.openai.com/docs/guides/batch)."""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +8,7 @@ from pilotlight.dialects.body.exact_json import exact_loads
 from pilotlight.wire.errors import ApiError, Dialect
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-MOST_REQUESTS = 50_000  # of one batch, as OpenAI's
+MOST_REQUESTS = 50_000  # in one batch, as at OpenAI
 MOST_FAULTS = 100  # errors reported for one file
 OUT_OF_TIME = "the request was not answered within the batch's time"
 
@@ -18,7 +18,7 @@ Fields = dict[str, Any]
 class AskedLine(NamedTuple):
     """One request of a batch."""
 
-    name: str  # the client's: `custom_id`, or `external_reference`
+    name: str  # the client's name for it: `custom_id`, or `external_reference`
     model: str
     body: bytes
 
@@ -103,7 +103,7 @@ def _check(is_good: bool, sentence: str, param: str | None) -> None:
 
 def written_line(request_id: str, name: str, status: int, answer: bytes) -> bytes:
     """Return a line of an output or error file.
-    Status 0: the batch's time ran out before the request's turn."""
+    A status of 0 means that the batch's time ended before the request's turn."""
     told: Fields = {"id": request_id, "custom_id": name, "response": None, "error": None}
     if status:
         told["response"] = {"status_code": status, "request_id": request_id, "body": _json_or_text(answer)}

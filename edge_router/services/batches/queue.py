@@ -1,8 +1,8 @@
-"""The queue of batches: answers waiting requests with idle capacity, accounts in turn.
+"""The queue of batches: sends waiting requests while the network has idle capacity, accounts in turn.
 
-A request takes the normal path, so it continues elsewhere when a site dies, is bound to its account's models, quotas and data rules, and is billed.
-Its usage record has the request's own name as its id: a request whose router was killed before it stored the answer is sent again, and billed once. A
-site has idle capacity if nothing waits there and few requests are in progress, so interactive requests go first.
+A request takes the normal path. So it continues elsewhere when a site dies, has its account's models, quotas and data rules, and is billed. Its usage
+record has the request's own name as its id: if the router is killed before it stores the answer, the request is sent again and billed once. A site
+has idle capacity if nothing waits there and few requests are in progress, so interactive requests come first.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from pilotlight.edge_router.services.batches.batch_store import BatchStore, Stor
 from pilotlight.wire.credentials import Access, Key
 from pilotlight.wire.errors import ApiError
 
-IDLE_BELOW = 8  # requests in progress at a site, of all owners
-LOOK_EVERY_S = 0.5  # at sites' status, which is a second old
+IDLE_BELOW = 8  # requests in progress at a site, from all owners
+LOOK_EVERY_S = 0.5  # interval between looks at sites' status, which is a second old
 SWEEP_EVERY_S = 60.0
-TRIES_OF_ERRORS = 3  # attempts of a request that fails at sites
-FIRST_WAIT_S = 1.0  # before a second try; twice that before the next
+TRIES_OF_ERRORS = 3  # attempts of a request if sites fail
+FIRST_WAIT_S = 1.0  # before the second try; doubled for each further one
 LONGEST_WAIT_S = 60.0
-TRY_LATER = (429, 502, 503)  # nothing was wrong with the request: until the batch's time is over
+TRY_LATER = (429, 502, 503)  # statuses that are not the request's fault: it is tried again until the batch's time ends
 FAILED = (408, 500, 504)
 
 Arguments = TypeVarTuple("Arguments")
@@ -40,7 +40,7 @@ log = logging.getLogger("pilotlight.batches")
 
 
 class BatchQueue:
-    """Run `run()` as a task, and `close()` after it."""
+    """Answers waiting requests of batches. Run `run()` as a task, and `close()` after it."""
 
     def __init__(self, path: Path, proxy: Proxy, access: Access, clock: Callable[[], float] = time.time) -> None:
         """`clock`: seconds since the epoch. Raises sqlite3.Error, OSError."""
@@ -60,18 +60,18 @@ class BatchQueue:
 
     @property
     def under_way(self) -> tuple[int, ...]:
-        """Return the numbers of requests in progress at sites."""
+        """Return the numbers of requests that are in progress."""
         return tuple(self._under_way)
 
     async def do(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-        """Do some of the store's work in its thread. Raises ApiError."""
+        """Run a function of the store in its thread. Raises ApiError."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args))
         except (sqlite3.Error, OSError) as error:
             raise ApiError("overloaded", f"batches cannot be stored right now: {error}", retry_after_s=5) from None
 
     def added(self, owner: str, models: set[str]) -> None:
-        """Requests of an owner wait that did not before."""
+        """Note that an owner has new waiting requests for these models."""
         for model in models:
             self._lanes.setdefault((owner, model), _Lane(owner, model)).is_empty = False
         self._wake.set()
@@ -83,7 +83,7 @@ class BatchQueue:
                 if time.monotonic() - swept_at >= SWEEP_EVERY_S:
                     swept_at = time.monotonic()
                     await self.do(self.store.sweep, self.under_way, self.now_s)
-                    # An earlier router's, and those whose client left before they had a lane.
+                    # Requests of a previous router, and requests that were stored although their client left before `added`.
                     for owner, model in await self.do(self.store.waiting):
                         self.added(owner, {model})
                 self._wake.clear()
@@ -97,7 +97,7 @@ class BatchQueue:
                 continue
 
     async def close(self) -> None:
-        """Stop. Requests in progress are left for the next router."""
+        """Stop. Requests in progress are left to the next router."""
         tasks = tuple(self._under_way.values())
         for task in tasks:
             task.cancel()
@@ -134,7 +134,7 @@ class BatchQueue:
         return min(lanes, key=lambda lane: (turns[lane.owner], lane.turn), default=None)
 
     def _has_room(self, model: str, num_open: int) -> bool:
-        """`num_open`: requests for the model that are in progress."""
+        """Tell whether a request for the model may start, when `num_open` are in progress."""
         sites = [each for each in self._proxy.selector.backends.values() if each.state == "healthy"]
         serving = [each for each in sites if each.view().model(model) is not None] or sites
         return num_open < IDLE_BELOW * len(serving) and any(_is_idle(each) for each in serving)
@@ -143,7 +143,7 @@ class BatchQueue:
         try:
             status, answer = await self._asked(request)
             await self._keep(request, status, answer)
-        except TimeoutError:  # it is given up by the next sweep
+        except TimeoutError:  # the next sweep lets the request expire
             log.info("a request of %s was not answered in time", request.batch.id)
         finally:
             lane.num_open -= 1
@@ -161,7 +161,7 @@ class BatchQueue:
                 await asyncio.sleep(error.retry_after_s or 1.0)
 
     async def _asked(self, request: WaitingRequest) -> tuple[int, bytes]:
-        """Return the answer of the network, asked again for as long as the batch has time.
+        """Return the network's answer; repeat a failed request until the batch's time ends.
         Raises TimeoutError."""
         num_errors, wait_s = 0, FIRST_WAIT_S
         async with asyncio.timeout(max(0.0, request.batch.expires_s - self._clock())):
@@ -183,14 +183,14 @@ class BatchQueue:
     def _head(self, batch: StoredBatch) -> Head:
         headers = [("content-type", "application/json")]
         if not batch.key and not batch.owner.startswith("anonymous"):
-            # An unknown key is not stored; its substitute has its own prefix cache, as the key has.
+            # The token of an unknown key is not stored; this substitute gives its owner a separate prefix cache.
             headers.append(("authorization", f"Bearer batches-of-{batch.owner}"))
         head = Head("POST", batch.path, batch.path, headers)
         head.is_for_batch = True
         return head
 
     def _holder(self, batch: StoredBatch) -> Key | None:
-        """Return the key that created the batch, in its present state. Raises ApiError if it no longer exists."""
+        """Return the key that created the batch, with its current rights. Raises ApiError if it was deleted."""
         if not batch.key:
             return self._access.key(None, "models") if self._access.is_required else None
         key = next((key for key in self._access.keys.values() if key.name == batch.key), None)
@@ -207,13 +207,13 @@ class _Lane:
         self.owner = owner
         self.model = model
         self.last = 0  # the number of the last request that was started
-        self.turn = 0  # when that was
+        self.turn = 0  # number of the turn in which it was started
         self.num_open = 0
         self.is_empty = False
 
 
 class BatchAnswer:
-    """A request of a batch, towards the proxy: a client that never leaves, and keeps its answer."""
+    """A request of a batch. To the proxy it is a client that never leaves; it stores its answer."""
 
     address = ""
     is_streaming = False  # a streamed request is refused when its batch is made
@@ -221,7 +221,7 @@ class BatchAnswer:
     def __init__(self, head: Head, request_id: str) -> None:
         self.head = head
         self.request_id = request_id
-        self.status = 500  # until there is an answer
+        self.status = 500  # 500 until there is an answer
         self.body = b""
         self.retry_after_s = 0.0
         self._task = asyncio.current_task()
@@ -246,7 +246,7 @@ class BatchAnswer:
         raise AssertionError("no stream begins")
 
     def cut(self, error: ApiError) -> None:
-        """The router drains: the request waits for the next one."""
+        """Stop the request because the router drains; the next router sends it again."""
         if self._task is not None:
             self._task.cancel()
 

@@ -38,9 +38,9 @@ from pilotlight.wire.hop.headers import IGNORED
 Item = TypeVar("Item", StoredBatch, StoredFile)
 
 MOST_LISTED = 100
-MOST_METADATA = 16  # pairs, as OpenAI's
-MOST_IGNORED = 16  # fields in a header
-LEAST_KEPT_S = 3600  # as OpenAI's
+MOST_METADATA = 16  # names in metadata, as at OpenAI
+MOST_IGNORED = 16  # names of ignored fields in a header
+LEAST_KEPT_S = 3600  # as at OpenAI
 EXPIRES, OUTPUT_EXPIRES = "expires_after", "output_expires_after"
 ANCHORED = ("anchor", "seconds")
 FORM_FIELDS = ("file", "purpose", *(f"{EXPIRES}[{name}]" for name in ANCHORED))
@@ -53,7 +53,7 @@ _RUN = re.compile(r"^/client/v4/accounts/(?P<account>[^/]+)/ai/run/(?P<model>.+)
 
 class BatchRoutes:
     def __init__(self, proxy: Proxy, queue: BatchQueue | None) -> None:
-        """`queue`: None if the router has no directory to keep one in."""
+        """`queue` is None if the router has no directory for batches."""
         self._proxy = proxy
         self._queue = queue
 
@@ -89,7 +89,7 @@ class BatchRoutes:
 
 
 async def _send_content(client: Downstream, queue: BatchQueue, file: StoredFile) -> None:
-    """Send a file part by part: a night's answers may be more than a router has memory for."""
+    """Send a file part by part, because the answers of a night may not fit in a router's memory."""
     length = ("content-length", str(file.num_bytes))
     await client.start_stream(200, [("content-type", "application/octet-stream"), length])
     part, behind = await queue.do(queue.store.part, file)
@@ -115,7 +115,7 @@ async def _send_responses(client: Downstream, queue: BatchQueue, batch: StoredBa
 
 
 class _Asked:
-    """One request about batches or files, and whose it is."""
+    """A request about batches or files, with its owner."""
 
     def __init__(self, queue: BatchQueue, client: Downstream, body: bytes) -> None:
         head = client.head
@@ -134,9 +134,7 @@ class _Asked:
         self._query = {name: values[-1] for name, values in query.items()}
 
     async def answer(self) -> Fields | StoredFile | StoredBatch:
-        """Return the fields to send, or the file whose content to send, or the batch whose responses to send.
-
-        Raises ApiError."""
+        """Return the response's fields, or the file or the batch to send. Raises ApiError."""
         method = self._head.method
         if "model" in self._found:
             return await self._run()
@@ -202,7 +200,7 @@ class _Asked:
             raise ApiError("invalid_request", "input_file_id must name a file", param="input_file_id")
         _check_metadata(metadata)
         if _lifetime(fields.get(OUTPUT_EXPIRES) or {}, OUTPUT_EXPIRES) != KEPT_S:
-            sentence = f"{OUTPUT_EXPIRES}: what a batch has answered is kept for {KEPT_S} s after its end: delete its files sooner by yourself"
+            sentence = f"{OUTPUT_EXPIRES}: answers of a batch are kept for {KEPT_S} s after its end: delete its files to remove them sooner"
             raise ApiError("unsupported_parameter", sentence, param=OUTPUT_EXPIRES)
         self.ignored += [name for name, value in fields.items() if value is not None and name not in BATCH_FIELDS]
         file = await queue.do(queue.store.file, name, self._owner)
@@ -237,7 +235,7 @@ class _Asked:
         return batch_fields(*await queue.do(queue.store.batch, name, self._owner))
 
     async def _run(self) -> Fields | StoredBatch:
-        """A Workers AI body: `requests` starts a batch, `request_id` reads its answers."""
+        """Answer a Workers AI body: `requests` starts a batch, `request_id` reads its answers."""
         queue, model = self._queue, self._found["model"]
         fields = await queue.do(read_object, self._body)
         name = fields.get("request_id")
@@ -255,7 +253,7 @@ class _Asked:
         return batch
 
     async def _page(self, items: list[Item], tell: Callable[[Item], Fields]) -> Fields:
-        """Return a page of a list; each item is converted in the store's thread."""
+        """Return a page of a list. Each item is converted in the store's thread."""
         after, limit = self._query.get("after"), self._query.get("limit", "20")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:6]) <= 10_000):
             raise ApiError("invalid_request", "limit must be a number from 1 to 10000", param="limit")
@@ -271,11 +269,11 @@ class _Asked:
 
 
 def _lifetime(asked: object, param: str) -> int:
-    """Return for how many seconds a client wants a file to be kept. Raises ApiError."""
+    """Return the requested lifetime of a file in seconds. Raises ApiError."""
     if asked == {}:
         return KEPT_S
     anchor, seconds = (asked.get("anchor"), asked.get("seconds")) if isinstance(asked, dict) else (None, None)
-    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():  # in the form of a form field
+    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit():  # a number as text, as in a form
         seconds = int(seconds[:10])
     if anchor != "created_at" or type(seconds) is not int or not LEAST_KEPT_S <= seconds <= KEPT_S:
         sentence = f'{param} must have the anchor "created_at" and from {LEAST_KEPT_S} to {KEPT_S} seconds, for which files are kept here'

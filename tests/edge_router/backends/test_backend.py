@@ -1,4 +1,4 @@
-"""A site's state, round trip and the requests sent since its last status: all by rules, with a clock that only tests move."""
+"""A site's state, round trip and the requests since its last status, with a clock that only tests move."""
 
 import asyncio
 from collections import Counter
@@ -34,7 +34,7 @@ HEALTH = HealthConfig(interval_s=1.0, timeout_s=0.05, unhealthy_after=3, stale_a
 
 
 class Probes:
-    """A site's /status, played by the test: bytes, an exception, or None for silence."""
+    """A fake /status of a site: bytes, an exception, or None for silence."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -214,9 +214,9 @@ async def test_probes_measure_the_round_trip() -> None:
     assert site.backend.round_trip.ms == pytest.approx(site.backend.round_trip.seed_ms)
     await site.reply(encode_status(site_status("ams1")), took_s=0.012)
     assert site.backend.round_trip.ms == pytest.approx(12.0)
-    site.round_trips = 2  # the first one included a connect
+    site.round_trips = 2  # the probe connected first
     await site.reply(encode_status(site_status("ams1", 2)), took_s=0.012)
-    assert site.backend.round_trip.ms == pytest.approx(9.0), "half way to the 6 that it took"
+    assert site.backend.round_trip.ms == pytest.approx(9.0), "half way to the measured 6 ms"
 
 
 async def test_the_loop_is_jittered_and_quicker_while_a_site_starts() -> None:
@@ -254,7 +254,7 @@ async def test_of_thousands_of_sites_a_thousand_are_asked_in_a_second() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert len(asked) == 1001
-    # The others wait for their turn, spread over the next four seconds; from then on each is probed every five.
+    # The other sites are probed later, spread over the next four seconds; from then on each is probed every 5 s.
     assert sorted(slept)[-1001:] == pytest.approx([5.0] * 1001)
     assert sum(1 < seconds <= 2 for seconds in slept) == pytest.approx(1000, abs=1)
 
@@ -372,7 +372,7 @@ def test_a_site_status_without_aliases_is_still_read() -> None:
 def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_was_sent_before() -> None:
     clock = Clock()
     backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
-    backend.declined("ember", 700, clock())  # nothing was known of it: there is nothing to correct
+    backend.declined("ember", 700, clock())  # without a status there is nothing to correct
     assert backend.view().status is None
     backend.answered(site_status("ams1", models=(model_status(), model_status("other", queued_tokens=5))), clock())
     with backend.inflight(100) as earlier:
@@ -389,7 +389,7 @@ def test_a_site_that_declines_corrects_what_is_known_of_its_queue_and_of_what_wa
 
 
 def test_a_decline_does_not_age_the_knowledge_of_a_site() -> None:
-    """Its request may have been sent long before: a body of many images takes seconds, and probes continue meanwhile."""
+    """A declined request may have been sent long before, because a body of many images takes seconds. Probes continue meanwhile."""
     clock = Clock()
     backend = Discovery(network({"ams1": "http://127.0.0.1:1"}), clock).backends["ams1"]
     backend.answered(site_status("ams1", 1), clock())
@@ -410,7 +410,7 @@ def test_a_decline_does_not_age_the_knowledge_of_a_site() -> None:
 def fail_in_a_row(backend: Backend, times: int) -> None:
     for _ in range(times):
         with backend.inflight(1):
-            pass  # and no byte of an answer
+            pass  # no byte of a response arrives
 
 
 def test_a_site_that_only_fails_is_asked_ever_more_seldom_up_to_a_bound_until_it_answers() -> None:
@@ -464,7 +464,7 @@ async def test_an_operators_cordon_lets_a_healthy_site_drain_and_says_so() -> No
     await probes.good()
     assert (backend.state, backend.detail, backend.view().state) == (
         "draining",
-        "cordoned by an operator, here",
+        "cordoned by an operator at this router",
         "draining",
     )
     backend.cordon(False)
@@ -527,7 +527,8 @@ def test_what_a_site_caches_is_known_by_whole_digests_and_by_changes_to_the_edit
         (told(1, 5, 0, ({1, 2}, set()), ({2, 3}, set())), 5, {1, 2, 3}),
         (told(2, 6, 5, ({4}, {1}), (set(), {3})), 6, {2, 4}),
         (told(3, 6, 6, (set(), set()), (set(), set())), 6, {2, 4}),
-        (told(4, 9, 8, ({7}, set())), 0, {2, 4}),  # of an unknown edition: next time all are requested
+        # changes since an unknown revision: the next probe requests the whole digest
+        (told(4, 9, 8, ({7}, set())), 0, {2, 4}),
         (told(5, 9, 0, ({7}, set())), 9, {7}),
         (replace(told(6, 10, 0), models=(replace(model_status("m"), prefixes=b"x"),)), 0, set()),
         (told(7, 11, 0, ({8}, set())), 11, {8}),

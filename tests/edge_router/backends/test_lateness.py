@@ -1,4 +1,4 @@
-"""Sites are held to the times that they let a router expect."""
+"""Sites are avoided if they answer later than their published figures let a router expect."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ def test_lateness_is_forgotten_so_that_a_site_is_tried_again() -> None:
     clock.advance(HALF_LIFE_S)
     assert lateness.mean_ms() == pytest.approx(
         before * 2 / 3
-    )  # three late answers count as one and a half, beside three timely ones
+    )  # three late answers count as one and a half, because three punctual ones are assumed
     clock.advance(20 * HALF_LIFE_S)
     assert lateness.mean_ms() == 0.0
 
@@ -74,7 +74,7 @@ def test_a_site_that_publishes_no_queue_is_left_when_its_answers_come_late() -> 
     assert chosen(liar, honest) == "ams1"
     for sequence in range(2, 5):
         liar.first_token(500.0, 3000.0)
-        liar.answered(site_status("ams1", sequence), clock())  # it publishes an empty queue again
+        liar.answered(site_status("ams1", sequence), clock())  # it still publishes an empty queue
     assert chosen(liar, honest) == "iad1"
     clock.advance(10 * HALF_LIFE_S)
     for backend in (liar, honest):
@@ -100,7 +100,7 @@ def test_unanswered_work_outlives_a_status_that_does_not_know_of_it() -> None:
         clock.advance(0.5)
         liar.answered(site_status("ams1", 2), clock())
         seen = liar.view()
-        assert (seen.pending_tokens, seen.unanswered_tokens) == (0, 3000)  # the first may be almost done
+        assert (seen.pending_tokens, seen.unanswered_tokens) == (0, 3000)  # the first request may be almost done
         assert chosen(liar, honest) == "iad1"
         first.answering()
         assert liar.view().unanswered_tokens == 0
@@ -113,7 +113,7 @@ def test_an_answer_in_one_piece_and_an_overtaken_request_say_nothing_of_the_queu
     with site.inflight(800, expected_ms=100.0), site.inflight(700), site.inflight(600, expected_ms=100.0) as third:
         assert site.view().unanswered_tokens == 600
         clock.advance(30.0)
-        third.answering()  # the first hangs by itself: a later request is answered
+        third.answering()  # a later request is answered, so the first one does not wait in a queue
         assert (site.view().unanswered_tokens, site.view().lateness_ms) == (0, 0.0)
 
 
@@ -148,7 +148,7 @@ async def test_a_router_sees_what_a_site_owes_it_whatever_the_site_publishes() -
             sequence = backend.view().status.sequence  # type: ignore[union-attr]
             await running.until(lambda: backend.view().lateness_ms > 100)
             assert backend.view().status.sequence > sequence  # type: ignore[union-attr]
-            assert backend.view().unanswered_tokens > 0  # it has published since that nothing waits
+            assert backend.view().unanswered_tokens > 0  # its newer status says that no request waits
             site.go_on.set()
         await running.until(lambda: backend.view().unanswered_tokens == 0)
         assert backend.view().lateness_ms > 0

@@ -1,4 +1,4 @@
-"""A signature uses its site's own clock, so that a wrong clock fails no request."""
+"""A signature uses the clock of its site, so that no request fails because of a wrong clock."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Commands to sites: signed for one site and its clock; the answer is bounded, or the reason why there is none."""
+"""Commands to sites, signed for one site and its clock. The result is an answer of limited size, or an error."""
 
 from contextlib import AsyncExitStack
 from typing import Any

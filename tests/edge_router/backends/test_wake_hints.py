@@ -36,10 +36,10 @@ def test_only_a_site_that_would_have_won_awake_gets_a_hint() -> None:
     dear = preference("sin1", 320.0, 200.0, residency="host")
     assert sleeping_winner("ember", [chosen, cheap, cheaper]) == ("sin1", "ember")
     assert sleeping_winner("ember", [chosen, cheap, dear]) == ("iad1", "ember")
-    assert sleeping_winner("ember", [chosen, dear]) is None, "it would have lost all the same"
+    assert sleeping_winner("ember", [chosen, dear]) is None, "it would not have won, even awake"
     as_dear = preference("sin1", 300.0, 200.0, residency="host")
-    assert sleeping_winner("ember", [chosen, as_dear]) is None, "and of two that cost the same the chosen one stays"
-    assert sleeping_winner("ember", [cheap, chosen]) is None, "the request itself wakes it"
+    assert sleeping_winner("ember", [chosen, as_dear]) is None, "of two sites with the same cost the chosen one stays"
+    assert sleeping_winner("ember", [cheap, chosen]) is None, "the request itself wakes the model"
     assert sleeping_winner(None, [chosen, cheap]) is None
 
 
@@ -57,7 +57,7 @@ def test_an_alias_is_reported_as_the_models_own_name() -> None:
 
 
 class Hinted:
-    """Two sites: the model is awake and busy at the first, and sleeps at the second."""
+    """Two sites: at the first one the model is awake and busy, at the second one it sleeps."""
 
     def __init__(self, running: Router, awake: FakeSite, asleep: FakeSite) -> None:
         self.running = running

@@ -1,4 +1,4 @@
-"""The events of a stream that can be read again: their numbers, their size, and readers that come early, during and after."""
+"""The events of a stream that can be read again: numbers, size, and readers before, during and after it."""
 
 import asyncio
 
@@ -59,7 +59,7 @@ async def test_readers_get_all_events_at_once_and_a_comment_if_there_are_none(
     for data in (b"b", b"c"):
         buffer.add(EventDecoder().feed(encode_event(data))[0])
     await asyncio.sleep(0)
-    assert not any(each.done() for each in waiting), "they are notified after a whole batch"
+    assert not any(each.done() for each in waiting), "readers are notified after a whole batch"
     buffer.notify()
     assert await asyncio.gather(*waiting) == [encode_event(b"b", 2) + encode_event(b"c", 3)] * 2
     monkeypatch.setattr(event_buffer, "HEARTBEAT_S", 0.001)

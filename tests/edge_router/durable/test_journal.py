@@ -1,4 +1,4 @@
-"""Durable streams that survive their router: another with the folder of journals continues, one at a time, and each token counts once."""
+"""Durable streams that survive their router: another router with the journals continues, and each token counts once."""
 
 import asyncio
 import errno
@@ -73,7 +73,7 @@ async def two_routers(fakes: list[FakeSite], folder: Path, **durable: float) -> 
 
 
 async def interrupted(running: Router, site: FakeSite, until: int = 3) -> tuple[str, list[bytes]]:
-    """Return the name of a stream that stands still behind some events, and the ids of these."""
+    """Start a stream that stops after some events; return its name and the ids of these events."""
     site.behave = continued_stream(6, until=until, ending=fall_silent)
     response = await running.chat(headers=ALICE, **DURABLE)
     body = b""
@@ -301,7 +301,7 @@ async def test_a_second_router_reads_along_and_does_not_begin_the_answer_again(t
         name = response.headers["x-pilotlight-stream"]
         assert (await read_again(other, name, headers=BOB))[0] == 404
         again = asyncio.create_task(read_again(other, name))
-        await asyncio.sleep(0.3)  # three looks at the journal
+        await asyncio.sleep(0.3)  # time to read the journal three times
         assert not again.done()
         fakes[0].go_on.set()
         assert await again == (200, body := await response.read())
@@ -345,7 +345,7 @@ async def test_a_stream_is_stopped_from_any_router(tmp_path: Path) -> None:
 @pytest.mark.process
 async def test_an_answer_that_cannot_be_made_again_ends_with_its_router(tmp_path: Path) -> None:
     async with sites("ams1") as fakes, two_routers(fakes, tmp_path) as (one, other):
-        fakes[0].behave = raw_stream(event(0), end="hang")  # without resume points
+        fakes[0].behave = raw_stream(event(0), end="hang")  # events without resume points
         response = await one.chat(headers=ALICE, **DURABLE)
         name = response.headers["x-pilotlight-stream"]
         assert await response.content.readany()
@@ -374,7 +374,7 @@ async def test_a_disk_that_is_full_costs_the_journal_and_not_the_stream(
         assert data(body) == WHOLE
         assert os.strerror(errno.EFBIG) in caplog.text
         assert (await read_again(one, name))[1] == body
-        while os.listdir(tmp_path):  # a thread removes its file
+        while os.listdir(tmp_path):  # a thread deletes the file
             await asyncio.sleep(0.01)
         assert (await read_again(other, name))[0] == 404
 
@@ -398,7 +398,7 @@ async def test_a_journal_of_another_version_is_said_to_be_one(tmp_path: Path) ->
     entry = b'["Later", 1]'
     (tmp_path / NAME).write_bytes(struct.pack("!II", len(entry), zlib.crc32(entry)) + entry)
     journals = Journals(tmp_path)
-    with pytest.raises(OSError, match="is another version's"):
+    with pytest.raises(OSError, match="was written by another version"):
         journals.parts(NAME)
     journals.close()
 
@@ -423,7 +423,7 @@ async def test_a_journal_that_cannot_be_read_costs_only_its_readers_the_stream(
         await streams.find(NAME, Head("GET", "/", "/", []), ASKED.tenant, never_done)
     request = MeteredRequest("a.1", "q", "", "", "ember", 1.0, f"{NAME}.1")
     record = UsageRecord(request, "ams1", 1.0, "recovered", ResourceUse(7, 3, 9, 0))
-    assert streams.corrected_usage(record) is record, "rather billed twice than not at all"
+    assert streams.corrected_usage(record) is record, "billed twice rather than not at all"
     journal.release()
     await streams.close()
 
@@ -533,7 +533,7 @@ async def test_a_killed_router_is_billed_for_delivered_tokens_and_no_more(tmp_pa
 
     assert streams.corrected_usage(left_by(f"{NAME}.1")).use == ResourceUse(7, 3, 2, 0)
     assert streams.corrected_usage(left_by(f"{NAME}.2")).use == ResourceUse(0, 0, 1, 0)
-    for part in ("", f"{'0' * 32}.1"):  # of another request, and of a stream that ended long ago
+    for part in ("", f"{'0' * 32}.1"):  # no durable stream, and an expired one
         assert streams.corrected_usage(left_by(part)).use == ResourceUse(7, 3, 9, 0)
     await streams.close()
 
@@ -563,7 +563,7 @@ async def test_kill_9_of_a_router_costs_its_durable_streams_nothing(tmp_path: Pa
                 elsewhere = Router(other, None, http, None, None)  # type: ignore[arg-type]
                 one.send_signal(signal.SIGSTOP)
                 reading = asyncio.create_task(read_again(elsewhere, name, ids[-1]))
-                await asyncio.sleep(0.3)  # three looks at the journal of a router that may still continue
+                await asyncio.sleep(0.3)  # time to read the journal three times, while its router may still continue
                 assert (len(fakes[0].seen), reading.done()) == (1, False)
                 one.kill()
                 await one.wait()

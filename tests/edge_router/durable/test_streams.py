@@ -1,4 +1,4 @@
-"""Durable streams: read again from any event, only by their tenant, also when the client left or never waited, and after a site's death."""
+"""Durable streams: read again from any event, by their tenant only, also after a client or a site is lost."""
 
 import asyncio
 import hashlib
@@ -375,7 +375,7 @@ async def test_no_more_streams_are_forgotten_than_have_to_be() -> None:
         clock.advance(1)
     assert [each.events.ended_at is not None for each in made] == [False, True, True, True]
     kept.forget()
-    assert list(kept._all.values()) == [made[0], *made[2:]], "the oldest that has ended, and no other"
+    assert list(kept._all.values()) == [made[0], *made[2:]], "only the oldest stream that has ended"
     clock.now = (made[2].events.ended_at or 0) + 60
     kept.forget()
     assert list(kept._all.values()) == [made[0], *made[2:]]
@@ -460,7 +460,7 @@ async def test_reading_a_stream_counts_as_a_request_of_its_tenant() -> None:
 
 async def test_a_journal_has_each_token_once_with_the_events_that_brought_it() -> None:
     class Kept:
-        """A journal that is this router's."""
+        """A journal that this router writes."""
 
         is_ours, has_failed, num_parts = True, False, 3
 

@@ -1,4 +1,4 @@
-"""A client through ASGI: how much of a body is read and for how long, when its disconnect counts, and the form of refusals."""
+"""A client over ASGI: limits of a body's size and time, the effect of a disconnect, and the form of errors."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ def part(body: bytes, *, more: bool = True) -> dict[str, Any]:
 
 
 class Client:
-    """A client that sends the given messages, and then is silent."""
+    """A client that sends the given messages and is then silent."""
 
     def __init__(self, *messages: dict[str, Any], **headers: str) -> None:
         self.messages = list(messages)
@@ -57,7 +57,7 @@ Look = Callable[[Downstream, float], None]
 
 
 async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look) -> Any:
-    """Do a client's work in a separate task, which is looked at meanwhile, each time with the moment at which it started."""
+    """Run a client's work in a task, and meanwhile call `looks` with the time at which the work started."""
 
     async def run() -> Any:
         client.downstream._task = asyncio.current_task()
@@ -73,7 +73,7 @@ async def looked_at(client: Client, work: Coroutine[Any, Any, Any], *looks: Look
 
 
 def at(seconds: float, awake_since: float | None = None) -> Look:
-    """Return a look. `awake_since`: also in seconds after the start."""
+    """Return a look after some seconds. `awake_since` is in seconds after the start, too."""
     return lambda client, began: client.look(began + seconds, NEVER if awake_since is None else began + awake_since)
 
 
@@ -86,7 +86,7 @@ async def test_a_body_may_be_as_large_as_the_limit() -> None:
 @pytest.mark.parametrize(
     ("headers", "num_read"),
     [
-        ({}, 2 + DISCARD_TIMES),  # the bytes beyond the limit, and a bounded rest
+        ({}, 2 + DISCARD_TIMES),  # the bytes above the limit, and a limited rest
         ({"content-length": "5"}, DISCARD_TIMES),
         ({"content-length": str(4 * DISCARD_TIMES)}, DISCARD_TIMES),
         ({"content-length": str(4 * DISCARD_TIMES + 1)}, 0),
@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_in_its_body_has_left() -> None:
         (
             (at(3.0, 2.0), at(4.5, 2.0)),
             "paused for more than 2 s",
-        ),  # bytes sent while this process was frozen are unknown
+        ),  # while this process was stopped, bytes may have arrived
         ((at(3.0, 2.0), at(5.1, 5.0)), "took more than 5 s"),
     ],
 )
@@ -194,7 +194,7 @@ async def test_a_client_that_leaves_is_noticed_at_once_and_not_at_the_next_look(
     with pytest.raises(DownstreamGone):
         await leave(Client())
     client = Client()
-    assert await leave(client, has_all=True) == "done", "after the answer a server sends the same message"
+    assert await leave(client, has_all=True) == "done", "a server reports a disconnect after the answer, too"
 
 
 async def test_one_listens_to_a_client_however_often_it_is_looked_at() -> None:
@@ -236,7 +236,7 @@ async def test_a_cancellation_from_elsewhere_wins_over_a_cut_in_the_same_step() 
             client.downstream.cut(ApiError("aborted", "cut"))
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert seen == [1], "the one that was not ours"
+        assert seen == [1], "the cancellation by another task"
 
 
 async def test_work_that_was_cut_again_and_again_leaves_its_task_uncancelled() -> None:

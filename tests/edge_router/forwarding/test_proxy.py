@@ -121,7 +121,7 @@ async def test_a_stream_that_dribbles_byte_by_byte_arrives_whole() -> None:
 async def test_a_client_that_pauses_gets_every_event_once_and_in_order() -> None:
     events = [
         b'data: {"i": %d, "text": "%s"}\n\n' % (i, b"x" * 300_000) for i in range(60)
-    ]  # more than all buffers hold
+    ]  # more than all buffers can hold
     async with sites("ams1") as fakes, router(fakes) as running:
         fakes[0].behave = raw_stream(*events, *(event(i) for i in range(20)), DONE)
         async with running.chat() as response:
@@ -163,7 +163,7 @@ async def test_many_streams_at_once_each_get_their_own_bytes() -> None:
 
 
 async def late_end(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """Send the last chunk of the body in a packet after that of the last event."""
+    """Send the end of the HTTP body in a packet after the last event."""
     response = await begin(request)
     await response.write(DONE)
     await asyncio.sleep(0.03)

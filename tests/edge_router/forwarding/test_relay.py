@@ -1,4 +1,4 @@
-"""The bytes for a client of a stream that is lost at any byte, and of a site that sends invalid events."""
+"""The bytes that reach a client if its stream is lost at any byte, or if a site sends invalid events."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ from pilotlight.wire.sse import DONE, HEARTBEAT, Event, EventDecoder, encode_eve
 
 @dataclass(frozen=True)
 class Piece:
-    """One write of a site: some tokens of one choice, as some events."""
+    """The part of a stream that a site writes at once: tokens of one choice, in some events."""
 
     choice: int
     num_tokens: int
@@ -47,7 +47,7 @@ PIECES = st.lists(st.builds(Piece, st.integers(0, 2), st.integers(1, 3), st.inte
 def tell(pieces: list[Piece], delivered: tuple[Delivered, ...] = ()) -> bytes:
     """Return a site's stream.
 
-    Each event contains how many tokens of its choice came before the piece, so that repetitions and gaps show.
+    Each event contains the number of its choice's tokens before the piece, so that repeated and missing events are found.
     """
     skipped = {choice: len(has.token_ids) for choice, has in enumerate(delivered)}
     position = dict.fromkeys(range(3), 0)
@@ -69,7 +69,7 @@ def said(events: list[Event]) -> list[bytes]:
 
 
 def relayed(log: DeliveryLog, stream: bytes, chunk: int | None = None) -> tuple[bytes, list[RelayEvent]]:
-    """Return the bytes for the client of a site's stream, fed in pieces of `chunk` bytes, and all other events."""
+    """Feed a site's stream in pieces of `chunk` bytes; return the bytes for the client, and all other events."""
     relay, client, others = StreamRelay(log, is_resumable=True), b"", list[RelayEvent]()
     step = chunk or max(1, len(stream))
     for start in range(0, len(stream), step):
@@ -169,7 +169,7 @@ def test_a_site_that_never_sends_a_resume_point_is_not_held_without_end() -> Non
     client, others = relayed(log, event * (MAX_HELD_BYTES >> 20), len(event))
     assert client == b""
     assert [type(each) for each in others] == [StreamBroken]
-    assert relayed(log, b":pl [0,[1]]\ndata: a\n\n") == (b"data: a\n\n", []), "the next site begins with nothing held"
+    assert relayed(log, b":pl [0,[1]]\ndata: a\n\n") == (b"data: a\n\n", []), "the next site begins without held events"
 
 
 def test_a_site_that_drains_says_so_with_all_that_follows_but_for_its_end() -> None:

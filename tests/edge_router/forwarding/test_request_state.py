@@ -1,4 +1,4 @@
-"""The history of one request: how often it may be tried, cut and moved, and what its next site receives and must keep to."""
+"""The state of a request: how often it is tried, cut and moved, and the limits of its next attempt."""
 
 import pytest
 from msgspec.structs import replace
@@ -44,7 +44,7 @@ def test_losses_and_hand_overs_of_a_stream_are_counted_apart() -> None:
     cut(recovery, "draining", MAX_HANDOVERS)
     assert recovery.may_be_cut_again
     cut(recovery, "draining", 1)
-    assert not recovery.may_be_cut_again, "a stream that every deploy moves is given up some time"
+    assert not recovery.may_be_cut_again, "a stream is not moved without limit"
     recovery = StreamRecovery(RELAY)
     cut(recovery, "closed", 3)
     assert not recovery.may_be_cut_again
@@ -82,7 +82,7 @@ def test_a_site_that_declined_and_then_failed_is_not_asked_again() -> None:
     assert (tries.excluded, tries.failures, tries.is_paid) == ({"a"}, {}, True)
     assert tries.readmit_declined()
     assert not tries.excluded
-    tries.failed("a", failed("declined"))  # though it was not allowed to decline
+    tries.failed("a", failed("declined"))  # although it must not decline
     assert list(tries.failures) == ["a"]
     assert not tries.readmit_declined()
     assert tries.excluded == {"a"}
@@ -102,7 +102,7 @@ def test_a_site_that_may_decline_gets_the_longest_queue() -> None:
     assert one.ask(100.0).max_queue_ms == 100.0
     for number in range(MAX_DECLINES):
         one.tries.failed(f"{number}", failed("declined"))
-    assert one.ask(100.0).max_queue_ms is None, "now the best has to take it"
+    assert one.ask(100.0).max_queue_ms is None, "now the best site must accept it"
     other = proxied()
     other.cut("ams1", StreamLost("closed", "it was"), 0.0)
     assert other.ask(100.0).max_queue_ms is None, "and whatever is continued"
@@ -119,9 +119,7 @@ def test_a_new_request_has_tries_and_a_stream_has_time() -> None:
     assert not one.is_out_of_tries(129.9)
     assert one.is_out_of_tries(130.0)
     limits = one.attempt_limits(7.0, 110.0)
-    assert (limits[0], limits.is_continuation) == (10.0, True), (
-        "half of the remaining time: another site must have some, too"
-    )
+    assert (limits[0], limits.is_continuation) == (10.0, True), "half of the remaining time is left for another site"
     assert one.attempt_limits(7.0, 999.0)[0] == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Responses that count as a site's failure, and the facts read from them."""
+"""Responses that count as a site's failure, and the values that are read from them."""
 
 from typing import cast
 
@@ -58,7 +58,7 @@ def test_a_site_that_declines_says_how_long_its_queue_is(queue: str, tokens: int
     assert (failed.kind, failed.queued_tokens) == (("full", 0) if tokens is None else ("declined", tokens))
     unasked = failure(503, **{QUEUE: queue})
     assert unasked is not None
-    assert unasked.kind == "full", "a gateway has no queue of ours"
+    assert unasked.kind == "full", "a gateway does not send a queue length"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The stages of a request: those that the configuration asks for, and no others."""
+"""The stages of a request: only those that the configuration needs."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One timer for all waits: which are looked at, how often, and the effect of a pause of this process."""
+"""One timer for all waits: how often it checks which requests, and the effect of a pause of this process."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ NEVER = float("-inf")
 class Waiting:
     def __init__(self) -> None:
         self.looks: list[tuple[float, float]] = []
-        self.leaving: set[Waiting] | None = None  # the watched requests, which all end when this one is looked at
+        self.leaving: set[Waiting] | None = None  # requests that end when this one is checked
 
     def look(self, now: float, awake_since: float) -> None:
         self.looks.append((now, awake_since))
@@ -109,7 +109,7 @@ async def test_a_standstill_of_this_process_is_reported_and_ordinary_delays_are_
         before = time.monotonic()
         time.sleep(0.08)  # noqa: ASYNC251
         stood_until = time.monotonic()
-        while waiting.looks[-1][1] < stood_until:  # a busy machine may have paused before, too
+        while waiting.looks[-1][1] < stood_until:  # a busy machine may have paused earlier, too
             await asyncio.sleep(0.001)
     now, awake_since = waiting.looks[-1]
     assert before < stood_until <= awake_since <= now

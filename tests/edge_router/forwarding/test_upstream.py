@@ -1,4 +1,4 @@
-"""One attempt at one site over a connection whose bytes come from the test: answers, failures, and the state kept of either."""
+"""One attempt at a site, over a connection whose bytes come from the test: responses, failures, and the state afterwards."""
 
 import asyncio
 from types import SimpleNamespace
@@ -39,7 +39,7 @@ def whole(body: bytes, status: bytes = b"200 OK", *headers: bytes) -> bytes:
 
 
 class Transport:
-    """A connection's transport."""
+    """A fake transport of a connection."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -60,7 +60,7 @@ class Transport:
 
 
 class Pool:
-    """Connections that lead nowhere. The first `num_kept` that are requested were used before."""
+    """Connections without a peer. The first `num_kept` of them were used before."""
 
     def __init__(self, num_kept: int = 0) -> None:
         self.num_kept = num_kept
@@ -129,7 +129,7 @@ class Attempt:
         return self.pool.made[-1]
 
     async def hears(self, *pieces: bytes | None) -> None:
-        """Feed pieces of an answer; None closes the connection from the site's side."""
+        """Feed pieces of a response; None closes the connection."""
         for piece in pieces:
             await self.settle()
             if piece is None:
@@ -146,14 +146,14 @@ class Attempt:
         await self.hears(*pieces)
         async with asyncio.timeout(60):
             response = await self.task
-        assert not self.upstream.silence.watched - {response}, "an attempt that is over is waited for no more"
+        assert not self.upstream.silence.watched - {response}, "an ended attempt is not watched"
         return response
 
     async def failure(self, *pieces: bytes | None) -> SiteFailed:
         with pytest.raises(SiteFailed) as failed:
             await self.response(*pieces)
         assert not self.upstream.silence.watched
-        assert self.pool.back == self.pool.made, "no connection is kept from the pool"
+        assert self.pool.back == self.pool.made, "all connections are put back"
         return failed.value
 
 
@@ -240,7 +240,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_says_nothing_of_its_s
     assert (await attempt.response(whole(b"{}"))).body == b"{}"
     assert attempt.pool.back == attempt.pool.made[:1]
     assert (await Attempt(num_kept=1).failure(b"HTTP/1.1 2", None)).kind == "lost"
-    assert (await Attempt(asked("/fn/f"), num_kept=1).failure(None)).kind == "lost", "it may have been started"
+    assert (await Attempt(asked("/fn/f"), num_kept=1).failure(None)).kind == "lost", "the function may have started"
     repeated = Attempt(asked("/fn/f", "GET"), num_kept=1)
     await repeated.hears(None)
     assert (await repeated.response(whole(b"x"))).body == b"x"
@@ -300,7 +300,7 @@ async def test_a_time_limit_ends_the_wait_for_a_connection() -> None:
     attempt.attempt.look(now + 59.0, NEVER)
     await attempt.settle()
     assert not attempt.task.done()
-    for late_s in (60.5, 61.0):  # the second look finds it ended
+    for late_s in (60.5, 61.0):  # at the second look it has ended already
         attempt.attempt.look(now + late_s, NEVER)
     failed = await attempt.failure()
     assert (failed.kind, "it sent nothing for" in failed.detail) == ("silent", True)
@@ -339,7 +339,7 @@ def streaming(attempt: Attempt) -> tuple[bytes, ...]:
     [
         (30.5, 30.5, {}, "silent"),
         (29.5, 29.5, {}, None),
-        (30.5, 0.1, {}, "silent"),  # a limit applies also after a pause of this process
+        (30.5, 0.1, {}, "silent"),  # a time limit also applies after a pause of this process
         (LOOK_AGAIN_S + 0.1, 0.1, {"is_dead": True}, "frozen"),
         (LOOK_AGAIN_S - 0.1, 0.1, {"is_dead": True}, None),
         (3.0, 2.0, {"is_slow": True}, "stalled"),
@@ -353,7 +353,7 @@ async def test_a_stream_is_given_up_when_it_is_silent_for_too_long(
     attempt.pace.__dict__.update(pace)
     with response:
         await anext(response)
-        response.look(asyncio.get_running_loop().time() + 999, NEVER)  # no task waits for it now
+        response.look(asyncio.get_running_loop().time() + 999, NEVER)  # no task waits for it at this time
         waiting = asyncio.ensure_future(anext(response))
         await attempt.settle()
         began = asyncio.get_running_loop().time()

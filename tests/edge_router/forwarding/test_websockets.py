@@ -1,4 +1,4 @@
-"""WebSockets through a real router: both directions, refusals, lost and full sites, signed hops, silence, stalls, the router's end."""
+"""WebSockets through a real router: messages, refusals, lost and full sites, signatures, silent and slow peers, and the router's end."""
 
 import asyncio
 from typing import Any, cast
@@ -150,7 +150,7 @@ async def test_a_client_that_leaves_during_the_handshake_ends_it() -> None:
         async with wire(running.url) as client:
             await client.say(ASK)
             await running.until(lambda: bool(fakes[0].seen))
-        async with asyncio.timeout(60):  # not only when the site is given up
+        async with asyncio.timeout(60):  # soon, and not only when the site is lost
             await running.until(lambda: not running.server.connections)
             await running.until(lambda: running.proxy.selector.backends["ams1"].outstanding == 0)
         fakes[0].go_on.set()
@@ -252,7 +252,7 @@ async def test_a_client_that_sends_on_has_time_to_hear_why_the_router_ends(monke
 
 
 class Site:
-    """A site's WebSocket that sends `says`, then waits; with `full` it accepts nothing."""
+    """A site's WebSocket that sends `says` and then waits. With `full` it accepts no bytes."""
 
     def __init__(self, *says: Any, full: bool = False) -> None:
         self.says = list(says)
@@ -277,7 +277,7 @@ class Site:
 
 
 async def ended(site: Site, *said: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Return why a tunnel between a site and a client that sends these messages has ended, and the messages to the client."""
+    """Run a tunnel between a site and a client that sends `said`. Return the reason of its end, and the client's messages."""
     messages, told = list(said), list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Objectives of requests and their outcomes: which requests count, for which account, over which time, also across a router's restart."""
+"""Objectives: which requests count, for which account and which period, also after a router's restart."""
 
 import asyncio
 import sqlite3
@@ -69,7 +69,7 @@ async def objectives(clock: Clock, path: Path | None = None) -> AsyncIterator[Ob
 
 
 @pytest.mark.parametrize(
-    ("make", "judged"),  # requests, failed, streams, late
+    ("make", "judged"),  # numbers of requests, failed ones, streams, late streams
     [
         (lambda: (proxied(), None, 1.0), (1, 0, 1, 0)),
         (lambda: (proxied(first_s=0.2), None, 1.0), (1, 0, 1, 1)),
@@ -96,7 +96,7 @@ async def test_a_request_is_judged_by_what_its_client_had(
     async with objectives(Clock()) as counts:
         ended, error, took_s = make()
         counts.count(ended, "ember", error, took_s)
-        counts.count(ended, "another", error, took_s)  # no objective applies to it
+        counts.count(ended, "another", error, took_s)  # a model without an objective
         states = await counts.states()
         answered, first = at(states, "answered"), at(states, "first_token")
         assert (answered.requests, answered.bad, first.requests, first.bad) == judged

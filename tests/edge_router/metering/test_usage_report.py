@@ -1,4 +1,4 @@
-"""A router's ledger: each token once, whatever happens to sites and clients; and access to it."""
+"""A router's usage reports: each token counts once, whatever fails, and each account sees its own usage."""
 
 import asyncio
 import csv
@@ -125,7 +125,8 @@ async def test_what_a_site_asks_for_a_function_is_its_accounts_without_a_key(
         for headers, status, why in (
             (signed("guessed"), 401, "this needs a key"),
             ({ACCOUNT: "acme"}, 401, "this needs a key"),
-            (signed(**{HOPS: "1", ACCOUNT: ""}), 401, "this needs a key"),  # a router's client has a key, or an account
+            # a client of a router needs a key or an account
+            (signed(**{HOPS: "1", ACCOUNT: ""}), 401, "this needs a key"),
             (signed("guessed", **{HOPS: "1"}), 401, "this needs a key"),
             (signed(authorization="Bearer guessed"), 401, "this key is unknown"),
         ):
@@ -155,12 +156,12 @@ async def test_retries_of_refused_requests_are_one_request(tmp_path: Path, monke
         fakes[1].behave = answer(200, {"choices": []}, **told)
         async with running.chat(headers=ACME, stream=False) as response:
             assert response.status == 200
-            assert not {USAGE, WORK} & {*response.headers}, "they are not the client's"
+            assert not {USAGE, WORK} & {*response.headers}, "clients do not get these headers"
         assert await usage(running) == [used(20, reasoning_tokens=4)]
         fakes[1].behave = answer(400, {"error": {"message": "no"}})
         async with running.chat(headers=ACME, stream=False) as response:
             assert response.status == 400
-        assert (await usage(running))[0]["requests"] == 1, "a refusal is no usage"
+        assert (await usage(running))[0]["requests"] == 1, "a refused request is not recorded"
 
 
 async def test_a_client_that_leaves_has_what_it_was_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +189,7 @@ async def test_a_durable_stream_is_paid_for_once_however_often_it_is_read(
             headers = {"authorization": f"Bearer {holder}"}
             async with running.http.get(f"{running.url}/streams/{name}", headers=headers) as again:
                 assert again.status == status
-                assert (await again.read() == body) == (status == 200), "a stream is its account's, by any of its keys"
+                assert (await again.read() == body) == (status == 200), "all keys of an account can read its stream"
         assert await usage(running) == [used(8, reasoning_tokens=1)]
 
 

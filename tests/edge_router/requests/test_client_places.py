@@ -1,4 +1,4 @@
-"""Clients' places: trusted sources, answers of a database, and databases that are damaged or replaced."""
+"""Clients' locations: trusted headers, results of a database, and databases that are damaged or replaced."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ WASHINGTON = {"location": {"latitude": 38.94, "longitude": -77.46}}
 
 
 def write(file: Path, records: dict[str, object], kind: str = "GeoLite2-City") -> Path:
-    """Write a database as geoipupdate does: beside the old one, then renamed."""
+    """Replace a database as geoipupdate does: write a new file, then rename it."""
     writer = MMDBWriter(6, kind, languages=["en"], description={"en": "made by a test"}, ipv4_compatible=True)
     for prefix, record in records.items():
         writer.insert_network(IPSet([prefix]), record)
@@ -148,7 +148,7 @@ async def test_a_request_goes_to_the_site_nearest_to_where_its_address_stands(tm
     file = write(tmp_path / "city.mmdb", {"127.0.0.0/8": WASHINGTON, "192.0.2.0/24": AMSTERDAM})
     tables = {"clients": {"front_ends": [], "geo_database": str(file)}}
     async with sites("ams1", "iad1") as fakes, router(fakes, tables=tables) as running:
-        headers = {"x-client-geo": "52.3,4.8"}  # no front end of ours: not trusted
+        headers = {"x-client-geo": "52.3,4.8"}  # the header is not trusted, because there is no front end
         async with running.http.post(
             running.url + "/v1/chat/completions", json={"model": "ember", "messages": []}, headers=headers
         ) as answer:

@@ -1,4 +1,4 @@
-"""Host names of functions: the function of a request, and the request's form for router and site."""
+"""Host names of functions: the function for a request, and the request as router and site see it."""
 
 from typing import Any
 

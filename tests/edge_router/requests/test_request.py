@@ -1,4 +1,4 @@
-"""Parsing requests at the router: the fields it reads, its refusals, and the fields it adds."""
+"""Parsing of requests at the router: fields that it reads, requests that it refuses, and headers that it adds."""
 
 import hashlib
 import time
@@ -108,7 +108,7 @@ TEXT = "word " * 200
     ],
 )
 def test_whatever_a_request_asks_its_prompt_has_tokens(path: str, fields: dict[str, object]) -> None:
-    """The tokens count against an account's limit per minute."""
+    """Its tokens count against an account's limit per minute."""
     assert look(orjson.dumps({"model": "m", **fields}), head(path)).conversation.tokens == pytest.approx(250, rel=0.2)
 
 
@@ -129,7 +129,7 @@ def test_a_run_in_the_form_of_responses_is_a_conversation_and_texts_to_embed_are
     [
         ({}, 0),
         ({"max_tokens": 5, "n": 2}, 10),
-        ({"max_tokens": 5.0, "n": 2.0}, 10),  # some languages have only one type of number
+        ({"max_tokens": 5.0, "n": 2.0}, 10),  # some languages have only floats
         ({"max_tokens": 5, "max_completion_tokens": 7}, 7),
         ({"max_output_tokens": 5, "max_tokens": None}, 5),
         ({"max_tokens": True, "n": -1}, 0),
@@ -270,7 +270,7 @@ STREAM = b'"stream":true'
         ),
         ("", b'{"stream_options":{"durable":false}}', (False, False, b"{}")),
         ("respond-async", b"{%s}" % STREAM, (True, True, None)),
-        ("respond-async", b"{}", (False, False, None)),  # an answer in one piece is waited for
+        ("respond-async", b"{}", (False, False, None)),  # the client waits for an answer in one piece
         ("respond-async", b"no json", (False, False, None)),
         ("respond-async", b"[]", (False, False, None)),
         ("respond-async", b'{%s,"stream_options":{"durable":false}}' % STREAM, (True, True, b"{%s}" % STREAM)),

@@ -1,4 +1,4 @@
-"""Conversations return to their home: by name, by fingerprint, after a branch; and never across tenants (I4)."""
+"""Conversations return to their site, found by name or by fingerprint, also after a branch, but never across tenants (I4)."""
 
 from collections import OrderedDict
 
@@ -163,7 +163,8 @@ def test_a_conversation_that_moved_is_found_at_its_new_home() -> None:
 
 
 class PlainTable:
-    """A table's expected content, as lists: the sites of each digest, the newest first, each with its time, and the newest count."""
+    """The expected content of a table, as lists.
+    For each digest it has its sites, the newest first, each with its time, and the newest number of tokens."""
 
     def __init__(self, ttl_s: float) -> None:
         self.told: OrderedDict[bytes, tuple[dict[str, float], int]] = OrderedDict()

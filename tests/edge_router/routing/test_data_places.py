@@ -1,4 +1,4 @@
-"""Places where data may go: no other site is tried, not even for a failover, and a refusal names the reason."""
+"""Data rules: no other site is tried, not even for failover, and a refusal names the reason."""
 
 import hashlib
 from typing import Any

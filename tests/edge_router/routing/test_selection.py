@@ -1,4 +1,4 @@
-"""Choosing sites without real ones: the effect of failures and answers, when to leave a stream's site, and the final error for a client."""
+"""The choice of sites, with fake sites: effects of failures and answers, when to leave a site, and the client's error."""
 
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ INFINITE = float("inf")
 
 
 class Site:
-    """A site as the selector sees it, which records its calls."""
+    """A fake site for the selector, which records calls."""
 
     def __init__(self, name: str, **fields: Any) -> None:
         self.name = name
@@ -58,7 +58,7 @@ class Site:
         self.told.append(("first token", expected_ms, actual_ms))
 
     def refused(self) -> None:
-        """Record a refusal, as a ticket does."""
+        """Record a refusal; this object is also its own ticket."""
         self.told.append(("ticket",))
 
     sent_at = 7.0
@@ -156,7 +156,7 @@ def test_a_draining_sites_stream_is_asked_for_now_and_then_whether_it_is_wanted_
     choosing, proxied = selector(draining, other, clock=clock), RequestState(asked(), RELAY, 0.0)
     assert not choosing.is_wanted_elsewhere(proxied, cast(Any, draining)), "the other site has another model"
     other.seen = view("iad1")
-    assert not choosing.is_wanted_elsewhere(proxied, cast(Any, draining)), "it was looked for a moment ago"
+    assert not choosing.is_wanted_elsewhere(proxied, cast(Any, draining)), "the last check was a moment ago"
     clock.advance(TRY_AGAIN_S)
     assert choosing.is_wanted_elsewhere(proxied, cast(Any, draining))
     assert draining.told == [("draining",)] * 3
@@ -211,7 +211,7 @@ def pace(
     retries: int = 9,
     relay: RelayConfig = RELAY,
 ) -> AttemptPace:
-    """Return the pace of a request at ams1, with alternatives to that site."""
+    """Return the pace of a request at ams1, when `others` are the other sites."""
     own_site = Site("ams1", **(own or {}))
 
     class Budget:
@@ -251,7 +251,7 @@ def test_a_stream_leaves_a_site_that_is_slower_than_its_own_pace_where_another_o
     unmoved = RequestState(asked(), replace(RELAY, max_losses=0), 0.0)
     assert not pace(unmoved, Site("iad1")).is_stalled(9.0)
     monkeypatch.setattr("pilotlight.edge_router.forwarding.relay.MAX_DELIVERED_BYTES", 4)
-    assert not pace(streaming(num_tokens=99), Site("iad1")).is_stalled(9.0), "it is too long to be moved"
+    assert not pace(streaming(num_tokens=99), Site("iad1")).is_stalled(9.0), "the answer is too long to be moved"
 
 
 def test_a_request_leaves_a_site_before_its_first_token_while_it_has_tries_and_one_is_paid_for() -> None:
@@ -266,10 +266,12 @@ def test_a_request_leaves_a_site_before_its_first_token_while_it_has_tries_and_o
     for max_tries, may_leave in ((2, False), (3, True)):
         tried.tries.is_paid = False
         assert pace(tried, Site("sin1"), relay=replace(RELAY, max_tries=max_tries)).may_leave() == may_leave
-    assert not pace(RequestState(asked("/fn/hello"), RELAY, 0.0), Site("iad1")).may_leave(), "a function may be at work"
+    assert not pace(RequestState(asked("/fn/hello"), RELAY, 0.0), Site("iad1")).may_leave(), (
+        "the function may be running"
+    )
     cut = streaming()
     cut.cut("iad1", StreamLost("closed", "why"), 0.0)
-    assert pace(cut, retries=0).may_leave(), "a stream that has started is tried to its end"
+    assert pace(cut, retries=0).may_leave(), "a started stream needs no budget"
 
 
 def test_only_a_stream_of_a_model_that_is_awake_and_measured_is_held_to_a_first_token() -> None:
@@ -307,7 +309,7 @@ async def test_each_further_try_of_a_new_request_is_paid_for_once_and_the_last_i
     assert (await next_name(choosing, proxied), choosing.retries.left) == ("sin1", before - 1)
     assert not proxied.tries.is_paid
     failed(proxied, "sin1")
-    assert await next_name(choosing, proxied) is None, "it has had its three tries"
+    assert await next_name(choosing, proxied) is None, "it has used its three tries"
     poor = RequestState(asked(), RELAY, 0.0)
     failed(poor, "ams1")
     while choosing.retries.withdraw():
@@ -343,7 +345,7 @@ async def test_those_that_declined_are_asked_again_before_those_that_missed_thei
     failed(proxied, "ams1", "sin1", kind="declined")
     assert await next_name(choosing, proxied) == "ams1"
     failed(proxied, "ams1", "sin1")
-    assert await next_name(choosing, proxied) is None, "the policy ranks none that is unhealthy"
+    assert await next_name(choosing, proxied) is None, "the policy ranks no unhealthy site"
 
 
 async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_time_is_over(
@@ -357,7 +359,9 @@ async def test_a_stream_that_was_cut_is_asked_of_all_again_and_again_until_its_t
     proxied.cut("ams1", StreamLost("closed", "why"), clock.now)
     assert await next_name(choosing, proxied) == "iad1"
     failed(proxied, "iad1")
-    assert await next_name(choosing, proxied) == "ams1", "nothing is paid for, and the one that lost it comes last"
+    assert await next_name(choosing, proxied) == "ams1", (
+        "no budget is needed, and the site that lost the stream comes last"
+    )
     failed(proxied, "ams1", kind="refused")
     assert await next_name(choosing, proxied) == "iad1"
     failed(proxied, "iad1")

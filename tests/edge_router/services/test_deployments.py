@@ -57,7 +57,7 @@ def shares(deployment: Deployment) -> list[tuple[int, float]]:
 
 def test_shares_follow_rollouts_and_rollbacks() -> None:
     first = with_version(Deployment("f", 0), version(1), 10)
-    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # there is no other version to have the rest
+    assert (first.revision, shares(first)) == (1, [(1, 100.0)])  # no other version can have the rest
     second = with_version(first, version(2), 10)
     assert shares(second) == [(2, 10), (1, 90)]
     more = with_version(second, version(2), 60)
@@ -95,7 +95,7 @@ def test_a_client_keeps_its_version_and_a_share_is_kept() -> None:
         deployment = Deployment("f", 1, (version(1), version(2)), (Share(2, percent), Share(1, 100 - percent)))
         new = {key for key in keys if (chosen := deployment.chosen(key)) is not None and chosen.number == 2}
         assert abs(len(new) / 40 - percent) < 2.5
-        assert before <= new  # no client goes back while the share grows
+        assert before <= new  # a client never goes back to an old version while the share of the new one grows
         before = new
 
 
@@ -106,13 +106,13 @@ def test_an_early_client_of_one_function_is_not_early_for_all() -> None:
 
 
 class FakeSite:
-    """A site that answers as scripted about versions it should try."""
+    """A fake site that gives scripted answers about the versions that it should try."""
 
     def __init__(self) -> None:
         self.tried: list[dict[str, Any]] = []
         self.heads: list[Mapping[str, str]] = []
         self.answer: dict[str, Any] = {"healthy": True}
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # deployments that it serves
+        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()  # deployments that it was asked to serve
         self.serves = asyncio.Event()
         self.serves.set()
         self.serving: dict[str, Any] = {"healthy": True}
@@ -176,7 +176,7 @@ def router_app(
 ) -> Starlette:
     """Return a router.
 
-    `allowed`: places for accounts' data; `tables`: further tables of the router's file.
+    `allowed` are the sites for accounts' data; `tables` are additional tables of the router's file.
     """
     guard = DeployGuard(token, "secret", Access(keys, is_required=False), clocks or SiteClocks(["ams1", "iad1"]))
     sites: dict[str, Any] = {site.name: site for site in (fake, *further)}
@@ -255,7 +255,7 @@ async def test_a_deploy_and_a_rollback_are_answered_when_the_sites_serve_them(
     for revision, change in enumerate((deployed(app, data, 0), rolled_back_by(app, 1)), 1):
         answering = asyncio.ensure_future(change)
         assert await fake.told.get() == {"name": "f", "revision": revision}
-        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # the site's next poll finds it
+        known = decode_deployments((await call(app, PATH, **TOKEN)).body)  # what the site reads next
         assert known["f"].revision == revision
         assert not answering.done()
         fake.serves.set()
@@ -275,7 +275,7 @@ async def test_sites_that_do_not_confirm_are_named_and_cost_no_deploy(
     fake.serves.clear()
     answer = await rolled_back_by(app, 1)
     assert (answer.status, answer.json["unconfirmed"]) == (200, {"ams1": "no answer within 0.05 s"})
-    fake.state = "unhealthy"  # it will poll when it is back
+    fake.state = "unhealthy"  # it reads the deployments when it returns
     assert (await rolled_back_by(app, 2)).json["unconfirmed"] == {}
 
 
@@ -311,7 +311,8 @@ async def test_a_rollback_never_leads_to_a_version_that_was_rolled_back(app: Sta
     assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]
     await put(app, data := bundle(tmp_path, "3"))
     assert (await deployed(app, data, 3)).status == 201
-    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]  # version 3 replaced it, not 2
+    # the version that version 3 replaced is 1, not 2
+    assert await rolled_back_to() == [{"number": 1, "percent": 100.0}]
     assert "has no version before this one" in await rolled_back_to()
 
 
@@ -331,7 +332,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
     fake: FakeSite, tmp_path: Path
 ) -> None:
     async with site_of("iad1") as second, site_of("sin1") as plain:
-        plain.status.functions = FunctionsStatus(2)  # it asks no router
+        plain.status.functions = FunctionsStatus(2)  # it reads no router's deployments
         app = router_app(fake, tmp_path, further=(second, plain))
         await put(app, data := bundle(tmp_path))
 
@@ -340,7 +341,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
             return found
 
         async def deploy(name: str, **further: Any) -> tuple[str, list[str]]:
-            """Return the home, or what is wrong, and where the version was tried."""
+            """Return the home or the error, and the sites that tried the version."""
             for site in (fake, second, plain):
                 site.tried.clear()
             answer = await deployed(app, data, await revision(name), name=name, **further)
@@ -356,20 +357,20 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("notes", keeps_data=True, home="iad1") == ("iad1", ["iad1"])
         assert await homes() == {"front": "iad1", "outer": "iad1", "notes": "iad1"}
         told = [[site.told.get_nowait()["name"] for _ in range(3)] for site in (fake, second)]
-        assert told == 2 * [["front", "outer", "notes"]], "a site that does not serve it redirects callers"
+        assert told == 2 * [["front", "outer", "notes"]], "sites that do not serve a function redirect its callers"
         assert (fake.published.functions, second.published.functions) == (
             {"front", "outer"},
             {"front", "outer", "notes"},
         )
-        assert await deploy("more", keeps_data=True) == ("iad1", ["iad1"]), "where most data lies"
-        assert await deploy("notes", keeps_data=True) == ("iad1", ["iad1"]), "it stays"
+        assert await deploy("more", keeps_data=True) == ("iad1", ["iad1"]), "the site with most data"
+        assert await deploy("notes", keeps_data=True) == ("iad1", ["iad1"]), "the home does not change"
         assert await deploy("notes") == ("iad1", ["iad1"]), "older versions have their data there"
         told = "own calls notes, which runs only at iad1, where its data is: deploy with --home iad1"
         assert await deploy("own", home="ams1", services=["notes"]) == (told, [])
         for name in ("sin1", "nowhere"):
             told = f"{name!r} is not a healthy site that accepts deployed functions and may have their data; choose one of: ams1, iad1"
             assert await deploy("own", home=name) == (told, [])
-        assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "its author wants it so"
+        assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "the author asked for no home"
         second.state = "unhealthy"
         told, tried = await deploy("notes", keeps_data=True)
         assert told.startswith("notes runs only at iad1, where its data is, and that site is not healthy")
@@ -377,7 +378,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("notes", keeps_data=True, home="ams1") == ("ams1", ["ams1"])
         body = json.dumps({"expected_revision": await revision("notes")}).encode()
         answer = await call(app, f"{PATH}/notes/rollback", method="POST", body=body, **TOKEN)
-        assert (answer.status, answer.json["home"]) == (200, "ams1"), "data is the function's, and not the version's"
+        assert (answer.status, answer.json["home"]) == (200, "ams1"), "data belongs to the function, not to a version"
 
 
 async def test_a_functions_home_is_where_its_accounts_data_may_lie(fake: FakeSite, tmp_path: Path) -> None:
@@ -511,7 +512,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     refused = await deployed(app, data, 0, key="bob", name="web")
     assert (refused.status, "may deploy bobs-*" in refused.json["error"]["message"]) == (403, True)
     assert (await call(app, PATH, **bob)).json == []
-    assert (await call(app, f"{PATH}/bobs-own/logs", **bob)).status == 404, "it may be a site's own"
+    assert (await call(app, f"{PATH}/bobs-own/logs", **bob)).status == 404, "the name may be a site's own function"
     assert (await call(app, f"{PATH}/bundles/{digest_of(data)}", **bob)).status == 404
     assert (await put(app, data, key="asker")).status == 403
     assert (await put(app, data, key="nobody")).status == 401
@@ -520,7 +521,7 @@ async def test_a_function_is_its_accounts_and_no_other_account_touches_it(fake: 
     for operator in ("root", "token"):
         revision = (await call(app, url, authorization=f"Bearer {operator}")).json["revision"]
         changed = await deployed(app, data, revision, key=operator)
-        assert (changed.status, changed.json["account"]) == (201, "alice"), "it stays whose it was"
+        assert (changed.status, changed.json["account"]) == (201, "alice"), "the owner does not change"
     again = router_app(fake, tmp_path, keys=keys)
     assert (await call(again, url, **bob)).status == 403, "and after a restart"
 

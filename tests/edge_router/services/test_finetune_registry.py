@@ -1,4 +1,4 @@
-"""Fine-tunes at a router: real sites with fake engines, and adapters that are copied from one to the other."""
+"""Fine-tunes at a router: real sites with fake engines, between which adapters are copied."""
 
 import asyncio
 import hashlib
@@ -64,7 +64,7 @@ class ServedSite(FakeSite):
 
     @property
     def ids(self) -> set[str]:
-        """Return the ids of the adapters that it has completely."""
+        """Return the ids of its complete adapters."""
         return {path.parent.name for path in self.kept.glob("*/*/adapter_model.safetensors")}
 
 
@@ -105,7 +105,7 @@ async def put(running: Router, id: str, name: str, content: bytes, key: dict[str
 
 
 async def upload(running: Router, key: dict[str, str] = ANN, **body: Any) -> tuple[str, list[str]]:
-    """Return its id, and what the router says of sites that lack it."""
+    """Upload an adapter; return its id, and the router's messages about sites that lack it."""
     id = (await create(running, key, **body))["result"]["id"]
     answers = [await put(running, id, *each, key) for each in adapter_files().items()]
     assert [answer["status"] for answer in answers] == [200, 200], answers
@@ -163,7 +163,7 @@ async def test_a_site_that_was_away_gets_what_it_missed(tmp_path: Path) -> None:
         await sites["iad1"].start()
         await has_come(sites["iad1"], second)
         assert sites["ams1"].ids == {second}
-        await sites["iad1"].stop()  # the router counts tasks that remain
+        await sites["iad1"].stop()  # otherwise its tasks would count as the router's
 
 
 async def test_requests_go_where_their_adapter_is(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Answers of a router about an account's fine-tunes while its sites answer, refuse or fail, one by one."""
+"""A router's answers to requests for fine-tunes, while its sites answer, refuse or fail."""
 
 import json
 from types import SimpleNamespace
@@ -28,7 +28,8 @@ def kept(*, is_whole: bool, id: str = "7", name: str = "tone") -> Finetune:
 
 
 class Sites:
-    """ams1 and, further away, iad1. `lists` has their adapters, `answers` their answers to a POST."""
+    """Two sites, of which ams1 is nearer than iad1.
+    `lists` are their lists of adapters, `answers` their answers to a POST."""
 
     def __init__(self, *has: str, is_whole: bool = False) -> None:
         self.has = {name: [kept(is_whole=is_whole)] if name in has else [] for name in ("ams1", "iad1")}
@@ -107,7 +108,7 @@ async def test_the_nearest_site_that_answers_judges_what_is_created() -> None:
     sites = Sites()
     assert await sites.ask("POST", NEW) == (200, json.loads(TAKEN.body))
     sites.answers["ams1"] = SiteAnswer(400, b'{"errors": []}')
-    assert await sites.ask("POST", NEW) == (400, {"errors": []}), "a refusal is an answer"
+    assert await sites.ask("POST", NEW) == (400, {"errors": []}), "a refusal is forwarded"
     assert [site for site, _, _ in sites.posted] == ["ams1", "ams1"]
     sites.answers["ams1"] = LOST
     assert (await sites.ask("POST", NEW))[0] == 200

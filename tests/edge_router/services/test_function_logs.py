@@ -1,4 +1,4 @@
-"""Routers' requests for sites' logs: parsing a client's question, and sites that do not answer."""
+"""A router's requests for sites' logs: parsing of the client's query, and sites that do not answer."""
 
 import shutil
 from pathlib import Path

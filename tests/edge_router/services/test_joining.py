@@ -1,4 +1,4 @@
-"""The line by which one more machine joins, as an operator gets it from a running router."""
+"""The command by which a machine joins, as an operator gets it from a running router."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The lists of models at a router: the models of all its sites, though no site has all of them."""
+"""A router's lists of models: the models of all sites, although no site has all of them."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ PRICE = {"prompt": "0.000001", "input_cache_read": "0.0000005", "completion": "0
 
 
 def lister(*names: str, **more: Any) -> Behaviour:
-    """Return the behaviour of a site that has these models, and answers of them as a real one does."""
+    """Return the behaviour of a site with these models, whose answers have the form of a real site's."""
 
     async def behave(site: FakeSite, request: web.Request) -> web.StreamResponse:
         entries = [{"id": name, "at": site.name} for name in names]
@@ -115,7 +115,8 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
                 ("/v1/models/ember", 503),
                 ("/v1/models/none", 404),
                 ("/v1/models/coal", 200),
-                ("/client/v4/accounts/a/ai/models/schema?model=ember", 429),  # Workers AI's status for a 503
+                # Workers AI's status for a 503 of other dialects
+                ("/client/v4/accounts/a/ai/models/schema?model=ember", 429),
                 (f"{SEARCH}?search=ember", 429),
                 (f"{SEARCH}?search=coal", 200),
             ):
@@ -123,7 +124,7 @@ async def test_a_model_whose_only_site_is_away_is_not_said_to_be_unknown() -> No
                     assert (path, response.status) == (path, status)
                     assert ("retry-after" in response.headers) is (status in (429, 503))
             serve(fakes[1], "coal", "ember")
-            fakes[1].behave = lister("coal")  # a search for a model that it has, too, and does not find
+            fakes[1].behave = lister("coal")  # its search does not find a model that it has
             await running.until(lambda: running.proxy.selector.backends["iad1"].view().model("ember") is not None)
             async with running.http.get(f"{running.url}{SEARCH}?search=none") as response:
                 assert (response.status, (await response.json())["result"]) == (200, [])
@@ -144,7 +145,7 @@ async def test_an_adapter_is_described_by_the_kind_of_site_that_has_it() -> None
             for behaviours in ((fakes[0].behave, refuse("draining")), (refuse("draining"), fakes[0].behave)):
                 fakes[0].behave, fakes[1].behave = behaviours
                 async with running.http.get(running.url + "/v1/models/ember:french") as response:
-                    assert response.status == 503, "one of its sites may have it, and cannot be asked"
+                    assert response.status == 503, "an unreachable site may have it"
 
 
 async def test_a_search_is_paged_over_all_sites() -> None:

@@ -1,4 +1,4 @@
-"""Routers that share stored responses in a real PostgreSQL: each sees the others', and fails those of a router that is gone."""
+"""Routers that share stored responses in a real PostgreSQL: each reads the others' and fails those of a dead router."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def response(name: str, *, tenant: str = "t", size: int = 10, status: str = "com
 
 
 async def started(store: ResponseStore, name: str) -> KeptResponse:
-    """Start a response that runs until it is ended."""
+    """Start a response that runs until it is ended or cancelled."""
     made = response(name, status="in_progress")
     await store.begin(made)
 
@@ -79,7 +79,7 @@ async def started(store: ResponseStore, name: str) -> KeptResponse:
 
 
 async def status_of(store: ResponseStore, name: str, tenant: str = "t") -> str:
-    """Return a status; "" where there is none such response."""
+    """Return a response's status; "" if there is none with this name."""
     try:
         return str((await store.find(name, tenant)).fields["status"])
     except ApiError as error:
@@ -110,22 +110,22 @@ def ask(server: Postgres, statement: str) -> list[Any]:
 
 
 def ask_number(server: Postgres, name: str) -> int:
-    """Return how many events of a response are there."""
+    """Return the number of stored events of a response."""
     ((packed,),) = ask(server, f"SELECT events FROM responses WHERE id = '{name}'")
     return zlib.decompress(packed).count(b"\n\n")
 
 
 def time_passes(server: Postgres, lost: ResponseStore, watching: ResponseStore) -> None:
-    """Advance past the time after which another router misses a lost one.
+    """Advance past the time after which a router counts as dead.
 
-    The watching one has been there all the time.
+    `lost` is dead; `watching` has reported without a gap.
     """
     ask(server, f"UPDATE response_makers SET seen_s = seen_s - {EXPIRES_S + 1} WHERE maker = '{lost._maker}'")
     ask(server, f"UPDATE response_makers SET since_s = since_s - {EXPIRES_S + 1} WHERE maker = '{watching._maker}'")
 
 
 async def stop(store: ResponseStore) -> None:
-    """Let a router fall silent, as one that is stopped."""
+    """Stop the reports of a router, as if it had stopped."""
     assert store._confirming is not None
     store._confirming.cancel()
     await asyncio.gather(store._confirming, return_exceptions=True)
@@ -133,7 +133,7 @@ async def stop(store: ResponseStore) -> None:
 
 
 async def idle(store: ResponseStore) -> None:
-    """Wait until a router's thread has done what it was asked."""
+    """Wait until a router's thread has finished its work."""
     assert isinstance(store.database, PostgresResponses)
     await asyncio.get_running_loop().run_in_executor(store.database._thread, int)
 
@@ -221,9 +221,9 @@ async def test_what_a_router_that_is_gone_was_making_has_failed_and_stays_so_whe
         assert (failed["status"], failed["error"]["code"]) == ("failed", "aborted")
         (first, *_, last), _ = await b.after(shown, 0)
         assert (first, last) == (b"data: 0\n\n", failed_event(failed, ask_number(server, "1")))
-        assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "it can be asked again"
+        assert (await b.conversation("1", "t", "p")).items == b'{"id":"i"}', "the row can be read again"
 
-        a._confirming = None  # it is back, and first reports how one of them has ended
+        a._confirming = None  # it reports again, first the end of one of its responses
         await a.end(ending, response("2").fields, b"data: end\n\n")
         assert ending.fields["status"] == "failed"
         assert ending.is_settled
@@ -269,7 +269,7 @@ async def test_after_its_days_a_response_is_gone(server: Postgres) -> None:
 
 
 async def test_routers_that_write_at_once_lose_nothing_of_conversations(server: Postgres) -> None:
-    """They delete responses that others continue meanwhile, all under a limit that evicts."""
+    """Responses that others continue are deleted meanwhile, because of a limit on bytes."""
     async with opened(server) as a, opened(server) as b:
         for i in range(20):
             assert await a.keep(response(f"first{i}"))
@@ -308,10 +308,10 @@ async def test_a_database_that_is_away_costs_records_that_end_meanwhile_and_no_l
             assert [store.fault is None for store in (a, b)] == [False, False]
             await asyncio.sleep(0.5)
             errors = [record for record in caplog.records if record.levelno == logging.ERROR]
-            assert len(errors) == 2, "once for each router, not for each that fails"
+            assert len(errors) == 2, "once for each router, not for each failure"
             ending = asyncio.create_task(a.end(made, response("made").fields, b"data: 0\n\n"))
             await asyncio.wait({ending})
-            assert made.fields["status"] == "completed", "a reader here gets it"
+            assert made.fields["status"] == "completed", "readers of this router get it"
         finally:
             await asyncio.to_thread(mend)
         for store in (a, b):
@@ -342,7 +342,7 @@ async def test_a_database_that_is_full_is_read_and_said_once_to_be_full(
             assert not await a.keep(response(f"lost{i}"))
             assert await status_of(a, "before") == "completed"
             await asyncio.sleep(0.02)
-        assert a.fault is not None, "though it can be read"
+        assert a.fault is not None, "although it can be read"
         assert [record.message for record in caplog.records if "pilotlight.responses" in record.name] == [
             'responses cannot be read or written in the routers\' database: could not extend file "base/5/1": No space left on device CONTEXT: '
             "PL/pgSQL function full_disk() line 1 at RAISE"
@@ -375,7 +375,7 @@ async def test_an_idle_database_that_was_restarted_costs_nothing(server: Postgre
 
 
 async def test_what_was_refused_and_is_there_all_the_same_is_dropped(server: Postgres) -> None:
-    """This happens if the answer to its start was lost: its name is unknown."""
+    """The database may have stored it although its answer was lost."""
     async with opened(server) as a:
         refused, made = response("refused", status="queued"), await started(a, "made")
         assert await a.keep(refused)
@@ -641,7 +641,7 @@ async def test_a_response_confirmed_as_kept_is_kept_whichever_is_killed_under_lo
 
 
 async def forever(asking: Callable[..., Any], client: Client, number: int) -> None:
-    """Repeat a request whose previous response cannot be read."""
+    """Repeat a request, ignoring that its previous response may be unreadable."""
     while True:
         with suppress(AssertionError):
             await asking(client, number)

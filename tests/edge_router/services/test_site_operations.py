@@ -1,4 +1,4 @@
-"""An operator's actions on the sites of a network through its router."""
+"""Operations on the sites of a network, through its router."""
 
 import json
 from collections.abc import Awaitable
@@ -42,7 +42,7 @@ async def test_a_site_that_is_drained_here_gets_nothing_new_until_it_is_resumed(
             async with running.chat() as told:
                 assert "site=iad1;" in told.headers["x-pilotlight-route"]
         (row,) = [site for site in (await whole(running))["sites"] if site["name"] == "ams1"]
-        assert (row["state"], row["detail"]) == ("draining", "cordoned by an operator, here")
+        assert (row["state"], row["detail"]) == ("draining", "cordoned by an operator at this router")
         assert (await act(running, "ams1", action="resume"))[0] == 202
         await running.until_states(ams1="healthy")
 

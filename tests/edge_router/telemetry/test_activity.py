@@ -1,4 +1,4 @@
-"""The router's figures for its page."""
+"""The figures that a router's page shows."""
 
 import json
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ async def test_browsers_get_the_page_and_programs_what_they_got_before() -> None
 
 
 async def test_a_moved_stream_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HOP_SECRET_ENV, "s3cret")  # a stream without a resume point does not move
+    monkeypatch.setenv(HOP_SECRET_ENV, "s3cret")  # with a secret, streams have resume points and can move
     async with sites("ams1", "iad1") as fakes, router(fakes, policy=FirstThen("ams1", "iad1")) as running:
         fakes[0].behave, fakes[1].behave = continued_stream(5, until=3, ending=end_it), continued_stream(5)
         async with running.chat() as answer:

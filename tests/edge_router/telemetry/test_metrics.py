@@ -1,4 +1,4 @@
-"""Metrics of the policy's knowledge: whether it is fresh or estimated, and which term decided."""
+"""Metrics of the policy's decisions: whether the status was recent, and which term decided."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A worker's role, and the configurations that several workers can enforce together."""
+"""A worker's role, and configurations that several workers can keep to."""
 
 from pathlib import Path
 from typing import Any

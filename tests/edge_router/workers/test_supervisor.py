@@ -36,14 +36,14 @@ async def answered(session: aiohttp.ClientSession, url: str, status: int) -> Non
 
 
 class Routed:
-    """A router of several workers, and clients that know their worker."""
+    """A router with several workers, and clients that know the worker of their connection."""
 
     def __init__(self, process: asyncio.subprocess.Process, url: str, site: FakeSite) -> None:
         self.process, self.url, self.site = process, url, site
         self._sessions: list[aiohttp.ClientSession] = []
 
     async def client(self, is_wanted: Callable[[int], bool] = lambda _: True) -> tuple[aiohttp.ClientSession, int]:
-        """Return a client with one connection, and the id of the process that has it: one that `is_wanted`."""
+        """Return a client with one connection to a process that `is_wanted`, and the process's id."""
         async with asyncio.timeout(60):
             while True:
                 session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1))
@@ -51,7 +51,7 @@ class Routed:
                 try:
                     async with session.get(self.url + "/status") as response:
                         pid = (await response.json())["process"]["pid"]
-                except aiohttp.ClientError:  # of a worker that has ended
+                except aiohttp.ClientError:  # the worker has ended
                     continue
                 if is_wanted(pid):
                     return session, pid
@@ -59,7 +59,7 @@ class Routed:
                 await asyncio.sleep(0.02)  # a new worker needs the processor, too
 
     async def workers(self, count: int = 2, without: frozenset[int] = frozenset()) -> dict[int, aiohttp.ClientSession]:
-        """Return a client of each of `count` workers."""
+        """Return a client for each of `count` workers, by the worker's process id."""
         found: dict[int, aiohttp.ClientSession] = {}
         while len(found) < count:
             session, pid = await self.client(lambda pid: pid not in found and pid not in without)
@@ -67,7 +67,7 @@ class Routed:
         return found
 
     async def started(self, session: aiohttp.ClientSession) -> aiohttp.ClientResponse:
-        """Return a stream whose first event has come, and whose end waits for a command."""
+        """Return a stream that has sent its first event and ends on command."""
         self.site.behave = raw_stream(event(0), end="on command")
         response = await session.post(self.url + "/v1/chat/completions", json=CHAT)
         assert await response.content.readany() == event(0)
@@ -108,7 +108,7 @@ async def routed(folder: Path, site: FakeSite, extra: str = "") -> AsyncIterator
     finally:
         await made.close()
         if process.returncode is None:
-            process.kill()  # its workers end with it
+            process.kill()  # its workers then end, too
         await process.wait()
 
 
@@ -165,7 +165,7 @@ async def test_a_request_on_an_old_connection_is_answered_while_its_worker_retir
     async with sites("ams1") as [site], routed(tmp_path, site) as router:
         before = await router.workers()
         idle, pid = await router.client()
-        open_stream = await router.started(before[pid])  # so that it does not end
+        open_stream = await router.started(before[pid])  # keeps the worker running
         router.process.send_signal(signal.SIGUSR2)
         await router.workers(without=frozenset(before))
         async with idle.get(router.url + "/status") as response:

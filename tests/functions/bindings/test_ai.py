@@ -382,7 +382,7 @@ async def test_inputs_of_the_responses_api_are_a_conversation(site: Site, ai: AI
     [
         ({"input": [{"type": "weather_report"}]}, "items of type 'weather_report' are not supported"),
         ({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "parts of type 'input_audio'"),
-        ({"input": "Hi", "previous_response_id": "a"}, "no responses are kept here"),
+        ({"input": "Hi", "previous_response_id": "a"}, "responses are not stored here"),
     ],
 )
 async def test_what_the_responses_api_has_beyond_texts_is_refused_by_name(

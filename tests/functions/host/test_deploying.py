@@ -505,7 +505,7 @@ async def test_a_secret_that_is_put_through_the_router_reaches_the_first_version
     await asyncio.wait_for(answers(b"one none"), 30)
     with pytest.raises(CliError, match="has no secret 'TOKEN'"):
         await asyncio.to_thread(delete_secret, network.api, "greeter", "TOKEN")
-    with pytest.raises(CliError, match="is no name of a secret"):
+    with pytest.raises(CliError, match="is not a name of a secret"):
         await asyncio.to_thread(put_secret, network.api, "greeter", "TO-KEN", "x")
 
 

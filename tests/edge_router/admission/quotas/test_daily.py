@@ -23,7 +23,7 @@ def test_what_is_reserved_counts_until_it_is_settled() -> None:
     clock = Clock()
     kept = quotas(clock, tokens_per_day=100)
     first, second = kept.reserve("acme", 60, 0), kept.reserve("acme", 40, 0)
-    with pytest.raises(ApiError, match=r"acme may have 100 tokens a day \(UTC\): 100 are used or at work") as refused:
+    with pytest.raises(ApiError, match=r"acme may have 100 tokens a day \(UTC\): 100 are used or reserved") as refused:
         kept.reserve("acme", 1, 0)
     assert (refused.value.word, refused.value.retry_after_s) == ("quota_exceeded", DAY_S - clock.now)
     kept.settle(first, 10, 0)
@@ -99,7 +99,7 @@ def test_a_clock_that_jumps_a_day_and_comes_back_gives_no_quota_anew() -> None:
     at_work = kept.reserve("acme", 60, 0)
     clock.advance(DAY_S)
     tomorrow = kept.reserve("acme", 100, 0)
-    kept.settle(at_work, 90, 0)  # it counts on its own day
+    kept.settle(at_work, 90, 0)  # usage counts on the day of its reservation
     for back in (-DAY_S, 0):
         clock.advance(back)
         with pytest.raises(ApiError, match="90 are used"):
@@ -118,12 +118,12 @@ def test_days_that_have_passed_are_forgotten() -> None:
     for _ in range(DAYS_KEPT):
         clock.advance(DAY_S)
         assert kept.reserve("acme", 100, 0)
-    kept.settle(first, 0, 0)  # of a day that is no longer counted
+    kept.settle(first, 0, 0)  # for a day that is no longer counted
     assert len(kept._days) == DAYS_KEPT
 
 
 class Shared:
-    """Limits that routers share, as the daily quotas use them."""
+    """Fake leases of the limits that routers share."""
 
     def __init__(self) -> None:
         self.leases: dict[LeaseKey, QuotaLease] = {}
@@ -131,7 +131,7 @@ class Shared:
         self.too_little: LeaseKey | None = None
 
     def lease(self, key: LeaseKey, capacity: float, per_s: float = 0.0, before: float = 0.0) -> QuotaLease:
-        assert per_s == 0.0, "a day's quota does not fill by itself"
+        assert per_s == 0.0, "a daily quota does not refill during the day"
         return self.leases.setdefault(key, QuotaLease(key, capacity, per_s, before, 0.0))
 
     async def short(self, needs: list[tuple[QuotaLease, float]]) -> QuotaLease | None:
@@ -155,7 +155,7 @@ async def test_open_requests_and_spending_are_reported_to_other_routers() -> Non
     kept.settle(reserved, 12, 5)
     assert [(lease.at_work, lease.spent) for lease in shared.leases.values()] == [(0, 12), (0, 5)]
     kept.recovered("acme", kept.day_began_s, 1, 2)
-    kept.recovered("acme", -1.0, 100, 100)  # for the previous day
+    kept.recovered("acme", -1.0, 100, 100)  # usage of the previous day
     kept.count("acme", clock.now, 3, 4)
     assert [lease.spent for lease in shared.leases.values()] == [16, 11]
     for account in ("free", "nobody"):
@@ -166,7 +166,7 @@ async def test_open_requests_and_spending_are_reported_to_other_routers() -> Non
     clock.advance(DAY_S)
     kept.reserve("acme", 1, 1)
     assert {key.period: lease.before for key, lease in shared.leases.items()} == {0: 3, 1: 0}, (
-        "a new day begins with nothing"
+        "a new day begins without usage"
     )
 
 
@@ -179,12 +179,12 @@ async def test_an_account_with_too_little_left_at_all_routers_learns_how_much_of
         (
             "tokens_per_day",
             1,
-            "may have 1,000 tokens a day (UTC): 975 are used or at work, and this request may take 30;",
+            "may have 1,000 tokens a day (UTC): 975 are used or reserved, and this request may take 30;",
         ),
         (
             "cost_per_day",
             BILLIONTHS / 1000,
-            "may have 2 of money a day (UTC): 1.975 are used or at work, and this request may take 0.03;",
+            "may have 2 of money a day (UTC): 1.975 are used or reserved, and this request may take 0.03;",
         ),
     ):
         shared.too_little = LeaseKey("acme", limit, 0)

@@ -19,7 +19,7 @@ DAY, MINUTE = LeaseKey("acme", "tokens_per_day", 7), LeaseKey("acme", "tokens_pe
 
 
 def claim(key: LeaseKey = DAY, **more: float) -> LeaseClaim:
-    """Return a claim on a limit of 100, none of which is used."""
+    """Return a claim for a limit of 100 of which nothing is used."""
     values = {"capacity": 100.0, "per_s": 0.0, "before": 0.0, "spent": 0.0, "at_work": 0.0, "spare": 0.0, **more}
     return LeaseClaim(key, **values)
 
@@ -40,9 +40,11 @@ def leases(database: psycopg.Connection, postgres: Postgres) -> Iterator[Postgre
 
 def test_what_is_used_and_lent_at_all_routers_comes_to_the_limit(leases: PostgresLeases) -> None:
     assert leases.exchange("a", [claim(before=20, spent=5, spare=30)]) == [LeaseGrant(30, 45)]
-    assert leases.exchange("b", [claim(before=20, spent=5, at_work=10, spare=50)]) == [LeaseGrant(40, 0)], "once: 20"
-    assert leases.exchange("a", [claim(spent=10, spare=30)]) == [LeaseGrant(20, 0)], "nothing is lent from its own part"
-    assert leases.exchange("b", [claim()]) == [LeaseGrant(0, 40)], "given back"
+    assert leases.exchange("b", [claim(before=20, spent=5, at_work=10, spare=50)]) == [LeaseGrant(40, 0)], (
+        "the earlier 20 count once"
+    )
+    assert leases.exchange("a", [claim(spent=10, spare=30)]) == [LeaseGrant(20, 0)], "its own lease is not free"
+    assert leases.exchange("b", [claim()]) == [LeaseGrant(0, 40)], "the lease was returned"
     assert leases.exchange("a", [claim(spare=60)]) == [LeaseGrant(60, 0)]
 
 
@@ -51,7 +53,7 @@ def test_limits_of_other_accounts_names_and_days_are_their_own(leases: PostgresL
     leases.exchange("a", [claim(spent=90, spare=10)])
     assert leases.exchange("b", [claim(key, spare=100) for key in (*others, DAY)]) == [
         *[LeaseGrant(100, 0)] * 3, LeaseGrant(0, 0),
-    ], "as they were asked"  # fmt: skip
+    ], "grants are in the order of the claims"  # fmt: skip
 
 
 def test_a_minutes_limit_leaks_away_by_the_databases_clock_and_never_below_nothing(

@@ -1,4 +1,4 @@
-"""Limits that routers share: their sum, operation without the store, and the store's state when it is back."""
+"""Limits that routers share: their sum, operation while the store is lost, and the store after its return."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ KEY = LeaseKey("acme", "tokens_per_day", 1)
 
 
 class MemoryLeases:
-    """The store's arithmetic without a database; `fault` is raised instead, if set."""
+    """The store's arithmetic without a database. If `fault` is set, it is raised instead."""
 
     def __init__(self, clock: Clock) -> None:
         self.used: dict[LeaseKey, tuple[float, float]] = {}
@@ -68,7 +68,7 @@ class MemoryLeases:
 
 
 class Network:
-    """Routers with one store and one clock, which exchange claims when a test calls them."""
+    """Routers with a common store and clock, which exchange claims when a test calls them."""
 
     def __init__(self, num_routers: int = 3, *, serves_without: bool = True) -> None:
         self.clock = Clock()
@@ -89,7 +89,7 @@ class Network:
             await router.close()
 
     async def pass_time(self, seconds: float) -> None:
-        """Let the clock of all run, tick by tick, with each router's exchanges."""
+        """Advance the clock tick by tick, with each router's exchanges."""
         for _ in range(round(seconds / TICK_S)):
             self.clock.advance(TICK_S)
             for router in self.routers:
@@ -97,7 +97,7 @@ class Network:
 
 
 async def take(router: SharedQuotas, capacity: float, need: float = 1.0, per_s: float = 0.0) -> QuotaLease | None:
-    """Return None where it was given; the lease it is then spent of is the caller's to look up."""
+    """Spend `need` of a lease and return None, or return the lease whose limit is used up."""
     lease = router.lease(KEY, capacity, per_s)
     short = await router.short([(lease, need)])
     if short is None:
@@ -112,7 +112,7 @@ def test_what_is_at_work_stays_held_though_more_is_used_than_there_is() -> None:
 
 
 def lease_of(held: float = 0.0, **more: float) -> QuotaLease:
-    """Return a lease on a limit of 160, with a part of 10, that the store confirmed a moment ago, at 100."""
+    """Return a lease of a limit of 160, with a lease size of 10. The store confirmed it at the time 100."""
     lease = QuotaLease(KEY, 160, more.pop("per_s", 0.0), 0, now=100.0)
     lease.held, lease.seen_at = held, 100.0
     for name, value in more.items():
@@ -129,14 +129,14 @@ UNUSED = 100.0 - GIVEN_BACK_S
         (lease_of(10), 0.0, False),
         (lease_of(10, wanted=1), 0.0, True),
         (lease_of(20), 0.0, False),
-        (lease_of(20.1), 0.0, True),  # more than twice its part
+        (lease_of(20.1), 0.0, True),  # more than twice the lease size
         (lease_of(23, at_work=2, spent=1), 0.0, False),
         (lease_of(5), 0.0, False),
-        (lease_of(4.9), 0.0, True),  # less than half of it
-        (lease_of(4.9, empty_until=100.1), 0.0, False),  # the store was empty a moment ago
+        (lease_of(4.9), 0.0, True),  # less than half of the lease size
+        (lease_of(4.9, empty_until=100.1), 0.0, False),  # the limit was used up just before
         (lease_of(4.9, empty_until=100.0), 0.0, True),
         (lease_of(3, at_work=3, used_at=UNUSED), 0.0, False),
-        (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # unused: returned
+        (lease_of(3.1, at_work=3, used_at=UNUSED), 0.0, True),  # unused, so it is returned
         (lease_of(30, used_at=UNUSED + 0.1, at_work=20), 0.0, False),
         (lease_of(10, spent=1), TOLD_EVERY_S - 0.01, False),
         (lease_of(10, spent=1), TOLD_EVERY_S, True),
@@ -160,14 +160,14 @@ def test_a_lease_is_worth_its_rest_until_the_store_may_have_given_it_away() -> N
     assert [QuotaLease(KEY, capacity, 0, 0, now=0).size for capacity in (160, 16, 1)] == [10, 1, 1]
     lease = lease_of(4, per_s=2.0, free=1.0)
     assert [lease.wait_s(need, 100.0) for need in (4, 5, 9)] == [0, 0, 2]
-    assert lease_of(4).wait_s(9, 100.0) == 1.0, "nothing of it comes back by itself"
+    assert lease_of(4).wait_s(9, 100.0) == 1.0, "this limit does not refill"
 
 
 def test_a_claim_contains_spending_since_the_last_one_and_the_wanted_reserve() -> None:
     lease = lease_of(10, spent=2, at_work=3)
     claim = lease.claim(100.0)
     assert claim == LeaseClaim(KEY, 160, 0, 0, 2, 3, spare=10)
-    lease.spend(5)  # while the store is answering
+    lease.spend(5)  # before the store answers
     lease.answered(claim, LeaseGrant(12, 0.5), 101.0)
     assert (lease.held, lease.free, lease.spent, lease.seen_at, lease.empty_until) == (12, 0.5, 5, 101.0, float("-inf"))
     lease.answered(lease.claim(102.0), LeaseGrant(12, 0.0), 102.0)
@@ -212,7 +212,7 @@ async def test_routers_give_together_what_the_limit_is_and_no_more() -> None:
             given[turn % 3] += await take(network.routers[turn % 3], 100) is None
         assert sum(given) <= 100
         assert sum(given) >= 100 - 2 * 100 * LEASE_SHARE
-        assert min(given) > 20, "no router keeps the others from their part"
+        assert min(given) > 20, "each router gets a part"
 
 
 async def test_a_lease_that_is_in_use_stays() -> None:
@@ -312,7 +312,7 @@ async def test_work_that_comes_back_counts_while_it_is_there_and_ends_with_its_r
         for _ in range(3):
             assert await one.short([(lease, 1.0)]) is None
             lease.begin(1)
-        await network.pass_time(EXPIRES_S * 2)  # open for as long as it likes
+        await network.pass_time(EXPIRES_S * 2)  # requests may stay open for any time
         assert await take(other, 4) is None
         assert await take(other, 4) is not None
         lease.end(1)
@@ -333,7 +333,7 @@ CONFIRMED = 3.0  # more than the time between two confirmations
 async def test_a_lost_store_stops_no_routing_or_all_beyond_the_lease_as_configured(serves_without: bool) -> None:
     async with Network(2, serves_without=serves_without) as network:
         one = network.routers[0]
-        assert await take(one, 160) is None  # it leases 10 more
+        assert await take(one, 160) is None  # it also leases 10 more
         network.store.fault = "it is away"
         if serves_without:
             assert [await take(one, 160) for _ in range(100)] == [None] * 100
@@ -359,7 +359,7 @@ async def test_a_lease_that_the_store_may_have_given_away_is_not_used() -> None:
         (one,) = network.routers
         assert await take(one, 16, 1) is None
         lease = one.lease(KEY, 16)
-        lease.held += 5  # as if more had been granted
+        lease.held += 5  # as if the store had granted more
         network.store.fault = "it is away"
         network.clock.advance(EXPIRES_S)
         with pytest.raises(ApiError, match="cannot be checked"):
@@ -404,7 +404,7 @@ async def test_a_days_quota_is_the_networks_and_begins_with_what_the_ledger_has(
         days[0].begin_with("acme", 40, 0)
         await days[0].ready("acme", 30, 0)
         reserved = days[0].reserve("acme", 30, 0)
-        with pytest.raises(ApiError, match=r"100 tokens a day \(UTC\): 7\d are used or at work") as refused:
+        with pytest.raises(ApiError, match=r"100 tokens a day \(UTC\): 7\d are used or reserved") as refused:
             await days[1].ready("acme", 31, 0)
         assert refused.value.word == "quota_exceeded"
         days[0].settle(reserved, 5, 0)
@@ -412,7 +412,7 @@ async def test_a_days_quota_is_the_networks_and_begins_with_what_the_ledger_has(
         await days[1].ready("acme", 45, 0)
         days[1].settle(days[1].reserve("acme", 45, 0), 45, 0)
         days[1].recovered("acme", network.clock(), 3, 0)
-        days[1].recovered("acme", network.clock() - 2 * 86_400, 1000, 0)  # of another day
+        days[1].recovered("acme", network.clock() - 2 * 86_400, 1000, 0)  # usage of another day
         await network.pass_time(2 * TOLD_EVERY_S)
         used = {key.limit: used for key, (used, _) in network.store.used.items()}
         assert used == {"tokens_per_day": 40 + 5 + 45 + 3, "cost_per_day": 0}

@@ -1,4 +1,4 @@
-"""Fixtures of a ledger: its directory, and the store of either kind."""
+"""Fixtures of a ledger: its directory, and a store of each kind."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ PRICES = PriceList([PriceConfig(model="m", input=1.0, cached_input=0.0, output=2
 
 class Place(NamedTuple):
     directory: Path
-    url: str | None = None  # None for SQLite in the directory
+    url: str | None = None  # None for a SQLite file in the directory
 
     def ledger(self, **config: Any) -> Ledger:
         return Ledger(LedgerConfig(store=self.url, **config), self.directory, PRICES)

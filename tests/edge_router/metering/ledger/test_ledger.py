@@ -70,7 +70,7 @@ async def test_an_ended_request_is_written_once_and_its_meter_is_free(place: Pla
         while kept.num_unwritten:
             await asyncio.sleep(0.01)
     assert rows(place) == [ROW]
-    used(kept, tokens=ResourceUse())  # a refusal
+    used(kept, tokens=ResourceUse())  # a refused request
     await asyncio.gather(*(kept.flush() for _ in range(3)))
     assert rows(place) == [ROW]
     writing.cancel()
@@ -96,8 +96,8 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
     used(kept)
     cut = kept.begin(asked(), "m")
     cut.count(ResourceUse(10, 0, 3, 0))
-    kept.begin(asked(), "m")  # no result yet
-    kept._add(tuple(kept._ended))  # written; then the process dies before the meter is free
+    kept.begin(asked(), "m")  # it has no usage yet
+    kept._add(tuple(kept._ended))  # written, but the process dies before the meter is free
     kept._store.close()
     kept._meters.close()
     again = place.ledger()
@@ -109,7 +109,7 @@ async def test_a_router_that_died_before_or_while_it_wrote_is_made_good_by_the_n
 
 
 class Failing(NamedTuple):
-    """A store that can be made to fail for real."""
+    """A store that can be made to fail and to work again."""
 
     place: Place
     fail: Callable[[], None]
@@ -117,7 +117,7 @@ class Failing(NamedTuple):
 
 
 def full_disk(directory: Path) -> Iterator[Failing]:
-    """Yield writers on a separate full disk if one can be mounted; otherwise with a limit of file size."""
+    """Yield a store on a full disk. If none can be mounted, limit the size of files instead."""
     directory.mkdir()
     size = "size=2m"
     is_mounted = (
@@ -187,7 +187,7 @@ async def test_a_store_that_fails_under_load_loses_nothing(
     before = taken
     await until(lambda: refused > 20 or taken > before + 20)
     assert (refused > 0, taken > before) == ((True, False) if policy == "refuse" else (False, True))
-    under_way.count(TOKENS)  # open requests continue
+    under_way.count(TOKENS)  # open requests are counted further
     under_way.answered_by("ams1")
     kept.end(under_way, "complete", 0.5)
     failing.mend()
@@ -242,7 +242,7 @@ async def test_a_database_that_is_deleted_under_the_router_is_made_again(tmp_pat
     await kept.flush()
     for name in ("usage.sqlite", "usage.sqlite-wal", "usage.sqlite-shm"):
         os.unlink(tmp_path / name)
-    if is_replaced:  # a backup replaced it
+    if is_replaced:  # the file was replaced by a backup
         (tmp_path / "usage.sqlite").touch()
     used(kept)
     await kept.close()
@@ -309,7 +309,7 @@ async def test_a_request_for_which_there_is_no_meter_takes_nothing_off_its_accou
     for _ in range(3):
         with pytest.raises(ApiError, match="cannot be recorded right now"):
             await accounting.begin(asked(more=b', "max_tokens": 50'), lambda model: (model, ""))
-    assert quotas.reserve("acme", 100_000, 0), "all of it is left"
+    assert quotas.reserve("acme", 100_000, 0), "nothing of the quota is reserved"
     await kept.close()
 
 

@@ -1,4 +1,4 @@
-"""Stores of usage records, both kinds: sums, records that never change, tables of the previous version."""
+"""Stores of usage records, of both kinds: sums, unchangeable records, and tables of the previous version."""
 
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -123,10 +123,10 @@ def test_routers_that_start_at_once_make_one_table(tmp_path: Path, postgres: Pos
 def test_a_question_that_takes_too_long_is_interrupted_and_the_next_one_answered(tmp_path: Path) -> None:
     store = Place(tmp_path).store()
     assert isinstance(store, SqliteStore)
-    store.interrupt()  # no request is open
+    store.interrupt()  # without effect, because no operation runs
     store.add([record(1)])
     assert store._connection is not None
-    store._connection.set_progress_handler(store.interrupt, 1)  # while it computes
+    store._connection.set_progress_handler(store.interrupt, 1)  # in the middle of an operation
     with pytest.raises(UsageStoreError, match="interrupted"):
         store.usage(UsageQuery())
     assert len(store.usage(UsageQuery())) == 1

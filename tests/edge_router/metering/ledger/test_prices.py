@@ -1,4 +1,4 @@
-"""Prices: the applicable one, and sums to the last billionth."""
+"""Prices: which one applies, and exact sums in billionths."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Functions' usage gets from sites into the ledger once: requested again if the answer, the store or a process was lost in between."""
+"""Usage of functions reaches the ledger once, even if the answer, the store or a process is lost in between."""
 
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,13 @@ class Status:
 
 
 class Site:
-    """A site that hands out its functions' usage, and whose answers get lost."""
+    """A site that publishes its functions' usage, and whose answers may be lost."""
 
     name, state, status = "ams1", "healthy", Status()
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self.usage = FunctionUsage(directory, self.name, lambda function: "acme", clock)
-        self.num_lost = 0  # how many of the next answers get lost
+        self.num_lost = 0  # number of next answers that get lost
 
     async def exchange(self, method: str, site: str, path: str, body: bytes, **more: Any) -> SiteAnswer:
         told = self.usage.hand_out(msgspec.json.decode(body, type=UsageAsked))
@@ -59,7 +59,7 @@ class Made:
         self.collecting = self.collector()
 
     def collector(self) -> SiteUsage:
-        """Return that of a router that has just started."""
+        """Return the collector of a router that has just started."""
         return SiteUsage({"ams1": self.site}, self.site, self.accounting)  # type: ignore[arg-type,dict-item]
 
     async def rows(self, *by: str) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ async def test_what_functions_have_used_is_in_the_ledger_with_account_function_a
     place: Place, tmp_path: Path
 ) -> None:
     made = Made(place, tmp_path)
-    await made.collecting.collect()  # the first request, until which nothing is counted
+    await made.collecting.collect()  # usage is recorded only after the first request
     made.site.use(30)
     made.site.usage.computed("hello", 0.25)
     made.clock.advance(10)
@@ -100,7 +100,7 @@ async def test_a_site_that_is_not_well_or_has_no_functions_is_not_asked(
 
     made.site.exchange = exchange  # type: ignore[method-assign]
     await made.collecting.collect()
-    assert asked == ["ams1"], "once: there is no more where it says that there is none"
+    assert asked == ["ams1"], "a site without usage is asked once"
     for name, value in change.items():
         setattr(made.site, name, value)
     await made.collecting.collect()
@@ -116,7 +116,7 @@ async def test_lost_answers_and_restarts_write_nothing_twice(place: Place, tmp_p
         made.site.num_lost = lost % 3
         for _ in range(3):
             if lost == 4:
-                made.collecting = made.collector()  # it knows nothing of the written records
+                made.collecting = made.collector()  # a new collector does not know which records are written
             await made.collecting.collect()
     (row,) = await made.rows()
     assert (row["requests"], row["output_tokens"]) == (6, 60)

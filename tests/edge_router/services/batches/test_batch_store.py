@@ -1,4 +1,4 @@
-"""Stored batches: bounds per owner, times, and one answer for each request. The time is given."""
+"""Stored batches: limits per owner, times, and one answer for each request. Tests pass the time as an argument."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def asked(store: BatchStore, *names: str, id: str = "batch_1", owner: str = "acm
 def answer(
     store: BatchStore, behind: int = 0, *, owner: str = "acme", at_s: int = 1, status: int = 200, told: bytes = b"{}"
 ) -> int:
-    """Answer the owner's next request, and return its number."""
+    """Answer the owner's next request; return its number."""
     request = store.next_waiting(owner, "ember", behind)
     assert request is not None
     store.answered(request, status, told, at_s)
@@ -117,7 +117,7 @@ def test_answers_that_are_more_than_the_database_has_in_one_value_end_their_batc
     store: BatchStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_store, "PART_BYTES", 15_000)
-    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # SQLite's default is a thousand million bytes
+    store._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 20_000)  # the default limit is 10^9 bytes
     asked(store, "a", "b", "c", "d")
     number = 0
     for status in (200, 200, 400, 200):
@@ -162,7 +162,7 @@ def test_a_cancelled_batch_ends_with_its_running_requests(store: BatchStore) -> 
     ended, counts = store.batch("batch_1", "acme")
     told = batch_fields(ended, counts)
     assert (told["status"], told["cancelling_at"], told["cancelled_at"]) == ("cancelled", 5, 7)
-    assert ended.error_file is None, "a request that is no longer wanted is no error"
+    assert ended.error_file is None, "a cancelled request is not an error"
 
 
 def test_a_cancelled_batch_of_which_nothing_is_under_way_has_ended(store: BatchStore) -> None:

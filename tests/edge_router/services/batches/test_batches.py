@@ -1,7 +1,4 @@
-"""Batches: each request is answered and billed once, by idle sites, across restarts of the router.
-
-OpenAI's client and Workers AI's form.
-"""
+"""Batches: idle sites answer and bill each request once, also if the router restarts. With OpenAI's client and Workers AI's form."""
 
 import asyncio
 import json
@@ -28,7 +25,7 @@ CHAT: Literal["/v1/chat/completions"] = "/v1/chat/completions"
 
 
 async def echo(site: FakeSite, request: web.Request) -> web.StreamResponse:
-    """Answer with the request's text, and report its usage."""
+    """Answer with the text of the request, and report its usage."""
     said = json.loads(site.bodies[-1])
     told = {"choices": [{"message": {"role": "assistant", "content": said["messages"][0]["content"]}}]}
     return web.json_response(told, headers={USAGE: "7,3,5,0"})
@@ -120,7 +117,7 @@ async def test_a_file_is_kept_for_as_long_as_its_client_wants(tmp_path: Path, mo
                 )
         raw = await made.files.with_raw_response.create(file=b"{}", purpose="batch", extra_body={"colour": "red"})
         assert raw.headers["x-ignored-fields"] == "colour"
-        with pytest.raises(openai.BadRequestError, match="output_expires_after: what a batch has answered"):
+        with pytest.raises(openai.BadRequestError, match="output_expires_after: answers of a batch"):
             await made.batches.create(
                 input_file_id=file.id, endpoint=CHAT, completion_window="24h", output_expires_after=kept
             )
@@ -147,7 +144,7 @@ async def test_a_file_with_faults_is_refused_line_by_line_and_nothing_of_it_is_d
         with pytest.raises(openai.BadRequestError, match="endpoint must be one of"):
             await made.batches.create(input_file_id="x", endpoint="/v1/moderations", completion_window="24h")
         assert not fakes[0].seen
-        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # as many as exist
+        monkeypatch.setattr(batch_store, "MOST_BATCHES", 2)  # the number that exists
         with pytest.raises(openai.RateLimitError, match="already has 2 batches"):
             await started(made, lines("a"))
 
@@ -206,7 +203,7 @@ async def test_a_cancelled_batch_keeps_its_answers_and_starts_nothing_more(
 async def test_a_router_that_goes_leaves_its_batches_to_the_next_and_each_is_billed_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store forgets some answers that the ledger has, as happens if a router is killed between the two."""
+    """The store loses some answers that the ledger has, as if the router were killed between the two writes."""
     async with sites("ams1") as fakes:
         fakes[0].behave = echo
         async with metered(fakes, tmp_path, monkeypatch) as running, client(running) as made:
@@ -238,7 +235,7 @@ async def test_accounts_have_their_turns_whichever_came_first(tmp_path: Path, mo
             fakes[0].go_on.set()
             await ended(other, few.id)
             turns = [b"bob" in body for body in fakes[0].bodies]
-            assert sum(turns[:16]) == 2, "an account waits for its turns, and not for another's batch"
+            assert sum(turns[:16]) == 2, "an account does not wait for another's whole batch"
             assert (await ended(made, many.id)).request_counts.completed == 24
 
 
@@ -297,7 +294,7 @@ async def test_workers_ais_queue_answers_by_request_id_with_references(
             async with running.http.post(running.url + RUN, json=fields, headers=headers) as response:
                 return response.status, await response.json()
 
-        monkeypatch.setattr(batch_store, "PART_BYTES", 1)  # so that each response is read by itself
+        monkeypatch.setattr(batch_store, "PART_BYTES", 1)  # so each part has one response
         _, told = await run({"requests": [{"prompt": "a", "external_reference": "A"}, {"prompt": "b"}]})
         assert told["result"]["status"] == "queued"
         poll = {"request_id": told["result"]["request_id"]}

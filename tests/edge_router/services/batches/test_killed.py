@@ -55,7 +55,7 @@ async def test_a_batch_outlives_routers_that_are_killed_and_is_billed_once(tmp_p
                 done = await ended(made, name)
                 assert (done.status, done.request_counts.completed) == ("completed", NUM_REQUESTS)
                 assert {*await read(made, done.output_file_id)} == {str(i) for i in range(NUM_REQUESTS)}
-                running.terminate()  # the last one stops in order: ended requests are written
+                running.terminate()  # the last router is stopped in order, so it writes ended requests
                 await running.wait()
         assert num_cut, "no router was killed while a request was under way"
         told = Counter(json.loads(body)["messages"][0]["content"] for body in fakes[0].bodies)

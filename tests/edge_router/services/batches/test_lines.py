@@ -1,4 +1,4 @@
-"""Lines of batches: the name of each error, how many are reported, and how answers are written."""
+"""Lines of batches: messages of errors, their number, and the form of answers."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The queue of batches by itself: the key of each request, and requests that cannot be answered or stored."""
+"""The queue of batches alone: the key of each request, and requests that cannot be answered or stored."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from pilotlight.wire.credentials import Access, Account, Key
 from pilotlight.wire.errors import ApiError
 from tests.edge_router.builders import Clock, model_status, site_status
 
-NOW_S = 1000  # the time of the builders' clock
+NOW_S = 1000  # time of the builders' clock
 MINE = Key("mine", "0" * 64, account=Account("acme"))
 
 
@@ -27,10 +27,10 @@ def waiting(key: str = "mine", owner: str = "acme", left_s: int = 60) -> Waiting
 
 
 class Made:
-    """A queue whose requests are answered by `answers`, one after the other."""
+    """A queue whose requests get `answers`, one after the other."""
 
     def __init__(self, folder: Path, *answers: tuple[int, float], keys: tuple[Key, ...] = (MINE,), door: bool = True):
-        self.answers = list(answers)  # statuses, each with the seconds until a retry
+        self.answers = list(answers)  # status and retry-after, in seconds, of each answer
         self.asked: list[BatchAnswer] = []
         access = Access(keys, is_required=door, clock=Clock())
         self.queue = BatchQueue(folder / "batches.sqlite", cast("Any", self), access, Clock())
@@ -45,7 +45,7 @@ class Made:
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the seconds that a queue waits, without any time passing."""
+    """Return the list of seconds that a queue waits; no time passes."""
     found: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -169,9 +169,9 @@ def backend(state: str = "healthy", *, serves: bool = True, outstanding: int = 0
         ((backend(),), queue.IDLE_BELOW - 1, True),
         ((backend(),), queue.IDLE_BELOW, False),
         ((backend(), backend()), queue.IDLE_BELOW, True),
-        ((backend(), backend(serves=False)), queue.IDLE_BELOW, False),  # it does not count
+        ((backend(), backend(serves=False)), queue.IDLE_BELOW, False),  # a site without the model does not count
         ((backend(outstanding=99), backend(serves=False)), 0, False),
-        ((backend(serves=False),), 0, True),  # its refusal means that there is no such model
+        ((backend(serves=False),), 0, True),  # the site will refuse it as unknown
     ],
 )
 async def test_there_is_room_where_a_site_that_serves_the_model_is_idle(
@@ -224,7 +224,7 @@ async def test_sites_are_looked_at_once_for_each_model_however_many_wait_for_it(
 @pytest.mark.parametrize(
     ("status", "outstanding", "is_idle"),
     [
-        (None, 0, False),  # nothing is known of it
+        (None, 0, False),  # without a status
         (site_status(), 0, True),
         (site_status(inflight=queue.IDLE_BELOW - 1), queue.IDLE_BELOW - 1, True),
         (site_status(inflight=queue.IDLE_BELOW), 0, False),
