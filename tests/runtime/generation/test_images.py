@@ -245,7 +245,7 @@ async def test_fetched_images_are_bounded_in_time_and_all_together(monkeypatch: 
     assert [image.data for image in images] == [RED, RED]
     assert asked == [1 << 19, (1 << 19) - len(RED)]
     monkeypatch.setattr("pilotlight.runtime.generation.images.FETCH_S", 0.01)
-    with pytest.raises(ApiError, match=r"image 2 of 2 was not there after 0\.01 s"):
+    with pytest.raises(ApiError, match=r"image 2 of 2 did not arrive within 0\.01 s"):
         await reader.read([ImagePart("https://a/1"), ImagePart("https://a/slow")], "messages")
 
 

@@ -241,7 +241,7 @@ async def test_a_site_whose_template_loops_answers_all_else(
         assert await made("{{ messages[0].content }}").text(SAID, is_short=True) == "Hi"  # another model's
         for answer in await asyncio.gather(*chats):
             assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
-            assert "was ended over this conversation" in answer.json["error"]["message"]
+            assert "was stopped while it rendered this conversation" in answer.json["error"]["message"]
 
 
 @pytest.mark.process

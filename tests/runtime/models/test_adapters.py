@@ -157,7 +157,7 @@ async def test_an_account_asks_for_the_adapters_that_are_open_to_it(
 async def test_embeddings_have_no_adapters(make_site: SiteMaker, models: list[dict[str, Any]]) -> None:
     async with make_site(models=models) as site:
         answer = await call(site.app, "/v1/embeddings", {"model": "tiny:de", "input": "Hi"})
-        assert "adapters make no embeddings" in answer.json["error"]["message"]
+        assert "adapters support neither embeddings" in answer.json["error"]["message"]
 
 
 async def test_an_adapter_that_a_file_names_is_looked_at_before_the_site_starts(
