@@ -104,7 +104,7 @@ def test_two_runtimes_of_one_name_are_distinguished(file: Path, tmp_path: Path) 
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 1
         assert "another process serves a site of this name" in second.stderr
-        assert "give it another name" in second.stderr
+        assert "choose another name" in second.stderr
     finally:
         site.popen.kill()
         site.popen.wait()

@@ -176,7 +176,7 @@ BAD = {
     "percents": ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "is no data: URL with base64"),
     "a file": ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "must be an https: URL, or a data: URL"),
     "plain http": ({"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}, "must be an https: URL"),
-    "a URL": ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "this site fetches none"),
+    "a URL": ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "this site fetches no images"),
     "no URL": ({"type": "image_url", "image_url": {}}, "must be an https: URL"),
     "audio": ({"type": "input_audio", "input_audio": {}}, "parts of type 'input_audio' are not supported"),
 }  # fmt: skip

@@ -274,11 +274,11 @@ async def test_a_full_disk_is_named_and_keeps_what_there_was(
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "copyfileobj", full)
             refused = await put(site, id, *weights)
-            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be kept: this site's disk is full")
+            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be stored: this site's disk is full")
         with monkeypatch.context() as patch:
             patch.setattr(UploadFile, "write", full)
             refused = await put(site, id, *weights)
-            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be kept: this site's disk is full")
+            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be stored: this site's disk is full")
         assert (await put(site, id, *weights)).status == 200
         assert (await ask(site, lora="tone")).status == 200
 
