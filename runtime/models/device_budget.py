@@ -179,5 +179,5 @@ class DeviceBudget:
         taken = "".join(f" and {name}, which stays, {gib(size)}" for name, size in pinned.items())
         return (
             f"{state.name} needs {gib(state.num_bytes)} of the device{taken}, and there are {gib(limit)} for weights: "
-            "raise weights_gib, lower kv_gib, or let other models be auto"
+            "raise weights_gib, lower kv_gib, or set the residency of other models to auto"
         )

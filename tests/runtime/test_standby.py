@@ -161,7 +161,7 @@ async def test_none_is_kept_where_memory_is_short_unless_it_is_asked_for(
         assert len(launcher.standbys) == launches
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert "1.25 GiB of memory are available, and one is kept from 8 x 0.156 GiB = 1.25 GiB on" in caplog.text
+    assert "1.25 GiB of memory are available, but one needs 8 x 0.156 GiB = 1.25 GiB" in caplog.text
 
 
 def test_a_container_may_have_less_memory_than_its_machine(tmp_path: Path) -> None:
