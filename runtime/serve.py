@@ -111,7 +111,6 @@ def run(
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> int:
     """Serve a site until a stop signal; return the process's exit code.
-
     `log_level` overrides the site's level in this process. `file` is where the site was read; at SIGHUP `load` reads it again."""
     imported_at = time.time()
     start_logging(site.name, site.telemetry.log_level, site.telemetry.log_format)

@@ -115,7 +115,6 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
 
 def tenant_in(scope: Scope) -> Tenant:
     """Return a request's tenant.
-
     It is the account that a router sent, or that a known key belongs to, or else the key itself."""
     owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
     return tenant_of(owner, scope["path_params"].get("account_id"))
@@ -155,7 +154,6 @@ def body_limit(scope: Scope, limit_bytes: int) -> int:
 
 def _prefixes(value: str | None) -> tuple[tuple[int, int], ...]:
     """Decode the header of prefix digests.
-
     Invalid ones are ignored, because they are only hints for caches."""
     try:
         return decode_prompt_prefixes(value) if value is not None else ()

@@ -60,7 +60,6 @@ class Prompt(NamedTuple):
     @classmethod
     def of(cls, submit: Submit, *, is_known: bool) -> "Prompt":
         """Return a sequence's prompt.
-
         `is_known` is False if no choice depends on its digests, which are then left out."""
         prompt = submit.prompt_token_ids
         return cls(len(prompt), chain_of(root_of(submit), prompt) if is_known else ())

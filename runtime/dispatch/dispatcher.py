@@ -90,7 +90,6 @@ class Dispatch:
 
     def _here(self, prompt: Prompt, replica: Replica) -> _PrefillOption:
         """Predict a prompt's cost on the answering host.
-
         It is the wait for earlier prompts, the prompt's own time, and that time again for each open sequence, which it delays."""
         compute_s = prompt.num_uncached(replica) / self._open.prompt_rate(replica)
         cost_s = self._open.prompts_s(replica) + compute_s * (1 + self._open.num_open(replica))

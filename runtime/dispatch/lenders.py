@@ -289,7 +289,6 @@ class _LenderAnswer:
 
 async def _outputs(answer: _LenderAnswer) -> AsyncIterator[TokenOutput]:
     """Yield the single output that follows when the prompt is computed.
-
     Raises EngineError if it is missing."""
     try:
         computed = decode_line(await answer.line(), PromptComputed)

@@ -27,7 +27,6 @@ _NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
     """Download a model from the hub and return its directory. Raises FetchError.
-
     Cancellation ends the download."""
     async with aclosing(_messages(hub_id)) as messages:
         async for message in messages:
@@ -40,7 +39,6 @@ async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
 
 async def searched(words: str) -> list[dict[str, Any]]:
     """Search the hub and return models as `search` describes them, the most downloaded first.
-
     Raises FetchError."""
     try:
         async with asyncio.timeout(SEARCH_TIMEOUT_S), aclosing(_messages("--search", words)) as messages:

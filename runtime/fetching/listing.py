@@ -60,7 +60,6 @@ class ListedChunk(NamedTuple):
     @property
     def place(self) -> tuple[str, int]:
         """A unique key of the chunk.
-
         It is cheaper to hash than the chunk, which holds all digests of its file."""
         return self.file.name, self.start
 

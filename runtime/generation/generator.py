@@ -167,7 +167,6 @@ class Generation:
         left_out: tuple[str, ...] = (),
     ) -> None:
         """`processors` has one entry per choice.
-
         `left_out` are fields of the request that the answer need not comply with."""
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
@@ -385,7 +384,6 @@ async def as_submits(
 
 def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
     """Return the request's sampling parameters.
-
     The checkpoint's defaults complete them, and the context limits the number of tokens."""
     sampling, defaults = request.sampling, model.text.defaults
     room = model.info.context_length - prompt_tokens

@@ -38,7 +38,6 @@ class ImageReader:
 
     async def read(self, parts: Sequence[ImagePart], field: str) -> tuple[SizedImage, ...]:
         """Read a request's images. Raises ApiError.
-
         `field` is the request's name for its prompt."""
         most = self._config.max_per_request
         if len(parts) > most:

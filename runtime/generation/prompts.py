@@ -118,7 +118,6 @@ async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
     """Encode the system message and as many of the last messages as fit.
-
     The first of these is a user's."""
     try:
         return await _encode(model, request, prompt, images)

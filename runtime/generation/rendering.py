@@ -55,7 +55,6 @@ class Rendering:
 
     async def text(self, conversation: Conversation, *, is_short: bool) -> str:
         """Return the rendered conversation. Raises ChatTemplateError, EngineError.
-
         Special tokens in a client's text are escaped."""
         if not self.is_checked or self.why_broken is not None:
             await self.check()

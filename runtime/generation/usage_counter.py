@@ -12,7 +12,6 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 class UsageCounter:
     """The usage of one answer.
-
     A prompt counts once for all choices. Its cached tokens are those that its first choice found."""
 
     def __init__(self, prompts: list[EncodedPrompt], processors: Sequence[OutputProcessor], delivery: Delivery) -> None:

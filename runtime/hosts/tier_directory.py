@@ -47,7 +47,6 @@ class TierDirectory:
     @property
     def is_memory(self) -> bool:
         """Tell whether the directory is in memory.
-
         On a disk it would be no faster than the files that it caches."""
         return self._root == _SHARED_MEMORY
 
@@ -57,7 +56,6 @@ class TierDirectory:
 
     def claim(self) -> Path | None:
         """Lock the site's directory for its lifetime and return it.
-
         If it is in use, log a warning and return None."""
         if self._lock is None:
             why = "another process serves a site of this name on this machine"
@@ -83,7 +81,6 @@ class TierDirectory:
 
     def remove_dead_later(self) -> None:
         """Remove directories that are unlocked now and still in a minute.
-
         The pause lets a killed site restart and use its own."""
         dead = [directory for directory in self._others() if is_dead(directory)]
 
@@ -123,7 +120,6 @@ def owners_of(site: str, num_devices: int) -> list[str]:
 @contextmanager
 def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
     """Open a scope that holds a directory's locks; its value is False if another process holds one.
-
     Raises OSError."""
     with ExitStack() as locks:
         for name in names:

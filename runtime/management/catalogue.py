@@ -61,14 +61,12 @@ class LocalCatalogue:
 
     def models(self, served: Mapping[str, str], downloaded: Sequence[str]) -> tuple[CatalogueModel, ...]:
         """List the models. Takes seconds for new files, so call it in a thread.
-
         `served` maps the names of the models that the site serves to their sources; `downloaded` are URLs."""
         sources = dict.fromkeys((*self._sources(), *downloaded, *served.values()))
         return tuple(self._model(source, served) for source in [*sources][:MAX_MODELS])
 
     def describe(self, source: str) -> Fit | None:
         """Return the plan of a source, or None if its files are not on this machine.
-
         Raises SourceError if the source names no model."""
         directory = local_directory(source)
         return None if directory is None else self._description(source, directory).fit

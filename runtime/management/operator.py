@@ -41,7 +41,6 @@ class SiteOperator:
 
     def serve_added(self) -> None:
         """Serve the models that were added before a restart.
-
         A model whose name the site's file uses by now is logged and left out."""
         for config in self._added.configs():
             try:

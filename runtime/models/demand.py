@@ -65,7 +65,6 @@ class Arrivals:
 
     def is_due(self, now_s: float, lead_s: float) -> bool:
         """Return whether a request is likely within `lead_s`.
-
         It is if the gaps predict one, or if an hour begins that usually has requests."""
         self._roll(now_s)
         if self._last is None:

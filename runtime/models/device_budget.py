@@ -109,7 +109,6 @@ class DeviceBudget:
 
     def could_take_quietly(self, state: ModelState) -> bool:
         """Return whether a model without requests fits.
-
         Only models whose next request is expected much later may be put to sleep for it."""
         if self._turn.locked():
             return False

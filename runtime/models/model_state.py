@@ -80,7 +80,6 @@ class Replica:
     @property
     def takes_prompts(self) -> bool:
         """Tell whether this replica can compute prompts for other hosts.
-
         Its host must have an address for blocks, and must have responded since it was last late."""
         client = self.host.client
         return self.host.peer_address is not None and client is not None and client.last_event_at >= self.late_at

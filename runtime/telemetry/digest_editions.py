@@ -20,7 +20,6 @@ class DigestEditions:
 
     def publish(self, status: SiteStatus, known: int) -> SiteStatus:
         """Return the status with the edition of its digests.
-
         It has only the changes since the edition `known` if that is still kept."""
         digests = {model.name: model.prefixes for model in status.models}
         if digests != self._by_edition.get(self._newest):

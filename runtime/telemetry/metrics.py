@@ -178,7 +178,10 @@ class EngineMetrics:
             "site), or here (the host that answers)"
         )
         self._placed = counter("pilotlight_prompts_placed", about, ["model_name", "where"])
-        about = "Prompts that other sites asked this one to compute, by outcome: computed, declined, given up for own requests, left (by the other site), or failed"
+        about = (
+            "Prompts that other sites asked this one to compute, by outcome: computed, declined, given up for own requests, left (by the "
+            "other site), or failed"
+        )
         self._lent = counter("pilotlight_prompts_lent", about, ["model_name", "outcome"])
         self._host_ms = times("pilotlight_engine_step_host_ms", "Host time of an engine step", buckets=_HOST_MS)
         about = "Host time of an engine step by phase"
@@ -266,7 +269,6 @@ class _ModelCollector:
 
     def _of_loads(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         """Yield a model's counts with the device's number as a label.
-
         Counts of a device start at zero when the model wakes there."""
         found = [((name, str(device_index)), load) for device_index, name, load in self._loads()]
         for kind, name, about, read in _OF_LOADS:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 def ending(code: int, oom_kills_before: int | None) -> str:
     """Return the end of a sentence such as "was ended by SIGKILL".
-
     `code` is subprocess's return code; `oom_kills_before` is the result of `oom_kills` before the process was started."""
     if code >= 0:
         return f"exited with status {code}"

@@ -11,7 +11,6 @@ from pilotlight.wire.chat import ChatLogprobs
 
 class BlockBuilder:
     """Builder of one answer.
-
     If another site started the answer, the writer first replays what the client already has."""
 
     def __init__(self, new_writer: NewWriter, request: ValidGeneration, generator: Generator) -> None:

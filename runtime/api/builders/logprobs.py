@@ -44,7 +44,6 @@ def text_logprobs(texts: Sequence[str], tokens: Sequence[DeliveredToken], tokeni
 
 def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:
     """Return the log-probabilities of a completion's tokens.
-
     `offset` is the number of characters before them: the prompt's if it is echoed, else 0."""
     shown = [token for token in tokens if token.is_shown and token.logprobs is not None]
     return CompletionLogprobs(
@@ -61,7 +60,6 @@ def echoed_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
 ) -> CompletionLogprobs:
     """Return the log-probabilities of an echoed prompt.
-
     The first token has none, because nothing precedes it."""
     return CompletionLogprobs(
         tokens=tuple(tokenizer.token_text(token_id) for token_id in token_ids),
@@ -81,7 +79,6 @@ def prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
 ) -> PromptLogprobs:
     """Return a table for each prompt token.
-
     It maps token ids to log-probabilities: those of the token itself and of the likeliest ones in its place."""
     return (
         None,

@@ -99,7 +99,6 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         """Return one event for each part of the delta and a separate one for the finish.
-
         The last part's event has the delta's log-probabilities and token ids."""
         shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""
@@ -150,7 +149,6 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
 
     def _rest_of_inputs(self, choice: int, generation: Generation) -> bytes:
         """Return the events of custom tool inputs that are only known at the end of an answer.
-
         These are inputs whose calls have an unexpected form."""
         events = b""
         for (of_choice, position), reader in self._inputs.items():

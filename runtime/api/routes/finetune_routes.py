@@ -132,7 +132,6 @@ class FinetuneRoutes:
 
     async def one(self, request: Request) -> Response:
         """Export an adapter with its files (GET), import one (PUT), or remove one (DELETE).
-
         Other sites' changes arrive this way."""
         _require_router(request)
         store, id = self._store(), request.path_params["id"]

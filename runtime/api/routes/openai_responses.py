@@ -22,7 +22,6 @@ from pilotlight.wire.errors import Dialect
 
 class ResponsesEndpoint:
     """A pure ASGI application for all of these paths.
-
     Run `run()` as a task while it serves, and call `close()` afterwards."""
 
     def __init__(self, generator: Generator, config: SiteConfig, access: Access) -> None:

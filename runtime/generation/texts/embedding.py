@@ -83,7 +83,6 @@ def named_prompt(model: AwakeModel, name: str | None) -> str:
 
 def _encode_one(model: AwakeModel, prompt: str, text: EmbeddingInput, where: str) -> tuple[int, ...]:
     """Return the token ids of a prompt and text.
-
     A text that was sent as token ids gets no prompt, because it starts with its own BOS token."""
     tokenizer = model.text.tokenizer
     token_ids = tokenizer.encode(prompt + text, add_special_tokens=True) if isinstance(text, str) else text

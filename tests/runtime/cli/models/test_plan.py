@@ -92,7 +92,7 @@ def test_a_link_publishes_from_which_queue_on_anothers_prefill_is_worth_it(capsy
     ("question", "sentence"),
     [
         ({"devices": "many"}, "'many' names no devices"),
-        ({"link_gbits": 0.0}, "--link 0 moves nothing"),
+        ({"link_gbits": 0.0}, "--link 0 must be greater than 0"),
         (
             {"devices": "8xh100", "tp": 3},
             "tp is 3, and the model has 40 heads and 8 key-value heads; tp may be 1, 2, 4, 8, 40",
