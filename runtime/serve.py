@@ -241,7 +241,7 @@ async def _drain(site: Site, force_shutdown: asyncio.Event, hooks: ShutdownHooks
         )
         if not empty.done():
             hooks.on_cut(admission.num_open)
-            site.fleet.fail_open("the site shuts down before the end of this answer")
+            site.fleet.fail_open("the site is shutting down and has stopped waiting for this answer")
             await asyncio.wait({empty}, timeout=hooks.last_bytes_s)
     finally:
         empty.cancel()

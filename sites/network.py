@@ -162,7 +162,7 @@ class PlacesConfig(Table, frozen=True, kw_only=True):
         ):
             for name in named:
                 if name not in known:
-                    raise ValueError(f"data of {whose} names the {what} {name!r}, but no entry of [[sites]] has it")
+                    raise ValueError(f"data of {whose} names the {what} {name!r}, which no entry of [[sites]] has")
         if not (self.sites or self.regions):
             raise ValueError(f"data of {whose} names no site: name sites or regions, or remove data")
 

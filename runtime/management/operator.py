@@ -72,7 +72,7 @@ class SiteOperator:
                 source = _source(operation)
                 # a URL that is here is not listed yet; its download lists it
                 if await asyncio.to_thread(_is_here, source) and not is_url(source):
-                    raise ApiError("conflict", f"{source[:200]} is downloaded already: run it")
+                    raise ApiError("conflict", f"{source[:200]} is here already: run it")
                 self._downloads.start(source)
             case "cancel":
                 self._downloads.cancel(operation.source)
