@@ -1,4 +1,4 @@
-"""GPUs through NVML: counted, measured, and checked for MIG, with a driver that consists of these tests."""
+"""GPUs through NVML: counted, measured, and checked for MIG, with a fake driver."""
 
 import sys
 from pathlib import Path
@@ -16,10 +16,7 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """A fake of NVML. `instances` of each GPU:
-
-    None without MIG mode, else whether there is one at each place.
-    """
+    """A fake of NVML. `instances` has an entry for each GPU: None without MIG, else whether each place has an instance."""
 
     class NVMLError(Exception):
         pass

@@ -1,4 +1,4 @@
-"""Real engines and real files: weights that sleep in host memory survive the engine host, and the runtime when it is killed."""
+"""Real engines and files: weights in host memory survive the engine host, and the runtime when it is killed."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ NAMES = ("a", "b")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Write a site file with two models of which one fits at a time."""
+    """Write a site file with two models, of which one fits at a time."""
     for seed, name in enumerate(NAMES):
         write_llama(tmp_path / name, seed=seed)
         write_tokenizer(tmp_path / name)

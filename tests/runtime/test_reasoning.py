@@ -1,4 +1,4 @@
-"""A model's reasoning: separate from its answer, counted, without stop strings and constraints of the answer."""
+"""A model's reasoning: separate from its answer, counted, and not subject to the answer's stop strings and constraints."""
 
 import json
 from pathlib import Path

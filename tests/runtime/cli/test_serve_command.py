@@ -1,4 +1,4 @@
-"""`pilotlight serve` with degrees of parallelism: devices of one host, and how these share the model."""
+"""`pilotlight serve` with parallelism: the devices of a host, and how they share the model."""
 
 import pytest
 

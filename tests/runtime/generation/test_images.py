@@ -1,4 +1,4 @@
-"""Images in requests of every dialect, up to the engine: its inputs, and refusals with their words."""
+"""Images in requests of every dialect: the inputs of the engine, and the errors."""
 
 import asyncio
 import hashlib
@@ -223,7 +223,7 @@ async def test_an_image_that_ends_its_decoder_is_refused_and_ends_nothing_else(
 ) -> None:
     assert (
         await call(site.app, CHAT, chat(part(RED), TEXT))
-    ).status == 200  # a child process loads its libraries before memory is short
+    ).status == 200  # the child process loads its libraries before memory becomes scarce
     with monkeypatch.context() as small:
         small.setattr(images, "BYTES", 8 << 20)  # less than a large picture needs
         answer = await call(site.app, CHAT, chat(part(picture(3000, 2000)), TEXT))

@@ -13,7 +13,7 @@ from tests.asgi import eventually
 
 
 class Server:
-    """A server that sends three of ten bytes, and the rest or a failure when permitted."""
+    """A fake download of ten bytes: it reports three, and waits until a test lets it end or fail."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()

@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models(model_directory: Path, written: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """Make a model with an adapter from its file, and a directory of others."""
+    """Make a model with an adapter in its file, and a directory of other adapters."""
     (tmp_path / "more").mkdir()
     shutil.copytree(written / "fr", tmp_path / "more" / "fr")
     table = {"name": "tiny", "source": str(model_directory), "aliases": ["@test/tiny", "tiny:latest"]}

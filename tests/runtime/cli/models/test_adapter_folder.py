@@ -1,4 +1,4 @@
-"""The adapters commands as a person runs them: an added adapter is one that a site reads; others are refused."""
+"""The adapters commands as a user runs them: a site reads an added adapter, and invalid ones are refused."""
 
 import shutil
 import stat

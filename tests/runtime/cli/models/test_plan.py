@@ -1,4 +1,4 @@
-"""`pilotlight plan`: tables for people, JSON for programs, one sentence for models that cannot be planned."""
+"""`pilotlight plan`: tables, JSON, and one sentence for models that cannot be planned."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_link_publishes_from_which_queue_on_anothers_prefill_is_worth_it(capsy
     move_s, compute_s = slow["prompt_bytes"] / 1.25e6, 2048 / slow["computed_tokens_per_s"]
     assert slow["borrow_from_s"] == pytest.approx(0.020 + move_s - compute_s), "most of it is not hidden"
     assert fast["borrow_from_s"] == pytest.approx(0.020 + fast["prompt_bytes"] / 1.25e12 / 4), (
-        "the last 512 tokens alone"
+        "only the last 512 tokens"
     )
     assert slow["route_from_s"] == fast["route_from_s"] == 0.020
     assert "slower than they are computed" in slow["reason"]
