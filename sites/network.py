@@ -320,9 +320,9 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     hop: HopConfig = HopConfig()
     """Authentication between the router and its sites."""
     join: JoinConfig = JoinConfig()
-    """Whether machines may join as sites."""
+    """Joining of machines as sites."""
     door: DoorConfig = DoorConfig()
-    """Which clients are served, and limits of their connections."""
+    """Rules for clients, and limits of their connections."""
     clients: ClientsConfig = ClientsConfig()
     """Locations of clients."""
     tenant_limits: TenantLimitsConfig = TenantLimitsConfig()

@@ -515,7 +515,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     hop: HopConfig = HopConfig()
     """Authentication between the site and its routers."""
     door: AccessConfig = AccessConfig()
-    """Which clients are served."""
+    """Rules for clients."""
     accounts: tuple[AccountConfig, ...] = ()
     """Accounts and the models that they may use."""
     keys: tuple[KeyConfig, ...] = ()

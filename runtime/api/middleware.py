@@ -38,7 +38,7 @@ FUNCTIONS = "/fn/"  # functions authenticate their own callers
 MODELS_AS_FUNCTIONS = "/fn/@"  # functions that run a model need a key, like all models
 OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
 OLLAMA_ANSWERS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
-LOGGED_EVERY_S = 60.0  # limit of log lines about refused requests of one kind
+LOGGED_EVERY_S = 60.0  # interval of log lines about refused requests, for each kind of refusal
 BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 
 log = logging.getLogger("pilotlight.http")

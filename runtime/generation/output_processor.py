@@ -272,7 +272,7 @@ class _Calls:
 
 
 class _PendingTokens:
-    """Tokens in order, until the first delta that contains the end of their text takes them."""
+    """Tokens that no delta has yet, in order. A delta takes a token if it has the end of the token's text."""
 
     def __init__(self) -> None:
         self.num_shown = 0  # characters of the answer that were emitted or belong to markup
