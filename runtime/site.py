@@ -173,9 +173,7 @@ def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
     """Return the lenders: sites that may compute prompts for this one. None if the site's file names none."""
     if not config.engine.lenders or secret is None:
         return None
-    from pilotlight.runtime.dispatch.lenders import (
-        Lenders,
-    )  # imported here: loads an HTTP client that most sites do not need
+    from pilotlight.runtime.dispatch.lenders import Lenders  # loads an HTTP client, which few sites need
 
     return Lenders(config.engine.lenders, secret, config.hop.authority)
 

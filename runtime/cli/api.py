@@ -1,7 +1,7 @@
 """Api: the command line's HTTP client.
 
-It is synchronous and uses only the standard library, so that commands start fast. It sends requests, decodes streams of events, and makes a sentence
-of a refusal. Independent of terminals.
+It is synchronous and uses only the standard library, so that commands start fast. It sends requests, decodes streams of events, and turns refusals
+into sentences. Independent of terminals.
 """
 
 import http.client

@@ -34,10 +34,7 @@ UrlOption = Annotated[
     str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="URL of a router, or of a site without one.")
 ]
 OpenOption = Annotated[
-    bool,
-    typer.Option(
-        "--open-to-all", help="Serve every client, even on addresses that other machines can reach, without keys."
-    ),
+    bool, typer.Option("--open-to-all", help="Serve every client without a key, also from other machines.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
@@ -84,9 +81,7 @@ def up(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(
-            help="Model that all sites serve instead of the models in their files; the same values as for `serve`."
-        ),
+        typer.Option(help="Model that all sites serve instead of those in their files; a value as for `serve`."),
     ] = None,
     functions: Annotated[
         bool, typer.Option("--functions", help="Serve functions that `pilotlight deploy` uploads from this machine.")
@@ -648,8 +643,7 @@ def restore(
     site: SitesOption = None,
     snapshot: Annotated[str | None, typer.Option(help="Name of the backup; the newest by default.")] = None,
 ) -> None:
-    """Restore a backup's state to the directories that the router's and sites' files name.
-    These must not run."""
+    """Restore a backup's state to the directories in the router's and sites' files, which must not run."""
     from pilotlight.runtime.cli.operations.backup import restore as run
     from pilotlight.runtime.cli.operations.state_roots import roots_of_files
 

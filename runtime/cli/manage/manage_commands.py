@@ -17,9 +17,7 @@ UrlOption = Annotated[str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="
 SiteOption = Annotated[str | None, typer.Option("--site", help="Name of the site; not needed where there is only one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ModelArgument = Annotated[str, typer.Argument(help="Name of a model that the site serves.")]
-SourceArgument = Annotated[
-    str, typer.Argument(help="A source in the catalogue, or any source that `serve` accepts, at the site.")
-]
+SourceArgument = Annotated[str, typer.Argument(help="A source in the catalogue, or one that `serve` accepts.")]
 SiteArgument = Annotated[str, typer.Argument(help="Name of the site.")]
 
 
@@ -57,18 +55,12 @@ def run(
     source: SourceArgument,
     site: SiteOption = None,
     name: Annotated[str, typer.Option(help="Name that requests use; by default the last part of the source.")] = "",
-    residency: Annotated[
-        str, typer.Option(help="Where its weights are while it sleeps: auto, host (memory) or disk.")
-    ] = "auto",
+    residency: Annotated[str, typer.Option(help="Where its weights sleep: auto, host (memory) or disk.")] = "auto",
     lossless: Annotated[str, typer.Option(help="Keep bf16 weights in 12 bits: auto, off or always.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto or fp8.")] = "auto",
-    context: Annotated[
-        int | None, typer.Option(min=16, help="Maximum tokens of a prompt and its answer together.")
-    ] = None,
+    context: Annotated[int | None, typer.Option(min=16, help="Maximum tokens of a prompt and its answer.")] = None,
     sleep_after_s: Annotated[float | None, typer.Option(help="Time without use after which the model sleeps.")] = None,
-    max_devices: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of devices that serve the model at once.")
-    ] = None,
+    max_devices: Annotated[int | None, typer.Option(min=1, help="Maximum devices that serve it at once.")] = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
     """Add a model to a site. The site serves it after a restart too."""
@@ -159,9 +151,7 @@ def read(
     site: SiteOption = None,
     table: Annotated[str, typer.Option(help="A table of the database; by default its first.")] = "",
     prefix: Annotated[str, typer.Option(help="Beginning of the keys of a namespace.")] = "",
-    after: Annotated[
-        str, typer.Option(help="Position to continue from, as printed at the end of the previous page.")
-    ] = "",
+    after: Annotated[str, typer.Option(help="Where to continue, as the previous page printed it.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=200, help="Rows.")] = 50,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,

@@ -41,9 +41,7 @@ def make_token(
 
 
 @network.command("revoke")
-def revoke_token(
-    folder: FolderArgument, id: Annotated[str, typer.Argument(help="Id of the token, as in `network list`.")]
-) -> None:
+def revoke_token(folder: FolderArgument, id: Annotated[str, typer.Argument(help="Id in `network list`.")]) -> None:
     """Refuse a token from now on."""
     from pilotlight.runtime.cli.network.network_folder import revoke
 

@@ -108,10 +108,7 @@ def test_a_pull_is_followed_to_its_end(api: ScriptedApi, typed: Typed) -> None:
     [
         (download("failed", 3, "the disk is full"), "the disk is full"),
         (download("cancelled", 3), "the download was cancelled"),
-        (
-            {"sites": {"ams1": {"models": [], "downloads": []}}},
-            "was restarted and lost the download. Start it again; it resumes",
-        ),
+        ({"sites": {"ams1": {"models": [], "downloads": []}}}, "was restarted and lost the download. Start it again"),
     ],
 )
 def test_a_pull_that_ends_otherwise_says_why(
