@@ -38,8 +38,7 @@ class History:
 
     def __init__(self) -> None:
         self._rings = {name: deque[Sample](maxlen=one.length) for name, one in RANGES.items()}
-        # time and counters at the start of the current period, by range
-        self._started: dict[str, tuple[float, Counts]] = {}
+        self._started: dict[str, tuple[float, Counts]] = {}  # by range: time and counters at the period's start
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:

@@ -36,8 +36,7 @@ log = logging.getLogger("pilotlight.audit")
 
 SHOWN = 200  # number of changes in the audit list
 BodyT = TypeVar("BodyT")
-# called with minutes of validity; returns the command with which one machine joins
-Joining = Callable[[float], Awaitable[str]]
+Joining = Callable[[float], Awaitable[str]]  # minutes of validity -> the command with which one machine joins
 
 
 class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -34,8 +34,7 @@ GUARDS = {
     "cache-control": "no-cache",  # revalidated at each use, with 304 if unchanged
 }
 
-# called with a site's name; returns {"spans": [{name, began_s, ended_s, what}]}
-Timeline = Callable[[str], Awaitable[bytes]]
+Timeline = Callable[[str], Awaitable[bytes]]  # site's name -> {"spans": [{name, began_s, ended_s, what}]}
 
 
 class PageRoutes:

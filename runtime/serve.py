@@ -71,9 +71,8 @@ STALL_S = 600.0
 class ShutdownHooks(NamedTuple):
     """Callbacks of a shutdown, and the time for the last bytes."""
 
-    # called with the number of requests and sockets that the drain waits for
-    on_drain: Callable[[int], None] = lambda num_open: None
-    on_cut: Callable[[int], None] = lambda num_open: None  # called with the number of those that are cut off
+    on_drain: Callable[[int], None] = lambda num_open: None  # argument: open requests and sockets
+    on_cut: Callable[[int], None] = lambda num_open: None  # argument: those that are cut off
     last_bytes_s: float = LAST_BYTES_S
 
 

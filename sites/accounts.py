@@ -12,8 +12,7 @@ from msgspec import Meta
 from pilotlight.sites.rules import refuse_twice
 from pilotlight.sites.table import Table
 
-# Python's $ would also match before a final line end
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # $ would also match before a final line end
 KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256 of the key, in hexadecimal digits.")]
 Moment = Annotated[datetime, Meta(tz=True, description="A time with its zone, such as 2027-01-01T00:00:00Z.")]
 Scope = Literal["models", "deploy", "metrics", "admin"]

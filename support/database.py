@@ -27,8 +27,7 @@ Work = Callable[[Connection], T]
 
 TIME_LIMIT_S = 30.0
 MAX_WAITING = 1000
-# instructions of SQLite's virtual machine between two calls of `_is_over`: some microseconds
-STEPS_BETWEEN_CHECKS = 1000
+STEPS_BETWEEN_CHECKS = 1000  # instructions of SQLite's virtual machine, which take some microseconds
 BUSY_TIMEOUT_S = 5.0  # time to wait for another process that writes the same file
 PAGE_BYTES = 4096
 

@@ -72,8 +72,7 @@ class Served(NamedTuple):
     redundant_experts: int = 0
     dp: int = 1
     speculate: str | None = None  # None for the default of a site's file
-    # HOST:PORT of a cluster with further devices, "auto" or "start"; None if all devices are here
-    ray: str | None = None
+    ray: str | None = None  # HOST:PORT of a cluster with more devices, "auto" or "start"; None if all are here
 
     @property
     def engine(self) -> dict[str, Any]:

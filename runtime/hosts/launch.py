@@ -114,8 +114,7 @@ class ProcessLauncher:
         if not self._config.kv_host_gib:
             self._places[0].remove_dead_later()
             return None
-        # claim all of them first, so that none removes another one as dead
-        claimed = [place.claim() for place in self._places]
+        claimed = [place.claim() for place in self._places]  # all of them first, so that none removes another
         self._places[0].remove_dead_later()
         return claimed[0]
 
@@ -131,10 +130,7 @@ class HostProcess:
         self._place = place
         self._oom_kills = oom_kills()
         self.url = place.address  # address of its socket
-        self.peer_address = (
-            # address at which it serves KV blocks to the site's other hosts; None if it serves none
-            peer_address
-        )
+        self.peer_address = peer_address  # address for its KV blocks to the site's other hosts; None if not served
 
     @property
     def pid(self) -> int | None:

@@ -74,10 +74,8 @@ class Foresight:
     async def _put_to_sleep(self, state: ModelState) -> None:
         """Put the model to sleep on every device."""
         for replica in state.awake:
-            if replica.is_awake and not state.is_replica_busy(
-                replica
-                # a request may have arrived while the previous replica fell asleep
-            ):
+            # a request may have arrived while the previous replica fell asleep
+            if replica.is_awake and not state.is_replica_busy(replica):
                 await self._budgets[replica.host.index].put_to_sleep(state)
 
     async def _fill_host_memory(self) -> None:

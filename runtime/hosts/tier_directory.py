@@ -20,8 +20,7 @@ from typing import Literal
 log = logging.getLogger("pilotlight.engine")
 
 COMING_BACK_S = 60.0  # `pilotlight up` and systemd restart a killed site within seconds
-# Attempts at a lock: another site may hold it for a moment to check whether the owner is dead.
-LOOKS, LOOK_S = 5, 0.02
+LOOKS, LOOK_S = 5, 0.02  # attempts at a lock: another site may hold it for a moment, to check its owner
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
 
 LOCKS = ("site.lock", "owner.lock")  # lock files of the site and of its engine host

@@ -67,10 +67,7 @@ class Models:
         self._on_lost = on_lost
         self.states = ModelStates({config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models})
         states = self.states.values()  # a view, because models are added and removed while the site runs
-        self._changed = (
-            ChangeNotifier()
-            # notified when a request has ended, or a model has woken or fallen asleep on any device
-        )
+        self._changed = ChangeNotifier()  # a request has ended, or a model has woken or fallen asleep
         self._memory = memory = HostMemory(states, tier, clock)
         self._budgets = budgets = tuple(
             DeviceBudget(self.states, host, memory, site.engine, self._changed, on_eviction, clock)

@@ -87,8 +87,7 @@ def is_url(source: str) -> bool:
 
 
 def _fetched_before(source: str) -> Path | None:
-    # imported here because it loads aiohttp, which only URLs need
-    from pilotlight.runtime.fetching.remote import Remote
+    from pilotlight.runtime.fetching.remote import Remote  # loads aiohttp, which only URLs need
 
     try:
         remote = Remote.parse(source)

@@ -41,8 +41,7 @@ DEATHS_WHILE_LOADING = 3  # if this many hosts die during one load, the load is 
 SUCCESSOR_WAIT_S = 30.0
 # Delay of the template's check after a wake with waiting requests: importing Jinja and compiling take 35 ms, which would delay the first answers
 TEMPLATE_AFTER_S = 1.0
-# Limits of the child that checks a tokenizer; the largest tokenizers take 2 s and 1 GiB
-TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30
+TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30  # limits of a tokenizer's check; the largest take 2 s and 1 GiB
 WAY_S = 0.01  # time of a command to an idle host and of its response
 
 
@@ -80,8 +79,7 @@ class Waker:
                 has_evicted = await self._acquire_memory(state, replica, directory)
                 room_at = time.monotonic()
                 info = await self._load(state, replica, directory, text)
-                # the host died while the text side was still being read
-                while replica.host.client is not replica.loaded_by:
+                while replica.host.client is not replica.loaded_by:  # the host died meanwhile
                     info = await self._load(state, replica, directory, text)
             finally:
                 text.cancel()

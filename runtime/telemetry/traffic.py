@@ -89,8 +89,7 @@ class HeldPrefixes:
     """The estimated prefixes in a model's cache, the least recently used first."""
 
     def __init__(self) -> None:
-        # digest -> number of tokens in the segment that ends there
-        self._segments: OrderedDict[int, int] = OrderedDict()
+        self._segments: OrderedDict[int, int] = OrderedDict()  # digest -> tokens of the segment that ends there
         self._tokens = 0
         self._digest = b""
         self._digest_at = float("-inf")
@@ -104,8 +103,7 @@ class HeldPrefixes:
 
     def note(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int, kv_tokens: int) -> None:
         self._correct(prefixes, prompt_tokens, cached_tokens)
-        # longest first, because the end of a prompt is evicted before its start
-        for i, (digest, tokens) in enumerate(prefixes):
+        for i, (digest, tokens) in enumerate(prefixes):  # the end of a prompt is evicted before its start
             before = prefixes[i + 1][1] if i + 1 < len(prefixes) else 0
             self._drop(digest)
             self._segments[digest] = max(0, tokens - before)

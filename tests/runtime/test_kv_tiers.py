@@ -127,8 +127,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
             first = client.post("/v1/completions", json=ASK).json()
             assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert directory.is_dir()
-            # blocks reach the disk after the host memory
-            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))
+            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # blocks reach the disk later
             engine = process.engine()
             engine.kill()
             until(lambda: process.has_another_engine(engine) and client.get("/readyz").status_code == 200)

@@ -279,8 +279,7 @@ async def test_an_answer_without_end_is_left() -> None:
 @pytest.mark.parametrize(
     ("answer", "num_kept"),
     [
-        # the answer is read to its end, so the next query may reuse the connection
-        (answered(b'{"models": "of another version"}'), 1),
+        (answered(b'{"models": "of another version"}'), 1),  # read to its end, so the connection may be reused
         (answered(b" " * (2 << 20) + b"{}"), 0),
         (b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"models": {}', 0),
     ],

@@ -100,8 +100,7 @@ def checked(urls: tuple[str, ...], examples: int) -> int:
     num_sent = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        # without a body or query nothing can be invalid
-        takes_input = bool(len(operation.body) or len(operation.query))
+        takes_input = bool(len(operation.body) or len(operation.query))  # without these nothing can be invalid
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[: 1 + takes_input]:
 
             @settings(

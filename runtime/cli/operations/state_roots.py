@@ -13,8 +13,7 @@ from pilotlight.sites.config import router_state_directory
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_site
 
-# Folders of a site's state that its next start creates again.
-TRANSIENT = ("scratch", "layers", "oci")
+TRANSIENT = ("scratch", "layers", "oci")  # folders of a site's state that its next start creates again
 
 
 class StateRoot(NamedTuple):

@@ -23,8 +23,7 @@ from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.usage import ResourceUse
 
-# Leaves that are in the engine at a time: as many as fit into one batch.
-WINDOW = 64
+WINDOW = 64  # leaves that are in the engine at a time: as many as fit into one batch
 # Number of likeliest tokens reported for a leaf's first position. A one-token option among them needs no leaf.
 TOP = 64
 

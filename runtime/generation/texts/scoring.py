@@ -124,15 +124,12 @@ async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None
         return None
     pairs, pieces = model.text.pairs, None
     needs_template = model.info.answers_by_token or pairs.is_required
-    if (
-        needs_template or pairs.may_be_used
-        # like sentence-transformers since version 6, which uses any template that has both roles
-    ):
+    # like sentence-transformers since version 6, which uses any template that has both roles
+    if needs_template or pairs.may_be_used:
         is_instructed = request.instruction is not None or bool(model.info.text_prompt)
         pieces = await pairs.pieces(with_instruction=is_instructed)
         if pieces is None and request.instruction is None and is_instructed:
-            # the template has no place for the checkpoint's own instruction
-            pieces = await pairs.pieces(with_instruction=False)
+            pieces = await pairs.pieces(with_instruction=False)  # no place for the checkpoint's own instruction
     if pieces is None and request.instruction is not None:
         message = (
             f"instruction: {request.requested_model!r} has no place for one; leave it out, or put it into the query"
