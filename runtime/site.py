@@ -161,11 +161,8 @@ class Site:
             "engine_standby_ready": ("Standby hosts that are ready", lambda: fleet.standbys_ready),
             "engine_standbys_taken": ("Standby hosts that replaced an engine host", lambda: fleet.standbys_taken),
             "engine_hosts_up": ("Engine hosts that are running", lambda: fleet.num_up),
-            "engine_hosts_shifted": (
-                "Engine hosts that have taken on the other role as well",
-                lambda: fleet.num_shifted,
-            ),
-            "ready": ("1 if the site is ready (/readyz), else 0", lambda: not self.why_not_ready()),
+            "engine_hosts_shifted": ("Engine hosts that also have the other role", lambda: fleet.num_shifted),
+            "ready": ("1 if the site is ready, else 0", lambda: not self.why_not_ready()),
         }
 
 

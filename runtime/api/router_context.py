@@ -51,9 +51,7 @@ class Declined(ApiError):
 class RouterContext(NamedTuple):
     name: AnswerName | None = None  # None if no other site can continue this answer
     delivery: Delivery = NOTHING_DELIVERED
-    prefixes: tuple[
-        tuple[int, int], ...
-    ] = ()  # prefixes of the prompt that the router knows: (digest, number of tokens)
+    prefixes: tuple[tuple[int, int], ...] = ()  # prefixes that the router knows: (digest, number of tokens)
     data_sites: DataSites = NO_OTHERS  # other sites that may see the request
     max_queue_wait_ms: int | None = None  # if the queue is longer, the router prefers another site
 

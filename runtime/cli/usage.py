@@ -59,9 +59,7 @@ def print_slo(api: Api, as_json: bool) -> None:
         return
     states = answer["objectives"]
     if not states:
-        print(
-            "The router has no objectives, or cannot store their counts: see [[objectives]] in its file, and its log."
-        )
+        print("The router has no objectives, or cannot store counts: see [[objectives]] in its file, and its log.")
         return
     windows = list(states[0]["burn_rate"])
     table = Table("model", "site", "objective", box=None, header_style="bold")

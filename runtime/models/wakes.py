@@ -152,9 +152,7 @@ class Waker:
         state.history.failed_at = time.monotonic()
         if any(other.is_awake or other.task is not None for other in state.replicas if other is not replica):
             state.detail = ""  # the model itself is available
-            log.warning(
-                "model %r is awake, but could not be woken on %s too: %s", state.name, replica.host.device, detail
-            )
+            log.warning("model %r could not be woken on %s as well: %s", state.name, replica.host.device, detail)
             return
         retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
         state.history.note_failure(ApiError(word, message, retry_after_s=retry_after_s))

@@ -178,10 +178,7 @@ class EngineMetrics:
             "site), or here (the host that answers)"
         )
         self._placed = counter("pilotlight_prompts_placed", about, ["model_name", "where"])
-        about = (
-            "Prompts that other sites asked this one to compute, by outcome: computed, declined, given up for own requests, left (by the "
-            "other site), or failed"
-        )
+        about = "Prompts that other sites asked this one to compute, by outcome: computed, declined, given up for own work, left, or failed"
         self._lent = counter("pilotlight_prompts_lent", about, ["model_name", "outcome"])
         self._host_ms = times("pilotlight_engine_step_host_ms", "Host time of an engine step", buckets=_HOST_MS)
         about = "Host time of an engine step by phase"

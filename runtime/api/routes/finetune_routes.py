@@ -154,9 +154,7 @@ class FinetuneRoutes:
     def _uploading(self) -> Iterator[None]:
         if self._num_uploads >= MOST_UPLOADS:
             raise ApiError(
-                "overloaded",
-                f"{MOST_UPLOADS} files are being uploaded to this site already: retry later",
-                retry_after_s=5,
+                "overloaded", f"{MOST_UPLOADS} files are being uploaded already: retry later", retry_after_s=5
             )
         self._num_uploads += 1
         try:
@@ -192,7 +190,7 @@ class FinetuneRoutes:
             raise ApiError("model_load_failed", f"{model!r} cannot be read: {error}") from None
         if planned.pools:
             raise ApiError(
-                "invalid_request", f"{model!r} computes embeddings, for which adapters are not supported", param="model"
+                "invalid_request", f"{model!r} makes embeddings, which adapters cannot change", param="model"
             )
         return planned.adapted_shapes()
 

@@ -37,9 +37,7 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
     `keep` is the number of newest snapshots to keep; None keeps all."""
     there = [root for root in roots if root.path.is_dir()]
     if not there:
-        raise CliError(
-            f"there is no state at {', '.join(str(root.path) for root in roots)}: there is nothing to back up."
-        )
+        raise CliError(f"there is no state at {', '.join(str(root.path) for root in roots)}: nothing to back up.")
     for root in there:
         _check_owner(root.path)
         if folder.absolute().is_relative_to(root.path):
@@ -74,7 +72,7 @@ def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
     wanted = [root for root in roots if root.name in snapshot.roots]
     if not wanted:
         raise CliError(
-            f"the snapshot has {', '.join(snapshot.roots)}, but the files of the router and sites name {', '.join(root.name for root in roots)}."
+            f"the snapshot has {', '.join(snapshot.roots)}, but this machine's files name {', '.join(root.name for root in roots)}."
         )
     with ExitStack() as stack:
         for root in wanted:

@@ -159,9 +159,7 @@ def port(host: str, number: int) -> Finding:
             sentence = "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, or a port above 1023"
             return Finding("wrong", f"port {number} on {host} needs privileges", sentence)
         except OSError as error:
-            sentence = (
-                f"`ss -ltnp 'sport = :{number}'` shows the process that uses it, which may be a running Pilotlight"
-            )
+            sentence = f"`ss -ltnp 'sport = :{number}'` shows its user, which may be a running Pilotlight"
             return Finding("note", f"port {number} on {host} cannot be had: {error.strerror}", sentence)
     return Finding("ok", f"port {number} on {host} is free")
 

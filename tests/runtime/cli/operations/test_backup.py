@@ -294,9 +294,7 @@ def test_what_cannot_be_restored_is_said_before_anything_is_written(state: State
     backup(folder, [state], None)
     with pytest.raises(CliError, match=r"is not empty \(bindings\): move it away"):
         restore(folder, [state], None)
-    with pytest.raises(
-        CliError, match=r"the snapshot has ams1/state, but the files of the router and sites name iad1/state"
-    ):
+    with pytest.raises(CliError, match=r"the snapshot has ams1/state, but this machine's files name iad1/state"):
         restore(folder, [StateRoot("iad1/state", new)], None)
     with pytest.raises(CliError, match="holds no snapshot yesterday; it has 2"):
         restore(folder, [elsewhere(state, new)], "yesterday")
