@@ -24,8 +24,8 @@ class Counts(msgspec.Struct, frozen=True):
     tokens: int  # output tokens, including those of open streams
     prompt_tokens: int
     cached_tokens: int  # prompt tokens that were found in a prefix cache
-    first_token: TimeHistogram  # of streams: time from the request to the first token
-    token_gaps: TimeHistogram  # of streams: time between two tokens
+    first_token: TimeHistogram  # time from a request to its stream's first token
+    token_gaps: TimeHistogram  # time between two tokens of a stream
     running: int = 0
     waiting: int = 0
 

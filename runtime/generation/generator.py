@@ -316,7 +316,7 @@ class Generation:
 @dataclass(eq=False, slots=True)
 class _AnsweredPrompt:
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first one
+    logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt's tokens after the first
     awaits_logprobs: bool = False  # True until an output with them has arrived
 
 

@@ -148,12 +148,12 @@ class OwnSite:
         return {self._name: await self._operator.catalogue()}
 
     async def perform(self, site: str, operation: SiteOperation) -> None:
-        """Raises ApiError."""
+        """Start an operation. Raises ApiError, also for the name of another site."""
         self._check(site)
         await self._operator.perform(operation)
 
     async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
-        """Raises ApiError."""
+        """Search the hub. Raises ApiError, also for the name of another site."""
         self._check(site)
         return await self._operator.search_hub(query)
 

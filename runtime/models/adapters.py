@@ -74,7 +74,7 @@ class AdapterRegistry:
         for model in self._models:
             for name in self.names(model):
                 place = self._find_public(model, name)
-                with suppress(OSError):  # its folder was deleted meanwhile
+                with suppress(OSError):  # the folder was deleted meanwhile
                     changed_s = 0.0 if place is None else place.stat().st_mtime
                     found.append(Finetune(name, "", "", model, name, "", changed_s, changed_s, True))
         return found

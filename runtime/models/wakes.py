@@ -74,7 +74,7 @@ class Waker:
             if replica.falling_asleep is not None:
                 await asyncio.shield(replica.falling_asleep)
             directory = await self._files(state)
-            text = asyncio.create_task(self._read_text(state, directory))  # while this waits for room
+            text = asyncio.create_task(self._read_text(state, directory))  # concurrent with the wait for room
             try:
                 has_evicted = await self._acquire_memory(state, replica, directory)
                 room_at = time.monotonic()

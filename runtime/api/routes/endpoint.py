@@ -30,7 +30,7 @@ from pilotlight.wire.sse import HEARTBEAT
 log = logging.getLogger("pilotlight.http")
 
 MIB = 1 << 20
-PREFIXES = ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")  # of all dialects except Workers AI's own
+PREFIXES = ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")  # path prefixes, except Workers AI's
 MOST_NAMED, MOST_NAMED_BYTES = 32, 1024  # limits of the header that lists ignored fields
 
 

@@ -121,11 +121,11 @@ def rotate(folder: Path) -> None:
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}.") from None
     if len(known) == 1:
-        kept, said = [*known, secrets.token_hex(SECRET_BYTES)], "believes a second secret"
+        kept, said = [*known, secrets.token_hex(SECRET_BYTES)], "accepts a second secret"
     elif marks == "believed":
-        kept, said = known[::-1], "signs by the new secret"
+        kept, said = known[::-1], "signs with the new secret"
     else:
-        kept, said = known[:1], "holds the new secret alone"
+        kept, said = known[:1], "has only the new secret"
     atomic_files.write(file, ",".join(kept).encode())
     atomic_files.write(folder / "rotation", b"believed" if len(known) == 1 else b"")
     following = "" if len(kept) == 1 else ", then run this again"
