@@ -211,7 +211,7 @@ class NetworkModelConfig(Table, frozen=True, kw_only=True):
     """A rule for models at all sites."""
 
     model: Annotated[str, Meta(min_length=1)]
-    """Name of the models; * matches any text."""
+    """Model name, or a pattern in which * matches any text."""
     data: PlacesConfig | None = None
     """Sites and regions to which requests for these models may go; unset: all."""
 
@@ -271,7 +271,7 @@ class PriceConfig(Table, frozen=True, kw_only=True):
     """The price of a million tokens. If several match a model, the newest valid one applies."""
 
     model: Annotated[str, Meta(min_length=1)]
-    """Name of the models; * matches any text."""
+    """Model name, or a pattern in which * matches any text."""
     input: NonNegative
     """Price of a million prompt tokens."""
     output: NonNegative
@@ -290,7 +290,7 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
     A request counts for the first objective that matches its model."""
 
     model: Annotated[str, Meta(min_length=1)]
-    """Name of the models; * matches any text."""
+    """Model name, or a pattern in which * matches any text."""
     answered: Share | None = None
     """Required share of requests that do not fail, such as 0.999."""
     first_token: Share | None = None

@@ -407,7 +407,7 @@ async def test_an_engine_that_takes_another_way_is_noticed_where_tokens_come_aga
         site.engine.answer = sample(("ab  X",))
         body = {**ASKED, "tools": TOOLS, "logprobs": True}
         delivery = encode_delivery(Delivery((Delivered(ids("ab\tL")),)))
-        # the site does not know the white space that the first site held back; the L made it text
+        # the first site held the tab back until the L made it text, so this site cannot compare it
         answer = await call(site.app, CHAT, body=delivery + json.dumps(body).encode(), **hop(CHAT, body, delivery))
         assert answer.status == 200
         held = encode_delivery(Delivery((Delivered(ids("abz\t")),)))
