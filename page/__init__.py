@@ -1,2 +1,3 @@
-"""The web page: static files, and the routes that feed them.
-Imports wire and nothing else of ours; routers and sites mount it."""
+"""The web page: static files, and the routes with their data.
+
+It imports only `wire` of this project's packages; routers and sites mount it."""

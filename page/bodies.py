@@ -1,4 +1,4 @@
-"""Bodies of the page's own requests, and its answers."""
+"""Bodies of the page's own requests, and of the responses to them."""
 
 import msgspec
 from starlette.requests import Request
@@ -10,8 +10,8 @@ MAX_BODY = 4096
 
 
 async def read_body(request: Request) -> bytes:
-    """Read a small JSON body.
-    Raises ApiError for a large one, and for another content type, which forms of other pages can send."""
+    """Return a small JSON body.
+    Raises ApiError if it is large, or has another content type, which a form on another origin's page could send."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise ApiError("invalid_request", "the body must be application/json")
     body = bytearray()
@@ -23,5 +23,5 @@ async def read_body(request: Request) -> bytes:
 
 
 def respond(fields: object, status: int = 200) -> Response:
-    """Return JSON that no cache keeps."""
+    """Return a JSON response that must not be cached."""
     return Response(msgspec.json.encode(fields), status, {"cache-control": "no-store"}, "application/json")

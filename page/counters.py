@@ -1,4 +1,4 @@
-"""Sums of Prometheus metrics over their labels, as the page shows them."""
+"""Sums of Prometheus metrics over their labels, for the page."""
 
 import math
 from collections import Counter as Tally
@@ -11,7 +11,7 @@ from pilotlight.page.source import TimeHistogram
 
 
 def totals_by(metric: Collector, label: str) -> dict[str, int]:
-    """Sum a counter's children that agree in this label."""
+    """Return a counter's sums by the values of one label."""
     totals: Tally[str] = Tally()
     for family in metric.collect():
         for sample in family.samples:
@@ -30,7 +30,8 @@ def total(metric: Counter | Gauge) -> int:
 
 
 def times_of(metric: Histogram) -> TimeHistogram:
-    """Sum a histogram of seconds over its children. Without children it has no bounds."""
+    """Return the sum of a histogram's children, converted from seconds to ms.
+    Without children it has no bounds."""
     at_most: Tally[float] = Tally()
     for family in metric.collect():
         for sample in family.samples:

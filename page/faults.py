@@ -1,6 +1,6 @@
 """Faults of sites in the last day.
 
-They are the differences between two readings, a second apart."""
+They are found by comparing two readings, a second apart."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class SiteFault(msgspec.Struct):
     site: str
     what: str
     cause: str = ""
-    until_s: float | None = None  # the time of its end; None while it lasts
+    until_s: float | None = None  # time of its end; None while it lasts
 
 
 class Faults:
@@ -27,7 +27,7 @@ class Faults:
         self._open: dict[tuple[str, str], SiteFault] = {}
 
     def note(self, at_s: float, rows: Iterable[SiteRow]) -> None:
-        """Compare with the last reading."""
+        """Record the faults that started or ended since the last reading."""
         for row in rows:
             before = self._rows.get(row.name)
             self._rows[row.name] = row

@@ -1,4 +1,4 @@
-"""Samples of each second as server-sent events: read once from the source, written to every open page."""
+"""Server-sent events with a sample of each second. The source is read once for all open pages."""
 
 import asyncio
 import time
@@ -12,14 +12,14 @@ from pilotlight.page.faults import Faults, SiteFault
 from pilotlight.page.history import History, Sample
 from pilotlight.page.source import Decision, Move, Source
 
-SITES_A_SECOND = 100  # with more sites, their rows are written less often: 330 sites' are some 400 kB
+SITES_A_SECOND = 100  # with more sites, rows are written less often: those of 330 sites take about 400 kB
 RETRY_MS = 1000
 
 
 class Feed:
-    """The page's feed: reads the source once a second while its task runs.
+    """The page's feed, which reads the source once a second.
 
-    It does so even if no page is open, so that the history is complete.
+    It also does so while no page is open, so that the history is complete.
     """
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
@@ -29,18 +29,18 @@ class Feed:
         self._clock = clock
         self._second = 0
         self._event = b""
-        self._rows: dict[str, bytes] = {}  # of sites, as last written
+        self._rows: dict[str, bytes] = {}  # rows of sites as they were last sent
         self._last_move = self._last_decision = 0
         self._next: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
-        """Take second after second until cancelled."""
+        """Take a sample every second, until cancelled."""
         while True:
             self.tick()
             await asyncio.sleep(1.0)
 
     def tick(self) -> None:
-        """Take one sample, and wake the pages that wait for it."""
+        """Take a sample, and wake the pages that wait for it."""
         at = self._clock()
         sample = self.history.note(at, self._source.counts())
         self._second += 1
@@ -55,8 +55,8 @@ class Feed:
         self._next = None
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield the whole picture, then each second's changes.
-        A page that was away, or took longer than a second, gets the whole picture again."""
+        """Yield the whole state, and then the changes of each second.
+        A page that has missed a second gets the whole state again."""
         event, seen = self._whole(), self._second
         while True:
             yield event
@@ -80,7 +80,7 @@ class Feed:
         )  # fmt: skip
 
     def _changes(self) -> tuple[list[bytes], list[str]]:
-        """Return the rows of sites that changed since they were last written, and the names of gone sites."""
+        """Return the rows of sites that changed since they were last sent, and the names of removed sites."""
         rows = self._source.sites()
         self.faults.note(self._clock(), rows)
         if self._second % max(1, len(rows) // SITES_A_SECOND):

@@ -1,6 +1,6 @@
-"""The last day in a bounded ring of samples.
+"""Samples of the last day, in rings of limited size.
 
-One a second for five minutes, one in ten seconds for an hour, one in two minutes for a day.
+There is one a second for five minutes, one in ten seconds for an hour, and one in two minutes for a day.
 """
 
 from collections import deque
@@ -13,32 +13,32 @@ from pilotlight.page.source import Counts, TimeHistogram
 
 
 class TimeRange(NamedTuple):
-    step: int  # seconds
-    length: int  # samples
+    step: int  # seconds per sample
+    length: int  # number of samples
 
 
 RANGES = {"5m": TimeRange(1, 300), "1h": TimeRange(10, 360), "24h": TimeRange(120, 720)}
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A sample of a period. Rates are per second; a percentile is None if there was no measurement."""
+    """A sample of a period. Rates are per second; a percentile is None without measurements."""
 
-    at: float  # end of the sample's period, in seconds since the epoch
-    requests: dict[str, float]  # ended requests by outcome
+    at: float  # Unix time at the end of the period
+    requests: dict[str, float]  # ended requests per second, by outcome
     tokens: float
-    cached_share: float | None  # of the prompts' tokens
-    first_token_ms: tuple[float, float, float] | None  # p50, p95, p99
+    cached_share: float | None  # cached share of the prompt tokens
+    first_token_ms: tuple[float, float, float] | None  # percentiles 50, 95 and 99
     token_ms: tuple[float, float, float] | None
     running: int
     waiting: int
 
 
 class History:
-    """Takes a process's counters once a second."""
+    """The samples of a process's counters, taken once a second."""
 
     def __init__(self) -> None:
         self._rings = {name: deque[Sample](maxlen=one.length) for name, one in RANGES.items()}
-        self._started: dict[str, tuple[float, Counts]] = {}  # start of the current period, by range
+        self._started: dict[str, tuple[float, Counts]] = {}  # by range: time and counters at the period's start
         self._num_seconds = 0
 
     def note(self, at: float, counts: Counts) -> Sample | None:
@@ -57,13 +57,13 @@ class History:
         return newest
 
     def samples(self, name: str) -> tuple[Sample, ...]:
-        """Return a range's samples, the oldest first. Raises KeyError for a range that is not one of RANGES."""
+        """Return a range's samples, the oldest first. Raises KeyError if it is not one of RANGES."""
         return tuple(self._rings[name])
 
 
 def sample_of(started: float, before: Counts, at: float, after: Counts) -> Sample:
     """Return the difference of two readings.
-    A counter that fell, because a site restarted, counts as unchanged."""
+    A counter that fell because a site restarted counts as unchanged."""
     seconds = max(at - started, 1e-3)
 
     def per_s(old: int, new: int) -> float:
@@ -94,9 +94,9 @@ def _percentiles(before: TimeHistogram, after: TimeHistogram) -> tuple[float, fl
 
 
 def quantile(bounds_ms: tuple[float, ...], counts: Iterable[int], share: float) -> float:
-    """Return a quantile in milliseconds, as Prometheus's histogram_quantile.
+    """Return a quantile in milliseconds, like Prometheus's histogram_quantile.
 
-    Interpolates linearly within the bucket; above the last bound it returns that bound.
+    It interpolates linearly within a bucket; above the last bound it returns that bound.
     """
     counts = tuple(counts)
     rank, below = share * sum(counts), 0

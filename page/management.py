@@ -1,12 +1,9 @@
-"""The management API of a router, or of a site that runs alone.
+"""The management API of a router, or of a site without one.
 
-The page and `pilotlight manage` change a running network by it.
-
-All of it needs the scope `admin`, by a key or by the page's cookie; every change is a line of the log `pilotlight.audit`.
-
-GET /manage/catalogue, POST /manage/sites/SITE (a SiteOperation), GET /manage/hub?site=&words=, GET /manage/stores, GET /manage/stores/SITE (the
-fields of a StoreQuery), GET /manage/audit; at routers also GET and POST /manage/keys, DELETE /manage/keys/NAME, and, if machines may join, POST
-/manage/join.
+The page and `pilotlight manage` change a running network with it. All paths need the scope `admin`, from a key or from the page's cookie; every
+change is a line in the log `pilotlight.audit`. GET /manage/catalogue, POST /manage/sites/SITE (a SiteOperation), GET /manage/hub?site=&words=, GET
+/manage/stores, GET /manage/stores/SITE (the fields of a StoreQuery), GET /manage/audit; at routers also GET and POST /manage/keys, DELETE
+/manage/keys/NAME, and, if machines may join, POST /manage/join.
 """
 
 import logging
@@ -37,17 +34,17 @@ from pilotlight.wire.hop.management import (
 
 log = logging.getLogger("pilotlight.audit")
 
-SHOWN = 200  # changes
+SHOWN = 200  # number of changes in the audit list
 BodyT = TypeVar("BodyT")
-Joining = Callable[[float], Awaitable[str]]  # from minutes of validity to the line by which one machine joins
+Joining = Callable[[float], Awaitable[str]]  # minutes of validity -> the command with which one machine joins
 
 
 class KeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key to be made, and the limits of its account without one yet."""
+    """A key to be made, with limits for its account if that is new."""
 
     name: str
     scopes: tuple[Literal["models", "deploy", "metrics", "admin"], ...] = ("models",)
-    account: str | None = None  # an account with the key's name, if unset
+    account: str | None = None  # by default an account with the key's name
     expires_days: Annotated[float, Meta(gt=0, le=36_500)] | None = None
     requests_per_min: float | None = None
     tokens_per_min: float | None = None
@@ -60,22 +57,22 @@ class JoinLineRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Operator(Protocol):
-    """Carries operations out."""
+    """Performs operations on sites."""
 
     async def catalogues(self) -> dict[str, Catalogue | str]:
-        """Return each site's catalogue, or why there is none."""
+        """Return each site's catalogue, or the reason why there is none."""
 
     async def perform(self, site: str, operation: SiteOperation) -> None:
-        """Begin an operation at a site. Raises ApiError."""
+        """Start an operation at a site. Raises ApiError."""
 
     async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
         """Search the hub from a site's machine. Raises ApiError."""
 
     async def stores(self) -> dict[str, tuple[FunctionStore, ...] | str]:
-        """Return the stores of each site that serves functions, or why they cannot be read."""
+        """Return the stores of each site that serves functions, or the reason why they cannot be read."""
 
     async def read_store(self, site: str, query: StoreQuery) -> StorePage:
-        """Raises ApiError."""
+        """Return the content of a store at a site. Raises ApiError."""
 
 
 class KeyIssuer(Protocol):
@@ -84,17 +81,17 @@ class KeyIssuer(Protocol):
     def list_keys(self) -> list[dict[str, Any]]: ...
 
     async def create(self, new: KeyRequest) -> str:
-        """Return the key, which nothing keeps. Raises ApiError."""
+        """Return the new key, which is stored nowhere. Raises ApiError."""
 
     async def revoke(self, name: str) -> None:
-        """Raises ApiError."""
+        """Revoke a key. Raises ApiError."""
 
 
 class AuditLine(NamedTuple):
     at_s: float
     who: str
     what: str
-    outcome: str  # "done", or why not
+    outcome: str  # "done", or the error
 
 
 class ManagementRoutes:
@@ -135,7 +132,7 @@ class ManagementRoutes:
         return respond(_read_and_unread(await self._operator.catalogues()))
 
     async def operate(self, request: Request) -> Response:
-        """Begin an operation at a site; its progress is in the catalogue and in the page's feed."""
+        """Start an operation at a site. Its progress is in the catalogue and in the page's feed."""
         who = self._sessions.actor(request).name
         operation, site = await _read(request, SiteOperation), request.path_params["site"]
         subject = " ".join(word for word in (operation.source, operation.model) if word)
@@ -144,7 +141,7 @@ class ManagementRoutes:
         return respond({"started": True}, 202)
 
     async def search_hub(self, request: Request) -> Response:
-        """Return the hub's models that fit some words, the most downloaded first."""
+        """Return the hub's models that match some words, the most downloaded first."""
         self._sessions.visitor(request, "admin")
         query = dict(request.query_params)
         site = query.pop("site", "")
@@ -155,13 +152,13 @@ class ManagementRoutes:
         return respond(_read_and_unread(await self._operator.stores()))
 
     async def read_store(self, request: Request) -> Response:
-        """Return a page of a database's table, or of a namespace's keys. Nothing is changed by it."""
+        """Return a page of a database's table, or of the keys in a namespace."""
         self._sessions.visitor(request, "admin")
         query = _converted(dict(request.query_params), StoreQuery)
         return respond(await self._operator.read_store(request.path_params["site"], query))
 
     async def join_line(self, request: Request) -> Response:
-        """Return a line by which one more machine joins the network, once."""
+        """Return a command with which one more machine joins the network. It works once."""
         who, wish = self._sessions.actor(request).name, await _read(request, JoinLineRequest)
         assert self._joining is not None
         async with self._audited(who, f"let one machine join within {wish.minutes:g} minutes"):
@@ -179,7 +176,7 @@ class ManagementRoutes:
         return respond({"keys": self._keys.list_keys()})
 
     async def create_key(self, request: Request) -> Response:
-        """Return a new key, once."""
+        """Return a new key. It cannot be shown again."""
         who, new = self._sessions.actor(request).name, await _read(request, KeyRequest)
         assert self._keys is not None
         async with self._audited(who, f"create the key {new.name} with {', '.join(new.scopes)}"):
@@ -195,7 +192,7 @@ class ManagementRoutes:
 
     @asynccontextmanager
     async def _audited(self, who: str, what: str) -> AsyncIterator[None]:
-        """Open a scope for a change, and write one audit line with its result."""
+        """Open a scope for a change, and write an audit line with its result."""
         outcome = "done"
         try:
             yield
@@ -212,7 +209,7 @@ class ManagementRoutes:
 
 
 async def _read(request: Request, kind: type[BodyT]) -> BodyT:
-    """Raises ApiError."""
+    """Return the request's decoded body. Raises ApiError."""
     try:
         return msgspec.json.decode(await read_body(request), type=kind)
     except msgspec.MsgspecError as error:
@@ -220,7 +217,7 @@ async def _read(request: Request, kind: type[BodyT]) -> BodyT:
 
 
 def _converted(query: dict[str, str], kind: type[BodyT]) -> BodyT:
-    """Raises ApiError."""
+    """Return the decoded query. Raises ApiError."""
     try:
         return msgspec.convert(query, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -228,7 +225,7 @@ def _converted(query: dict[str, str], kind: type[BodyT]) -> BodyT:
 
 
 def _read_and_unread(found: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Return the answers of sites, and the reasons of those that gave none."""
+    """Separate the answers of sites from the reasons why other sites gave none."""
     return {
         "sites": {site: one for site, one in found.items() if not isinstance(one, str)},
         "unread": {site: one for site, one in found.items() if isinstance(one, str)},
@@ -236,5 +233,5 @@ def _read_and_unread(found: Mapping[str, object]) -> dict[str, dict[str, object]
 
 
 def _plain(text: str) -> str:
-    """Return a client's text as one line for a log."""
+    """Return a client's text as one printable line for a log."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)[:300]

@@ -1,6 +1,6 @@
-"""Routes of the page, for a router or site to mount: `/` for browsers, files and feed in `/page/`.
+"""Routes of the page: `/` for browsers, files and data in `/page/`. A router or site mounts them.
 
-The surrounding application handles their ApiErrors.
+Its application handles their ApiErrors.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -31,10 +31,10 @@ GUARDS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",  # asked again, and answered with 304
+    "cache-control": "no-cache",  # revalidated at each use, with 304 if unchanged
 }
 
-Timeline = Callable[[str], Awaitable[bytes]]  # of a site: {"spans": [{name, began_s, ended_s, what}]}
+Timeline = Callable[[str], Awaitable[bytes]]  # site's name -> {"spans": [{name, began_s, ended_s, what}]}
 
 
 class PageRoutes:
@@ -50,8 +50,9 @@ class PageRoutes:
         has_keys: bool = False,
         has_joining: bool = False,
     ) -> None:
-        """`requests` returns the newest ones as JSON.
-        `has_usage`, `has_keys` and `has_joining` say whether GET /usage, /manage/keys and /manage/join exist."""
+        """Serve the page.
+        `requests` returns the newest requests as JSON. `has_usage`, `has_keys` and `has_joining` are True if GET /usage, /manage/keys and
+        /manage/join exist."""
         self._timeline = timeline
         self._requests = requests
         self._has_keys = has_keys
@@ -78,9 +79,8 @@ class PageRoutes:
         ]
 
     async def front(self, request: Request) -> Response:
-        """The page itself, for browsers.
-        Raises HTTPException (404) for programs, which have no use for it, unless they only ask whether there is something, as Claude Code does
-        first."""
+        """Return the page to browsers.
+        Raises HTTPException (404) for other programs, except for HEAD requests, with which Claude Code checks that a server exists."""
         if request.method != "HEAD" and "text/html" not in request.headers.get("accept", ""):
             raise HTTPException(404)
         return Response(self._index, headers=GUARDS, media_type="text/html")
@@ -119,7 +119,7 @@ class PageRoutes:
         return StreamingResponse(self._events(request), media_type="text/event-stream", headers=headers)
 
     async def _events(self, request: Request) -> AsyncIterator[bytes]:
-        """A session that ends, or a key that is taken back, ends the stream too."""
+        """Yield events until the session ends or its key is revoked."""
         async for event in self._feed.events():
             try:
                 self._sessions.visitor(request)
@@ -136,7 +136,7 @@ class PageRoutes:
         return respond({"range": name, "step_s": RANGES[name].step, "samples": samples})
 
     async def spans(self, request: Request) -> Response:
-        """Return the durations of the phases of a site's start and its models' wakes: `?site=`."""
+        """Return the spans of a site's start and its models' wakes: `?site=`."""
         self._sessions.visitor(request)
         if self._timeline is None:
             raise ApiError("not_found", "this process has no timelines")
@@ -144,7 +144,7 @@ class PageRoutes:
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def versions(self, request: Request) -> Response:
-        """Return the deployed functions: their versions, and which share of the traffic each has."""
+        """Return the deployed functions with their versions and traffic shares."""
         is_admin = self._sessions.visitor(request).is_admin
         found = b"[]" if self._functions is None else self._functions.versions(is_admin=is_admin)
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
@@ -158,7 +158,7 @@ class PageRoutes:
         return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def logs(self, request: Request) -> Response:
-        """Return a function's kept invocations: `?name=`, `grep`, `status`, `since_s`, `limit`.
+        """Return a function's stored invocations: `?name=`, `grep`, `status`, `since_s`, `limit`.
         For operators, because they may be private."""
         self._sessions.visitor(request, "admin")
         if self._functions is None:
@@ -168,12 +168,12 @@ class PageRoutes:
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def faults(self, request: Request) -> Response:
-        """Return what went wrong at sites in the last day, the newest first."""
+        """Return the faults of sites in the last day, the newest first."""
         self._sessions.visitor(request)
         return respond({"faults": self._feed.newest_faults()})
 
     async def requests(self, request: Request) -> Response:
-        """Return the newest requests, the oldest first. For operators, because they name accounts."""
+        """Return the newest requests, oldest first. For operators, because they name accounts."""
         self._sessions.visitor(request, "admin")
         found = b'{"requests":[]}' if self._requests is None else await self._requests()
         return Response(found, headers={"cache-control": "no-store"}, media_type="application/json")

@@ -1,7 +1,7 @@
-"""Sessions of the page: a signed cookie, which scripts cannot read, in place of a key.
+"""Sessions of the page: a signed cookie, which scripts cannot read, replaces the key.
 
-A visitor types in a key once. The cookie names the key and is valid for a day at most. A session ends when its key is removed from the configuration,
-revoked or expired. Reading needs the scope `metrics`: customers, whose keys have `models` only, do not see the network.
+A visitor types a key once. The cookie contains the key's name and is valid for a day at most. A session ends when its key is removed from the
+configuration, revoked or expired. Reading needs the scope `metrics`: customers, whose keys only have `models`, do not see the network.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from pilotlight.wire.credentials import Access, Key
 from pilotlight.wire.errors import ApiError
 
 COOKIE = "pilotlight_page"
-VIEW = "metrics"  # the scope for reading
+VIEW = "metrics"  # scope that reading needs
 LIFETIME_S = 12 * 3600
 
 
@@ -27,7 +27,7 @@ class Visitor(NamedTuple):
     is_admin: bool
 
 
-OPERATOR = Visitor("this machine", True)  # if no key is required: on loopback, or as configured
+OPERATOR = Visitor("this machine", True)  # the visitor if no key is required: on loopback, or as configured
 
 
 class Sessions:
@@ -41,7 +41,7 @@ class Sessions:
         self._clock = clock
 
     def visitor(self, request: Request, scope: str = VIEW) -> Visitor:
-        """Return the visitor, by cookie or by key. Raises ApiError if the key is unknown or lacks `scope`."""
+        """Return the visitor, by key or cookie. Raises ApiError if the key is unknown or lacks `scope`."""
         if not self._access.is_required:
             return OPERATOR
         if (authorization := request.headers.get("authorization")) is not None:
@@ -54,7 +54,7 @@ class Sessions:
 
     def actor(self, request: Request) -> Visitor:
         """Return the operator who requests a change.
-        Raises ApiError for others, and for requests of another page's script."""
+        Raises ApiError for other visitors, and for requests by scripts of other origins."""
         visitor = self.visitor(request, "admin")
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
@@ -62,7 +62,7 @@ class Sessions:
         return visitor
 
     def open(self, authorization: str, response: Response, *, is_secure: bool) -> Visitor:
-        """Set the cookie of the key's holder. Raises ApiError for a key that is not known."""
+        """Set the cookie for the holder of a key. Raises ApiError if the key is unknown."""
         key = self._access.key(authorization, VIEW)
         expires_s = int(self._clock()) + LIFETIME_S
         value = f"{expires_s}.{self._mac(key, expires_s)}.{key.name}"

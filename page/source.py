@@ -1,4 +1,4 @@
-"""The data that a page reads from its process: a router with its sites, or a single site."""
+"""The data that a page gets from its process: a router with its sites, or a single site."""
 
 from collections.abc import AsyncGenerator
 from typing import Literal, Protocol
@@ -11,8 +11,7 @@ from pilotlight.wire.hop.status import FunctionsStatus, ModelStatus, Place, Proc
 
 
 class TimeHistogram(msgspec.Struct, frozen=True):
-    """Counts of times in milliseconds.
-    There is one more count than bounds, for times above the last bound."""
+    """Counts of times between bounds in milliseconds. The last count is for times above the last bound."""
 
     bounds_ms: tuple[float, ...]
     counts: tuple[int, ...]
@@ -21,12 +20,12 @@ class TimeHistogram(msgspec.Struct, frozen=True):
 class Counts(msgspec.Struct, frozen=True):
     """Counters since the process's start, and two gauges: running, waiting."""
 
-    requests: dict[str, int]  # ended requests by outcome: `ok`, or an error's word
-    tokens: int  # of answers, those of open streams included
+    requests: dict[str, int]  # ended requests by outcome: `ok`, or an error's code
+    tokens: int  # output tokens, including those of open streams
     prompt_tokens: int
-    cached_tokens: int  # of these, found in a prefix cache
-    first_token: TimeHistogram  # of streams: from the request to its first token
-    token_gaps: TimeHistogram  # from one token of a stream to its next
+    cached_tokens: int  # prompt tokens that were found in a prefix cache
+    first_token: TimeHistogram  # time from a request to its stream's first token
+    token_gaps: TimeHistogram  # time between two tokens of a stream
     running: int = 0
     waiting: int = 0
 
@@ -36,21 +35,21 @@ class SiteRow(msgspec.Struct, frozen=True):
 
     name: str
     state: Literal["unknown", "healthy", "unhealthy", "draining"]
-    detail: str = ""  # why it is not healthy
+    detail: str = ""  # reason why it is not healthy
     version: str = ""
     place: Place | None = None
     rtt_ms: float | None = None
-    open_requests: int = 0  # of the process that serves the page
+    open_requests: int = 0  # open requests that the page's process has sent to the site
     inflight: int = 0
     max_inflight: int = 0
     models: tuple[ModelStatus, ...] = ()
     processes: tuple[ProcessStatus, ...] = ()
     functions: FunctionsStatus | None = None
-    uptime_s: float = 0.0  # in steps of ten seconds, so that a row changes only when something else does
+    uptime_s: float = 0.0  # in steps of ten seconds, so that a row changes only if other values do
 
 
 def shown(model: ModelStatus) -> ModelStatus:
-    """Return a model for the page: without digests, and without rates that change every second."""
+    """Return a model for the page, without digests, and without rates that change every second."""
     return replace(model, prefixes=b"", arriving_per_s=0.0, arriving_tokens_per_s=0.0)
 
 
@@ -59,9 +58,9 @@ def in_steps(uptime_s: float) -> float:
 
 
 class Move(msgspec.Struct, frozen=True):
-    """A stream that lost its site and continued at another one."""
+    """The continuation of a stream at another site, after it lost its site."""
 
-    number: int  # counts from the process's start
+    number: int  # counted from the process's start
     from_site: str
     to_site: str
     cause: str
@@ -69,12 +68,12 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """The prediction for a stream at its site, and its actual time to the first token."""
+    """The predicted time to a stream's first token at its site, and the actual one."""
 
     number: int
     site: str
     reason: str
-    terms: dict[str, float]  # ms
+    terms: dict[str, float]  # parts of the prediction in ms
     predicted_ms: float
     actual_ms: float
 
@@ -84,7 +83,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """The process: `router`, or a site's name."""
+        """Name of the process: `router`, or a site's name."""
 
     @property
     def place(self) -> Place: ...
@@ -97,23 +96,23 @@ class Source(Protocol):
     def sites(self) -> tuple[SiteRow, ...]: ...
 
     def moves(self) -> tuple[Move, ...]:
-        """Return the newest ones, oldest first."""
+        """Return the newest moves, oldest first."""
 
     def decisions(self) -> tuple[Decision, ...]:
-        """Return the newest ones, oldest first."""
+        """Return the newest decisions, oldest first."""
 
 
 class FunctionsSource(Protocol):
     """The functions that a page shows."""
 
     def versions(self, *, is_admin: bool) -> bytes:
-        """Return JSON: of each deployed function its `name`, `versions` and `shares` of the traffic.
+        """Return JSON: a list with the `name`, `versions` and traffic `shares` of each deployed function.
         Admins also get its `account` and `secret_names`."""
 
     async def invocations(self, name: str, asked: QueryParams) -> bytes:
-        """Return JSON: the kept `invocations` of a function, and the sites that are `unread`.
+        """Return JSON: a function's stored `invocations`, and the `unread` sites, which failed to answer.
         Raises ApiError for an invalid query."""
 
     def lines(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Iterate over the lines that a function prints from now on, as events: `{"site", "line"}`.
+        """Yield the lines that a function prints from now on, as events: `{"site", "line"}`.
         Raises ApiError for an unknown name."""

@@ -1,3 +1,3 @@
-"""One per site: the HTTP API, functions and bindings, residency, metering.
+"""The process of one site: its HTTP API, functions and bindings, model residency and metering.
 
-Reaches engines by their protocol and never imports torch."""
+It reaches engines only by the engine protocol and never imports torch."""

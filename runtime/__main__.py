@@ -9,14 +9,14 @@ from pathlib import Path
 def main() -> int:
     parser = argparse.ArgumentParser("python -m pilotlight.runtime", description="Serve the site of a file.")
     parser.add_argument("file", type=Path, metavar="SITE_FILE")
-    parser.add_argument("--model", metavar="SOURCE", help="served in place of the file's models")
+    parser.add_argument("--model", metavar="SOURCE", help="model to serve instead of the models in the file")
     parser.add_argument(
         "--deployments",
         metavar="URL",
-        help="of the router whose deployed functions are served, unless the file has one",
+        help="URL of the router whose deployed functions are served, unless the file names one",
     )
     options = parser.parse_args()
-    gc.disable()  # what modules are made of is never garbage
+    gc.disable()  # modules and their functions are never garbage: collections need not scan them
     from pilotlight.runtime.serve import serve_file
 
     gc.freeze()

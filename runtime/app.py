@@ -1,4 +1,4 @@
-"""A site as a Starlette application: its routes, and the layers round them."""
+"""A site as a Starlette application: its routes and middleware."""
 
 import asyncio
 import os
@@ -50,11 +50,10 @@ def build_app(
     hop_secret: str | None = None,
     url: str | None = None,
 ) -> "SiteApp":
-    """Assemble a site's application.
+    """Return a site's application.
 
-    `launchers` start the engine hosts, one per device (processes by default); `hop_secret` defaults to the environment's.
-
-    `url` is the site's address. Raises ConfigError.
+    `launchers` start the engine hosts, one per device; the default starts processes. `hop_secret` defaults to the secret in the environment. `url` is
+    the site's address. Raises ConfigError.
     """
     secret = hop_secret if hop_secret is not None else os.environ.get(HOP_SECRET_ENV) or None
     if config.listen.require_hop and secret is None:
@@ -71,7 +70,7 @@ def build_app(
 
 
 class SiteApp(Starlette):
-    """A site's application, with the parts that those who start, drain and reload it look for."""
+    """A site's application, with the attributes that its process uses to start, drain and reload it."""
 
     def __init__(self, site: Site, secret: str | None) -> None:
         self.site = site
@@ -142,7 +141,7 @@ class SiteApp(Starlette):
         yield from self._management.routes()
         yield from Internal(site.models, site.operator, site.generator.recent, site.timeline, secret).routes()
         if (first_port := self.site.config.engine.first_lend_port) is not None:
-            from pilotlight.runtime.api.routes.lending_routes import LendingRoutes  # few sites lend
+            from pilotlight.runtime.api.routes.lending_routes import LendingRoutes  # only few sites lend
 
             lending = self.site.models.lending(self.site.admission, self.site.metrics.engines.lent)
             yield from LendingRoutes(lending, first_port).routes()
@@ -165,7 +164,7 @@ async def _lifespan(app: SiteApp) -> AsyncIterator[None]:
 def _functions_of(site: Site, secret: str | None) -> "FunctionsService | None":
     """Return the site's functions, or None if its file names none.
 
-    Imports their packages only then, which takes a tenth of a second. Raises ManifestError."""
+    Imports their packages only in the first case, because the import takes 0.1 s. Raises ManifestError."""
     if not site.config.functions.are_served:
         return None
     from pilotlight.functions.service import FunctionsService

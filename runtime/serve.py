@@ -58,34 +58,33 @@ log = logging.getLogger("pilotlight.site")
 
 NO_TORCH = (
     "models need torch, which is not installed: `pip install torch --index-url https://download.pytorch.org/whl/cpu` for a CPU, "
-    "`pip install 'torch>=2.11,<2.14'` for a GPU, by the Python that runs pilotlight"
+    "`pip install 'torch>=2.11,<2.14'` for a GPU, with the Python that runs pilotlight"
 )
-LAST_BYTES_S = 3.0  # for answers whose last bytes are being sent when the drain ends
-MAX_HEAD_BYTES = 128 << 10  # a router lets 64 KiB and 128 headers through by default, and adds its own
+LAST_BYTES_S = 3.0  # time to send the last bytes of answers after the drain
+MAX_HEAD_BYTES = 128 << 10  # a router forwards 64 KiB and 128 headers by default, and adds its own
 MAX_HEADERS = 1024
-# The time in which a client must read some of its answer. It may be a router with a slow client: a kernel that holds 4 MB of an answer accepts more
-# when a third of it has been read, and at 10 kB/s that is two minutes.
+# A connection is closed if its client reads nothing for this time. The client may be a router with a slow client itself: a kernel with a buffer
+# of 4 MB reports progress only after a third of it is read, which takes two minutes at 10 kB/s.
 STALL_S = 600.0
 
 
 class ShutdownHooks(NamedTuple):
-    """Callbacks and grace of a shutdown, beside what the site's file says."""
+    """Callbacks of a shutdown, and the time for the last bytes."""
 
-    # called with the number of requests and sockets that are waited for
-    on_drain: Callable[[int], None] = lambda num_open: None
-    on_cut: Callable[[int], None] = lambda num_open: None  # called with the number that is no longer waited for
+    on_drain: Callable[[int], None] = lambda num_open: None  # argument: open requests and sockets
+    on_cut: Callable[[int], None] = lambda num_open: None  # argument: those that are cut off
     last_bytes_s: float = LAST_BYTES_S
 
 
 class StartError(Exception):
-    """The site's parts cannot be started; the message names the correction."""
+    """A part of the site cannot be started; the message names the change to make."""
 
 
 def serve_file(file: Path, model: str | None = None, deployments: str | None = None) -> int:
     """Serve the site of a file and return the exit code.
 
-    `model` is the source of a model that replaces the file's. `deployments` is the URL of the router whose deployed functions are served, unless the
-    file has one."""
+    `model` is the source of a model that replaces the models in the file. `deployments` is the URL of the router whose deployed functions are served,
+    unless the file names one."""
     try:
         load = partial(load_changed, model, deployments)
         return run(load(file), file=file, load=load)
@@ -95,7 +94,7 @@ def serve_file(file: Path, model: str | None = None, deployments: str | None = N
 
 
 def load_changed(model: str | None, deployments: str | None, file: Path) -> SiteConfig:
-    """Return a file's site with the changes of `serve_file`. Raises ConfigError."""
+    """Read a site from a file, with the `model` and `deployments` of `serve_file`. Raises ConfigError."""
     site = load_site(file)
     if model is not None:
         site = replace(site, models=(ModelConfig(name=name_of(model), source=model),))
@@ -111,8 +110,7 @@ def run(
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> int:
     """Serve a site until a stop signal; return the process's exit code.
-    `log_level`: of this process alone, instead of the site's. `file`: where the site was read, or what it takes from a file; `load` makes
-    the site of it again."""
+    `log_level` overrides the site's level in this process. `file` is where the site was read; at SIGHUP `load` reads it again."""
     imported_at = time.time()
     start_logging(site.name, site.telemetry.log_level, site.telemetry.log_format)
     if log_level is not None:
@@ -154,14 +152,14 @@ async def serve_app(
     *,
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str], None] | None = None,
-    hooks: ShutdownHooks = ShutdownHooks(),  # noqa: B008 - it is frozen
+    hooks: ShutdownHooks = ShutdownHooks(),  # noqa: B008 - frozen
     file: Path | None = None,
     load: Callable[[Path], SiteConfig] = load_site,
 ) -> None:
-    """Serve on a bound socket, which it takes over, at the URL that the application was built for.
+    """Serve on a bound socket, and close it at the end. `app` must have been built for its URL.
 
-    `stop` begins the drain, as do the stop signals when none is given, of which a second one cuts it short; `on_ready` gets the URL once the site
-    answers requests with its models loaded. `load` reads `file` again at SIGHUP."""
+    `stop` starts the drain. Without it stop signals do: the first one drains, the second one ends the drain at once. `on_ready` is called with the
+    URL when the pinned models are loaded. At SIGHUP `load` reads `file` again."""
     url = app.site.url or url_of(listener)
     log.info("listening on %s", url)
     force_shutdown = asyncio.Event()
@@ -185,7 +183,7 @@ async def serve_app(
 
 @asynccontextmanager
 async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
-    """Accept clients while the scope is open; earlier ones wait."""
+    """Open a scope in which clients are accepted; connections that came earlier wait for it."""
     site = app.site.config
     limits = _http_limits(int(site.functions.socket_message_mib * 2**20))
     origins = Origins(
@@ -214,9 +212,9 @@ async def _served(app: SiteApp, listener: socket.socket) -> AsyncIterator[None]:
 
 
 def _http_limits(max_message_bytes: int) -> HttpLimits:
-    """Return the limits.
+    """Return the limits of the HTTP server.
 
-    A quarter of the file descriptors is left to engines and functions."""
+    They leave a quarter of the file descriptors to engines and functions."""
     files = file_limit()
     return HttpLimits(
         max_head_bytes=MAX_HEAD_BYTES,
@@ -232,7 +230,7 @@ def _http_limits(max_message_bytes: int) -> HttpLimits:
 async def _drain(site: Site, force_shutdown: asyncio.Event, hooks: ShutdownHooks) -> None:
     admission = site.admission
     site.drain()
-    log.info("draining: %d requests at work", admission.inflight)
+    log.info("draining: %d requests in progress", admission.inflight)
     hooks.on_drain(admission.num_open)
     empty = asyncio.create_task(admission.wait_until_empty())
     forced = asyncio.create_task(force_shutdown.wait())
@@ -242,7 +240,7 @@ async def _drain(site: Site, force_shutdown: asyncio.Event, hooks: ShutdownHooks
         )
         if not empty.done():
             hooks.on_cut(admission.num_open)
-            site.fleet.fail_open("the site is shutting down and does not wait for this answer any longer")
+            site.fleet.fail_open("the site is shutting down and has stopped waiting for this answer")
             await asyncio.wait({empty}, timeout=hooks.last_bytes_s)
     finally:
         empty.cancel()
@@ -269,9 +267,9 @@ LIVE = ("accounts", "keys", "door.require_key")
 
 
 def reload(site: Site, file: Path | None, load: Callable[[Path], SiteConfig] = load_site) -> None:
-    """Take over the file's keys."""
+    """Apply the keys of the site's file that can change while it runs."""
     if file is None:
-        log.warning("SIGHUP: this site has no file that could be read again")
+        log.warning("SIGHUP: this site has no file to read again")
     elif (found := read_again(site.config, file, load, LIVE)) is not None:
         site.access.update_from(access_of(found))
 

@@ -1,7 +1,6 @@
 """The parts of a site: engine hosts, models, admission, counters and access.
 
-They are created here and live as long as the site; nothing is global, so two sites can live in one process. Independent of HTTP (app.py) and
-functions.
+They live as long as the site, and nothing is global, so two sites can run in one process. Independent of HTTP (app.py) and functions.
 """
 
 import os
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """The parts, and their life: `async with site.running()`."""
+    """A site's parts. They run inside the scope `async with site.running()`."""
 
     def __init__(
         self,
@@ -48,7 +47,7 @@ class Site:
         secret: str | None = None,
         url: str | None = None,
     ) -> None:
-        """Assemble a site.
+        """Create the parts.
 
         `launchers` start the engine hosts, one per device; `secret` is the network's; `url` is the site's address, if any.
         """
@@ -114,7 +113,7 @@ class Site:
                 self._tier.close()
 
     def drain(self) -> None:
-        """Begin nothing new from now on."""
+        """Admit no further requests."""
         self.admission.drain()
         self.models.drain()
         self.fleet.end()
@@ -122,14 +121,14 @@ class Site:
     def why_not_ready(self) -> list[str]:
         """Return why the site is not ready.
 
-        None means that a request would be answered now: a host lives and the pinned models are on the device."""
+        The list is empty if the site has an engine host and its pinned models are on a device."""
         reasons = ["the site is draining"] if self.admission.draining else []
         if (why := self.fleet.why_down) is not None:
             return [*reasons, why]
         return reasons + self.models.registry.missing()
 
     def is_busy(self, model: str) -> bool:
-        """Return whether a request for the model would have to wait or be refused."""
+        """Return whether a request for the model would be queued or refused."""
         return self.admission.inflight >= self.admission.max_inflight or self.models.registry.has_waiting(model)
 
     def own_ports(self) -> list[int]:
@@ -162,22 +161,22 @@ class Site:
             "engine_standby_ready": ("Standby hosts that are ready", lambda: fleet.standbys_ready),
             "engine_standbys_taken": ("Standby hosts that replaced an engine host", lambda: fleet.standbys_taken),
             "engine_hosts_up": ("Engine hosts that are running", lambda: fleet.num_up),
-            "engine_hosts_shifted": ("Engine hosts that also take the other role", lambda: fleet.num_shifted),
-            "ready": ("1 if the site is ready, as /readyz", lambda: not self.why_not_ready()),
+            "engine_hosts_shifted": ("Engine hosts that also have the other role", lambda: fleet.num_shifted),
+            "ready": ("1 if the site is ready, else 0", lambda: not self.why_not_ready()),
         }
 
 
 def lenders_of(config: SiteConfig, secret: str | None) -> "Lenders | None":
-    """Return the sites that may compute prompts for this one, if its file names some."""
+    """Return the lenders: sites that may compute prompts for this one. None if the site's file names none."""
     if not config.engine.lenders or secret is None:
         return None
-    from pilotlight.runtime.dispatch.lenders import Lenders  # with an HTTP client, which other sites do without
+    from pilotlight.runtime.dispatch.lenders import Lenders  # loads an HTTP client, which few sites need
 
     return Lenders(config.engine.lenders, secret, config.hop.authority)
 
 
 def finetunes_of(config: SiteConfig) -> FinetuneStore | None:
-    """Return what accounts have uploaded, where the site takes that. Raises ConfigError."""
+    """Return the store of uploaded adapters, or None if the site accepts no uploads. Raises ConfigError."""
     if config.finetunes.directory is None:
         return None
     directory = Path(config.finetunes.directory).expanduser().absolute() / config.name
@@ -195,5 +194,5 @@ def access_of(config: SiteConfig) -> Access:
 def own_version() -> str:
     try:
         return version("pilotlight-inference")
-    except PackageNotFoundError:  # run from a source tree that is not installed
+    except PackageNotFoundError:  # runs from a source tree that is not installed
         return "0"

@@ -1,4 +1,4 @@
-"""Accounts and their keys, as a router's, a site's and a keys file hold them.
+"""Accounts and their keys, as configured in a router's, a site's or a keys file.
 
 Files hold a digest of each key, never the key (`pilotlight keys create`). What a scope allows is decided elsewhere.
 """
@@ -12,7 +12,7 @@ from msgspec import Meta
 from pilotlight.sites.rules import refuse_twice
 from pilotlight.sites.table import Table
 
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # Python's $ would let a line's end pass
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}\Z")]  # $ would also match before a final line end
 KeyDigest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z", description="SHA-256 of the key, in hexadecimal digits.")]
 Moment = Annotated[datetime, Meta(tz=True, description="A time with its zone, such as 2027-01-01T00:00:00Z.")]
 Scope = Literal["models", "deploy", "metrics", "admin"]
@@ -24,7 +24,7 @@ class AccountConfig(Table, frozen=True, kw_only=True):
     name: Name
     """Name of the account."""
     models: tuple[str, ...] | None = None
-    """Names, with *, of models that the account may use; unset: all."""
+    """Names of the models that the account may use; * matches any text. Unset: all models."""
 
 
 class KeyConfig(Table, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class KeyConfig(Table, frozen=True, kw_only=True):
 
 
 class KeysFile(Table, frozen=True, kw_only=True):
-    """Accounts and keys only, for `pilotlight serve --keys`."""
+    """A file with only accounts and keys, for `pilotlight serve --keys`."""
 
     accounts: tuple[AccountConfig, ...] = ()
     """Accounts and the models that they may use."""
@@ -65,7 +65,7 @@ class KeysFile(Table, frozen=True, kw_only=True):
 
 
 def check_accounts(accounts: Sequence[str], keys: Sequence[KeyConfig]) -> None:
-    """Raise ValueError for a duplicate name or digest, and for a key of an unknown account."""
+    """Raise ValueError for a duplicate name or digest, or a key of an unknown account."""
     refuse_twice([*accounts], "account name")
     refuse_twice([key.name for key in keys], "key name")
     digests = [digest for key in keys for digest in (key.key_sha256, key.former_sha256) if digest is not None]
@@ -76,10 +76,10 @@ def check_accounts(accounts: Sequence[str], keys: Sequence[KeyConfig]) -> None:
 
 
 def refuse_tenants(values: dict[str, Any]) -> str | None:
-    """Return what to change in a file that still has [[tenants]]; None if it has none."""
+    """Return how to change a file that still has [[tenants]]; None if it has none."""
     if "tenants" not in values:
         return None
     return (
         '[[tenants]] is no longer read: write each as [[keys]] with name and key_sha256, scopes = ["admin"] instead of '
-        "admin = true, and its limits, where it has any, as [[accounts]] of the same name"
+        "admin = true, and its limits, if it has any, as [[accounts]] of the same name"
     )

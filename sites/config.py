@@ -1,6 +1,6 @@
 """Read configuration files, and define the tables that sites and routers share.
 
-Tables are made by `parse` only. An unknown key, a wrong type or a missing value stops the start with a sentence that names the file, the key and the
+Only `parse` creates tables. An unknown key, a wrong type or a missing value stops the start with a sentence that names the file, the key and the
 nearest valid key. Types are not converted, except integers to floats. The files' own tables are in site.py and network.py.
 """
 
@@ -26,15 +26,15 @@ ROUTER_STATE_ENV = "PILOTLIGHT_ROUTER_STATE"
 
 
 class ConfigError(ValueError):
-    """Error of a configuration file: the message names the file, the key and what to change."""
+    """A configuration file is invalid. The message names the file, the key and the change to make."""
 
 
 TableT = TypeVar("TableT", bound=Table)
 
 
 def parse(table: type[TableT], values: dict[str, Any], origin: str) -> TableT:
-    """Convert a file's values to its table.
-    Raises ConfigError with one line per error; `origin` is the file's name for the message."""
+    """Convert a file's values to its table; `origin` is the file's name for messages.
+    Raises ConfigError with one line per error."""
     if (change := refuse_tenants(values)) is not None:
         raise ConfigError(f"{origin}: {change}")
     try:
@@ -71,11 +71,11 @@ class PlaceConfig(Table, frozen=True, kw_only=True):
 
 class ListenConfig(Table, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
-    """Address to listen on. Others than this machine's own need keys, require_hop or open_to_all."""
+    """Address to listen on. An address that other machines can reach needs require_key, require_hop or open_to_all."""
     port: Annotated[int, Meta(ge=0, le=65535)]
     """TCP port; 0: any free port."""
     tls_certificate: str | None = None
-    """PEM file with the certificate chain, leaf first. Together with tls_key it makes the process speak HTTPS. Read again when it changes."""
+    """PEM file with the certificate chain, leaf first. With tls_key it makes the process serve HTTPS. It is read again when it changes."""
     tls_key: str | None = None
     """PEM file with the private key."""
 
@@ -85,17 +85,17 @@ class ListenConfig(Table, frozen=True, kw_only=True):
 
 
 class HopConfig(Table, frozen=True, kw_only=True):
-    """Trust between the routers and sites of a network."""
+    """Authentication between the routers and sites of a network."""
 
     authority: str | None = None
-    """PEM file of the authority that signs the network's certificates (`pilotlight network init` makes one). It is trusted beside the system's
-    authorities for connections between routers and sites."""
+    """PEM file of the authority that signs the network's certificates (`pilotlight network init` makes one). Connections between routers and sites
+    trust it besides the system's authorities."""
     secret_file: str | None = None
-    """File with the network's secret, read if PILOTLIGHT_HOP_SECRET is unset. While one secret replaces another it holds both, with a comma between
-    them: the first signs, both are accepted."""
+    """File with the network's secret, read if PILOTLIGHT_HOP_SECRET is unset. While the secret is rotated the file holds two, separated by a comma:
+    the first signs, both are accepted."""
 
     def secret(self) -> str:
-        """Return the secret of the file, or an empty string if no file is named. Raises ConfigError."""
+        """Return the secret of the file; empty if no file is set. Raises ConfigError."""
         if self.secret_file is None:
             return ""
         try:
@@ -108,38 +108,38 @@ class AccessConfig(Table, frozen=True, kw_only=True):
     """Rules for the clients that are served."""
 
     require_key: bool = False
-    """Serve only clients with a key of this file. Functions check their clients themselves."""
+    """Serve only clients with a key of this file. Functions authenticate their clients themselves."""
     open_to_all: bool = False
     """Serve every client: from other machines without a key, and on this machine under any host name."""
     hosts: tuple[str, ...] = ()
-    """Host names, without ports, that a listener on 127.0.0.1 answers to besides local names."""
+    """Host names, without ports, that a listener on 127.0.0.1 accepts besides local names."""
     cors_origins: tuple[str, ...] = ()
-    """Origins whose pages may read answers, such as https://app.example.com; "*": all. Pages of localhost may always use the API."""
+    """Origins whose pages may use the API, such as https://app.example.com; "*": all. Pages of localhost always may."""
     server: Literal["own", "hypercorn"] = "own"
-    """HTTP server. Limits of connections, request heads and unread answers work with own only."""
+    """HTTP server. Limits of connections, request heads and unread responses only work with "own"."""
     http2: bool = False
-    """Also speak HTTP/2, through Hypercorn. Use it only with trusted clients, or with a proxy in front that limits their frames."""
+    """Also serve HTTP/2, through Hypercorn. Use it only with trusted clients, or with a proxy in front that limits their frames."""
 
     rules: ClassVar[Rules] = {"hosts": are_host_names, "cors_origins": are_origins}
 
     @property
     def server_name(self) -> str:
-        """Name of the HTTP server: from the environment if it is set there."""
+        """Name of the HTTP server; the environment overrides the file."""
         return os.environ.get(SERVER_ENV) or ("hypercorn" if self.http2 else self.server)
 
 
 class TelemetryConfig(Table, frozen=True, kw_only=True):
-    """Logs, and traces of requests. Neither contains anything of prompts and answers."""
+    """Logs, and traces of requests. Neither contains prompts or answers."""
 
     log_format: Literal["text", "json"] = "text"
-    """Form of log lines, on standard error; json: one object per line."""
+    """Format of the log lines on standard error; json: one object per line."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Lowest level that is logged."""
+    """Lowest level of the messages that are logged."""
     access_log: bool = False
-    """Log a line for each request that has ended, except probes of health and status."""
+    """Log a line for each completed request, except probes of health and status."""
     otlp: str | None = None
-    """URL of a collector that accepts OTLP over HTTP, such as http://127.0.0.1:4318, for traces, which need the packages of
-    pilotlight-inference[telemetry]; unset: no traces."""
+    """URL of a collector for traces that accepts OTLP over HTTP, such as http://127.0.0.1:4318. Needs pilotlight-inference[telemetry]. Unset: no
+    traces."""
 
     def agree(self) -> None:
         if self.otlp is not None:
@@ -151,14 +151,14 @@ class ResponsesConfig(Table, frozen=True, kw_only=True):
     """Stored responses (POST /v1/responses), on the disk of a router or of a site that serves clients."""
 
     directory: str | None = None
-    """Directory of this process only; unset: ~/.local/state/pilotlight/SITE, or router-PORT."""
+    """Directory for this process only; unset: ~/.local/state/pilotlight/SITE, or router-PORT."""
     max_gib: NonNegative = 1.0
-    """Size of all stored responses. Above it, the oldest of the account with the most are deleted. 0: none are stored."""
+    """Maximum size of all stored responses. Above it, the oldest responses of the account with the most are deleted. 0: none are stored."""
     keep_days: Positive = 30.0
     """Age after which stored responses are deleted."""
 
     def file_of(self, name: str) -> Path:
-        """Return the SQLite file of the process called `name`."""
+        """Return the SQLite file for the process called `name`."""
         found = state_directory(name) if self.directory is None else Path(self.directory).expanduser()
         return found / "responses.sqlite"
 
@@ -170,13 +170,14 @@ def state_directory(name: str) -> Path:
 
 
 def router_state_directory() -> Path:
-    """Return the router's directory for deployed functions: versions, bundles and shares of traffic."""
+    """Return the router's directory for deployed functions: versions, bundles and traffic shares."""
     given = os.environ.get(ROUTER_STATE_ENV)
     return Path(given).expanduser() if given else state_directory("router")
 
 
 def check_secrets(*names: str) -> None:
-    """Raise ConfigError for a secret in the environment that is too short. Unset variables are accepted."""
+    """Raise ConfigError if a secret in these environment variables is too short.
+    Unset variables are accepted."""
     for name in names:
         if any(
             len(each.encode()) < MIN_SECRET_BYTES
@@ -189,9 +190,9 @@ def check_secrets(*names: str) -> None:
 
 
 def check_access(host: str, door: AccessConfig, num_keys: int, *, requires_hop: bool = False) -> None:
-    """Raise ValueError if every client could connect without the file allowing it, or if no client could."""
+    """Raise ValueError if no client could connect, or every client could and the file does not allow it."""
     if door.require_key and not num_keys:
-        raise ValueError("door.require_key is true and there are no [[keys]]: create one with `pilotlight keys create`")
+        raise ValueError("door.require_key is true, but there are no [[keys]]: make one with `pilotlight keys create`")
     if not (is_loopback(host) or door.require_key or door.open_to_all or requires_hop):
         raise ValueError(
             f"listen.host {host!r} is reachable from other machines: set require_key = true under [door] and create keys with "

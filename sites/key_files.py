@@ -1,7 +1,7 @@
 """Keys of clients in the files of routers, sites and `serve`, which hold their digests.
 
-Files are changed line by line, so that the rest of a file keeps its form. A change is read back before it is written, and refused if its meaning
-differs from the intended one.
+Single lines are changed, so that the rest of a file keeps its form. The changed text is parsed before it is written, and refused if its meaning is
+not the intended one.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pilotlight.sites.accounts import KeyConfig
 from pilotlight.sites.config import ConfigError, parse
 
-PREFIX = "pl-"  # makes a key recognisable in a log or a commit
+PREFIX = "pl-"  # makes a key recognizable in a log or a commit
 KEY_BYTES = 32
 
 _TABLE = re.compile(r"^[ \t]*\[\[[ \t]*keys[ \t]*\]\][ \t]*(#.*)?$")
@@ -27,7 +27,7 @@ _ANY_TABLE = re.compile(r"^[ \t]*\[")
 
 
 class NewKey(NamedTuple):
-    """A key to be made."""
+    """The fields of a key to be made."""
 
     name: str
     scopes: tuple[str, ...] = ("models",)
@@ -36,7 +36,7 @@ class NewKey(NamedTuple):
 
 
 def new_key(name: str, scopes: Sequence[str] = ("models",), **more: Any) -> tuple[str, KeyConfig]:
-    """Make a key, and the entry that knows it. Raises ConfigError for an invalid name or scope."""
+    """Make a key; return it with its entry for a file. Raises ConfigError for an invalid name or scope."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     return key, key_config(name, key, scopes, **more)
 
@@ -47,8 +47,8 @@ def key_config(name: str, key: str, scopes: Sequence[str], **more: Any) -> KeyCo
 
 
 def add_key(new: NewKey, file: Path | None) -> tuple[str, str]:
-    """Make a key, and add it to a file if one is given.
-    Return the key, and the table with its digest. Raises ConfigError."""
+    """Make a key, and add it to a file if one is given. Raises ConfigError.
+    Returns the key, and the table with its digest."""
     more: dict[str, Any] = {} if new.account is None else {"account": new.account}
     if new.expires_days is not None:
         more["expires"] = _from_now(timedelta(days=new.expires_days))
@@ -61,8 +61,8 @@ def add_key(new: NewKey, file: Path | None) -> tuple[str, str]:
 
 
 def rotate_key(file: Path, name: str, grace_h: float) -> str:
-    """Replace a key, accept the previous one for `grace_h` hours, and return the new one.
-    Raises ConfigError."""
+    """Replace a key and return the new one.
+    The previous key is accepted for `grace_h` hours. Raises ConfigError."""
     key = PREFIX + secrets.token_urlsafe(KEY_BYTES)
     before = _entry(file, name)
     if before.get("revoked"):
@@ -77,12 +77,12 @@ def rotate_key(file: Path, name: str, grace_h: float) -> str:
 
 
 def revoke_key(file: Path, name: str) -> None:
-    """Refuse a key from now on, and the one before it. Raises ConfigError."""
+    """Revoke a key and its predecessor. Raises ConfigError."""
     _change(file, name, {"revoked": True})
 
 
 def keys_of(file: Path) -> list[dict[str, Any]]:
-    """Return a file's keys, as people read them. Raises ConfigError."""
+    """Return a file's keys in the form that is printed. Raises ConfigError."""
     return [described(parse(KeyConfig, entry, "pilotlight keys")) for entry in _entries(_read(file), file)]
 
 
@@ -95,7 +95,7 @@ def described(known: KeyConfig) -> dict[str, Any]:
     elif known.expires is not None:
         state = f"{'expired' if known.expires <= now else 'expires'} {known.expires.astimezone(UTC):%Y-%m-%d %H:%MZ}"
     if known.former_expires is not None and known.former_expires > now and not known.revoked:
-        state += f", the key before it until {known.former_expires.astimezone(UTC):%Y-%m-%d %H:%MZ}"
+        state += f", the previous key until {known.former_expires.astimezone(UTC):%Y-%m-%d %H:%MZ}"
     return {
         "name": known.name,
         "account": known.account or known.name,
@@ -106,13 +106,13 @@ def described(known: KeyConfig) -> dict[str, Any]:
 
 
 def toml_table(name: str, fields: Mapping[str, Any]) -> str:
-    """Return an entry of an array of tables."""
+    """Return an entry of an array of tables as TOML."""
     return f"[[{name}]]\n" + "".join(f"{field} = {_toml(value)}\n" for field, value in fields.items())
 
 
 def append(file: Path, name: str, table: str, account: str | None = None) -> None:
     """Append a table to a TOML file.
-    Raises ConfigError, also for an account that the file does not have."""
+    Raises ConfigError, for example for an account that the file does not have."""
     before = _read(file) if file.exists() else ""
     known = _entries(before, file)
     accounts = [each.get("name") for each in tomllib.loads(before).get("accounts", []) if isinstance(each, dict)]
@@ -129,7 +129,7 @@ def append(file: Path, name: str, table: str, account: str | None = None) -> Non
 
 def _change(file: Path, name: str, changes: dict[str, Any]) -> None:
     """Set fields of one key in its file.
-    Raises ConfigError if they have another form than a line each, and changes nothing."""
+    Raises ConfigError, and changes nothing, if the table does not have one line per field."""
     text = _read(file)
     entries = _entries(text, file)
     number = next((i for i, entry in enumerate(entries) if entry.get("name") == name), None)
@@ -196,7 +196,7 @@ def _read(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Put the text in the file's place whole, with its permissions; a new one is its owner's alone."""
+    """Write the text atomically, with the file's permissions; only its owner can read a new file."""
     real = file.resolve()
     try:
         handle, made = tempfile.mkstemp(dir=real.parent, prefix=f".{real.name}.")
@@ -223,7 +223,7 @@ def _from_now(span: timedelta) -> datetime:
     try:
         return (datetime.now(UTC) + span).replace(microsecond=0)
     except OverflowError:
-        raise ConfigError("pilotlight keys: that is later than there are dates") from None
+        raise ConfigError("pilotlight keys: the time of expiry is too late for a date") from None
 
 
 def _toml(value: Any) -> str:

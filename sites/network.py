@@ -36,13 +36,13 @@ class SiteRef(Table, frozen=True, kw_only=True):
     """A site in the router's file."""
 
     name: Name
-    """Name of the site, as in its own file."""
+    """Name of the site, which must equal the name in the site's own file."""
     url: str
-    """URL where the site listens."""
+    """URL of the site's HTTP server."""
     place: PlaceConfig
-    """Where the site is; first estimates of round-trip times come from it."""
+    """Location of the site, for the first estimates of round-trip times."""
     region: Name | None = None
-    """Region of the site, which accounts and models can name in data."""
+    """Region of the site, to which the data rules of accounts and models can refer."""
 
     rules: ClassVar[Rules] = {"url": is_http}
 
@@ -52,83 +52,83 @@ class SiteRef(Table, frozen=True, kw_only=True):
 
 class HealthConfig(Table, frozen=True, kw_only=True):
     interval_s: Positive = 1.0
-    """Time between two probes of one site."""
+    """Interval between two probes of one site."""
     timeout_s: Positive = 1.0
     """Timeout of one probe."""
     unhealthy_after: Count = 3
-    """Failed probes in a row after which a site is unhealthy."""
+    """Number of failed probes in a row after which a site is unhealthy."""
     stale_after_s: Positive = 10.0
-    """Age after which a site's status is only an estimate."""
+    """Age after which a site's status is treated as an estimate."""
 
 
 class RelayConfig(Table, frozen=True, kw_only=True):
     connect_timeout_s: Positive = 2.0
-    """Timeout of a connection to a site."""
+    """Timeout of connecting to a site."""
     first_byte_timeout_s: Positive = 120.0
     """Silence before a stream's first byte after which the next site is tried."""
     answer_timeout_s: Positive = 600.0
-    """The same for an answer that is not streamed, which is generated as a whole before its first byte."""
+    """The same for an answer that is not streamed. It is complete before its first byte is sent."""
     idle_timeout_s: Positive = 60.0
     """Silence within a stream after which its site counts as lost."""
     stall_s: Positive = 2.5
-    """Silence within a stream (twice that before its first token) after which another healthy site continues it; longer if the site's published pace
-    explains it."""
+    """Silence within a stream (twice that before its first token) after which another healthy site continues it. It is longer if the site's published
+    speed explains the silence."""
     max_tries: Count = 3
-    """Sites tried for one request."""
+    """Maximum number of sites that are tried for one request."""
     continue_within_s: NonNegative = 30.0
-    """Time in which a stream must continue at another site after its site was lost; then it ends with an error."""
+    """Time limit for continuing a stream at another site after its site was lost; later it ends with an error."""
     max_losses: Annotated[int, Meta(ge=0)] = 3
-    """Sites that one stream may lose; 0: streams are not continued. A site that drains does not count."""
+    """Number of sites that one stream may lose; 0: streams are not continued. A site that drains does not count."""
     max_body_mib: Positive = 8.0
-    """Size of a request's body."""
+    """Maximum size of a request's body."""
     max_finetune_mib: Positive = 300.0
-    """Size of one uploaded file of an adapter."""
+    """Maximum size of one uploaded file of an adapter."""
     max_hops: Count = 4
-    """Routers and sites that one request may pass; more are taken for a loop."""
+    """Maximum number of routers and sites that one request may pass; with more, it is refused as a loop."""
     session_entries: Count = 100_000
-    """Conversation prefixes that the router remembers, two for each turn; the oldest is dropped first."""
+    """Number of conversation prefixes that the router remembers, two for each turn; the oldest are dropped first."""
     session_ttl_s: Positive = 3600.0
-    """Time after which a conversation prefix is dropped."""
+    """Age after which an unused conversation prefix is dropped."""
     drain_timeout_s: NonNegative = 30.0
-    """Time that open requests have after SIGTERM."""
+    """Time that open requests may take to finish after SIGTERM."""
 
 
 class DoorConfig(AccessConfig, frozen=True, kw_only=True):
     """Rules for the clients that are served, and limits of their connections."""
 
     max_head_kib: Annotated[int, Meta(ge=1, le=1024)] = 64
-    """Size of a request's head."""
+    """Maximum size of a request's head."""
     max_headers: Annotated[int, Meta(ge=8)] = 128
-    """Headers of a request."""
+    """Maximum number of headers of a request."""
     head_timeout_s: Positive = 15.0
-    """Time for a request's head, from its first byte."""
+    """Time limit for receiving a request's head, from its first byte."""
     body_timeout_s: Positive = 120.0
-    """Time for a request's whole body."""
+    """Time limit for receiving a request's whole body."""
     max_bodies_mib: Positive = 512.0
     """Memory for the bodies of all requests in progress; above it, requests are refused with Retry-After."""
     max_unread_mib: Positive = 256.0
-    """Memory for answers that clients have not read; one address may use a quarter. Above it, the connection that has used the most for the longest
-    is closed."""
+    """Memory for responses that clients have not read; one address may use a quarter. Above it, the connection is closed that has used the most for
+    the longest time."""
     keep_alive_s: Positive = 75.0
     """Time without a request after which a connection is closed."""
     stall_timeout_s: Positive = 60.0
     """Time after which a client that does not read its answer is disconnected."""
     max_connections: Count = 20_000
-    """Connections of all clients."""
+    """Maximum number of connections of all clients."""
     max_connections_per_client: Count = 256
-    """Connections of one address. A load balancer is one address for all its clients."""
+    """Maximum number of connections from one address. A load balancer is one address for all its clients."""
     max_open_per_client: Count = 256
-    """Requests in progress of one address. A load balancer is one address for all its clients."""
+    """Maximum number of requests in progress from one address. A load balancer is one address for all its clients."""
 
 
 class ClientsConfig(Table, frozen=True, kw_only=True):
-    """Locations of clients. A client with an unknown location counts as being near the router."""
+    """Locations of clients. A client whose location is unknown is assumed to be near the router."""
 
     front_ends: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
-    """Networks of CDNs and load balancers whose x-client-geo header (latitude,longitude) is believed."""
+    """Networks of CDNs and load balancers whose header x-client-geo (latitude,longitude) is trusted."""
     geo_database: str | None = None
-    """File in MaxMind's format with coordinates, such as GeoLite2-City.mmdb; unset: other clients count as being near the router. Replace the file by
-    renaming."""
+    """File with coordinates in MaxMind's format, such as GeoLite2-City.mmdb; unset: other clients are assumed to be near the router. Replace the file
+    by renaming."""
 
     rules: ClassVar[Rules] = {"front_ends": are_networks}
 
@@ -137,12 +137,12 @@ class TenantLimitsConfig(Table, frozen=True, kw_only=True):
     """Limits of one tenant: an account, or an unknown key."""
 
     requests_per_min: Positive | None = None
-    """Requests per minute; unset: no limit."""
+    """Maximum number of requests per minute; unset: no limit."""
     tokens_per_min: Positive | None = None
-    """Tokens of prompts (as the router estimates them) and answers per minute. A request reserves its prompt and max_tokens, or 256. Unset: no
-    limit."""
+    """Maximum number of tokens per minute, of prompts (as the router estimates them) and answers. A request reserves its prompt and max_tokens, or
+    256 if unset. Unset: no limit."""
     max_open: Count | None = None
-    """Requests in progress; unset: no limit."""
+    """Maximum number of requests in progress; unset: no limit."""
 
 
 class PlacesConfig(Table, frozen=True, kw_only=True):
@@ -154,7 +154,8 @@ class PlacesConfig(Table, frozen=True, kw_only=True):
     """Regions of sites."""
 
     def check(self, sites: Sequence[SiteRef], whose: str) -> None:
-        """Raise ValueError for an unknown site or region; `whose` names the owner of the rule in the message."""
+        """Raise ValueError for an unknown site or region, or if none is named.
+        `whose` is the rule's owner in the message."""
         for named, known, what in (
             (self.sites, {site.name for site in sites}, "site"),
             (self.regions, {site.region for site in sites}, "region"),
@@ -177,15 +178,15 @@ class CustomerConfig(TenantLimitsConfig, frozen=True, kw_only=True):
     name: Name
     """Name of the account."""
     models: tuple[str, ...] | None = None
-    """Names, with *, of models that the account may use; unset: all."""
+    """Names of the models that the account may use; * matches any text. Unset: all models."""
     functions: tuple[str, ...] = ("*",)
-    """Names, with *, of functions that the account's keys may deploy, unless another account owns them."""
+    """Names of the functions that the account's keys may deploy, unless another account owns them; * matches any text."""
     tokens_per_day: Count | None = None
-    """Tokens of prompts and answers per day (UTC). Each router counts by its own ledger, unless quotas.store is set."""
+    """Maximum number of tokens per day (UTC), of prompts and answers. Each router counts in its own ledger, unless quotas.store is set."""
     cost_per_day: Positive | None = None
-    """Cost per day (UTC), in the ledger's currency."""
+    """Maximum cost per day (UTC), in the ledger's currency."""
     hosts: tuple[HostName, ...] = ()
-    """Host names that routes of its functions may name, such as shop.example or *.acme.example."""
+    """Host names that the routes of its functions may use, such as shop.example or *.acme.example."""
     data: PlacesConfig | None = None
     """Sites and regions to which its data may go; unset: all."""
 
@@ -194,56 +195,57 @@ class FunctionHostConfig(Table, frozen=True, kw_only=True):
     """A host name whose requests a function answers."""
 
     pattern: Annotated[str, Meta(pattern=r"^(\*\.?)?[A-Za-z0-9][A-Za-z0-9.-]*/(\*|[^*?]+\*?)?\Z", max_length=300)]
-    """Host and path, such as shop.example/* or *.shop.example/api/*; of several that fit, the most specific counts."""
+    """Host and path, such as shop.example/* or *.shop.example/api/*. If several patterns match, the most specific one applies."""
     function: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}\Z")]
     """Name of the function."""
 
 
 class NetworkFunctionsConfig(Table, frozen=True, kw_only=True):
-    """The names of functions in the network."""
+    """Host names of functions in the network."""
 
     domain: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)+\Z")] | None = None
-    """Domain such as fn.example: NAME.fn.example is the function NAME. DNS must lead *.fn.example to this router."""
+    """Domain such as fn.example: NAME.fn.example is then the function NAME. DNS must resolve *.fn.example to this router."""
 
 
 class NetworkModelConfig(Table, frozen=True, kw_only=True):
     """A rule for models at all sites."""
 
     model: Annotated[str, Meta(min_length=1)]
-    """Name of the models, with *."""
+    """Model name, or a pattern in which * matches any text."""
     data: PlacesConfig | None = None
-    """Sites and regions to which requests for it may go; unset: all."""
+    """Sites and regions to which requests for these models may go; unset: all."""
 
 
 class DurableConfig(Table, frozen=True, kw_only=True):
-    """Streams that can be read again.
+    """Streams that clients can read again.
     Their events are stored in the router's memory, and in a directory that routers may share."""
 
     directory: str | None = None
-    """Directory that routers may share: each continues a stream that another one started. Unset: a stream ends with its router."""
+    """Directory that routers may share: each can continue a stream that another one has started. Unset: a stream ends with its router."""
     max_stream_mib: Positive = 8.0
-    """Size of one stream; a longer one is ended."""
+    """Maximum size of one stream; a longer one is ended."""
     max_total_mib: Positive = 256.0
-    """Size of all streams; those that ended first are dropped first."""
+    """Maximum size of all streams. The streams that ended first are dropped first."""
     keep_s: Positive = 300.0
     """Time for which a stream can be read after its end."""
     max_age_s: Positive = 3600.0
-    """Time after which a stream that has not ended is ended."""
+    """Age at which an open stream is ended."""
 
 
 class LedgerConfig(Table, frozen=True, kw_only=True):
     """The record of each account's usage.
-    Needs PILOTLIGHT_HOP_SECRET, with which sites sign what they report."""
+    Needs PILOTLIGHT_HOP_SECRET, with which sites sign the usage that they report."""
 
     directory: str | None = None
-    """Directory of this router only, on a disk that outlives it; unset: usage is not recorded."""
+    """Directory for this router only, on persistent storage; unset: usage is not recorded."""
     store: PostgresUrl | None = None
     """PostgreSQL database that routers may share, as postgresql://USER@HOST/DATABASE, with the password in PGPASSWORD or ~/.pgpass; unset: a SQLite
     file in the directory."""
     when_failing: Literal["refuse", "serve"] = "refuse"
-    """While the store cannot be written: refuse new requests, or serve up to max_unwritten of them and write their usage later."""
+    """What to do while the store cannot be written. refuse: refuse new requests; serve: serve up to max_unwritten of them, and write their usage
+    later."""
     max_unwritten: Annotated[int, Meta(ge=16, le=1_000_000)] = 16_384
-    """Requests whose usage is not written yet, of 1 KiB each."""
+    """Maximum number of requests whose usage is not written yet. Each takes 1 KiB."""
     currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z")] = "USD"
     """Currency of all prices (ISO 4217)."""
 
@@ -252,32 +254,32 @@ class SharedResponsesConfig(ResponsesConfig, frozen=True, kw_only=True):
     """Stored responses (POST /v1/responses) of this router, or of all routers that share a store."""
 
     store: PostgresUrl | None = None
-    """PostgreSQL database in which all routers that name it store responses, as ledger.store; unset: a SQLite file in the directory."""
+    """PostgreSQL database in which several routers store responses (URL as in ledger.store); unset: a SQLite file in the directory."""
 
 
 class QuotasConfig(Table, frozen=True, kw_only=True):
     """Limits of accounts that all routers of a network enforce together."""
 
     store: PostgresUrl | None = None
-    """PostgreSQL database through which routers share accounts' limits, as ledger.store; unset: each router grants the whole limit."""
+    """PostgreSQL database through which routers share accounts' limits (URL as in ledger.store); unset: each router grants the whole limit."""
     when_failing: Literal["refuse", "serve"] = "serve"
-    """While the store cannot be reached: serve by the router's own counts, or refuse accounts with limits once the router has used what it had
-    leased."""
+    """What to do while the store cannot be reached. serve: apply the router's own counts; refuse: refuse accounts with limits once the router has
+    used up what it had leased."""
 
 
 class PriceConfig(Table, frozen=True, kw_only=True):
-    """The price of a million tokens. Of several that fit a model, the newest valid one counts."""
+    """The price of a million tokens. If several match a model, the newest valid one applies."""
 
     model: Annotated[str, Meta(min_length=1)]
-    """Name of the models, with *."""
+    """Model name, or a pattern in which * matches any text."""
     input: NonNegative
     """Price of a million prompt tokens."""
     output: NonNegative
-    """Price of a million output tokens, reasoning included."""
+    """Price of a million output tokens, including reasoning."""
     cached_input: NonNegative | None = None
-    """Price of a million prompt tokens that were cached; unset: the same as input."""
+    """Price of a million cached prompt tokens; unset: the same as input."""
     valid_from: Moment | None = None
-    """Start of requests from which the price counts; unset: always."""
+    """The price applies to requests that start at this time or later; unset: to all."""
 
 
 Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
@@ -285,16 +287,16 @@ Share = Annotated[float, Meta(gt=0.0, lt=1.0)]
 
 class ObjectiveConfig(Table, frozen=True, kw_only=True):
     """A service-level objective over 30 days.
-    A request counts for the first objective that fits its model."""
+    A request counts for the first objective that matches its model."""
 
     model: Annotated[str, Meta(min_length=1)]
-    """Name of the models, with *."""
+    """Model name, or a pattern in which * matches any text."""
     answered: Share | None = None
-    """Share of requests that must not fail, such as 0.999."""
+    """Required share of requests that do not fail, such as 0.999."""
     first_token: Share | None = None
-    """Share of streams whose first token must come within first_token_ms."""
+    """Required share of streams whose first token arrives within first_token_ms."""
     first_token_ms: Positive | None = None
-    """Time to the first token, from the request's arrival at the router."""
+    """Limit of the time to the first token, from the request's arrival at the router."""
 
     def agree(self) -> None:
         if (self.first_token is None) != (self.first_token_ms is None):
@@ -304,10 +306,10 @@ class ObjectiveConfig(Table, frozen=True, kw_only=True):
 
 
 class JoinConfig(Table, frozen=True, kw_only=True):
-    """Machines that become sites by a token (`pilotlight join`)."""
+    """Joining of machines as sites, by tokens (`pilotlight join`)."""
 
     directory: str | None = None
-    """The network's folder, which `pilotlight network init` makes; unset: no machine may join."""
+    """The network's folder, made by `pilotlight network init`; unset: no machine may join."""
 
 
 class NetworkConfig(Table, frozen=True, kw_only=True):
@@ -316,41 +318,41 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
     listen: ListenConfig
     """Address of the router's HTTP server, and its TLS certificate."""
     hop: HopConfig = HopConfig()
-    """What the router and its sites know each other by."""
+    """Authentication between the router and its sites."""
     join: JoinConfig = JoinConfig()
-    """Machines that may join as sites."""
+    """Joining of machines as sites."""
     door: DoorConfig = DoorConfig()
-    """Which clients are served, and limits of their connections."""
+    """Rules for clients, and limits of their connections."""
     clients: ClientsConfig = ClientsConfig()
-    """Where clients are."""
+    """Locations of clients."""
     tenant_limits: TenantLimitsConfig = TenantLimitsConfig()
-    """Limits of every account without its own, and of unknown keys."""
+    """Limits of every account that sets no limits, and of unknown keys."""
     accounts: tuple[CustomerConfig, ...] = ()
     """Accounts with their limits."""
     keys: tuple[KeyConfig, ...] = ()
     """API keys, by their digests (`pilotlight keys create`)."""
     durable: DurableConfig = DurableConfig()
-    """Streams that can be read again."""
+    """Streams that clients can read again."""
     responses: SharedResponsesConfig = SharedResponsesConfig()
     """Stored responses (POST /v1/responses)."""
     ledger: LedgerConfig = LedgerConfig()
     """Record of each account's usage."""
     quotas: QuotasConfig = QuotasConfig()
-    """Limits that routers share."""
+    """Limits of accounts that routers share."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Logs and traces."""
     prices: tuple[PriceConfig, ...] = ()
-    """Prices, shown in /v1/models and GET /usage. Of several that fit, the newest valid one counts."""
+    """Prices, shown in /v1/models and GET /usage. If several match, the newest valid one applies."""
     models: tuple[NetworkModelConfig, ...] = ()
-    """Rules for models, by name."""
+    """Rules for models, by their names."""
     functions: NetworkFunctionsConfig = NetworkFunctionsConfig()
-    """Names of functions in the network."""
+    """Host names of functions in the network."""
     hosts: tuple[FunctionHostConfig, ...] = ()
-    """Host names that functions answer."""
+    """Host names whose requests functions answer."""
     objectives: tuple[ObjectiveConfig, ...] = ()
     """Service-level objectives."""
     place: PlaceConfig
-    """Where the router is."""
+    """Location of the router."""
     sites: tuple[SiteRef, ...] = ()
     """The sites of the network; at least one, unless machines may join."""
     health: HealthConfig = HealthConfig()
@@ -381,7 +383,8 @@ class NetworkConfig(Table, frozen=True, kw_only=True):
 
 
 class IssuedKeysFile(Table, frozen=True, kw_only=True):
-    """Keys and accounts that a router made while it ran; a key may name an account of the router's file."""
+    """Keys and accounts that were made while the router ran.
+    A key may name an account of the router's file."""
 
     accounts: tuple[CustomerConfig, ...] = ()
     """Accounts with their limits."""

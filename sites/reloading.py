@@ -17,8 +17,8 @@ TableT = TypeVar("TableT", bound=Table)
 
 
 def read_again(running: TableT, file: Path, load: Callable[[Path], TableT], live: Collection[str]) -> TableT | None:
-    """Read `file` again and log the changed keys that need a restart because `live` lacks them.
-    Return None, and log why, if the file is invalid."""
+    """Read `file` again; return the new configuration, or None (logged) if the file is invalid.
+    Log the changed keys that need a restart because they are not in `live`."""
     try:
         found = load(file)
     except ConfigError as error:

@@ -1,6 +1,6 @@
 """Rules for single values of configuration files, beyond their types.
 
-Each rule raises ValueError with a sentence that names the change to make.
+Each raises ValueError with a sentence that names the change to make.
 """
 
 import re
@@ -56,7 +56,7 @@ def is_http(url: str | None) -> None:
 
 
 def is_http_place(url: str) -> None:
-    """Check that `url` is a server's, with or without a path."""
+    """Raise ValueError unless `url` is an HTTP URL of a server, with or without a path."""
     if not _is_at_server(url, r"(?:/[^\s?#]*)?"):
         raise ValueError("must be http(s)://host[:port], with or without a path")
 

@@ -39,38 +39,38 @@ LOCAL = Path(__file__).parent / "local"
 
 
 Role = Literal["prefill", "decode", "both"]
-# unset: auto, unless devices are named
+# unset: "auto", unless `devices` is set
 Device = Annotated[str, Meta(extra_json_schema={"default": "auto"})] | UnsetType
 DeviceGroup = Annotated[tuple[str, ...], Meta(min_length=1)]
 
 
 class ImagesConfig(Table, frozen=True, kw_only=True):
     """Limits of images in requests.
-    The whole body, with images in base64, must fit in limits.max_body_mib."""
+    The whole body, including images in base64, is limited by limits.max_body_mib."""
 
     rules: ClassVar[Rules] = {"allowed_hosts": are_host_names}
 
     max_per_request: Count = 16
-    """Images in one request."""
+    """Maximum number of images in one request."""
     max_mib: Positive = 8.0
-    """Size of one image file."""
+    """Maximum size of one image file."""
     max_megapixels: Annotated[float, Meta(gt=0, le=64)] = 50.0
-    """Pixels of one image, in millions."""
+    """Maximum number of pixels of one image, in millions."""
     allowed_hosts: tuple[str, ...] = ()
-    """Hosts from which https: URLs of images are fetched, if their addresses are public; empty: only data: URLs are accepted."""
+    """Hosts with public addresses from which https: URLs of images are fetched; empty: only data: URLs are accepted."""
 
 
 class EngineHostConfig(Table, frozen=True, kw_only=True):
-    """One engine host of a site that lists its hosts one by one."""
+    """One engine host of a site that lists its hosts separately."""
 
     rules: ClassVar[Rules] = {"device": is_a_device}
 
     device: Device = UNSET
-    """One device of this host: "auto", "cpu", "cuda" or "cuda:N"."""
+    """The device of this host: "auto", "cpu", "cuda" or "cuda:N"."""
     devices: Annotated[tuple[str, ...], Meta(min_length=2)] | None = None
-    """Several devices of this host, which share every model. Replaces device."""
+    """The devices of this host, if several share every model. Replaces device."""
     role: Role = "both"
-    """prefill: compute prompts and send their KV blocks to hosts that answer; decode: generate answers; both: do both."""
+    """prefill: compute prompts, and send their KV blocks to other hosts; decode: generate answers; both: do both."""
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -88,49 +88,49 @@ class LenderConfig(Table, frozen=True, kw_only=True):
     rules: ClassVar[Rules] = {"url": is_http}
 
     site: Name
-    """Name of the other site, as routers' data rules use it."""
+    """Name of the other site, as in routers' data rules."""
     url: str
-    """URL where that site listens. Its engine hosts serve KV blocks at the same host (lend_at)."""
+    """URL of that site's HTTP server. Its engine hosts serve KV blocks on the same machine (lend_at)."""
 
 
 class EngineConfig(Table, frozen=True, kw_only=True):
-    """Engine hosts: one process for each device, which holds several models.
-    Sizes are each host's own, but for weights_host_gib, which all share."""
+    """Engine hosts: one process per device, or per group of devices.
+    It holds several models. Sizes are for one host, except weights_host_gib, which is for all."""
 
     rules: ClassVar[Rules] = {"device": is_a_device, "devices": can_stand_together}
 
     device: Device = UNSET
     """The device of the engine host: "auto", "cpu", "cuda" or "cuda:N"."""
     devices: Annotated[tuple[str | DeviceGroup, ...], Meta(min_length=1)] | None = None
-    """Several devices, with one engine host each. Devices in inner brackets share every model: [["cuda:0", "cuda:1"], "cuda:2"]. All but the first of
-    such a group may be on other machines, found by Ray: ["cuda:0", "ray:cuda"]."""
+    """Devices with one engine host each. Devices in inner brackets share every model: [["cuda:0", "cuda:1"], "cuda:2"]. All but the first of such a
+    group may be on other machines, found by Ray: ["cuda:0", "ray:cuda"]."""
     ray_address: Annotated[str, Meta(pattern=r"^(auto|[^\s/]+:[0-9]{1,5})\Z")] = "auto"
-    """HOST:PORT of the Ray cluster that finds devices on other machines; auto: the cluster that this machine is a node of. Needs
+    """HOST:PORT of the Ray cluster that provides devices of other machines; auto: the cluster that includes this machine. Needs
     pilotlight-inference[cluster]."""
     stages: Count = 1
-    """Number of pipeline stages into which a group of devices is divided, in order. Each stage has consecutive layers."""
+    """Number of pipeline stages into which a group of devices is divided, in order. Each stage computes consecutive layers."""
     expert_parallel: bool = False
     """Give each device of a group whole experts of each layer, instead of a part of every expert."""
     redundant_experts: Annotated[int, Meta(ge=0)] = 0
     """With expert_parallel: number of extra copies of each layer's busiest experts."""
     data_parallel: Count = 1
-    """With expert_parallel: number of copies of a layer's attention, each with its own sequences and KV cache, on an equal share of the group's
-    devices. kv_gib and kv_tokens then count for each device."""
+    """With expert_parallel: number of copies of a layer's attention. Each has its own sequences and KV cache, on an equal share of the group's
+    devices. kv_gib and kv_tokens are then sizes per device."""
     hosts: tuple[EngineHostConfig, ...] = ()
-    """One table for each engine host, where hosts have different roles. Replaces device and devices."""
+    """One table per engine host, if hosts have different roles. Replaces device and devices."""
     shift_roles: bool = False
-    """Let a host take both roles while the other role's requests would wait longer than scale_up_wait_s. It returns to its own role after
+    """Let a host take on the other role as well while that role's requests would wait longer than scale_up_wait_s. It returns to its own role after
     scale_down_after_s without such a wait."""
     scale_up_wait_s: NonNegative = 1.0
-    """Wake a model on one more device when its next request would wait longer than this for a few seconds; 0: never."""
+    """Wake a model on one more device if its next request would wait longer than this for a few seconds; 0: never."""
     scale_down_after_s: Positive = 30.0
-    """Put an extra copy of a model to sleep when the others would have sufficed for this long."""
+    """Put an extra copy of a model to sleep if the others would have sufficed for this long."""
     threads: Count | None = None
-    """CPU threads of one operation; unset: PyTorch's default."""
+    """Number of CPU threads of one operation; unset: PyTorch's default."""
     kv_gib: Positive | None = None
-    """KV cache of all models of one device; unset: 0.25 on a CPU, and what weights and steps leave free on a GPU."""
+    """Size of the KV cache of all models on one device; unset: 0.25 on a CPU, and the memory left by weights and steps on a GPU."""
     kv_host_gib: NonNegative = 0.0
-    """Shared memory for KV blocks that the device evicts. They survive a restart of the engine host. 0: off."""
+    """Shared memory for KV blocks that the device evicts. Their contents survive a restart of the engine host. 0: off."""
     kv_disk_dir: str | None = None
     """Directory for KV blocks that host memory evicts; each site uses a subfolder with its name. Unset: off."""
     kv_disk_gib: Positive = 8.0
@@ -142,40 +142,42 @@ class EngineConfig(Table, frozen=True, kw_only=True):
     Needs pilotlight-inference[mooncake]. Unset: off."""
     kv_transport: Literal["shared_memory", "mooncake"] = "shared_memory"
     """How KV blocks move between hosts: through this machine's shared memory, or by Mooncake's transfer engine, whose connections are not
-    authenticated (pilotlight-inference[mooncake])."""
+    authenticated (needs pilotlight-inference[mooncake])."""
     lend_at: Annotated[str, Meta(pattern=r"^[^\s/:]+:[0-9]{1,5}\Z")] | None = None
     """HOST:PORT where the first engine host serves KV blocks to other sites; further hosts use the next ports. Idle hosts then compute prompts for
     those sites. Unset: off."""
     lenders: tuple[LenderConfig, ...] = ()
-    """Sites that may compute prompts for this one, when that is predicted to be faster, transfer included, and the router has confirmed that the
-    request's data may go there."""
+    """Sites that may compute prompts for this one if that is predicted to be faster, transfer included. The router must allow the request's data to
+    go there."""
     weights_gib: Positive | None = None
-    """Maximum size of the weights of awake models on one device; unset: what the KV cache leaves free on a GPU, no limit on a CPU."""
+    """Maximum size of the weights of awake models on one device; unset: the memory left by the KV cache on a GPU, no limit on a CPU."""
     weights_host_gib: NonNegative | None = None
-    """Shared memory for weights of sleeping models, kept across a restart of the engine host; 0: off; unset: up to half of the available memory."""
+    """Shared memory for the weights of sleeping models. They survive a restart of the engine host. 0: off; unset: up to half of the available
+    memory."""
     block_size: Annotated[int, Meta(ge=1, le=256)] = 16
-    """Tokens in one KV block."""
+    """Number of tokens in one KV block."""
     max_num_batched_tokens: Annotated[int, Meta(ge=16)] = 2048
-    """Token budget of one engine step."""
+    """Maximum number of tokens that one engine step computes."""
     max_decode_delay_ms: NonNegative = 200.0
-    """Longest time by which a step's prompt tokens may delay running streams, as measured."""
+    """Maximum measured delay of running streams by the prompt tokens of one step."""
     max_num_seqs: Count = 64
-    """Sequences that run at the same time."""
+    """Maximum number of sequences that run at the same time."""
     adapter_slots: Count = 16
-    """Adapters of one model that a device can compute in one batch."""
+    """Number of adapters of one model that a device can use in one batch."""
     adapters_host_gib: NonNegative = 1.0
-    """Host memory for the adapters of one model, kept for their next use."""
+    """Host memory in which adapters of one model are kept for their next use."""
     max_waiting: Count = 1024
-    """Sequences that may wait; further requests are refused."""
+    """Maximum number of waiting sequences; further requests are refused."""
     start_timeout_s: Positive = 60.0
-    """Time in which a host must have loaded its first model; then it is restarted."""
+    """Time limit for a host to load its first model; it is restarted if it takes longer."""
     step_deadline_s: Positive = 30.0
-    """Time without a finished step after which a host with work is restarted; at least ten times the measured duration of its largest step."""
+    """Time without a completed step after which a busy host is restarted. At least ten times the measured duration of its largest step is allowed."""
 
     standby: bool | None = None
-    """Keep a second engine host without a model, which takes over when the first one dies (160 MiB); unset: if 1.25 GiB of memory are available."""
+    """Keep a standby: a second engine host without a model (160 MiB), which takes over when the first one dies. Unset: if 1.25 GiB of memory are
+    available."""
     standby_after_s: NonNegative = 5.0
-    """Time without work after which that host is prepared."""
+    """Idle time after which the standby is prepared."""
 
     @property
     def device_groups(self) -> tuple[tuple[str, ...], ...]:
@@ -193,19 +195,19 @@ class EngineConfig(Table, frozen=True, kw_only=True):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The role of each device's host."""
+        """The role of each engine host."""
         if self.hosts:
             return tuple([host.role for host in self.hosts])
         return tuple(["both" for _ in self.all_devices])
 
     @property
     def is_split(self) -> bool:
-        """Tell whether some hosts compute prompts for others."""
+        """Tell whether hosts have different roles."""
         return len(set(self.roles)) > 1
 
     @property
     def first_lend_port(self) -> int | None:
-        """The port of `lend_at`; None if the site does not lend."""
+        """The port in `lend_at`; None if the site does not lend."""
         return None if self.lend_at is None else int(self.lend_at.rpartition(":")[2])
 
     @property
@@ -299,36 +301,36 @@ class ModelConfig(Table, frozen=True, kw_only=True):
     aliases: tuple[str, ...] = ()
     """Further names of the same model."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Type in which the model computes; auto: the type of the checkpoint."""
+    """Type in which the model computes; auto: the checkpoint's type."""
     lossless: Literal["auto", "off", "always"] = "auto"
-    """Keep bfloat16 weights in 12 bits, with the same answers. auto: on a CPU, if measured to be faster; always: on GPUs too."""
+    """Store bfloat16 weights in 12 bits, without changing answers. auto: on a CPU, if measured to be faster; always: on GPUs too."""
     kv_dtype: Literal["auto", "fp8"] = "auto"
-    """Type of the KV cache. auto: as the model computes; fp8: half the bytes of bfloat16, less exact."""
+    """Type of the KV cache. auto: the type in which the model computes; fp8: half the size of bfloat16, less exact."""
     residency: Literal["device", "auto", "host", "disk"] = "device"
-    """device: loaded at start, always awake; auto: woken by its first request, sleeps in host memory when others need the device; host: like auto,
-    read into host memory at start; disk: woken by its first request, sleeps on disk."""
+    """device: loaded at start, always awake; auto: woken by its first request, sleeps in host memory while others need the device; host: like auto,
+    but loaded into host memory at start; disk: woken by its first request, sleeps on disk."""
     priority: Annotated[int, Meta(ge=-8, le=7)] = 0
-    """Models with a higher number are put to sleep last."""
+    """Models with a higher priority are put to sleep later."""
     sleep_after_s: Positive | None = None
-    """Put the model to sleep after this time without use; unset: only when others need the device."""
+    """Put the model to sleep after this time without use; unset: only if others need the device."""
     max_devices: Count | None = None
-    """Devices that may answer for the model at once; unset: as many as its load needs and have room."""
+    """Maximum number of devices that serve the model at once; unset: as many as its load needs, if they have room."""
     kv_tokens: Annotated[int, Meta(ge=16)] | None = None
-    """KV cache in tokens that is reserved for this model; unset: it shares what is free."""
+    """Number of tokens of KV cache that are reserved for this model; unset: it shares the unreserved part."""
     context_tokens: Annotated[int, Meta(ge=16)] | None = None
-    """Maximum tokens of a prompt and its answer together; unset: what the model and its KV cache allow."""
+    """Maximum tokens of a prompt and its answer together; unset: the limit of the model and its KV cache."""
     default_max_tokens: Count | None = None
-    """Maximum output tokens of requests that name none; unset: the rest of the context, and 256 for Workers AI's run."""
+    """Maximum output tokens of requests that set no maximum; unset: the rest of the context, and 256 for Workers AI's run."""
     adapters: tuple[AdapterConfig, ...] = ()
     """Low-rank adapters of the model."""
     adapters_dir: str | None = None
-    """Directory of adapters: each folder in it is one adapter, available as soon as it is there."""
+    """Directory of adapters. Each folder in it is one adapter, available as soon as it is there."""
     tool_format: ToolFormatName | None = None
     """Format of the model's tool calls; unset: detected from its chat template."""
     speculate: str = "off"
-    """How tokens are drafted for verification; no output token changes. auto, off, or drafters in order, separated by commas: grammar (tokens that a
-    schema forces), suffix (what followed the same tokens before), and one of draft:DIRECTORY (a smaller model with the same vocabulary),
-    eagle3:DIRECTORY (a head trained for the model), mtp (a layer of the model's checkpoint)."""
+    """How tokens are drafted for verification; output tokens do not change. auto, off, or drafters in order, separated by commas: grammar (tokens
+    that a schema forces), suffix (tokens that followed the same text before), and one of draft:DIRECTORY (a smaller model with the same vocabulary),
+    eagle3:DIRECTORY (a head trained for the model), mtp (a layer in the model's checkpoint)."""
 
 
 class FunctionConfig(Table, frozen=True, kw_only=True):
@@ -339,7 +341,7 @@ class FunctionConfig(Table, frozen=True, kw_only=True):
     environment: str | None = None
     """Environment of the manifest to use: an [env.NAME] table."""
     layer: str | None = None
-    """Directory with the installed packages that the function imports; unset: the site installs them."""
+    """Directory with the packages that the function imports; unset: the site installs them."""
 
 
 class R2StoreConfig(Table, frozen=True, kw_only=True):
@@ -351,28 +353,28 @@ class R2StoreConfig(Table, frozen=True, kw_only=True):
     endpoint: str
     """URL of the S3 endpoint, such as https://s3.eu-west-1.amazonaws.com."""
     region: str = "auto"
-    """Region that signatures name."""
+    """Region in request signatures."""
     bucket: str | None = None
-    """Name of the bucket at the endpoint, if it differs."""
+    """Name of the bucket at the endpoint, if it differs from the name in manifests."""
     path_style: bool = True
-    """Put the bucket in the path; false: in the host name."""
+    """Put the bucket's name in the path; false: in the host name."""
     access_key_id_env: str = "AWS_ACCESS_KEY_ID"
-    """Environment variable of the site with the access key id."""
+    """Environment variable, of the site's process, with the access key id."""
     secret_access_key_env: str = "AWS_SECRET_ACCESS_KEY"
-    """Environment variable of the site with the secret access key."""
+    """Environment variable, of the site's process, with the secret access key."""
     session_token_env: str = "AWS_SESSION_TOKEN"
-    """Environment variable of the site with the session token, if there is one."""
+    """Environment variable, of the site's process, with the session token, if there is one."""
     credentials_file: str | None = None
-    """File such as ~/.aws/credentials, read for each request. Replaces the environment."""
+    """File such as ~/.aws/credentials, read at each request. Replaces the environment variables."""
     profile: str = "default"
-    """Section of that file."""
+    """Section of credentials_file."""
 
 
 Shareable = Annotated[str, Meta(pattern=r"^(kv|d1|r2|queue|rate_limit|service|props|durable_object):.+\Z")]
 
 
 class FunctionsConfig(Table, frozen=True, kw_only=True):
-    """The functions of a site, and the limits of each."""
+    """The functions of a site, and the limits of each function."""
 
     rules: ClassVar[Rules] = {"deployments": is_http}
 
@@ -381,69 +383,69 @@ class FunctionsConfig(Table, frozen=True, kw_only=True):
     directory: str | None = None
     """Directory of functions: each folder with a manifest is served."""
     deployments: str | None = None
-    """URL of the router whose deployed functions (`pilotlight deploy`) this site serves. The router also answers their calls of models that this site
+    """URL of the router whose deployed functions (`pilotlight deploy`) this site serves. The router also answers their calls to models that this site
     does not have."""
     state_dir: str | None = None
     """Directory for the data of bindings; unset: ~/.local/state/pilotlight/SITE."""
     shared: dict[Shareable, tuple[str, ...]] = msgspec.field(default_factory=dict)
-    """Resources that deployed functions may use although they belong to the site or to another function: KIND:ID (kv, d1, r2, queue, rate_limit;
-    service, props and durable_object with a function's name) and the names of the functions, with *."""
+    """Resources that deployed functions may use although these belong to the site or to another function: KIND:ID (kv, d1, r2, queue, rate_limit;
+    service, props and durable_object with a function's name), and the names of the functions that may use them; * matches any text."""
     r2: dict[str, R2StoreConfig] = msgspec.field(default_factory=dict)
     """R2 buckets, by their names in manifests, whose objects are stored at an S3 endpoint."""
     min_tier: Literal[1, 2, 3] = 1
-    """Lowest isolation with which functions are served. 1: resource limits and no privileges; 2: namespaces, seccomp, Landlock; 3: one container for
-    each function."""
+    """Weakest isolation with which functions are served. 1: resource limits and no privileges; 2: namespaces, seccomp, Landlock; 3: one container per
+    function."""
     oci_runtime: str | None = None
     """Program that creates the containers of tier 3, such as `crun` or `runc`. The site must be started as root."""
     show_errors: bool = False
-    """Answer a failed request with its traceback."""
+    """Include the traceback in the response if a request fails."""
     egress_allow: tuple[str, ...] = ()
-    """Hosts, or host:port, that functions may fetch although their address is not public."""
+    """Hosts, or host:port, that functions may fetch although their addresses are not public."""
     cpu_ms: Count = 30_000
-    """CPU time of one request, if the manifest sets no lower limit."""
+    """Maximum CPU time of one request, if the manifest sets no lower limit."""
     wall_s: Positive = 300.0
-    """Duration of one request, its stream included."""
+    """Maximum duration of one request, including its stream."""
     blocked_s: Positive = 10.0
-    """Time for which an event loop may be blocked; then its process is ended."""
+    """Maximum time for which an event loop may be blocked; then its process is ended."""
     memory_mib: Annotated[int, Meta(ge=64)] = 256
-    """Memory of one process, of which Python itself takes 30 MiB."""
+    """Maximum memory of one process. Python itself takes 30 MiB."""
     disk_mib: Count = 64
-    """Scratch space of one process."""
+    """Maximum scratch space of one process."""
     threads: Annotated[int, Meta(ge=4)] = 64
-    """Threads of one function."""
+    """Maximum number of threads of one function."""
     open_files: Annotated[int, Meta(ge=32)] = 256
-    """File descriptors of one process."""
+    """Maximum number of file descriptors of one process."""
     subrequests: Count = 1000
-    """Binding calls and fetches of one request."""
+    """Maximum number of binding calls and fetches of one request."""
     request_mib: Positive = 100.0
-    """Size of a request's body."""
+    """Maximum size of a request's body."""
     response_mib: Positive = 1024.0
-    """Size of a response's body."""
+    """Maximum size of a response's body."""
     response_mib_per_s: Positive = 64.0
-    """Rate of all response streams of one function together."""
+    """Maximum rate of all response streams of one function together."""
     concurrency: Count = 64
-    """Open requests of one process; for more, another process is started."""
+    """Maximum number of open requests of one process; for more, another process is started."""
     max_isolates: Count = 4
-    """Processes of one function."""
+    """Maximum number of processes of one function."""
     idle_s: Positive = 60.0
     """Time without a request after which a process is ended."""
     sockets: Annotated[int, Meta(ge=1, le=900)] = 512
-    """Open WebSockets of one process; for more, another process is started."""
+    """Maximum number of open WebSockets of one process; for more, another process is started."""
     socket_idle_s: Positive = 3600.0
     """Time without a message after which a WebSocket is closed."""
     socket_message_mib: Annotated[float, Meta(gt=0, le=16)] = 1.0
-    """Size of one WebSocket message, in either direction."""
+    """Maximum size of one WebSocket message, in either direction."""
     zygotes_mib: Annotated[int, Meta(ge=0)] = 1024
-    """Memory for idle functions with their imports, from which new processes are forked."""
+    """Memory for idle processes that have imported a function's code, from which new processes are forked."""
 
     logs_days: NonNegative = 7.0
-    """for which invocations and their output are kept (`pilotlight logs`)"""
+    """Time for which invocations and their output are stored (`pilotlight logs`)."""
     logs_mib: Annotated[int, Meta(ge=0)] = 256
-    """of them; the function that takes the most room loses its oldest first. 0: none are kept"""
+    """Maximum size of stored invocations. Above it, the oldest of the function with the most are deleted. 0: none are stored."""
     history_days: NonNegative = 7.0
-    """Time back to which D1 databases can be restored (`pilotlight d1 time-travel`). 0: none."""
+    """How far back D1 databases can be restored (`pilotlight d1 time-travel`). 0: not at all."""
     layers_mib: Annotated[int, Meta(ge=0)] = 4096
-    """Disk space for installed packages that no function uses any more; the least recently used are deleted first."""
+    """Maximum disk space for installed packages that no function uses any more. The least recently used are deleted first."""
     layers_days: NonNegative = 30.0
     """Age after which unused packages are deleted in any case."""
 
@@ -461,59 +463,59 @@ class FinetunesConfig(Table, frozen=True, kw_only=True):
     directory: str | None = None
     """Directory for uploaded adapters; each site uses a subfolder with its name. Unset: uploads are refused."""
     per_account: Count = 30
-    """Adapters of one account, or of one unknown key."""
+    """Maximum number of adapters of one account, or of one unknown key."""
     max_rank: Annotated[int, Meta(ge=1, le=64)] = 32
-    """Highest rank of an uploaded adapter."""
+    """Maximum rank of an uploaded adapter."""
     max_mib: Positive = 300.0
-    """Size of one uploaded file."""
+    """Maximum size of one uploaded file."""
 
 
 class CatalogueConfig(Table, frozen=True, kw_only=True):
-    """Models that an operator can add while the site runs (the page, `pilotlight network run`)."""
+    """Models that an operator can add while the site runs (on the page, or by `pilotlight manage run`)."""
 
     directories: tuple[str, ...] = ("~/models",)
-    """Directories of checkpoints and GGUF files that the catalogue offers, beside what is downloaded."""
+    """Directories of checkpoints and GGUF files that the catalogue offers, besides downloaded models."""
     state_dir: str | None = None
-    """Directory where added models are remembered; unset: ~/.local/state/pilotlight/SITE."""
+    """Directory in which added models are stored; unset: ~/.local/state/pilotlight/SITE."""
 
 
 class LimitsConfig(Table, frozen=True, kw_only=True):
     max_body_mib: Positive = 8.0
-    """Size of a request's body."""
+    """Maximum size of a request's body."""
     strict_fields: bool = False
     """Refuse requests with unknown fields; false: list these in the header x-ignored-fields."""
     max_waking: Count = 128
-    """Requests that may wait for one model to wake; further ones are refused with 503."""
+    """Maximum number of requests that wait for one model to wake; further ones are refused with 503."""
     max_inflight: Count = 256
-    """Requests in progress; further ones are refused with 503."""
+    """Maximum number of requests in progress; further ones are refused with 503."""
     request_timeout_s: Positive = 600.0
-    """Duration after which a request is ended with an error."""
+    """Maximum duration of a request; then it is ended with an error."""
     continue_within_s: Positive = 9.0
-    """Time in which an answer must continue on another engine host after its host died; then it ends with an error."""
+    """Time limit for continuing an answer on another engine host after its host died; later it ends with an error."""
     drain_timeout_s: NonNegative = 30.0
-    """Time that open streams have after SIGTERM."""
+    """Time that open streams may take to finish after SIGTERM."""
     heartbeat_s: Positive = 10.0
-    """Silence after which a stream gets a comment, so that proxies keep the connection."""
+    """Silence in a stream after which a comment is sent, so that proxies keep the connection."""
 
 
 class SiteListenConfig(ListenConfig, frozen=True, kw_only=True):
     require_hop: bool = False
-    """Answer only requests that a router of the network has signed (PILOTLIGHT_HOP_SECRET)."""
+    """Answer only requests that a router of the network has signed (with PILOTLIGHT_HOP_SECRET)."""
 
 
 class SiteConfig(Table, frozen=True, kw_only=True):
-    """One location: a runtime, its engine hosts, its models and functions."""
+    """One location: a runtime with its engine hosts, models and functions."""
 
     name: Name
     """Name of the site: an airport code and a number, such as ams1."""
     place: PlaceConfig
-    """Where the site is."""
+    """Location of the site."""
     listen: SiteListenConfig
     """Address of the site's HTTP server."""
     hop: HopConfig = HopConfig()
-    """What the site and its routers know each other by."""
+    """Authentication between the site and its routers."""
     door: AccessConfig = AccessConfig()
-    """Which clients are served."""
+    """Rules for clients."""
     accounts: tuple[AccountConfig, ...] = ()
     """Accounts and the models that they may use."""
     keys: tuple[KeyConfig, ...] = ()
@@ -521,7 +523,7 @@ class SiteConfig(Table, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     """Devices, KV cache and weights."""
     models: tuple[ModelConfig, ...] = ()
-    """Models that the site serves; without any, it serves functions only."""
+    """Models that the site serves; without models it only serves functions."""
     functions: FunctionsConfig = msgspec.field(default_factory=FunctionsConfig)
     """Functions that the site serves, and their limits."""
     catalogue: CatalogueConfig = CatalogueConfig()

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-Rules = Mapping[str, Callable[[Any], None]]  # by field
+Rules = Mapping[str, Callable[[Any], None]]  # field name -> rule
 
-SIZES, MOST = ("_gib", "_mib"), 1e9  # suffixes of field names, and the largest value of such a field
+SIZES, MOST = ("_gib", "_mib"), 1e9  # endings of names of size fields, and the largest value of such a field
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,4 +25,4 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         self.agree()
 
     def agree(self) -> None:
-        """Check fields that are valid alone against each other. Raises ValueError."""
+        """Check fields against each other. Raises ValueError."""

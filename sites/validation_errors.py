@@ -1,7 +1,7 @@
 """Describe each error of an invalid configuration file by its key and the change to make.
 
-msgspec.convert alone decides what is valid. A value that it refuses is split into parts, and each part is converted again, until no part of a refused
-value is refused. So the errors are exactly those of convert. Only an invalid file imports this module.
+msgspec.convert alone decides what is valid. A value that it refuses is split into parts, and each part is converted again, down to refused values
+whose parts are all valid. So the errors are exactly those of `convert`. This module is only imported for an invalid file.
 """
 
 import datetime
@@ -17,8 +17,9 @@ from msgspec import inspect
 
 from pilotlight.sites.table import Table
 
-LONGEST_VALUE = 60  # characters of a value that an error shows
-STRICT_END, SHOWN_END = r"\Z", "$"  # the end of a string in Python's patterns, and in all others
+LONGEST_VALUE = 60  # maximum number of characters of a value in an error
+# the end of a string in Python's patterns, and in the patterns that other languages use
+STRICT_END, SHOWN_END = r"\Z", "$"
 NOUNS = {
     int: "an integer",
     float: "a number",
@@ -29,7 +30,7 @@ NOUNS = {
 }
 SILENT = (types.NoneType, msgspec.UnsetType)
 
-Where = tuple[str | int, ...]  # keys, and positions in arrays, from the top of the file
+Where = tuple[str | int, ...]  # keys and array positions, from the top of the file
 
 
 def sentences(table: type[Table], values: Any) -> list[str]:
@@ -37,7 +38,7 @@ def sentences(table: type[Table], values: Any) -> list[str]:
 
 
 def _errors(kind: Any, value: Any, where: Where) -> list[str]:
-    """`kind` is a type as the fields of tables declare it."""
+    """Return the errors in a value. `kind` is a type as the fields of tables declare it."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -85,8 +86,8 @@ def _unknown(where: Where, valid: list[str]) -> str:
 
 
 def _reason(kind: Any, value: Any, error: msgspec.ValidationError) -> str:
-    """Return why this value is refused although all its parts are valid."""
-    if error.__cause__ is not None:  # raised by a table's `agree`
+    """Return the reason why this value is refused although all its parts are valid."""
+    if error.__cause__ is not None:  # the error of a table's `agree`
         return str(error.__cause__)
     wanted = _alternatives(kind)
     for alternative in wanted:
@@ -107,7 +108,7 @@ def _is_of(type_: inspect.Type, value: Any) -> bool:
 
 
 def _outside(type_: inspect.Type, value: Any) -> str:
-    """Return the bound of its type that `value` violates; empty if there is none."""
+    """Return the bound of its type that `value` violates; empty if it violates none."""
     match type_:
         case inspect.FloatType() if isinstance(value, int) and abs(value) > sys.float_info.max:
             return "is a number with too many digits"
@@ -142,9 +143,9 @@ def _shown(value: Any) -> str:
         case None:
             return "null"
         case int() if abs(value) > 10**LONGEST_VALUE:
-            return "a number of many digits"  # Python refuses to write out the longest ones
+            return "a number of many digits"  # Python raises an error when it converts such a number to text
         case str():
-            value = repr(re.sub(r":.*@", ":...@", value, flags=re.DOTALL))  # do not show the password of a URL
+            value = repr(re.sub(r":.*@", ":...@", value, flags=re.DOTALL))  # hide the password in a URL
     text = str(value)
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
@@ -163,7 +164,7 @@ def _named(where: Where) -> str:
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """Return the types that a union allows, each with its own bounds, without None and UNSET."""
+    """Return the types in a union, each with its own bounds, without None and UNSET."""
     plain = _plain(kind)
     if get_origin(plain) not in (Union, types.UnionType):
         return [kind]
@@ -176,7 +177,7 @@ def _plain(kind: Any) -> Any:
 
 def _bounded(kind: Any) -> inspect.Type:
     type_ = inspect.type_info(kind)
-    return type_.type if isinstance(type_, inspect.Metadata) else type_  # a wrapper with the description
+    return type_.type if isinstance(type_, inspect.Metadata) else type_  # msgspec wraps types that have a description
 
 
 def _is_table(kind: Any) -> TypeGuard[type[Table]]:

@@ -1,1 +1,1 @@
-"""Helpers that every process needs, such as SQLite's thread, whole files, signals and credentials."""
+"""Helpers for every process, such as SQLite's thread, atomic files, signals and logs."""

@@ -1,6 +1,6 @@
-"""Files and folders that are complete under their name even after a power failure.
+"""Write files and folders so that they are complete under their name, even after a power failure.
 
-A rename may reach the disk before the written data: the file would have its name and lack its end.
+Without a sync, a rename may reach the disk before the written data, and the file would lack its end.
 """
 
 import os
@@ -9,10 +9,7 @@ from pathlib import Path
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file that only its owner can read: afterwards the old or the new one exists, never a part.
-
-    Raises OSError.
-    """
+    """Write a file that only its owner can read. It is replaced completely or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=".")
     try:
@@ -25,7 +22,7 @@ def write(path: Path, data: bytes) -> None:
 
 
 def replace(made: Path, path: Path) -> None:
-    """`made`, a closed file or a folder of them, is at `path` from now on. Raises OSError."""
+    """Move `made`, a closed file or a folder of closed files, to `path` and sync it. Raises OSError."""
     sync_all(made)
     made.replace(path)
     sync(path.parent)
@@ -47,14 +44,14 @@ def sync(path: Path) -> None:
 
 
 def let_others_read(folder: Path) -> None:
-    """Open a folder and everything in it to other users of the machine, whatever this process's umask."""
+    """Let other users read a folder and everything in it, whatever this process's umask is."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
 
 
 def stamp(file: Path) -> object:
-    """Return a value that changes when the file is written or replaced; a missing file has a stamp too."""
+    """Return a value that changes when the file is written, replaced, created or removed."""
     try:
         found = os.stat(file)
     except OSError as error:

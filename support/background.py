@@ -1,7 +1,7 @@
 """Run background tasks for the lifetime of a process or of one of its parts.
 
-Without this, a task that raises is silent until its process ends, and its work (time limits, the ledger, the page) stops. Here the error is logged
-with its traceback, and the task starts again.
+The error of a plain asyncio task stays unnoticed until its process ends, while its work (time limits, the ledger, the page) has stopped. Here the
+error is logged with its traceback, and the task starts again.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-RESTART_AFTER_S = 1.0  # an error that repeats is one traceback a second, and no busy loop
+RESTART_AFTER_S = 1.0  # limits a repeated error to one traceback a second
 
 Item = TypeVar("Item")
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -19,16 +19,17 @@ log = logging.getLogger("pilotlight.background")
 
 
 def start(work: Work, name: str) -> asyncio.Task[None]:
-    """Run `work` in a task, again each time it raises, until it returns or the task is cancelled.
+    """Run `work` in a task, and again whenever it raises.
 
-    Keep a reference to the task: the loop does not. `name` is for the log, such as "the usage ledger".
+    The task ends when `work` returns or the task is cancelled. Keep a reference to it, because the event loop does not. `name` is for the log, such
+    as "the usage ledger".
     """
     return asyncio.create_task(_repeat(work, name), name=name)
 
 
 @asynccontextmanager
 async def running(work: Work, name: str) -> AsyncIterator[asyncio.Task[None]]:
-    """Run `work` as `start` does, until the scope ends."""
+    """Open a scope in which `work` runs as in `start`."""
     task = start(work, name)
     try:
         yield task
@@ -44,7 +45,7 @@ async def stop(*tasks: asyncio.Task[Any]) -> None:
 
 
 def for_each(items: Iterable[Item], work: Callable[[Item], None], name: str) -> None:
-    """Do `work` for each item; an exception is logged, and the next items follow."""
+    """Call `work` for each item. An exception is logged, and the next items follow."""
     for item in items:
         try:
             work(item)

@@ -1,8 +1,8 @@
 """Run SQLite with one thread for each file.
 
-A thread executes one piece of work after another, each with a time limit. Work is a function of the connection. If its caller is cancelled, the work
-is interrupted and its transaction rolled back. A commit is on the disk before its caller continues (WAL, synchronous=FULL). Callers decide which SQL
-is allowed.
+The thread executes one piece of work after another, each with a time limit. Work is a function of the connection. If its caller is cancelled, the
+work is interrupted and its transaction rolled back. A commit is on the disk before its caller continues (WAL, synchronous=FULL). Callers decide which
+SQL is allowed.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ Work = Callable[[Connection], T]
 
 TIME_LIMIT_S = 30.0
 MAX_WAITING = 1000
-STEPS_BETWEEN_CHECKS = 1000  # of SQLite's machine: some microseconds
-BUSY_TIMEOUT_S = 5.0  # wait for another process that writes the same file
+STEPS_BETWEEN_CHECKS = 1000  # instructions of SQLite's virtual machine, which take some microseconds
+BUSY_TIMEOUT_S = 5.0  # time to wait for another process that writes the same file
 PAGE_BYTES = 4096
 
 
 class DatabaseError(Exception):
-    """The work was not done, for a reason that is not its SQL."""
+    """Work was not done, for a reason other than its SQL."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -41,8 +41,8 @@ class DatabaseError(Exception):
 
 
 class Database:
-    """`prepare` sets a new connection up: schema, limits; `finish` is called before it is closed.
-    They run in the database's thread, as all else does."""
+    """A database file with its thread and connection.
+    `prepare` sets up a new connection: schema, limits. `finish` is called before it is closed. Both run in the database's thread."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Database:
         self._waiting = 0
 
     async def run(self, work: Work[T], time_limit_s: float = TIME_LIMIT_S) -> T:
-        """Do the work in the database's thread. Raises its exceptions, and DatabaseError."""
+        """Run `work` in the database's thread and return its result. Raises its exceptions, and DatabaseError."""
         if self._waiting >= MAX_WAITING:
             raise DatabaseError(
                 f"{MAX_WAITING} requests wait for this database already; send fewer at once", "overloaded"
@@ -91,7 +91,7 @@ class Database:
     def _done(self, future: "asyncio.Future[Any]") -> None:
         self._waiting -= 1
         if not future.cancelled():
-            future.exception()  # retrieve it, even if the caller has left
+            future.exception()  # retrieve it even if the caller has left: asyncio reports unretrieved exceptions
 
     def _do(self, job: "_Job") -> Any:
         if job.is_left:
@@ -102,7 +102,7 @@ class Database:
         try:
             return job.work(connection)
         except sqlite3.OperationalError as error:
-            # Errors of Python's own, such as for an invalid text, have no SQLite name.
+            # Errors that Python's module itself raises, such as for an invalid text, have no SQLite name.
             if getattr(error, "sqlite_errorname", "") != "SQLITE_INTERRUPT":
                 raise
             if job.is_left:
@@ -139,7 +139,7 @@ class Database:
         return self._connection
 
     def _is_over(self) -> bool:
-        """Tell whether SQLite should interrupt its work. SQLite calls this while it works."""
+        """Return whether SQLite should interrupt its work. SQLite calls this while it works."""
         job = self._job
         return job is not None and (job.is_left or time.monotonic() > job.deadline_s)
 
@@ -162,7 +162,7 @@ class _Job:
 
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
-    """Open a transaction, all or nothing.
+    """Open a transaction; it is committed completely or not at all.
     It takes the write lock at once, so that it cannot fail halfway because another process writes."""
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -175,13 +175,13 @@ def transaction(connection: Connection) -> Iterator[None]:
 
 
 class Databases:
-    """The databases of a site, by path. All users of a file share one thread and one connection."""
+    """The open databases of a site by path. All users of a file share one thread and one connection."""
 
     def __init__(self) -> None:
         self._open: dict[Path, Closing] = {}
 
     def get(self, path: Path, make: Callable[[Path], ClosingT]) -> ClosingT:
-        """Return the object that is open at the path; the first caller makes it."""
+        """Return the open object for the path; the first call makes it."""
         path = path.resolve()
         if path not in self._open:
             self._open[path] = make(path)
@@ -194,9 +194,9 @@ class Databases:
 
 
 def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) -> None:
-    """Create missing tables, and upgrade those of an earlier version by `migrations`, 1 to 2 first.
+    """Create missing tables, and upgrade those of an earlier version.
 
-    Raises DatabaseError for a file of a later version of Pilotlight.
+    `migrations` are the upgrades in order; the first one leads from version 1 to 2. Raises DatabaseError for a file of a later version of Pilotlight.
     """
     with transaction(connection):
         written = claim_version(connection, 1 + len(migrations))
@@ -208,21 +208,21 @@ def create(connection: Connection, schema: str, migrations: Sequence[str] = ()) 
 
 
 def claim_version(connection: Connection, newest: int = 1) -> int:
-    """Record that a file's tables have the newest version, and return the previous one.
+    """Record that a file's tables have the newest version, and return the previous version.
 
-    A new file's is `newest`. Raises DatabaseError for an unknown version.
+    A new file counts as having had the newest. Raises DatabaseError for an unknown version.
     """
     has_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     (written,) = connection.execute("PRAGMA user_version").fetchone()
     if written > newest:
-        sentence = f"its tables have version {written}, and this Pilotlight knows {newest}: a later one has written it. Install that again, "
-        raise DatabaseError(f"{sentence}or restore a backup of before the upgrade", "newer")
+        sentence = f"its tables have version {written}, and this Pilotlight knows {newest}: a later version has written it. Install that version, "
+        raise DatabaseError(f"{sentence}or restore a backup from before the upgrade", "newer")
     connection.execute(f"PRAGMA user_version = {newest}")
     return (written or 1) if has_tables else newest
 
 
 def storage_word(error: Exception) -> tuple[str, int, str] | None:
-    """Return (code, HTTP status, sentence) for a failure of the storage itself; None for any other."""
+    """Return (code, HTTP status, message) for a failure of the storage itself; None for any other."""
     if isinstance(error, DatabaseError):
         status = {"overloaded": 429, "timeout": 408}.get(error.code, 500)
         return error.code, status, str(error)

@@ -1,4 +1,4 @@
-"""The log of a process: one line for each event on standard error, in one form for all processes."""
+"""The log of a process on standard error: one line per event, in the same format for all processes."""
 
 import json
 import logging
@@ -11,15 +11,15 @@ REQUEST: ContextVar[str] = ContextVar("id of the request that is served", defaul
 
 
 def start_logging(process: str, level: str = "info", form: str = "text") -> None:
-    """Log to standard error from now on, as do processes that this one starts.
+    """Log to standard error from now on; processes that this one starts do the same.
 
-    `process`: its name in each line, as "router" or a site's; `level`: debug, info, warning or error; `form`: text or json."""
+    `process` is the name in each line: "router", or a site's. `level` is debug, info, warning or error; `form` is text or json."""
     os.environ[LOG_ENV] = f"{form}:{level}:{process}"
     _log_as(process, level, form)
 
 
 def inherit_logging(role: str) -> None:
-    """Log as the process that started this one does, under its name and `role`, such as ams1/engine."""
+    """Log in the format of the parent process, with its name and this `role`, such as ams1/engine."""
     form, level, process = os.environ.get(LOG_ENV, "text:info:").split(":", 2)
     _log_as(f"{process}/{role}" if process else role, level, form)
 
@@ -31,7 +31,7 @@ def _log_as(process: str, level: str, form: str) -> None:
 
 
 class TextLines(logging.Formatter):
-    """2026-11-28T11:52:16.042Z ams1 INFO listening on http://127.0.0.1:8791"""
+    """Format lines such as 2026-11-28T11:52:16.042Z ams1 INFO listening on http://127.0.0.1:8791."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -42,15 +42,15 @@ class TextLines(logging.Formatter):
         line = f"{_time_of(record)} {self._process} {record.levelname} {text}"
         if request and request not in text:
             line += f" (request {request})"
-        # A message may quote a client: a line end in it must not start a new line.
+        # A message may contain a client's text: a line end in it must not start a new line.
         line = line.replace("\r", "\\r").replace("\n", "\\n")
         return "\n".join([line, *_trace_of(self, record)])
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time, process, pid, level, logger and message.
+    """Format one JSON object a line: time, process, pid, level, logger and message.
 
-    And request_id, exception and access fields if present.
+    The fields request_id, exception and access are added if present.
     """
 
     def __init__(self, process: str) -> None:

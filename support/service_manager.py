@@ -1,6 +1,6 @@
 """Notifications to the service manager that started the process (systemd's `Type=notify`), if any.
 
-The protocol is sd_notify(3): lines of NAME=VALUE in one datagram to the socket that NOTIFY_SOCKET names.
+The protocol is sd_notify(3): lines of NAME=VALUE in one datagram to the socket in NOTIFY_SOCKET.
 """
 
 import os
@@ -13,7 +13,7 @@ SOCKET_ENV = "NOTIFY_SOCKET"
 
 def notify_ready(status: str = "") -> None:
     """Report that the process serves, at its start or after a reload.
-    `status` is a line for `systemctl status`, if it has changed."""
+    `status` is a new line for `systemctl status`, if it has changed."""
     _notify("READY=1", *([f"STATUS={status}"] if status else ()))
 
 
@@ -23,12 +23,12 @@ def notify_status(status: str) -> None:
 
 
 def notify_reloading() -> None:
-    """Notify the manager that the process reads its file again; `notify_ready` ends that."""
+    """Report that the process reads its file again; `notify_ready` reports the end of that."""
     _notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
 def notify_stopping() -> None:
-    """Say that the process drains, and then ends."""
+    """Report that the process drains and will end."""
     _notify("STOPPING=1", "STATUS=draining")
 
 
@@ -36,7 +36,7 @@ def _notify(*lines: str) -> None:
     address = os.environ.get(SOCKET_ENV, "")
     if not address.startswith(("/", "@")):
         return
-    if address.startswith("@"):  # Linux's abstract namespace
+    if address.startswith("@"):  # a name in Linux's abstract namespace
         address = "\0" + address[1:]
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
         sender.connect(address)

@@ -1,8 +1,8 @@
 """Signals that stop a process or make it reload.
-The caller decides what a stop, or a second one, does.
 
-The kernel sends SIGHUP when the terminal is closed, which would end a site at once and leave its weights in shared memory. So this counts as a stop.
-From any other sender, as `systemctl reload`, it means reload.
+The caller decides what a stop, or a second one, does. SIGHUP has two senders. The kernel sends it when the terminal is closed: it counts as a stop,
+because by default it would end a site at once and leave its weights in shared memory. From any other sender, such as `systemctl reload`, it means
+reload.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Terminal:
-    """The terminal that this process was started from, if any.
-    A process that should outlive it ignores SIGHUP from the start (`nohup`)."""
+    """The terminal from which this process was started, if any.
+    A process that should outlive its terminal ignores SIGHUP from the start (`nohup`)."""
 
     def __init__(self) -> None:
         self._ends_us = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
@@ -28,7 +28,8 @@ class Terminal:
 
 
 def follow_signals(stop: Callable[[], None], reload: Callable[[], object]) -> None:
-    """Call `stop` or `reload` in the running event loop, and notify the service manager, if there is one."""
+    """Call `stop` or `reload` in the running event loop at these signals.
+    The service manager, if any, is notified."""
     loop, terminal = asyncio.get_running_loop(), Terminal()
 
     def on_stop() -> None:

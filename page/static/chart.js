@@ -1,4 +1,4 @@
-// Line charts and stacked bars, as SVG and boxes of our own.
+// Line charts (SVG) and stacked bars (HTML boxes).
 
 import { h, s } from "./dom.js";
 import { clock } from "./words.js";
@@ -7,7 +7,7 @@ const WIDTH = 560, HEIGHT = 170, LEFT = 46, BOTTOM = 18, TOP = 8;
 export const color = (i) => `var(--c${i % 8})`;
 
 export function lines(title, unit, samples, series) {
-  // series: [name, value of a sample or null]. A gap stays a gap.
+  // series: [name, function that returns a sample's value or null]. Null leaves a gap in the line.
   const values = series.map(([, read]) => samples.map(read));
   const most = Math.max(1e-9, ...values.flat().filter((value) => value !== null && value !== undefined));
   const top = nice(most);
@@ -56,7 +56,7 @@ function nice(value) {
 }
 
 export function stacked(parts, most, describe) {
-  // parts: [name, value]. One bar, as long as its share of `most`.
+  // parts: [name, value]. The bar is as wide as the share of their sum in `most`.
   const total = parts.reduce((sum, [, value]) => sum + Math.max(0, value), 0);
   return h("div", { class: "bar", role: "img", "aria-label": parts.map(([name, value]) => describe(name, value)).join(", "), style: { width: `${Math.max(0.5, (100 * total) / (most || 1))}%` } },
     parts.map(([name, value], i) => value > 0 && h("span", { title: describe(name, value), style: { background: color(i), flexGrow: value, flexBasis: 0 } })));

@@ -1,4 +1,4 @@
-// The same request for other clients. The key is named, never written out.
+// A request as code for other clients. The code reads the key from the environment.
 
 const python = (value, depth = 1) => {
   const pad = "    ".repeat(depth), end = "    ".repeat(depth - 1);
@@ -9,7 +9,7 @@ const python = (value, depth = 1) => {
   return JSON.stringify(value);
 };
 
-// What each library calls the request, and what it does with the answer.
+// The function of each library for the request, and the code that prints the answer.
 const CALLS = {
   "chat/completions": { py: "chat.completions.create", js: "chat.completions.create", lite: "completion" },
   embeddings: { py: "embeddings.create", js: "embeddings.create", lite: "embedding", options: { encoding_format: "float" } },
@@ -23,7 +23,7 @@ const PRINTED = {
 };
 
 export function copies(path, body, base) {
-  // path: below /v1.
+  // path: the part after /v1/.
   const json = JSON.stringify(body, null, 2), { model, ...rest } = body, call = CALLS[path];
   const printed = PRINTED[path] ?? { py: "print(answer)\n", js: "console.log(answer);\n" };
   const found = {
@@ -47,7 +47,7 @@ export function copies(path, body, base) {
 export const clients = (path) => Object.keys(copies(path, { model: "", documents: [] }, ""));
 
 function ofFunction(path, { stream_options, logprobs, top_logprobs, ...rest }) {
-  // As Workers AI calls the same.
+  // The same inputs in Workers AI's form; null if it has none.
   if (path === "chat/completions") return rest;
   if (path === "embeddings") return { text: rest.input };
   return path === "rerank" ? { query: rest.query, contexts: rest.documents.map((text) => ({ text })) } : null;

@@ -1,4 +1,4 @@
-// Elements from plain values. Texts become text nodes: nothing that the network says is ever read as HTML.
+// Make elements from plain values. Texts become text nodes, so no text of the network is ever parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +21,7 @@ export const h = (tag, props, ...children) => fill(document.createElement(tag), 
 export const s = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
 export function show(node, ...children) {
-  // What is drawn again each second keeps the keyboard's place, by the name of the control.
+  // The content may be drawn again each second: keep the focus on the control of the same name.
   const focused = node.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
   node.replaceChildren(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
   if (focused) [...node.querySelectorAll("[aria-label]")].find((one) => one.ariaLabel === focused)?.focus({ preventScroll: true });
@@ -32,7 +32,7 @@ export function announce(text) {
 }
 
 export function table(columns, rows, empty) {
-  // columns: [title, value of a row, is it a number]
+  // columns: [title, function that returns a row's value, true for numbers]
   if (!rows.length) return h("p", { class: "soft" }, empty);
   const kind = (column) => ({ class: column[2] ? "number" : null });
   return h("table", null,

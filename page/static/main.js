@@ -1,4 +1,4 @@
-// The frame: views by the address's hash, the feed, keys of the keyboard, dark and light, and the door.
+// The frame of the page: views by the URL's hash, the feed, keyboard shortcuts, the color theme, and the sign-in.
 
 import { announce, h, show } from "./dom.js";
 import { connect, disconnect, network, watch } from "./network.js";
@@ -15,11 +15,11 @@ import { timeline } from "./views/timeline.js";
 const VIEWS = [["overview", "Overview", overview], ["playground", "Playground", playground], ["routing", "Routing", routing],
   ["models", "Models", models], ["sites", "Sites", sites], ["functions", "Functions", functions], ["usage", "Keys and usage", usage], ["requests", "Requests", requests], ["timeline", "Timeline", timeline]];
 
-export const session = { name: "", is_admin: false, key: "" }; // the key: for the playground, in this tab's memory alone
+export const session = { name: "", is_admin: false, key: "" }; // the key is for the playground, and only in this tab's memory
 const view = document.getElementById("view"), link = document.getElementById("link"), who = document.getElementById("who");
-let leave = () => {}, isOpen = false; // there is a session, and the feed has begun
+let leave = () => {}, isOpen = false; // true once there is a session and the feed has started
 
-// A site alone has nowhere to route to.
+// The routing view is for routers only; requests are shown to admins only.
 const views = () => VIEWS.filter(([one]) => (one !== "routing" || network.name === "router") && (one !== "requests" || session.is_admin));
 
 function open() {
@@ -60,7 +60,7 @@ function door(reason = "") {
   link.textContent = "a key is needed";
   const key = h("input", { type: "password", name: "key", autocomplete: "off", required: true, "aria-label": "Key", class: "grow" });
   const form = h("form", { class: "card" },
-    h("h1", null, "Sign in"), h("p", null, "This network asks for a key. One with the admin mark may also act; any other may look. ", h("code", null, "pilotlight keys create"), " makes one."),
+    h("h1", null, "Sign in"), h("p", null, "This network requires a key. A key with the scope admin may also change the network; one with metrics may only view it. ", h("code", null, "pilotlight keys create"), " makes one."),
     h("div", { class: "row" }, key, h("button", { class: "main" }, "Sign in")), reason && h("p", { class: "bad", role: "alert" }, reason));
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

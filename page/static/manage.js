@@ -1,4 +1,4 @@
-// The management API, as `pilotlight manage` uses it; dialogs that ask before something is taken away.
+// Calls of the management API, which `pilotlight manage` uses too, and dialogs that ask before something is removed.
 
 import { announce, h } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The world with sites, this router, and streams that move.
+// A world map with the sites, this router, and streams that move between sites.
 
 import { s } from "./dom.js";
 import { LAND } from "./land.js";

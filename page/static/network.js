@@ -1,4 +1,4 @@
-// What the feed has told: the newest state of the network, kept small however long the tab stays open.
+// The newest state of the network, from the feed. Its size is limited, however long the tab stays open.
 
 import { byName } from "./words.js";
 
@@ -50,7 +50,7 @@ export async function history(range) {
 }
 
 export function models() {
-  // Every model of the network: its name and, by site, its state there.
+  // Return every model of the network: its name, and its state at each site.
   const found = new Map();
   for (const site of network.sites) {
     for (const model of site.models) {

@@ -1,4 +1,4 @@
-// Requests of the playground: the same bytes that any client sends and gets.
+// Requests of the playground, through the same API that other clients use.
 
 async function send(path, body, key, { signal, site } = {}) {
   const headers = { "content-type": "application/json" };
@@ -8,7 +8,7 @@ async function send(path, body, key, { signal, site } = {}) {
   if (answer.ok) return answer;
   const text = await answer.text();
   let reason = text;
-  try { reason = JSON.parse(text).error.message; } catch { /* not ours: shown as it came */ }
+  try { reason = JSON.parse(text).error.message; } catch { /* not this API's error: show the text */ }
   throw new Error(`${answer.status}: ${reason}`);
 }
 
@@ -18,7 +18,7 @@ export async function post(path, body, key) {
 }
 
 export async function* chat(body, key, signal, site = "") {
-  // A streamed request, as events.
+  // Send a streamed request and yield its events.
   const answer = await send("v1/chat/completions", body, key, { signal, site });
   yield { site: answer.headers.get("x-pilotlight-site"), route: answer.headers.get("x-pilotlight-route") };
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();

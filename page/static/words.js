@@ -1,4 +1,4 @@
-// Figures as people read them.
+// Numbers, durations and sizes as text.
 
 export function ms(value) {
   if (value === null || value === undefined) return "–";

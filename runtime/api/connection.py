@@ -1,8 +1,8 @@
-"""A site's part of an HTTP exchange, beside wire/http/asgi.py: JSON, marked errors, streams of events.
+"""Send a site's responses: JSON, marked errors, and streams of events. See also wire/http/asgi.py.
 
-ASGI callables only: middleware that buffers a response, or checks for the disconnect only when sending, hides that a client has left. The HTTP server
-(wire/http/connection.py) also reports a client that closes only its sending half as gone: a client must keep its side open until it has the
-response.
+These are plain ASGI callables. Middleware that buffers a response, or checks for a disconnect only when sending, would hide that a client has left.
+The HTTP server (wire/http/connection.py) treats a client that closes only its sending half as gone, so a client must keep its side open until it has
+the response.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ BodyT = TypeVar("BodyT")
 
 
 async def read_json(request: Request, kind: type[BodyT], limit_bytes: int, expected: str) -> BodyT:
-    """Decode a body sent by another part of the network.
+    """Decode a JSON body sent by another part of the network.
 
-    Raises ApiError whose message starts with `expected`."""
+    Raises ApiError; its message starts with `expected`."""
     raw = await read_body(request.scope, request.receive, limit_bytes)
     try:
         return msgspec.json.decode(raw, type=kind)
@@ -46,15 +46,15 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
 
 
 async def send_error(send: Send, error: ApiError, dialect: Dialect) -> None:
-    """Send an error with a header that marks it as the site's own; a router trusts this header."""
+    """Send an error with the header that marks it as the site's own; routers rely on the header."""
     marked = [(REFUSAL, error.word)] if error.word in REFUSALS else []
     await send_json(send, error_body(error, dialect), error.status(dialect), [*error.headers(), *marked])
 
 
 def answering(scope: Scope, send: Send) -> Send:
-    """Return a `send` for an HTTP response.
+    """Return a `send` that accepts the messages of an HTTP response.
 
-    For a WebSocket's handshake it refuses the upgrade (ASGI's extension `websocket.http.response`)."""
+    For a WebSocket handshake it converts them to a refusal (ASGI's extension `websocket.http.response`)."""
     if scope["type"] != "websocket":
         return send
 
@@ -71,8 +71,8 @@ def error_body(error: ApiError, dialect: Dialect) -> bytes:
 class EventWriter:
     """A stream of server-sent events with heartbeats, and a notice for the router when a drain starts.
 
-    After the notice the router may continue the stream at another site. The response has no status until the first event is sent, so a refusal can
-    still set its own. Use as `async with`.
+    After the notice the router may continue the stream at another site. The response starts with the first event, so an earlier refusal can still set
+    the status. Use as `async with`.
     """
 
     HEADERS = (("cache-control", "no-cache"), ("x-accel-buffering", "no"))
@@ -91,7 +91,7 @@ class EventWriter:
         self.started = asyncio.Event()
 
     def add_headers(self, headers: Headers) -> None:
-        """Add headers, unless the response has started (a heartbeat may have been first)."""
+        """Add headers; without effect once the response has started, which a heartbeat can cause."""
         if not self.started.is_set():
             self._headers += headers
 
@@ -116,7 +116,7 @@ class EventWriter:
 
     async def close(self) -> None:
         assert self._task is not None
-        self._task.cancel()  # nothing may follow the end
+        self._task.cancel()  # no heartbeat may follow the end
         async with self._lock:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -1,7 +1,7 @@
-"""The middleware of every route: authentication, request id, the site's name, and error responses.
+"""Middleware of every route: authentication, request id, the site's name, and error responses.
 
-A request id from outside is kept only with a valid signature of one of the network's routers; other clients could mix up the logs. The scope then
-records whether the hop is authentic. Failures are sent in the dialect of the path; unforeseen ones are also logged.
+A request id is accepted only with the valid signature of a router of the network: otherwise clients could choose ids that mislead in the logs.
+GENUINE_HOP in the scope records whether there was one. Errors are sent in the dialect of the path; unexpected ones are also logged.
 """
 
 import hashlib
@@ -25,30 +25,30 @@ from pilotlight.wire.hop import headers
 from pilotlight.wire.http.asgi import header
 from pilotlight.wire.paths import normalize_path, nothing_at
 
-GENUINE_HOP = "pilotlight.genuine_hop"  # in the scope: a router of the network has signed this request
-SITE_NAME = "pilotlight.site"  # in the scope
-ACCOUNT = "pilotlight.account"  # key in the scope: the name of a known account; empty if none is known
-HOLDER = "pilotlight.holder"  # key in the scope: the API key that was sent to this site itself, if it is known
+GENUINE_HOP = "pilotlight.genuine_hop"  # key in the scope: whether a router of the network has signed the request
+SITE_NAME = "pilotlight.site"  # key in the scope: this site's name
+ACCOUNT = "pilotlight.account"  # key in the scope: the account's name; empty if it is unknown
+HOLDER = "pilotlight.holder"  # key in the scope: the API key, if the client sent this site a known one
 PUBLIC_PATHS = ("/livez", "/readyz", "/health", "/ping", "/version", "/api/version", "/openapi.json", "/docs")
-# Where keys or signatures are required, for routers and keys with the scope `metrics` alone.
+# Where keys or signatures are required, these are open to routers, and to keys that have the scope `metrics`.
 METRICS_PATHS = ("/metrics", "/status", "/timeline")
 INTERNAL = "/internal/"
-PAGE = ("/page/", "/manage/")  # judge by the page's own sessions
-FUNCTIONS = "/fn/"  # functions judge for themselves who may ask
-MODELS_AS_FUNCTIONS = "/fn/@"  # models as services, which need a key like other models
+PAGE = ("/page/", "/manage/")  # protected by the page's own sessions
+FUNCTIONS = "/fn/"  # functions authenticate their own callers
+MODELS_AS_FUNCTIONS = "/fn/@"  # functions that run a model need a key, like all models
 OWN_PATHS = PUBLIC_PATHS + METRICS_PATHS
 OLLAMA_ANSWERS = ("/api/chat", "/api/generate", "/api/embed", "/api/embeddings")
-LOGGED_EVERY_S = 60.0  # however many requests are refused
+LOGGED_EVERY_S = 60.0  # interval of log lines about refused requests, for each kind of refusal
 BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 
 log = logging.getLogger("pilotlight.http")
 
 
 class HopRefused(ApiError):
-    """A refusal caused by the network itself: sent to the router, and logged for the operator."""
+    """A refusal because of a router's signature or clock: sent to the router, and logged for the operator."""
 
     def __init__(self, fault: str, message: str, clock: str = "") -> None:
-        """`clock`: this site's time, signed, for a router of the network whose own differs."""
+        """`clock` is this site's signed time, for a router whose clock differs; else empty."""
         super().__init__("forbidden", message)
         self.fault, self._clock = fault, clock
 
@@ -87,7 +87,7 @@ class SiteMiddleware:
             request_id, digest, refusal = os.urandom(16).hex(), None, error
             if isinstance(error, HopRefused):
                 self._log(error, scope)
-        normalize_path(scope)  # the signature was made of the path as it was sent
+        normalize_path(scope)  # the signature covers the path as it was sent
         is_genuine = digest is not None
         scope["pilotlight.request_id"] = request_id
         REQUEST.set(request_id)
@@ -97,7 +97,7 @@ class SiteMiddleware:
             scope[ACCOUNT] = header(scope, headers.ACCOUNT) or ""
         ours = [(headers.REQUEST_ID.encode(), request_id.encode()), (headers.SITE.encode(), self._site.encode())]
         if self._require_hop and not is_genuine and scope["path"] == "/status":
-            # A router that signs nothing learns from its probes what to expect.
+            # A router without a secret learns from its probes that this site requires signatures.
             ours.append((headers.REFUSAL.encode(), b"signature"))
         has_started = False
         span: RequestSpan | None = None
@@ -128,14 +128,14 @@ class SiteMiddleware:
             )
 
     def _request_id(self, scope: Scope) -> tuple[str, str | None]:
-        """Return the router's id and the digest of the body that it signed, or a new id and None.
+        """Return the router's request id and the digest of the body that it signed, or a new id and None.
 
-        Raises ApiError if the signature is invalid or required and missing."""
+        Raises ApiError if the signature is invalid, or missing although required."""
         signature = header(scope, headers.HOP)
         given = header(scope, headers.REQUEST_ID) or ""
         if self._hop_secret is not None and signature is not None:
             query = scope["query_string"].decode("latin-1")
-            method = scope.get("method", "GET")  # a WebSocket's
+            method = scope.get("method", "GET")  # a WebSocket's scope has no method
             hop = headers.Hop(method, scope["path"], given, self._site, query)
             digest = headers.signed_body(signature, self._hop_secret, time.time(), hop)
             if digest is not None:
@@ -151,7 +151,7 @@ class SiteMiddleware:
         return os.urandom(16).hex(), None
 
     def _check_stranger(self, scope: Scope) -> None:
-        """Judge a request that no router has signed. Raises ApiError."""
+        """Check a request without a router's signature. Raises ApiError."""
         path = scope["path"]
         authorization = header(scope, "authorization")
         if path in PUBLIC_PATHS:
@@ -183,9 +183,9 @@ def _as_api_error(error: Exception, scope: Scope) -> ApiError:
 
 
 def _checked(receive: Receive, digest: str) -> Receive:
-    """Refuse a body that differs from the signed one, when all of it has arrived.
+    """Return `receive` with a check: refuse the body if its digest differs from the signed one.
 
-    A route that streams the body has already read its start."""
+    The check runs at the body's end; a route that streams the body has read the start by then."""
     hasher = hashlib.sha256()
 
     async def checked() -> Message:
@@ -200,7 +200,7 @@ def _checked(receive: Receive, digest: str) -> Receive:
 
 
 def _family(path: str) -> str:
-    """Return a path's label, one of a bounded set."""
+    """Return a metric label for a path; the set of labels is bounded."""
     for family in ("chat/completions", "completions", "messages", "responses", "embeddings", "models"):
         if path.endswith(f"/v1/{family}"):
             return family
@@ -224,4 +224,4 @@ async def _no_method(request: Request, error: Exception) -> NoReturn:
     )
 
 
-UNROUTED: dict[int, ExceptionHandler] = {404: _no_path, 405: _no_method}  # of an application inside this middleware
+UNROUTED: dict[int, ExceptionHandler] = {404: _no_path, 405: _no_method}  # for an application inside this middleware

@@ -1,8 +1,8 @@
 """Headers and fields that a router adds to a client's request.
 
-They give the tenant, the answer's name, the part that was already delivered, and the longest wait here. Only an authentic hop may send them. From
-other clients they are ignored (a site without a secret may serve a router that has one), except that a delivered part is refused. Independent of how
-an answer is continued.
+They are the tenant, the answer's name, the part that was already delivered, and the longest wait allowed here. They count only if a router of the
+network has signed the request. From other clients they are ignored (a site without a secret may serve a router that has one), except that a delivered
+part is refused. Independent of how an answer is continued.
 """
 
 from collections.abc import Iterable
@@ -37,7 +37,7 @@ RequestT = TypeVar("RequestT", bound=ValidGeneration)
 
 
 class Declined(ApiError):
-    """A refusal with the queue's length, so that the router can rank the sites again with a current value."""
+    """A refusal with the current length of the queue, so that the router can rank the sites again."""
 
     def __init__(self, queued_tokens: int, queue_ms: float, max_wait_ms: int) -> None:
         message = f"the queue is {queue_ms:.0f} ms long, longer than the {max_wait_ms} ms that {MAX_QUEUE_WAIT} allows"
@@ -51,9 +51,9 @@ class Declined(ApiError):
 class RouterContext(NamedTuple):
     name: AnswerName | None = None  # None if no other site can continue this answer
     delivery: Delivery = NOTHING_DELIVERED
-    prefixes: tuple[tuple[int, int], ...] = ()  # the digests by which the router knows the prompt's beginnings
+    prefixes: tuple[tuple[int, int], ...] = ()  # prefixes that the router knows: (digest, number of tokens)
     data_sites: DataSites = NO_OTHERS  # other sites that may see the request
-    max_queue_wait_ms: int | None = None  # with a longer queue this site would no longer be the router's first choice
+    max_queue_wait_ms: int | None = None  # if the queue is longer, the router prefers another site
 
     def applied_to(self, request: RequestT, num_bytes: int) -> RequestT:
         """Return the request with the fields that the router sent.
@@ -79,7 +79,7 @@ class RouterContext(NamedTuple):
     def check_queue(self, load: ModelLoad | None) -> None:
         """Raise Declined if the queue is longer than the router allows.
 
-        A site that has not measured its speed yet takes what comes."""
+        A site that has not measured its speed yet accepts every request."""
         if self.max_queue_wait_ms is None or load is None or load.prefill_tokens_per_s <= 0:
             return
         queue_ms = 1000 * load.waiting_tokens / load.prefill_tokens_per_s
@@ -88,7 +88,7 @@ class RouterContext(NamedTuple):
 
 
 def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
-    """Return the router's words and the client's own body. Raises ApiError."""
+    """Separate a body into the router's context and the client's own body. Raises ApiError."""
     if not scope.get(GENUINE_HOP, False):
         return RouterContext(), raw
     wait = header(scope, MAX_QUEUE_WAIT) or ""
@@ -112,13 +112,14 @@ def router_context(scope: Scope, raw: bytes) -> tuple[RouterContext, bytes]:
 
 
 def tenant_in(scope: Scope) -> Tenant:
-    """Return a request's tenant: as the router sends it, of a known key, or of the key itself."""
+    """Return a request's tenant.
+    It is the account that a router sent, or that a known key belongs to, or else the key itself."""
     owner = owner_of(header(scope, "authorization"), scope.get(ACCOUNT, ""))
     return tenant_of(owner, scope["path_params"].get("account_id"))
 
 
 def may_see(scope: Scope, names: Iterable[str]) -> bool:
-    """Tell whether the request's key may use a model of one of these names.
+    """Tell whether the request's key may use a model that has one of these names.
 
     True for requests of a router, which checks this itself."""
     holder: Key | None = scope.get(HOLDER)
@@ -126,18 +127,18 @@ def may_see(scope: Scope, names: Iterable[str]) -> bool:
 
 
 def check_model(scope: Scope, model: str) -> None:
-    """Raise ApiError for a model that the key may not use.
+    """Raise ApiError if the request's key may not use the model.
 
-    Requests of a router pass: it checks this itself."""
+    Requests of a router pass, because it checks this itself."""
     holder: Key | None = scope.get(HOLDER)
     if holder is not None:
         holder.account.check_model(model)
 
 
 def body_limit(scope: Scope, limit_bytes: int) -> int:
-    """Return the size limit of a body that may start with the router's part.
+    """Return the size limit of a body, which may start with the part that a router adds.
 
-    The client's own part may have `limit_bytes`. Raises ApiError if the sender is not a router of the network.
+    `limit_bytes` applies to the client's own part. Raises ApiError if another client sends a part that only routers may add.
     """
     answer = header(scope, ANSWER)
     if answer is None:
@@ -150,7 +151,8 @@ def body_limit(scope: Scope, limit_bytes: int) -> int:
 
 
 def _prefixes(value: str | None) -> tuple[tuple[int, int], ...]:
-    """Decode prefixes; invalid ones are ignored, because they are only hints about caches."""
+    """Decode the header of prefix digests.
+    Invalid ones are ignored, because they are only hints for caches."""
     try:
         return decode_prompt_prefixes(value) if value is not None else ()
     except ValueError:

@@ -1,6 +1,6 @@
-"""Read and discard request bodies that a response left unread, so that clients can read refusals.
+"""Middleware that discards the unread rest of request bodies, so that clients can read refusals.
 
-Closing a socket with unread bytes resets the connection, which can destroy the response on its way. Over HTTP/2, Hypercorn's queue of ten unread body
+Closing a socket with unread bytes resets the connection, which can destroy the response on its way. Over HTTP/2, Hypercorn's queue of ten body
 messages blocks forever if nothing takes them. Pilotlight's own server does this itself.
 """
 
@@ -53,7 +53,7 @@ class _RequestBody:
 
     @property
     def may_come(self) -> bool:
-        """Tell whether the client sends a body without waiting for 100 Continue."""
+        """Tell whether the client may send a body: not if it still waits for 100 Continue."""
         headers = dict(self._scope["headers"])
         if not self._is_asked_for and headers.get(b"expect", b"").lower() == b"100-continue":
             return False

@@ -1,1 +1,1 @@
-"""The `pilotlight` command: one file per command; each error is one sentence with its correction."""
+"""The `pilotlight` command: one file per command. An error is one sentence with the change to make."""

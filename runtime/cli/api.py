@@ -1,6 +1,7 @@
-"""Api: the command line's HTTP client, synchronous and from the standard library to start fast.
+"""Api: the command line's HTTP client.
 
-Knows requests, streamed events and how to turn a refusal into a sentence; independent of terminals.
+It is synchronous and uses only the standard library, so that commands start fast. It sends requests, decodes streams of events, and turns refusals
+into sentences. Independent of terminals.
 """
 
 import http.client
@@ -19,15 +20,15 @@ API_KEY_ENV = "PILOTLIGHT_API_KEY"
 
 
 class Api:
-    """One server, by its base URL."""
+    """A client for one server, given by its base URL."""
 
     def __init__(self, url: str, timeout_s: float = 600.0, key: str | None = None) -> None:
-        """`key`: the environment's by default."""
+        """`key` defaults to the key in the environment."""
         self._key = os.environ.get(API_KEY_ENV, "") if key is None else key
         try:
             parts = urlsplit(url if "//" in url else f"http://{url}")
             host, port = parts.hostname, parts.port
-            (host or "").encode("idna")  # as the resolver will
+            (host or "").encode("idna")  # raises UnicodeError, as the resolver would, if the host is invalid
         except ValueError:
             host = port = None
         if not host or parts.scheme not in ("http", "https"):
@@ -37,7 +38,7 @@ class Api:
         self._connection = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
 
     def probe(self, path: str) -> tuple[int, bytes] | None:
-        """Send one request. Return status and body, or None if the server cannot be reached."""
+        """Send a GET request. Return its status and body, or None if the server cannot be reached."""
         try:
             with self._request("GET", path, None) as answer:
                 return answer.status, answer.read()
@@ -52,7 +53,7 @@ class Api:
             raise self._unreachable(error) from None
 
     def get_text(self, path: str) -> str:
-        """Return an answer that is not JSON. Raises CliError."""
+        """Return the text of a response that is not JSON. Raises CliError."""
         try:
             with self._request("GET", path, None) as answer:
                 if answer.status != 200:
@@ -62,9 +63,9 @@ class Api:
             raise self._unreachable(error) from None
 
     def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Iterate over the JSON of each event until the stream's end.
+        """Send a request and yield the JSON of each event.
 
-        Raises CliError for a refusal, an error event or a cut stream."""
+        Raises CliError for a refusal, an error event or an interrupted stream."""
         try:
             with self._request("POST", path, json.dumps(body).encode()) as answer:
                 if answer.status != 200:
@@ -74,7 +75,7 @@ class Api:
             raise self._unreachable(error) from None
 
     def send(self, method: str, path: str, body: bytes | None, token: str, content_type: str = JSON) -> Any:
-        """Send a request with the bearer token and return the answer's JSON. Raises CliError for a refusal."""
+        """Send a request with the bearer token and return the response's JSON. Raises CliError for a refusal."""
         try:
             with self._request(method, path, body, token, content_type) as answer:
                 return _json_of(answer)
@@ -82,7 +83,7 @@ class Api:
             raise self._unreachable(error) from None
 
     def follow(self, path: str, token: str) -> Iterator[dict[str, Any]]:
-        """Iterate over the JSON of events until the other side stops."""
+        """Yield the JSON of events until the server ends the stream."""
         decoder = EventDecoder()
         try:
             with self._request("GET", path, None, token) as answer:
@@ -130,7 +131,7 @@ def _json_of(answer: http.client.HTTPResponse) -> Any:
     try:
         parsed = json.loads(body)
     except ValueError:
-        raise CliError(f"The server answered {answer.status} and no JSON: is this a Pilotlight server?") from None
+        raise CliError(f"The server answered {answer.status} without JSON: is this a Pilotlight server?") from None
     if answer.status >= 400:
         raise CliError(_message_of(parsed))
     return parsed

@@ -1,4 +1,4 @@
-"""`pilotlight chat`: a conversation on the terminal, streamed token by token."""
+"""`pilotlight chat`: a conversation in the terminal. Answers are printed while they are generated."""
 
 import sys
 from base64 import b64encode
@@ -38,9 +38,9 @@ def chat(api: Api, prompt: str | None, model: str | None, system: str | None, op
 def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict[str, Any]) -> None:
     """Hold a conversation.
 
-    `messages` are those before the first turn; the conversation is appended to them."""
+    `messages` are the earlier messages; the new ones are appended to them."""
     console = Console()
-    images: list[dict[str, Any]] = []  # of the next message
+    images: list[dict[str, Any]] = []  # images for the next message
     console.print(
         f"Talking to {model} at {api.url}. /help lists the commands, Ctrl-D ends.", style="dim", highlight=False
     )
@@ -65,9 +65,9 @@ def converse(api: Api, model: str, messages: list[dict[str, Any]], options: dict
 
 
 def read_turn(console: Console) -> str | None:
-    """Read the next turn, several lines between triple quotes; None at the end of input.
+    """Read the next turn: one line, or several between triple quotes; None at the end of input.
 
-    Ctrl-C drops the typed text."""
+    Ctrl-C discards the text typed so far."""
     try:
         line = console.input("[bold]> [/bold]").strip()
         if not line.startswith(QUOTES):
@@ -85,7 +85,8 @@ def read_turn(console: Console) -> str | None:
 
 
 def obey(command: str, messages: list[dict[str, Any]], images: list[dict[str, Any]]) -> str:
-    """Run a command and return the text to print. `images` are parts of the next message."""
+    """Run a command such as /clear and return the text to print.
+    `images` are the image parts of the next message, to which /image adds one."""
     word, _, rest = command.partition(" ")
     system = [message for message in messages[:1] if message["role"] == "system"]
     match word:
@@ -95,7 +96,7 @@ def obey(command: str, messages: list[dict[str, Any]], images: list[dict[str, An
             return "The conversation begins anew."
         case "/system":
             messages[: len(system)] = [{"role": "system", "content": rest.strip()}] if rest.strip() else []
-            return "The system message is set." if rest.strip() else "There is no system message any more."
+            return "The system message is set." if rest.strip() else "The system message is removed."
         case "/image":
             try:
                 images.append(image_part(Path(rest.strip()).expanduser()))
@@ -108,13 +109,14 @@ def obey(command: str, messages: list[dict[str, Any]], images: list[dict[str, An
 
 
 def image_part(path: Path) -> dict[str, Any]:
-    """Return a file as a part of a message. The site detects its type. Raises OSError."""
+    """Return an image file as a part of a message. The site detects its type. Raises OSError."""
     data = b64encode(path.read_bytes()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
 
 
 def answer(api: Api, body: dict[str, Any]) -> str:
-    """Print what arrives, as it arrives, a model's reasoning on terminals alone; return the answer."""
+    """Print an answer while it arrives, and return its text.
+    Reasoning is printed only if standard output is a terminal."""
     text = ""
     is_thinking, shows_thoughts = False, sys.stdout.isatty()
     for chunk in api.stream("/v1/chat/completions", {**body, "stream": True}):
@@ -138,7 +140,7 @@ def answer(api: Api, body: dict[str, Any]) -> str:
 
 
 def known_model(api: Api, name: str) -> str:
-    """Return the name. Raises CliError, at once, for a model that is not served."""
+    """Return the name. Raises CliError if the model is not served, before any prompt is sent."""
     try:
         api.get_json(f"/v1/models/{quote(name)}")
     except CliError as error:

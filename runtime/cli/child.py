@@ -1,6 +1,6 @@
-"""Child: one server process that a command started, its log, and its end.
+"""Child: a server process that a command starts, with its log.
 
-Dies with its parent, even when the parent is killed."""
+The process dies with its parent, even if the parent is killed."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from pathlib import Path
 from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
 
 LONGEST_LOG_BYTES = 16 << 20  # a longer log becomes LOG.1 at the next start
-KILL_AFTER_S = 5.0  # beyond a server's own drain time-out
+KILL_AFTER_S = 5.0  # added to a server's own drain timeout
 
 
 class Child:
@@ -22,13 +22,13 @@ class Child:
         self._command = [sys.executable, "-m", *arguments]
         self._environment, self._verbose = environment, verbose
         self._process: subprocess.Popen[bytes] | None = None
-        self._said_from = 0  # where in the log this process's own lines begin
+        self._said_from = 0  # offset in the log where this process's lines start
         self._oom_kills: int | None = None
 
     def start(self) -> None:
-        """Start the process in a new session, so that a terminal's Ctrl-C does not reach it.
+        """Start the process.
 
-        Children then end in order.
+        It gets a new session, so that Ctrl-C in the terminal does not reach it, and the command can end its children in order.
         """
         environment = {**os.environ, **self._environment, "PILOTLIGHT_PARENT_PID": str(os.getpid())}
         self.started_at = time.monotonic()
@@ -37,7 +37,7 @@ class Child:
             if self.log.stat().st_size > LONGEST_LOG_BYTES:
                 self.log.replace(self.log.with_name(f"{self.log.name}.1"))
         self.log.touch(0o600)
-        with self.log.open("ab") as log:  # append: the previous process's last lines explain its end
+        with self.log.open("ab") as log:  # appends, because the last lines of the previous process explain its end
             self._said_from = log.tell()
             output = None if self._verbose else log
             self._process = subprocess.Popen(
@@ -58,14 +58,14 @@ class Child:
         self._signal(signal.SIGTERM)
 
     def hang_up(self) -> None:
-        """Send SIGHUP: the process reads its file again."""
+        """Send SIGHUP, at which the process reads its file again."""
         self._signal(signal.SIGHUP)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for its end. False: it has not come by then."""
+        """Wait for the process to end; return False if it still runs after the timeout."""
         if self._process is None:
             return True
         try:
@@ -75,7 +75,7 @@ class Child:
         return True
 
     def last_line(self) -> str:
-        """Return how the process ended, and the last line that it logged."""
+        """Return how the process ended, with the last line of its log."""
         code = self.exit_code
         how = "it has not ended" if code is None else f"it {ending(code, self._oom_kills)}"
         with self.log.open("rb") as log:

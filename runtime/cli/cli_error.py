@@ -1,5 +1,5 @@
-"""CliError: the failure of a command, with a sentence that names the correction."""
+"""CliError: the failure of a command; its sentence names the change to make."""
 
 
 class CliError(Exception):
-    """Printed after `pilotlight:` on standard error; the exit status is 1."""
+    """Failure of a command. It is printed after `pilotlight:` on standard error; the exit status is 1."""

@@ -1,6 +1,6 @@
 """The `pilotlight` command: names, options and help.
 
-The work of each command is imported when it runs."""
+The module that does a command's work is imported when the command runs."""
 
 import os
 import sys
@@ -34,7 +34,7 @@ UrlOption = Annotated[
     str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="URL of a router, or of a site without one.")
 ]
 OpenOption = Annotated[
-    bool, typer.Option("--open-to-all", help="Allow to listen beyond this machine without keys: serve every client.")
+    bool, typer.Option("--open-to-all", help="Serve every client without a key, also from other machines.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 INFERENCE, FUNCTIONS, OPERATIONS = "Inference", "Functions", "Operations"  # headings of --help
@@ -81,10 +81,10 @@ def up(
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     model: Annotated[
         str | None,
-        typer.Option(help="Model that all sites serve in place of their files' models; a value as for `serve`."),
+        typer.Option(help="Model that all sites serve instead of those in their files; a value as for `serve`."),
     ] = None,
     functions: Annotated[
-        bool, typer.Option("--functions", help="Serve functions that `pilotlight deploy` brings from this machine.")
+        bool, typer.Option("--functions", help="Serve functions that `pilotlight deploy` uploads from this machine.")
     ] = False,
 ) -> None:
     """Start a router and its sites on this machine; Ctrl-C stops them all."""
@@ -130,7 +130,7 @@ def store(
 
 
 def _serve_by(server: str | None) -> None:
-    """Choose the server of this process and of those that it starts."""
+    """Set the HTTP server of this process and its children."""
     if server is not None:
         os.environ[SERVER_ENV] = server
 
@@ -385,7 +385,7 @@ def deploy(
     ] = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Make a folder's function a version that the network serves. Needs PILOTLIGHT_DEPLOY_TOKEN."""
+    """Upload a folder's function as a new version that the network serves. Needs PILOTLIGHT_DEPLOY_TOKEN."""
     from pilotlight.functions.cli.deploy import deploy as run
 
     if home is not None and everywhere:
@@ -407,7 +407,7 @@ def rollback(
 
 @app.command(rich_help_panel=FUNCTIONS)
 def delete(name: Annotated[str, typer.Argument(help="Name of the function.")], url: UrlOption = DEFAULT_URL) -> None:
-    """Take a deployed function off the network. Its versions and its data are kept."""
+    """Stop serving a deployed function. Its versions and its data are kept."""
     from pilotlight.functions.cli.deploy import delete as run
 
     run(Api(url), name)
@@ -483,7 +483,7 @@ def pack(
         bool,
         typer.Option(
             "--lossless",
-            help="Store bf16 a third smaller; it is decoded at each load. Packing again without this option makes it plain.",
+            help="Store bf16 a third smaller and decode it at each load. Packing the result without this option undoes this.",
         ),
     ] = False,
 ) -> None:
@@ -505,7 +505,7 @@ def quantize(
         typer.Option(help="A file of typical text, to which the rounding is fitted (GPTQ)."),
     ] = None,
 ) -> None:
-    """Round a model's matrices to 8 or 4 bits, as a checkpoint that vLLM and transformers also read."""
+    """Round a model's matrices to 8 or 4 bits, in a format that vLLM and transformers can read too."""
     from pilotlight.runtime.cli.models.quantize import quantize as run
 
     run(model, to, group, out, calibrate)
@@ -643,7 +643,7 @@ def restore(
     site: SitesOption = None,
     snapshot: Annotated[str | None, typer.Option(help="Name of the backup; the newest by default.")] = None,
 ) -> None:
-    """Put a backup's state where the files of this machine's router and sites say, which must not run."""
+    """Restore a backup's state to the directories in the router's and sites' files, which must not run."""
     from pilotlight.runtime.cli.operations.backup import restore as run
     from pilotlight.runtime.cli.operations.state_roots import roots_of_files
 
@@ -682,7 +682,7 @@ app.command("ps", hidden=True)(status)
 
 
 def _become(module: str, *arguments: str) -> None:
-    """Replace this process by the server: no parent stays behind, and signals reach it directly."""
+    """Replace this process by the server, so that no parent remains and signals reach the server directly."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
@@ -693,7 +693,7 @@ def main() -> None:
         print(f"pilotlight: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:
-        # The reader left; do not complain at exit either.
+        # The reader of the pipe has left: prevent the error message at exit, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -1,6 +1,6 @@
-"""`pilotlight init`: a folder with a manifest, a first function and its tests, from a template.
+"""`pilotlight init`: write a folder with a manifest, a first function and its tests, from a template.
 
-Writes nothing over what is there."""
+Existing files are never overwritten."""
 
 import re
 import shlex
@@ -15,12 +15,12 @@ from pilotlight.wire.hop.deployments import Name
 
 TEMPLATES = files("pilotlight.functions") / "templates"
 MANIFEST = "wrangler.toml"
-SUFFIX = ".txt"  # suffix of Python files in a template, which are not our modules
+SUFFIX = ".txt"  # ending of Python files in a template, so that they are not modules of this package
 IGNORED = ".pilotlight/\n.dev.vars*\n.env*\n__pycache__/\n"
 
 
 def init(directory: Path, name: str | None, template: str = "hello") -> None:
-    """Check the arguments.
+    """Write the files of a template.
 
     Raises CliError for an invalid function name, an unknown template, or an existing file."""
     chosen = name or re.sub(r"[^a-z0-9_-]+", "-", directory.resolve().name.lower())[:63].strip("-_") or "function"
@@ -49,7 +49,7 @@ def template_names() -> list[str]:
 
 
 def _files_of(template: str, name: str) -> dict[str, str]:
-    """Return texts by their paths in the new folder. Raises CliError."""
+    """Return the texts of a template by their paths in the new folder. Raises CliError."""
     if template not in template_names():
         raise CliError(f"There is no template {template!r}; there are {', '.join(template_names())}.")
     with as_file(TEMPLATES / template) as folder:

@@ -1,6 +1,6 @@
 """The deploy token of a network that `pilotlight up --functions` runs.
 
-It is stored for this user, by the router's port, and sent to this machine only.
+It is stored for this user, by the router's port, and is sent only to this machine.
 """
 
 import secrets
@@ -13,7 +13,7 @@ from pilotlight.support import atomic_files
 
 
 def make_local_token(port: int) -> str:
-    """Return the token for the router at a port, the same one after a restart. Raises OSError."""
+    """Return the token for the router at a port; it stays the same after a restart. Raises OSError."""
     if token := _read(port):
         return token
     token = secrets.token_hex(32)
@@ -22,7 +22,8 @@ def make_local_token(port: int) -> str:
 
 
 def local_token(url: str) -> str:
-    """Return the token for a router's URL; empty for a router of another machine, and if there is none."""
+    """Return the token for a router's URL.
+    It is empty if none is stored, or the router is on another machine."""
     parts = urlsplit(url)
     if not is_loopback(parts.hostname or "") or parts.port is None:
         return ""

@@ -1,4 +1,4 @@
-"""`pilotlight serve`: one site with one model and no router, for people who come from other engines."""
+"""`pilotlight serve`: one site with one model and no router, like the server of other engines."""
 
 import logging
 import os
@@ -49,36 +49,36 @@ NO_KEYS = KeysFile()
 
 
 class Served(NamedTuple):
-    """One model and the address it is served at."""
+    """The options of `pilotlight serve`: one model, its devices and its address."""
 
     model: str
     host: str
     port: int
-    name: str | None = None  # name in requests; by default its last path part
+    name: str | None = None  # name in requests; by default the last part of the model's path
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
     kv_gib: float | None = None
     num_prefill: int = 0  # hosts that compute prompts for the others
-    num_decode: int = 0  # hosts that answer; 0 of both kinds for one host that does both
+    num_decode: int = 0  # hosts that answer; if both numbers are 0, one host does both
     tool_format: str | None = None  # None to detect it from the chat template
     max_model_len: int | None = None
     tp: int = 1
     lossless: str = "auto"
     kv_dtype: str = "auto"
     pp: int = 1
-    adapters: tuple[str, ...] = ()  # NAME=DIRECTORY of each
+    adapters: tuple[str, ...] = ()  # each is NAME=DIRECTORY
     expert_parallel: bool = False
     redundant_experts: int = 0
     dp: int = 1
     speculate: str | None = None  # None for the default of a site's file
-    ray: str | None = None  # HOST:PORT of a cluster with further devices, auto or start; None if all are here
+    ray: str | None = None  # HOST:PORT of a cluster with more devices, "auto" or "start"; None if all are here
 
     @property
     def engine(self) -> dict[str, Any]:
-        """Return the table of a site's file that assigns devices to the model.
+        """Return the [engine] table of a site's file with the devices of the model.
 
-        Raises CliError if there are fewer devices than ranks."""
+        Raises CliError if options contradict each other, or need more devices."""
         ranks = self.tp * self.pp * self.dp
         split: dict[str, Any] = {
             "stages": self.pp,
@@ -87,7 +87,7 @@ class Served(NamedTuple):
             "data_parallel": self.dp,
         }
         if self.redundant_experts and not self.expert_parallel:
-            raise CliError("--redundant-experts are copies beside --expert-parallel: give that as well.")
+            raise CliError("--redundant-experts needs --expert-parallel: give that as well.")
         if self.expert_parallel and self.tp == self.dp == 1:
             raise CliError(
                 "--expert-parallel divides a layer's experts among the devices of --tp or --dp: give either more than one."
@@ -96,7 +96,7 @@ class Served(NamedTuple):
             raise CliError("--dp spreads whole experts over its devices: give --expert-parallel as well.")
         if self.is_split and ranks > 1:
             raise CliError(
-                "--tp, --pp and --dp share a model among devices of one host, and --prefill and --decode name hosts of one device: drop either."
+                "--tp, --pp and --dp share a model among devices of one host, but each host of --prefill and --decode has one device: drop either."
             )
         if self.is_split:
             return {"hosts": self._hosts(), "kv_host_gib": self.kv_gib or _CPU_KV_GIB}
@@ -106,19 +106,19 @@ class Served(NamedTuple):
             return {"device": self.device}
         if self.device not in ("auto", "cpu", "cuda"):
             raise CliError(
-                f"--tp {self.tp} --pp {self.pp} --dp {self.dp} computes on {ranks} devices, and --device {self.device} is one: leave it out."
+                f"--tp {self.tp} --pp {self.pp} --dp {self.dp} computes on {ranks} devices, and --device {self.device} is only one: leave it out."
             )
         return {"devices": [self._group(ranks)], **split}
 
     def _group(self, ranks: int) -> list[str]:
-        """Return the devices of all ranks. Raises CliError if Ray is to find some, and none is missing."""
+        """Return the devices of all ranks. Raises CliError if Ray is requested but no device is missing here."""
         if self.ray is None:
             return ["cpu"] * ranks if self._is_on_cpu else [f"cuda:{i}" for i in range(ranks)]
         here = ["cpu"] if self._is_on_cpu else [f"cuda:{i}" for i in range(len(installed_gpus() or ()))]
         if not here or len(here) >= ranks:
             raise CliError(
-                f"--ray finds devices on other machines, and this one has {len(here)} of the {ranks} of --tp {self.tp} --pp {self.pp}: "
-                + ("leave it out." if here else "say --device cpu.")
+                f"--ray adds devices of other machines, but this one has {len(here)} of the {ranks} of --tp {self.tp} --pp {self.pp}: "
+                + ("leave it out." if here else "use --device cpu.")
             )
         return here + ["ray:cpu" if self._is_on_cpu else "ray:cuda"] * (ranks - len(here))
 
@@ -128,11 +128,11 @@ class Served(NamedTuple):
 
     @property
     def source(self) -> str:
-        """The model's source."""
+        """The model's source (runtime/models/sources.py)."""
         return source_of(self.model)
 
     def site(self, known: KeysFile = NO_KEYS, open_to_all: bool = False) -> SiteConfig:
-        """Return a site with this model alone."""
+        """Return a site with only this model."""
         name = self.name or name_of(self.source)
         kv_gib = _CPU_KV_GIB if self.kv_gib is None and self._is_on_cpu else self.kv_gib
         cache = {} if kv_gib is None else {"kv_gib": kv_gib}
@@ -165,7 +165,7 @@ class Served(NamedTuple):
         return bool(self.num_prefill or self.num_decode)
 
     def _hosts(self) -> list[dict[str, str]]:
-        """Return the hosts of each role: on separate GPUs if possible, otherwise on shares of the CPU cores."""
+        """Return the hosts with their roles: each on its own GPU, or else all on the CPU."""
         roles = ["prefill"] * self.num_prefill + ["decode"] * self.num_decode
         on_gpus = self.device.startswith("cuda") or (self.device == "auto" and bool(installed_gpus()))
         return [{"device": f"cuda:{i}" if on_gpus else "cpu", "role": role} for i, role in enumerate(roles)]
@@ -179,7 +179,7 @@ def _adapter(given: str) -> dict[str, str]:
 
 
 class Clients(NamedTuple):
-    """Return the access rules for clients."""
+    """The options that decide which clients are served."""
 
     api_key: str | None = None
     keys_file: Path | None = None
@@ -199,7 +199,7 @@ class Clients(NamedTuple):
 
 def serve(
     served: Served,
-    clients: Clients = Clients(),  # noqa: B008 - it is frozen
+    clients: Clients = Clients(),  # noqa: B008 - frozen
 ) -> int:
     """Serve until a stop signal; return the exit status."""
     from pilotlight.runtime.models.sources import SourceError, local_directory
@@ -216,7 +216,7 @@ def serve(
             f"{served.host} can be reached from other machines: give --api-key KEY or --keys FILE (`pilotlight keys create`), or "
             "--open-to-all to serve every client."
         )
-    own_key, own = new_key("pilotlight-serve", ("admin",))  # this command's own, to watch the start
+    own_key, own = new_key("pilotlight-serve", ("admin",))  # this command's own key, to watch the start
 
     def site_of(known: KeysFile) -> SiteConfig:
         return served.site(replace(known, keys=(*known.keys, own)) if known.keys else known, clients.open_to_all)
@@ -230,7 +230,7 @@ def serve(
     start = Start(site, own_key if known.keys else "")
     threading.Thread(target=start.show, daemon=True).start()
     logging.getLogger("pilotlight.reload").setLevel(logging.WARNING)
-    # The screen belongs to the progress; refusals reach the clients.
+    # The terminal shows the progress, so the server logs nothing; clients get the errors.
     status = run(site, logging.CRITICAL, clients.keys_file, lambda _: site_of(clients.known()))
     if start.failure is not None:
         raise CliError(start.failure)
@@ -238,7 +238,7 @@ def serve(
 
 
 class Start:
-    """Watches the server from a separate thread until it is ready; stops it if it cannot become ready."""
+    """Shows the server's start from a separate thread, and stops a server that cannot become ready."""
 
     def __init__(self, site: SiteConfig, admin_key: str = "") -> None:
         self.failure: str | None = None
@@ -261,13 +261,13 @@ class Start:
             while not progress.poll():
                 if self._server.failure is not None:
                     self.failure = self._server.failure
-                    os.kill(os.getpid(), signal.SIGTERM)  # the server in the main thread ends in order
+                    os.kill(os.getpid(), signal.SIGTERM)  # lets the server in the main thread shut down in order
                     return
                 time.sleep(POLL_S)
         console.print("\n".join(self._introduction()), highlight=False, markup=False, soft_wrap=True)
 
     def _introduction(self) -> Iterator[str]:
-        """Yield what there is, and a line to paste."""
+        """Yield lines that describe the model, with an example request."""
         model, *adapted = self._api.get_json("/v1/models")["data"]
         room = (
             ""

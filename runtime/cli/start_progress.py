@@ -1,6 +1,7 @@
-"""StartProgress: the progress of starting processes, one line each, with a bar while weights load.
+"""StartProgress: the progress of starting servers, one line each, with a bar while weights load.
 
-On a terminal the lines are updated; elsewhere each change of state is printed once. Knows the published status, not how processes are started.
+On a terminal the lines are updated; elsewhere each change of state is printed once. It reads the published status; how the processes start is up to
+others.
 """
 
 from collections.abc import Iterator
@@ -17,14 +18,14 @@ PROBE_TIMEOUT_S = 2.0
 
 
 class ServerStart:
-    """The start of one server; `poll` reads its state."""
+    """The start of one server. `poll` queries its state."""
 
     def __init__(self, name: str, url: str, publishes_status: bool, admin_key: str = "") -> None:
         self.name = name
         self.ready = False
         self.state = "starting"
-        self.loaded = 0.0  # share of the weights read
-        self.failure: str | None = None  # why it will not become ready by itself
+        self.loaded = 0.0  # share of the weights that are loaded
+        self.failure: str | None = None  # reason why it cannot become ready without a change
         self._api = Api(url, PROBE_TIMEOUT_S, admin_key)
         self._publishes_status = publishes_status
 
@@ -63,7 +64,7 @@ def _describe(status: SiteStatus) -> tuple[str, float]:
 
 
 class StartProgress:
-    """The picture of several servers starting."""
+    """Displays the start of several servers."""
 
     def __init__(self, console: Console, servers: list[ServerStart]) -> None:
         self._console, self._servers = console, servers
@@ -82,7 +83,7 @@ class StartProgress:
             yield
 
     def poll(self) -> bool:
-        """Ask every server that is not ready; return whether all are."""
+        """Query every server that is not ready; return whether all are ready."""
         for server in self._servers:
             if not server.ready:
                 server.poll()

@@ -12,7 +12,7 @@ from pilotlight.runtime.cli.api import Api
 
 
 def print_status(api: Api, as_json: bool) -> None:
-    """Print /status of a router, or of a site that serves alone."""
+    """Print the /status of a router, or of a site without one."""
     status = api.get_json("/status")
     processes = list_processes(status, api.url)
     if as_json:
@@ -31,7 +31,7 @@ def print_status(api: Api, as_json: bool) -> None:
 
 
 def print_sites(status: dict[str, Any]) -> None:
-    """Print each site's version, age and load."""
+    """Print the version, age and load of each site."""
     table = Table("site", "version", "up", "requests", "of", box=None, header_style="bold")
     for site in published(status):
         age = timedelta(seconds=round(site.get("uptime_s", 0.0)))
@@ -40,7 +40,7 @@ def print_sites(status: dict[str, Any]) -> None:
 
 
 def print_residency(status: dict[str, Any]) -> None:
-    """Print where each site's models are, awake or asleep, and why any has failed."""
+    """Print where each site's models are, and why any has failed."""
     table = Table(
         "model", "site", "residency", "sleeps on", "running", "waiting", "detail", box=None, header_style="bold"
     )
@@ -61,14 +61,14 @@ def published(status: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def isolations(status: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The isolation that each site with functions has reached."""
+    """Return the isolation of functions at each site that serves some."""
     return [(site["site"], site["functions"]) for site in published(status) if site.get("functions")]
 
 
 def list_processes(status: dict[str, Any], url: str) -> list[dict[str, Any]]:
-    """List every process: role, site, pid, url, state.
+    """List every process with its role, site, pid, url and state.
 
-    An unreachable site is listed with what its router knows."""
+    For a site that cannot be reached, the entries are from its router."""
     if "sites" not in status:
         return site_processes(status, "ready" if status["ready"] else "starting")
     router = status["process"]

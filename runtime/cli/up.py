@@ -1,6 +1,6 @@
-"""`pilotlight up`: run a router and its sites as processes of this machine until the last one ends.
+"""`pilotlight up`: run a router and its sites as processes of this machine, until they are stopped.
 
-Knows the processes and the order in which they end, not their work.
+It knows the processes and the order in which they stop, not their work.
 """
 
 import os
@@ -34,7 +34,7 @@ START_TIMEOUT_S = 120.0
 
 
 class Stop(Exception):
-    """A stop signal arrived."""
+    """Raised when a stop signal arrives."""
 
 
 def up(
@@ -49,13 +49,13 @@ def up(
 ) -> None:
     """Run a network until a signal stops it.
 
-    `model` is served by all sites in place of their files' models. With `functions`, all sites serve the functions that are deployed with this
-    machine's token. Raises CliError when the network cannot start."""
+    `model` is served by all sites instead of the models in their files. With `functions`, all sites serve the functions that are deployed with this
+    machine's token. Raises CliError if the network cannot start."""
     console = Console()
     source = None if model is None else source_of(model)
     if source is not None:
         try:
-            local_directory(source)  # checked once here instead of by each site
+            local_directory(source)  # checked once here, before each site does it
         except SourceError as error:
             raise CliError(str(error)) from None
     network = load_network(network_file)
@@ -80,7 +80,7 @@ def up(
 def load_sites(sites_dir: Path, network: NetworkConfig) -> list[tuple[Path, SiteConfig]]:
     """Load the files of the network's sites, in its order.
 
-    Raises CliError when a file is missing or disagrees with the network."""
+    Raises CliError if a file is missing or contradicts the network's file."""
     found: list[tuple[Path, SiteConfig]] = []
     for ref in network.sites:
         path = sites_dir / f"{ref.name}.toml"
@@ -103,9 +103,10 @@ def make_children(
     source: str | None = None,
     deployments: str | None = None,
 ) -> list[Child]:
-    """`source` is the model that all sites serve; None keeps the models of their files.
+    """Return the processes of the sites and the router, not started yet.
 
-    `deployments` is the URL of the router whose deployed functions the sites serve."""
+    `source` is the model that all sites serve; None keeps the models in their files. `deployments` is the URL of the router whose deployed functions
+    the sites serve."""
     logs = log_directory()
     secret = {HOP_SECRET_ENV: os.environ.get(HOP_SECRET_ENV) or secrets.token_hex(32)}
     changes = [] if source is None else ["--model", source]
@@ -125,7 +126,7 @@ def log_directory() -> Path:
     try:
         logs = state / "pilotlight" / "logs"
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        logs.chmod(0o700)  # an earlier version may have made it with another mode
+        logs.chmod(0o700)  # an earlier version may have created it with another mode
         with tempfile.TemporaryFile(dir=logs):
             return logs
     except OSError:
@@ -145,9 +146,9 @@ def require_free(host: str, port: int, hint: str = "choose another with --port")
 
 @contextmanager
 def running(console: Console, children: list[Child]) -> Iterator[None]:
-    """Open a scope of the children's life: started here, ended here, whatever happens in between.
+    """Open a scope in which the children run. They are stopped at its end in any case.
 
-    Ctrl-C, SIGTERM and a closed terminal end it in order; any other SIGHUP is passed on."""
+    Ctrl-C, SIGTERM and a closed terminal stop them in order; any other SIGHUP is passed on to them."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stop
@@ -174,7 +175,7 @@ def running(console: Console, children: list[Child]) -> Iterator[None]:
 
 
 def end(children: list[Child]) -> None:
-    """End the children, the router first: it drains while the sites still answer."""
+    """Stop the children, the router first: it drains while the sites still respond."""
     try:
         for child in reversed(children):
             child.terminate()
@@ -231,7 +232,7 @@ def greet(console: Console, url: str, model: str | None, children: list[Child], 
 
 
 def keep_alive(console: Console, children: list[Child]) -> None:
-    """Restart a server that ends by itself: the others carry its traffic meanwhile."""
+    """Restart each server that ends. The others serve its requests meanwhile."""
     while True:
         time.sleep(0.25)
         for child in children:

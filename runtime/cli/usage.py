@@ -1,4 +1,4 @@
-"""`pilotlight usage` and `pilotlight slo`: a router's ledger and its objectives.
+"""`pilotlight usage` and `pilotlight slo`: a router's ledger, and its objectives.
 
 Both print a table, JSON or CSV.
 """
@@ -48,7 +48,7 @@ def print_usage(api: Api, asked: dict[str, str], as_json: bool, as_csv: bool) ->
 
 
 def _amount(cost: Any) -> str:
-    """Return a sum without trailing zeros; a dash if nothing had a price."""
+    """Return a cost without trailing zeros; a dash if nothing had a price."""
     return "-" if cost is None else str(cost).rstrip("0").rstrip(".")
 
 
@@ -59,7 +59,7 @@ def print_slo(api: Api, as_json: bool) -> None:
         return
     states = answer["objectives"]
     if not states:
-        print("The router has no objectives, or could not keep their counts: [[objectives]] of its file, and its log.")
+        print("The router has no objectives, or cannot store counts: see [[objectives]] in its file, and its log.")
         return
     windows = list(states[0]["burn_rate"])
     table = Table("model", "site", "objective", box=None, header_style="bold")
@@ -72,7 +72,7 @@ def print_slo(api: Api, as_json: bool) -> None:
             *("-" if rate is None else f"{rate:.2f}" for rate in rates), f"{state['budget_left']:.1%}",
         )  # fmt: skip
     Console().print(table)
-    print(f"Over {answer['period_days']} days. A burn rate of 1 uses the budget up in as many.")
+    print(f"Over {answer['period_days']} days. A burn rate of 1 uses up the budget in this time.")
 
 
 def _objective(state: dict[str, float | str | None]) -> str:

@@ -1,1 +1,1 @@
-"""Selection of the engine host for a sequence, and moves of sequences between hosts."""
+"""Selection of the engine host for a sequence, and hand-over and failover between hosts."""

@@ -1,7 +1,7 @@
-"""The open work of each replica: the tokens still to be computed, and seconds by measured rates.
+"""The open work of each replica, in tokens to compute and in seconds at measured rates.
 
-An open sequence counts with the uncached part of its prompt until its first token, and with the rest of an answer as long as the model's recent ones.
-Seconds are summed over the models of a host. Independent of the decisions (dispatcher.py), wakes and failures.
+A sequence counts with the uncached part of its prompt until its first token, and with the rest of its answer, which is assumed as long as the model's
+recent answers. Seconds are summed over the models of a host. dispatcher.py decides by these numbers.
 """
 
 from collections import defaultdict
@@ -14,17 +14,17 @@ from pilotlight.runtime.dispatch.prefixes import Chain, chain_of, root_of
 from pilotlight.runtime.dispatch.roles import HostWaits
 from pilotlight.runtime.models.model_state import ModelState, Replica
 
-# Rates without a measurement, if neither this replica nor another one has computed anything. While they are equal everywhere, only tokens count.
+# Rates that are assumed before any replica of the model has been measured. While they are equal everywhere, only the numbers of tokens count.
 PREFILL_TOKENS_PER_S = 2000.0
 DECODE_TOKENS_PER_S = 50.0
-# Share by which one more sequence lengthens a step (the router's cost model has the same); the measured rate includes the present ones.
+# Share by which one more sequence lengthens a step (also in the router's cost model). The measured rate already includes the open sequences.
 NEIGHBOUR_SHARE = 0.02
-OUTPUT_TOKENS = 64.0  # of a model's first answers
-OUTPUT_WEIGHT = 0.1  # of the newest answer in the moving average of their lengths
+OUTPUT_TOKENS = 64.0  # assumed length of an answer before any has ended
+OUTPUT_WEIGHT = 0.1  # weight of the newest answer in the moving average of lengths
 
 
 class Assignment:
-    """A sequence on a replica, as long as it is open there."""
+    """A sequence that is open on a replica, and the work that it still needs."""
 
     def __init__(self, replica: Replica, prefill_tokens: int, decode_tokens: int) -> None:
         self.replica = replica
@@ -34,7 +34,7 @@ class Assignment:
         self._count(1, prefill_tokens, decode_tokens)
 
     def note(self, token_ids: Sequence[int]) -> None:
-        """Count tokens that the engine has produced."""
+        """Count tokens that the engine has produced, and subtract their work."""
         if not token_ids:
             return
         self.output += token_ids
@@ -52,14 +52,15 @@ class Assignment:
 
 
 class Prompt(NamedTuple):
-    """A prompt, and its digests, which are made once."""
+    """A prompt with its digests, so that these are computed only once."""
 
     num_tokens: int
     chain: Chain
 
     @classmethod
     def of(cls, submit: Submit, *, is_known: bool) -> "Prompt":
-        """Return a sequence's prompt; `is_known` is False if there is no choice that needs its digests."""
+        """Return a sequence's prompt.
+        `is_known` is False if no choice depends on its digests, which are then left out."""
         prompt = submit.prompt_token_ids
         return cls(len(prompt), chain_of(root_of(submit), prompt) if is_known else ())
 
@@ -69,14 +70,15 @@ class Prompt(NamedTuple):
 
 class Assignments:
     def __init__(self, states: Mapping[str, ModelState], *, has_choice: bool) -> None:
-        """Count no work yet.
+        """Start without work.
 
-        `states` is a view that may change. `has_choice` is true if prompts may be computed in several places, so that cached prefixes matter.
+        `states` are the models by name, which may change. `has_choice` is True if prompts may be computed in several places, so that cached prefixes
+        matter.
         """
         self.has_choice = has_choice
         self._states = states
         self._output_tokens: defaultdict[str, float] = defaultdict(lambda: OUTPUT_TOKENS)
-        self._open: dict[str, Assignment] = {}  # by sequence
+        self._open: dict[str, Assignment] = {}  # by sequence id
 
     @contextmanager
     def assigned(self, submit: Submit, replica: Replica) -> Iterator[Assignment]:
@@ -106,7 +108,7 @@ class Assignments:
     def least_loaded(self, submit: Submit, prompt: Prompt, replicas: Sequence[Replica]) -> Replica:
         """Return the replica where a sequence would end soonest.
 
-        Choices of one request follow the first, which computes their prompt."""
+        Further choices of a request go to the replica of the first one, which computes their prompt."""
         if (leader := self._open.get(submit.leader or "")) is not None and leader.replica in replicas:
             return leader.replica
 
@@ -116,21 +118,21 @@ class Assignments:
         return min(replicas, key=lambda replica: (cost_s(replica), replica.host.index))
 
     def waits(self, replica: Replica) -> HostWaits:
-        """Return the delay that the prompts and answers of the replica's host cause for the next sequence."""
+        """Return the seconds that the next sequence would lose on the host by open prompts and answers."""
         return HostWaits(self.prompts_s(replica), sum(map(self._answers_s, self._on_host(replica))))
 
     def backlog_s(self, replica: Replica) -> float:
-        """Return the total delay that a new sequence would cause for all open sequences of the replica's host."""
+        """Return the seconds by which the host's open sequences, of all its models, would delay a new one."""
         return sum(self._work_s(each) for each in self._on_host(replica))
 
     def prompts_s(self, replica: Replica) -> float:
-        """Return the seconds that a prompt waits on the replica's host for earlier prompts."""
+        """Return the seconds that the replica's host needs for its open prompts."""
         return sum(each.work.prefill_tokens / self.prompt_rate(each) for each in self._on_host(replica))
 
     def prompt_rate(self, replica: Replica) -> float:
-        """Return tokens per second of a long prompt: the best measured rate of a host of this kind of device.
+        """Return the rate of long prompts in tokens/s: the best rate measured on the same kind of device.
 
-        A host that only answers has computed short prompts only, each at the cost of a step."""
+        A decode host's own rate is too low: it computes only short prompts, each at the cost of a whole step."""
         kind = replica.host.device.partition(":")[0]
         alike = [other for other in self._states[replica.model].replicas if other.host.device.partition(":")[0] == kind]
         return max(other.load.prefill_tokens_per_s for other in alike) or self._rates(replica)[0]
@@ -141,11 +143,11 @@ class Assignments:
         return info
 
     def num_open(self, replica: Replica) -> int:
-        """Count the sequences on the replica's host, of all its models."""
+        """Return the number of open sequences on the replica's host, over all models."""
         return sum(each.work.sequences for each in self._on_host(replica))
 
     def _on_host(self, replica: Replica) -> list[Replica]:
-        """Return the replicas of all models on a replica's host."""
+        """Return the replicas of all models on the host of `replica`."""
         return [state.replicas[replica.host.index] for state in self._states.values()]
 
     def _work_s(self, replica: Replica) -> float:
@@ -153,12 +155,12 @@ class Assignments:
         return work.prefill_tokens / self._rates(replica)[0] + self._answers_s(replica) if work.sequences else 0.0
 
     def _answers_s(self, replica: Replica) -> float:
-        """Return the seconds that a model's open answers cost a new sequence beside them."""
+        """Return the seconds by which a replica's open answers delay a new sequence in the same steps."""
         tokens = replica.work.decode_tokens
         return NEIGHBOUR_SHARE * tokens / self._rates(replica)[1] if tokens else 0.0
 
     def _rates(self, replica: Replica) -> tuple[float, float]:
-        """Return tokens per second of a prompt, and of each answer: measured here, or on another replica."""
+        """Return tokens/s of a prompt and of each answer: measured on this replica, else on another one."""
         loads = [replica.load, *(other.load for other in self._states[replica.model].replicas if other is not replica)]
         prefill = next((load.prefill_tokens_per_s for load in loads if load.prefill_tokens_per_s), PREFILL_TOKENS_PER_S)
         decode = next((load.decode_tokens_per_s for load in loads if load.decode_tokens_per_s), DECODE_TOKENS_PER_S)
@@ -167,7 +169,7 @@ class Assignments:
     def _learn(self, submit: Submit, assignment: Assignment) -> None:
         name, replica, output = submit.model, assignment.replica, assignment.output
         self._output_tokens[name] += OUTPUT_WEIGHT * (len(output) - self._output_tokens[name])
-        if self.has_choice and replica.is_awake:  # the conversation's next turn begins with this one
+        if self.has_choice and replica.is_awake:  # the next turn of the conversation will start with this turn
             chain = chain_of(root_of(submit), (*submit.prompt_token_ids, *output))
             replica.prefixes.remember(chain, self._capacity(replica))
 

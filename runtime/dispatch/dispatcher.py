@@ -1,8 +1,8 @@
 """Dispatch: choose the host that answers a sequence, and the host that computes its prompt.
 
-A sequence is answered where it would end soonest. Its prompt is computed there, on another host of the site, or on a host of another site, whichever
-is predicted to cost least: the prompt's time, the delay of sequences in progress, and the part of the blocks' transfer that no computation hides.
-Predictions use measured rates (assignments.py, lenders.py) and are in a response header. Independent of wakes and failures.
+A sequence is answered where it would end soonest. Its prompt is computed where the predicted cost is least: on the same host, on another host of the
+site, or at another site. The cost is the prompt's time, the delay of sequences in progress, and the part of the blocks' transfer that does not
+overlap with computation. Predictions use measured rates (assignments.py, lenders.py) and are sent in a response header.
 """
 
 from collections.abc import Sequence
@@ -18,30 +18,28 @@ from pilotlight.sites.site import Role
 if TYPE_CHECKING:
     from pilotlight.runtime.dispatch.lenders import Lender
 
-# The fixed cost of a hand-over: a greeting, a second sequence, and the copy of the last chunk's blocks
-HAND_OVER_S = 0.02
-# A prompt with fewer uncached tokens is computed where it is answered, whatever the predictions
-SHORT_TOKENS = 64
-# The factor and the seconds by which a prediction may be wrong, before the waiting host computes the prompt itself
+HAND_OVER_S = 0.02  # fixed cost: a handshake, a second sequence, and the copy of the last chunk's blocks
+SHORT_TOKENS = 64  # prompts with fewer uncached tokens are computed on the answering host
+# The answering host waits PATIENCE times the predicted seconds plus PATIENCE_S, and then computes the prompt itself
 PATIENCE, PATIENCE_S = 4.0, 5.0
 
 
 class Placement(NamedTuple):
-    """The hosts of one sequence."""
+    """The hosts that a sequence is assigned to."""
 
-    replica: Replica  # answers the sequence
-    prefill: PromptHost | None = None  # computes the prompt; None if `replica` does so itself
-    within_s: float = 0.0  # after this time `replica` computes the blocks that have not arrived
-    why: str = ""  # the reason, with predicted milliseconds; "" without a choice
+    replica: Replica  # host that answers
+    prefill: PromptHost | None = None  # host that computes the prompt; None if `replica` does
+    within_s: float = 0.0  # seconds after which `replica` computes blocks that have not arrived
+    why: str = ""  # reason with predicted milliseconds; "" if there was no choice
 
     @property
     def explained(self) -> str:
-        """The decision for a header, as `prompt=engine 0; here=480.0; there=120.5`; "" without a choice."""
+        """The decision as a header: `prompt=engine 0; here=480.0; there=120.5`; "" if there was no choice."""
         where = "here" if self.prefill is None else self.prefill.name
         return f"prompt={where}; {self.why}" if self.why else ""
 
     def without_prefill(self) -> "Placement":
-        """Return the placement after the chosen host has declined to compute the prompt."""
+        """Return the placement to use after the chosen host has declined to compute the prompt."""
         assert self.prefill is not None
         return Placement(self.replica, why=f"{self.why}; {self.prefill.name} declined")
 
@@ -50,7 +48,7 @@ class _PrefillOption(NamedTuple):
     """A host that could compute a prompt, and its cost."""
 
     cost_s: float
-    host: PromptHost | None  # None for the host that answers
+    host: PromptHost | None  # None for the answering host
     why: str
 
 
@@ -61,10 +59,10 @@ class Dispatch:
     def place(
         self, submit: Submit, replicas: Sequence[Replica], lenders: "Sequence[Lender]" = (), why_none: str = ""
     ) -> Placement:
-        """Choose the live replica that answers a sequence, and the host that computes its prompt.
+        """Choose the replica that answers a sequence, and the host that computes its prompt.
 
-        `lenders` may see the request; `why_none` explains why others may not. The answering host is chosen first, so that blocks can be copied there
-        while the prompt is computed elsewhere.
+        `replicas` are live. `lenders` are the sites that may see the request; `why_none` explains why others may not. The answering host is chosen
+        first, so that blocks can be copied there while the prompt is computed elsewhere.
         """
         if len(replicas) == 1 and replicas[0].host.role == "both" and not (lenders or why_none):  # there is no choice
             return Placement(replicas[0])
@@ -89,7 +87,8 @@ class Dispatch:
         return Placement(replica, best.host, 0.0 if best.host is None else PATIENCE_S + PATIENCE * best.cost_s, why)
 
     def _here(self, prompt: Prompt, replica: Replica) -> _PrefillOption:
-        """Predict a prompt's cost on the answering host: its time, and the same delay for each open sequence."""
+        """Predict a prompt's cost on the answering host.
+        It is the wait for earlier prompts, the prompt's own time, and that time again for each open sequence, which it delays."""
         compute_s = prompt.num_uncached(replica) / self._open.prompt_rate(replica)
         cost_s = self._open.prompts_s(replica) + compute_s * (1 + self._open.num_open(replica))
         return _PrefillOption(cost_s, None, f"here={1e3 * cost_s:.1f}")

@@ -24,7 +24,7 @@ _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 def can_hand_over(submit: Submit) -> bool:
     """Tell whether another host can compute the prompt.
 
-    It cannot if the request needs results for the prompt's tokens, which are not cached, or if another choice of the request computes the prompt.
+    It cannot if the request needs results of prompt tokens, which blocks do not contain, or if another choice of the request computes the prompt.
     """
     return submit.pooling is None and not submit.sampling.prompt_logprobs and submit.leader is None
 
@@ -32,7 +32,7 @@ def can_hand_over(submit: Submit) -> bool:
 def prefill_sequence(submit: Submit, block_size: int) -> Submit:
     """Return the sequence that computes a prompt's full blocks for another host.
 
-    It has one token more than these, so that all of the blocks can be found cached.
+    Its prompt has one token more than these blocks, so that all of them can be found in the cache.
     """
     num_tokens = (len(submit.prompt_token_ids) - 1) // block_size * block_size + 1
     return Submit(
@@ -54,14 +54,14 @@ def decode_sequence(submit: Submit, prefill: Submit, address: str, within_s: flo
 
 
 class StartedPrompt(NamedTuple):
-    """A prompt that a host computes for another one."""
+    """A prompt's computation that a host has started for another one."""
 
     address: str  # address at which its blocks are served
     outputs: AsyncIterator[TokenOutput]
 
 
 class PromptHost(Protocol):
-    """A host that computes prompts for others, of this site (OwnHost) or of another one (lenders.py)."""
+    """A host that computes prompts for others: of this site (OwnHost) or of another one (lenders.py)."""
 
     @property
     def name(self) -> str: ...
@@ -71,7 +71,7 @@ class PromptHost(Protocol):
         """Open the scope of a prompt's computation. Raises EngineError if the host is gone or declines."""
 
     def note_found(self, first: TokenOutput, *, is_late: bool, is_lost: bool) -> None:
-        """Record how a prompt's blocks were used, by the answer's first output.
+        """Record how a prompt's blocks were used; `first` is the answer's first output.
 
         `is_late`: the prompt was not complete by then. `is_lost`: missing blocks were not fetched.
         """
@@ -111,17 +111,17 @@ async def _noted(outputs: AsyncIterator[TokenOutput], assignment: Assignment) ->
 
 
 class PrefillWork:
-    """A prompt's computation for another host, while it is open."""
+    """The computation of a prompt on one host for another host."""
 
     def __init__(self, host: PromptHost) -> None:
         self._host = host
-        self._num_cached_tokens: int | None = None  # cached tokens that the host found; None until it reports them
-        self._device_us = 0  # that host's time, not reported to the client's sequence yet
-        self._num_tokens = 0  # tokens of the blocks that it computes
+        self._num_cached_tokens: int | None = None  # cached tokens that the host has found; None until it reports them
+        self._device_us = 0  # device time of that host that is not yet added to an output of the client's sequence
+        self._num_tokens = 0  # number of tokens in the blocks that it computes
 
     @asynccontextmanager
     async def running(self, submit: Submit, prefill: Submit, within_s: float) -> AsyncIterator[Submit | None]:
-        """Open the scope of the computation, with the sequence that fetches its blocks as its value.
+        """Open the scope of the computation; its value is the sequence that fetches the blocks.
 
         The value is None if the host is gone or declines. Leaving the scope aborts the computation. If it fails later, the waiting host computes the
         prompt.
@@ -140,7 +140,7 @@ class PrefillWork:
             await asyncio.wait({task})
 
     def as_found(self, output: TokenOutput) -> TokenOutput:
-        """Return an answer's first output with the prompt's real cost, and report how the hand-over went.
+        """Return an answer's first output with the prompt's real cost, and report the hand-over's result.
 
         Device time includes the other host's. A fetched token counts as cached only if the other host had it cached, too.
         """

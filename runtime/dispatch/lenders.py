@@ -1,8 +1,8 @@
 """The sites that may compute prompts for this one: their offers, distance, and measured link.
 
-Each site is asked once a second for its offer, which also measures the round trip. The link is measured by the blocks that come over it, and without
-recent blocks by a probe, which underestimates fast links with long round trips: a connection starts slowly. dispatcher.py chooses; the engine hosts
-copy the blocks.
+Each site is asked once a second for its offer; the request also measures the round trip. The link's rate is measured by the blocks that come over it,
+or by a probe if there are none for a while. A probe underestimates fast links with long round trips, because a new connection starts slowly.
+dispatcher.py chooses the site; the engine hosts copy the blocks.
 """
 
 import asyncio
@@ -44,27 +44,27 @@ log = logging.getLogger("pilotlight.engine")
 
 LOOK_EVERY_S = 1.0
 CONNECT_WITHIN_S = 2.0
-ANSWER_WITHIN_S = 5.0  # for an offer or a probe; a probe that takes longer has measured enough
-ACCEPT_WITHIN_S = 2.0  # for a prompt: a client waits
-PROBE_EVERY_S = 60.0  # unless blocks arrive meanwhile: 0.3 Mbit/s
-BELIEVED_S = 600.0  # for so long a rate measured by blocks outweighs a slower probe
-ROUND_TRIPS = 2  # before the first block arrives: the prompt is accepted, and its blocks are requested
-RTT_WEIGHT = 0.2  # of the newest measurement in the moving average
-REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt without a fetched block; doubled for each further one
+ANSWER_WITHIN_S = 5.0  # limit of an offer or a probe; a probe that takes longer has measured enough
+ACCEPT_WITHIN_S = 2.0  # limit until a prompt is accepted, because a client waits for it
+PROBE_EVERY_S = 60.0  # interval of probes while no blocks arrive; they take 0.3 Mbit/s
+BELIEVED_S = 600.0  # for this time a rate measured by blocks outweighs a slower probe
+ROUND_TRIPS = 2  # before the first block arrives: one for the prompt, one for the blocks
+RTT_WEIGHT = 0.2  # weight of the newest measurement in the moving average
+REST_S, LONGEST_REST_S = 10.0, 600.0  # pause after a prompt without a fetched block; doubles up to the longest
 MOST_ANSWER_BYTES = 1 << 20
 
 UNREACHABLE = (CannotConnect, ConnectionLost, TimeoutError, msgspec.DecodeError)
 
 
 class LenderOffer(NamedTuple):
-    """The predicted cost of a prompt at another site; infinite if it does not lend."""
+    """The predicted cost in seconds of a prompt at another site; infinite if it does not lend."""
 
     cost_s: float
-    why: str  # milliseconds, with the link's share; or the reason for not lending
+    why: str  # predicted milliseconds with the link's share, or the reason for not lending
 
 
 class MeasuredLink:
-    """The measured link to a site."""
+    """Measurements of the link to a site: round trip in seconds and rate in bytes/s."""
 
     def __init__(self) -> None:
         self.rtt_s = 0.0
@@ -79,7 +79,7 @@ class MeasuredLink:
         self.measured_at = self._moved_at = time.monotonic()
 
     def doubt(self) -> None:
-        """Require a new measurement, and use the old one until then."""
+        """Require a new measurement; the old one is used until then."""
         self.measured_at = self._moved_at = -math.inf
 
     def note_probe(self, bytes_per_s: float) -> None:
@@ -88,7 +88,7 @@ class MeasuredLink:
 
 
 class Lender:
-    """One site that lends, as a host for prompts (hand_over.py)."""
+    """One site that lends, as a host that computes prompts (hand_over.py)."""
 
     is_lent = True
 
@@ -103,17 +103,16 @@ class Lender:
         self._rest_s, self._rests_until = 0.0, -math.inf
 
     def offer(self, submit: Submit, num_missing: int, info: ModelInfo, own_rate: float) -> LenderOffer:
-        """Predict the prompt's cost there, until `num_missing` of its tokens have arrived here.
+        """Predict the cost of computing the prompt there, until `num_missing` of its tokens are here.
 
-        `own_rate` is this site's prefill rate, used if the other site's is unknown.
+        `own_rate` is this site's prefill rate in tokens/s, used if the other site's is unknown.
         """
         why_not = self._why_not(submit.model)
         if submit.images or submit.adapter is not None:
             why_not = "prompts with images or an adapter are not lent"
         if why_not:
-            return LenderOffer(
-                math.inf, f"no ({ascii(why_not)[1:-1]})"
-            )  # it goes into a response header, so the other site's text is escaped
+            # the other site's text is escaped for a response header
+            return LenderOffer(math.inf, f"no ({ascii(why_not)[1:-1]})")
         num_tokens = len(submit.prompt_token_ids)
         compute_s = num_tokens / (self._lendable.models[submit.model] or own_rate)
         num_bytes = prompt_bytes(info, num_tokens)
@@ -163,7 +162,7 @@ class Lender:
         )
 
     async def run(self) -> None:
-        """Ask for the site's offer again and again until cancelled."""
+        """Update the site's offer periodically, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(ANSWER_WITHIN_S):
@@ -189,7 +188,7 @@ class Lender:
         self._pool.close()
 
     def _why_not(self, model: str) -> str:
-        """Return why a prompt of the model cannot be borrowed now; "" if it can."""
+        """Return why prompts of the model cannot be lent now; "" if they can."""
         if model not in self._lendable.models:
             return self._lendable.why_not or "it lends none of this model now"
         if time.monotonic() < self._rests_until:
@@ -205,7 +204,7 @@ class Lender:
             self._pool.put_back(answer.connection)
 
     async def _probe(self) -> None:
-        """Measure the rate at which the second half of the probe's bytes arrives."""
+        """Measure the rate in bytes/s at which the second half of the probe arrives."""
         answer = await self._ask("GET", PROBE_PATH)
         half_at = began = time.monotonic()
         num_bytes = num_late = 0
@@ -225,7 +224,7 @@ class Lender:
             self._pool.put_back(answer.connection)
 
     async def _ask(self, method: str, path: str, body: bytes = b"") -> "_LenderAnswer":
-        """Send a request and return its started answer.
+        """Send a request and return its response, once the head has arrived.
 
         Raises EngineError for a refusal, and the errors of UNREACHABLE.
         """
@@ -235,7 +234,7 @@ class Lender:
                 return await self._sent(kept, method, path, body)
             except ConnectionLost:
                 if not kept.response.is_untouched:
-                    raise  # otherwise the idle connection had been closed
+                    raise  # an untouched one was an idle connection that the site had closed: retry
         return await self._sent(await self._pool.connect(self._origin), method, path, body)
 
     async def _sent(self, connection: UpstreamConnection, method: str, path: str, body: bytes) -> "_LenderAnswer":
@@ -259,7 +258,7 @@ class Lender:
 
 
 class _LenderAnswer:
-    """A lender's answer whose head has been read."""
+    """A lender's response whose head has been read."""
 
     def __init__(self, connection: UpstreamConnection, waited_s: float) -> None:
         self.connection = connection
@@ -271,7 +270,7 @@ class _LenderAnswer:
         while b"\n" not in self._held:
             chunk = await self.connection.read()
             if not chunk or len(self._held) > MOST_ANSWER_BYTES:
-                raise ConnectionLost("it ended its answer early")
+                raise ConnectionLost("it ended its response early")
             self._held += chunk
         line, _, self._held = self._held.partition(b"\n")
         return line
@@ -285,7 +284,8 @@ class _LenderAnswer:
 
 
 async def _outputs(answer: _LenderAnswer) -> AsyncIterator[TokenOutput]:
-    """Yield the one output at the prompt's end. Raises EngineError if it does not arrive."""
+    """Yield the single output that follows when the prompt is computed.
+    Raises EngineError if it is missing."""
     try:
         computed = decode_line(await answer.line(), PromptComputed)
         await answer.rest(MOST_ANSWER_BYTES)
@@ -310,12 +310,12 @@ def _message(body: bytes) -> str:
 
 
 class Lenders:
-    """All lenders that the site's file names."""
+    """All lenders in the site's file."""
 
     def __init__(self, configs: Sequence[LenderConfig], secret: str, authority: str | None = None) -> None:
-        """Connect to none yet.
+        """Create the lenders without connecting.
 
-        `secret` is the network's; `authority` signs its certificates, if it has one.
+        `secret` is the network's. `authority` is the file of the certificate authority that signs the network's certificates; None if there is none.
         """
         tls = client_context(authority)
         self._lenders = [Lender(config, secret, tls) for config in configs]
@@ -324,7 +324,7 @@ class Lenders:
         return [background.start(each.run, f"looking at what {each.name} lends") for each in self._lenders]
 
     def that_may_see(self, data_sites: DataSites) -> tuple[list[Lender], str]:
-        """Return the lenders that may see a request, and the reason for the others as a header's value."""
+        """Return the lenders that may see a request, and a header's text that lists the others."""
         if data_sites is None:
             return self._lenders, ""
         barred = [each.name for each in self._lenders if each.name not in data_sites]

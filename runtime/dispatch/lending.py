@@ -1,7 +1,7 @@
-"""Lending: compute prompts for other sites of the network, one at a time, on an idle host.
+"""Lending: compute prompts for other sites of the network, one at a time on each idle host.
 
-A lent prompt is given up as soon as a request of this site arrives, which thus waits at most for the current step. The other site then computes the
-rest itself. api/routes/lending_routes.py has the HTTP side, engine/kv/peers sends the blocks.
+A lent prompt is aborted as soon as a request of this site arrives, so the request waits at most for the current step. The other site then computes
+the rest itself. api/routes/lending_routes.py has the HTTP side, and engine/kv/peers sends the blocks.
 """
 
 import asyncio
@@ -17,16 +17,16 @@ from pilotlight.runtime.models.model_state import ModelState, Replica
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.lending import BorrowedPrompt, Lendable
 
-WATCH_EVERY_S = 0.02  # for requests of this site: a step of a long prompt takes longer
+WATCH_EVERY_S = 0.02  # interval of looking for requests of this site; a step of a long prompt takes longer
 
 Outcome = Literal["computed", "declined", "given_up", "left", "failed"]
 Observer = Callable[[str, Outcome], None]  # (model, outcome of another site's prompt)
 
 
 class LentPrompt(NamedTuple):
-    """A prompt that is being computed for another site."""
+    """A prompt in progress for another site."""
 
-    host: int  # computes it, and serves its blocks
+    host: int  # index of the host that computes it and serves its blocks
     outputs: AsyncIterator[TokenOutput]
 
 
@@ -45,15 +45,15 @@ class Lending:
             return Lendable({}, "it is shutting down")
         idle = {name: replica for name, state in self._states.items() if (replica := self._idle(state)) is not None}
         rates = {name: replica.load.prefill_tokens_per_s for name, replica in idle.items()}
-        return Lendable(rates, "" if rates else "its hosts are at work, or have no model awake")
+        return Lendable(rates, "" if rates else "its hosts are busy, or have no model awake")
 
     @asynccontextmanager
     async def lend(self, prompt: BorrowedPrompt) -> AsyncIterator[LentPrompt]:
         """Open the scope of a prompt's computation.
 
-        Raises ApiError if the site does not lend, or stops lending meanwhile.
+        Raises ApiError if the site does not lend, or if it stops lending before the end.
         """
-        name = prompt.model if prompt.model in self._states else "unknown"  # bounds the number of labels
+        name = prompt.model if prompt.model in self._states else "unknown"  # limits the number of metric labels
         state = self._states.get(prompt.model)
         replica = None if state is None else self._idle(state)
         if replica is None:
@@ -87,7 +87,7 @@ class Lending:
             self._observe(name, outcome)
 
     def _idle(self, state: ModelState) -> Replica | None:
-        """Return an awake replica on an idle host that computes prompts; None without one."""
+        """Return an awake replica on an idle host that computes prompts; None if there is none."""
         for replica in state.awake:
             able = (
                 replica.is_live and replica.takes_prompts and replica.host.role != "decode" and not replica.is_retiring
@@ -98,7 +98,7 @@ class Lending:
 
     @asynccontextmanager
     async def _watched(self, replica: Replica, until: asyncio.Timeout) -> AsyncIterator[None]:
-        """End the scope `until` as soon as the host has a request of this site, or the site shuts down."""
+        """End the scope `until` as soon as this site has a request for the host, or shuts down."""
 
         async def watch() -> None:
             while not (self._assignments.num_open(replica) or self._admission.draining):

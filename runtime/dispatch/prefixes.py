@@ -1,7 +1,7 @@
-"""The prompts that a replica has computed lately, as chains of digests over a few tokens each.
+"""The prompts that a replica has computed lately, as chains of digests over 64 tokens each.
 
-An estimate of the engine's prefix cache, bounded by its size; an error costs time, never an answer. Digests are keyed with the tenant's salt, so that
-no tenant's prompts reveal another's.
+They estimate the content of the engine's prefix cache and are limited to its size; a wrong estimate costs time only. Digests depend on the tenant's
+salt, so that no tenant can find out another's prompts.
 """
 
 from array import array
@@ -11,8 +11,8 @@ from hashlib import blake2b
 
 from pilotlight.engine.api.protocol import Submit
 
-CHUNK = 64  # tokens per digest: four KV blocks of the usual 16; 1.5 us each
-_DIGEST_BYTES = 8  # a collision makes a guess wrong: one in 2^44 for a million chunks
+CHUNK = 64  # tokens per digest: four KV blocks of the usual 16 tokens; a digest takes 1.5 us
+_DIGEST_BYTES = 8  # collisions give a wrong estimate; with a million chunks one lookup in 2^44 hits one
 
 Chain = tuple[bytes, ...]  # one digest for each full chunk from the start
 
@@ -20,7 +20,7 @@ Chain = tuple[bytes, ...]  # one digest for each full chunk from the start
 def root_of(submit: Submit) -> bytes:
     """Return the root of a sequence's chain: its tenant's salt, its adapter and its first image, if any.
 
-    Without the image, prompts with different images of one size would have equal tokens.
+    Without the image, prompts with different images of the same size would have equal tokens.
     """
     salt = submit.salt if submit.adapter is None else submit.salt + submit.adapter.digest.encode()
     return salt + submit.images[0].digest if submit.images else salt
@@ -36,20 +36,20 @@ def chain_of(salt: bytes, token_ids: Sequence[int]) -> Chain:
 
 
 class PrefixMemory:
-    """Prompts of one replica; the least recently used ones are evicted first, as in the cache."""
+    """The estimated content of one replica's prefix cache, evicted in LRU order like the cache."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()
 
     def held_tokens(self, chain: Chain) -> int:
-        """Return how many of the chain's tokens are estimated to be cached."""
+        """Return the number of tokens at the chain's start that are estimated to be cached."""
         for i, digest in enumerate(chain):
             if digest not in self._known:
                 return i * CHUNK
         return len(chain) * CHUNK
 
     def remember(self, chain: Chain, capacity_tokens: int) -> None:
-        """Record a chain, its end as older than its start: without its start the rest is useless."""
+        """Record a chain. Its end is evicted before its start, without which the end is useless."""
         for digest in reversed(chain):
             self._known[digest] = None
             self._known.move_to_end(digest)

@@ -1,8 +1,8 @@
 """The policy of role shifts: when a host with one role takes on the other one for a while.
 
-A role is hot if the next sequence would lose more than `hot_wait_s` on each of its hosts, for HOT_FOR_S without a pause. The least busy host of the
-other role then does both. When no role would lose a quarter of that for `cool_for_s`, even without the host, the host returns to its own role. Two
-thresholds and two durations prevent oscillation, as in scaling.py. A pure function of loads and time; autoscaler.py carries it out.
+A role is overloaded ("hot") if the next sequence would lose more than `hot_wait_s` on each of its hosts, for HOT_FOR_S without a pause. The least
+busy host of the other role then does both. The host returns to its own role when no role would lose a quarter of that for `cool_for_s`, even without
+the host. Two thresholds and two durations prevent oscillation, as in scaling.py. A pure function of loads and time; autoscaler.py applies it.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _SIDES: tuple[Side, Side] = ("prefill", "decode")
 
 
 class HostWaits(NamedTuple):
-    """The seconds that the next sequence would lose on a host."""
+    """The seconds that a new sequence would lose on a host."""
 
-    prefill: float  # because of prompts that are computed before its own
-    decode: float  # because of answers in the same steps
+    prefill: float  # by prompts that are computed before its own
+    decode: float  # by answers in the same steps
 
 
 class RoleShift(NamedTuple):
-    """A host's role from now on."""
+    """A new role of a host."""
 
     host: int
     role: Role
@@ -31,7 +31,7 @@ class RoleShift(NamedTuple):
 
 class RolePolicy:
     def __init__(self, roles: Sequence[Role], hot_wait_s: float, cool_for_s: float) -> None:
-        """Decide nothing yet; `roles` are the hosts' roles in the site's file."""
+        """Start without shifts; `roles` are the hosts' roles in the site's file."""
         self._own = tuple(roles)
         self._roles = list(roles)
         self._hot_wait_s = hot_wait_s
@@ -40,9 +40,9 @@ class RolePolicy:
         self._cool_since: float | None = None
 
     def judge(self, now: float, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift that the hosts' waits call for, if any; called periodically.
+        """Return the shift to make now, if any. Call it periodically.
 
-        A wait is None if the host is not up. A shift restarts all clocks.
+        `waits` has an entry for each host: None if the host is not up. A shift restarts all durations.
         """
         least = {side: min(self._waits(side, waits), default=0.0) for side in _SIDES}
         for side in _SIDES:
@@ -62,7 +62,7 @@ class RolePolicy:
         return shift
 
     def _lend_to(self, side: Side, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift of the other role's least busy host."""
+        """Return the shift that gives `side` the least busy host of the other role; None if there is none."""
         found = [
             (sum(wait), host)
             for host, (role, wait) in enumerate(zip(self._roles, waits, strict=True))
@@ -71,7 +71,7 @@ class RolePolicy:
         return RoleShift(min(found)[1], "both") if found else None
 
     def _give_back(self, waits: Sequence[HostWaits | None]) -> RoleShift | None:
-        """Return the shift of a host to its own role, if the other role stays cool without it."""
+        """Return the shift of a host back to its own role, if the other role stays cool without it."""
         for host, (role, own) in enumerate(zip(self._roles, self._own, strict=True)):
             if role == own:
                 continue

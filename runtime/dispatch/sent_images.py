@@ -1,6 +1,6 @@
-"""The images that engine hosts have: an image that was sent to a host is later named by its digest.
+"""The images that engine hosts already have: after it is sent once, an image is named by its digest.
 
-If the host has dropped it since, it reports so, and gets the sequence once more with all files.
+A host that has dropped the image since reports so, and gets the sequence again with all files.
 """
 
 import os
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pilotlight.engine.api.client import EngineClient, EngineError
 from pilotlight.engine.api.protocol import Submit, TokenOutput
 
-REMEMBERED = 4096  # newest digests of one host's images; an image that the host has dropped costs a message
+REMEMBERED = 4096  # newest digests of one host's images; one that the host has dropped costs a message
 
 
 class SentImages:
@@ -23,7 +23,7 @@ class SentImages:
 
     @asynccontextmanager
     async def generate(self, client: EngineClient, submit: Submit) -> AsyncIterator[AsyncIterator[TokenOutput]]:
-        """Open the scope of a sequence with images at a host, as the client's own `generate` does."""
+        """Open the scope of a sequence with images on a host, like the client's own `generate`."""
         async with AsyncExitStack() as scope:
             outputs = await scope.enter_async_context(client.generate(self._by_digests(client, submit)))
             yield self._outputs(client, submit, outputs, scope)
@@ -44,7 +44,7 @@ class SentImages:
             yield output
 
     def _by_digests(self, client: EngineClient, submit: Submit) -> Submit:
-        """Return the sequence without the files that the host has, and record the other files as sent."""
+        """Return the sequence without the files that the host has, and record the others as sent."""
         sent = self._sent.setdefault(client, OrderedDict())
         images = tuple(replace(image, data=b"") if image.digest in sent else image for image in submit.images)
         for image in submit.images:

@@ -1,1 +1,1 @@
-"""Models from elsewhere: packed ones from web servers, checkpoints from the Hugging Face hub."""
+"""Downloads of models: packed models from web servers, checkpoints from the Hugging Face hub."""

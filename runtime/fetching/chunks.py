@@ -1,7 +1,7 @@
-"""Fetch a listing's chunks into a folder: from another stored model, or from the server.
+"""Fetch a listing's chunks into a folder: from other stored models, or from the server.
 
-Any file server will do; if it supports ranges, several chunks are fetched at once. Every chunk is checked by its digest, so a partial or damaged one
-is fetched again.
+Any file server will do. If it supports ranges, several chunks are fetched at once. Every chunk is checked by its digest, so partial and damaged ones
+are fetched again.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from pilotlight.runtime.fetching.listing import ListedChunk, ListedFile, Listing
 from pilotlight.runtime.fetching.store import STORE_ENV, chunks_in_store
 from pilotlight.runtime.fetching.tries import RetryLater, headers_for, refuse, tried
 
-CONNECTIONS = 4  # one rarely fills a link with a long round trip; each holds a chunk in memory
+CONNECTIONS = 4  # a single connection rarely fills a link with a long round trip; each holds a chunk in memory
 
 
 class Fetching:
@@ -35,9 +35,9 @@ class Fetching:
         self._listing = listing
         self._folder = folder
         self._on_progress = on_progress
-        self._missing: set[tuple[str, int]] = set()  # their `place`s
+        self._missing: set[tuple[str, int]] = set()  # `place` of each missing chunk
         self._there = 0
-        self._sequential: set[str] = set()  # files whose server knows no ranges
+        self._sequential: set[str] = set()  # files whose server does not support ranges
 
     async def run(self) -> None:
         missing = await asyncio.to_thread(self._look)
@@ -63,9 +63,9 @@ class Fetching:
             raise
 
     def _look(self) -> list[ListedChunk]:
-        """Return the chunks that earlier attempts have not completed.
+        """Return the chunks that the folder does not have yet.
 
-        Existing ones are checked by their digests; holes of the files are not read.
+        Chunks of earlier attempts are checked by their digests; holes in the files are not read.
         """
         missing = []
         for file in self._listing.files:
@@ -88,7 +88,7 @@ class Fetching:
             )
 
     def _copy(self, missing: list[ListedChunk]) -> None:
-        """Copy the chunks that other stored models have."""
+        """Copy the missing chunks that other stored models have."""
         others = chunks_in_store() if missing else {}
         for chunk in missing:
             at = others.get((chunk.sha256, chunk.size))
@@ -113,7 +113,7 @@ class Fetching:
                 await self._keep_body(response, chunk)
 
     async def _fetch_in_order(self, file: ListedFile) -> None:
-        """Fetch a whole file from a server without ranges; skip the chunks that exist already."""
+        """Fetch a whole file from a server without ranges; discard the chunks that are here already."""
         url = self._url_of(file)
         async with self._session.get(url, headers=headers_for(url)) as response:
             refuse(response.status, url)
@@ -170,7 +170,7 @@ def _holds(fd: int, chunk: ListedChunk) -> bool:
     try:
         if os.lseek(fd, chunk.start, os.SEEK_DATA) >= chunk.start + chunk.size:
             return False
-    except OSError:  # nothing but a hole up to the end
+    except OSError:  # only a hole follows, up to the end
         return False
     return hashlib.sha256(os.pread(fd, chunk.size, chunk.start)).hexdigest() == chunk.sha256
 
@@ -179,5 +179,5 @@ def _read(path: Path, start: int, size: int) -> bytes:
     try:
         with path.open("rb") as file:
             return os.pread(file.fileno(), size, start)
-    except OSError:  # it was removed: then the server has it
+    except OSError:  # the file was removed meanwhile: fetch the chunk from the server
         return b""

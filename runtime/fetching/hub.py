@@ -1,8 +1,8 @@
 """Access the Hugging Face hub in a child process.
 
-`python -m pilotlight.runtime.fetching.hub ORG/NAME` downloads a model's files; `--search WORDS` searches the hub. A thread's download cannot be
-cancelled: a site that should stop while the hub did not answer never ended. This process is killed with its parent; the next one resumes the
-download. It writes a JSON object a line: {done, total} in bytes, and at its end {path}, {found} or {error}.
+`python -m pilotlight.runtime.fetching.hub ORG/NAME` downloads a model's files; `--search WORDS` searches the hub. It is a process because a download
+in a thread cannot be cancelled: a site could not shut down while the hub did not respond. It is killed with its parent; the next one resumes the
+download. It writes a JSON object a line: {done, total} in bytes, and at the end {path}, {found} or {error}.
 """
 
 import asyncio
@@ -20,13 +20,14 @@ from pilotlight.wire.http.listen import PARENT_PID_ENV, follow_parent
 SEARCH_TIMEOUT_S = 20.0
 MAX_FOUND = 20
 
-# What a model needs: never the other frameworks' weights, which can double a download.
+# The files that a model needs, without weights for other frameworks, which can double a download.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tiktoken.model", "additional_chat_templates/*"]
 _NOT_NEEDED = ["original/*", "consolidated*", "onnx/*", "*.gguf"]
 
 
 async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
-    """Download a model from the hub. Raises FetchError. Cancelling this ends the download."""
+    """Download a model from the hub and return its directory. Raises FetchError.
+    Cancellation ends the download."""
     async with aclosing(_messages(hub_id)) as messages:
         async for message in messages:
             if "path" in message:
@@ -37,7 +38,8 @@ async def downloaded(hub_id: str, on_progress: Progress | None = None) -> Path:
 
 
 async def searched(words: str) -> list[dict[str, Any]]:
-    """Search the hub for models: the most downloaded first, as `search` describes them. Raises FetchError."""
+    """Search the hub and return models as `search` describes them, the most downloaded first.
+    Raises FetchError."""
     try:
         async with asyncio.timeout(SEARCH_TIMEOUT_S), aclosing(_messages("--search", words)) as messages:
             async for message in messages:
@@ -49,9 +51,9 @@ async def searched(words: str) -> list[dict[str, Any]]:
 
 
 async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
-    """Start this module as a process and iterate over its messages.
+    """Run this module as a process and yield its messages. Raises FetchError.
 
-    Raises FetchError. Closing this kills the process.
+    Closing the iterator kills the process.
     """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pilotlight.runtime.fetching.hub", *arguments,
@@ -65,7 +67,7 @@ async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
                 raise FetchError(message["error"])
             yield message
         status = await process.wait()
-        raise FetchError(f"the process for {arguments[-1]} ended with exit status {status} and without a result")
+        raise FetchError(f"the process for {arguments[-1]} ended with exit status {status} without a result")
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -73,7 +75,7 @@ async def _messages(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def download(hub_id: str, on_progress: Progress) -> Path:
-    """Download a model in this process. Raises FetchError."""
+    """Download a model in this process and return its directory. Raises FetchError."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -90,7 +92,7 @@ def download(hub_id: str, on_progress: Progress) -> Path:
             tqdm_class=_progress_class(on_progress),
         )
     except GatedRepoError:
-        message = f"{hub_id} asks for its terms to be accepted on the hub first, and for HF_TOKEN to be set"
+        message = f"{hub_id} requires that you accept its terms on the hub and set HF_TOKEN"
         raise FetchError(message) from None
     except RepositoryNotFoundError:
         raise FetchError(f"there is no model {hub_id} on the hub, and no such directory here") from None
@@ -102,9 +104,9 @@ def download(hub_id: str, on_progress: Progress) -> Path:
 
 
 def search(words: str) -> list[dict[str, Any]]:
-    """Search in this process.
+    """Search the hub in this process. Raises FetchError.
 
-    Each result has its id, architectures, parameters, licence, downloads, and whether access must be requested. Raises FetchError.
+    Each result has its id, architectures, parameters, licence, downloads, and whether access must be requested.
     """
     from huggingface_hub import constants, get_session, get_token
 
@@ -113,13 +115,13 @@ def search(words: str) -> list[dict[str, Any]]:
     query = [("search", words), ("filter", "safetensors"), ("sort", "downloads"), ("limit", MAX_FOUND)]
     query += [("expand", field) for field in fields]
     headers = {"authorization": f"Bearer {token}"} if (token := get_token()) else {}
-    try:  # not by HfApi.list_models, which would try an unreachable hub for half a minute
+    try:  # HfApi.list_models is not used: it would retry an unreachable hub for half a minute
         answer = get_session().get(
             f"{constants.ENDPOINT}/api/models", params=query, headers=headers, timeout=SEARCH_TIMEOUT_S
         )
         answer.raise_for_status()
         return [_described(model) for model in answer.json()]
-    except Exception as error:  # the library's HTTP client, and so the class of its errors, depends on its version
+    except Exception as error:  # the HTTP client of the library, and so its error class, depends on the version
         raise FetchError(f"the hub cannot be searched: {error or type(error).__name__}") from None
 
 
@@ -136,7 +138,7 @@ def _described(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _progress_class(on_progress: Progress) -> Any:
-    """Return a tqdm that draws nothing and reports the bytes of all files together."""
+    """Return a tqdm class that draws nothing and reports the bytes of all files together."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     done = total = 0

@@ -1,7 +1,7 @@
-"""The listing of a packed model: every chunk by SHA-256, so that any web server can serve it.
+"""The listing of a packed model: the SHA-256 of every chunk. Any web server can serve it.
 
-A site file can pin a listing by its digest; two listings with common chunks share them on a site's disk. A listing comes over a network: everything
-in it is checked here, once.
+A site file can pin a listing by its digest. Two stored models share the chunks that their listings have in common. A listing comes over a network, so
+all of it is checked here.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 NAME = "pilotlight-files.json"
-# An eighth of a second at 1 Gbit/s: an interruption loses little, and a 1 TB model's listing has 4 MB.
+# A chunk takes an eighth of a second at 1 Gbit/s, so an interruption loses little. The listing of a 1 TB model has 4 MB.
 CHUNK_BYTES = 16 << 20
 MAX_LISTING_BYTES = 64 << 20
 MAX_FILES = 10_000
@@ -23,13 +23,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ListingError(ValueError):
-    """The listing is invalid; the message names the fault."""
+    """The listing is invalid; the message names the error."""
 
 
 class ListedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str  # with / between folders
+    name: str  # path in the model's folder, with slashes
     size: int
-    sha256: tuple[str, ...]  # of each chunk; the last one may be shorter
+    sha256: tuple[str, ...]  # digest of each chunk in hex; the last chunk may be shorter
 
 
 class Listing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,14 +59,15 @@ class ListedChunk(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int]:
-        """A unique key of the chunk, cheaper to look up than the chunk with its file's digests."""
+        """A unique key of the chunk.
+        It is cheaper to hash than the chunk, which holds all digests of its file."""
         return self.file.name, self.start
 
 
 def parse_listing(raw: bytes) -> Listing:
     """Parse a listing.
 
-    Raises ListingError if it is incomplete, or would write outside of one directory.
+    Raises ListingError if it is incomplete, or if a file would be outside of the model's folder.
     """
     try:
         listing = msgspec.json.decode(raw, type=Listing)
@@ -91,7 +92,7 @@ def parse_listing(raw: bytes) -> Listing:
     if clash := folders & names:
         raise ListingError(f"it has {min(clash)} as a file and as a folder")
     if "config.json" not in names:
-        raise ListingError("it has no config.json, so it is not a model's")
+        raise ListingError("it has no config.json, so it does not describe a model")
     return listing
 
 
@@ -100,7 +101,7 @@ def digest_of(raw: bytes) -> str:
 
 
 def write_listing(directory: Path, on_progress: Callable[[int, int], None]) -> str:
-    """Write the listing of every file that is not hidden. Returns its digest. Raises OSError."""
+    """Write the listing of a folder's files, except hidden ones, and return its digest. Raises OSError."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and _is_listed(path.relative_to(directory)))
     total = sum(path.stat().st_size for path in paths)
     done, files = 0, []

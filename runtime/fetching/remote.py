@@ -1,6 +1,7 @@
-"""A packed model's URL, and how it becomes a directory of this machine.
+"""A packed model's URL, and its download to a directory of this machine.
 
-A site file pins a version by its listing's digest, or takes the server's newest. If the server cannot be reached, its last fetched version is used.
+A site file pins a version by its listing's digest, or takes the server's newest one. If the server cannot be reached, the last fetched version is
+used.
 """
 
 import asyncio
@@ -24,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class Remote(NamedTuple):
-    url: str  # of the directory, without a final slash
-    digest: str | None  # of its listing, if the site file pins it
+    url: str  # URL of the directory, without a final slash
+    digest: str | None  # digest of its listing, if the site file pins it
 
     @classmethod
     def parse(cls, source: str) -> "Remote | None":
-        """Parse a source; None if it is not a URL. Raises FetchError."""
+        """Parse a source; return None if it is not a URL. Raises FetchError."""
         if not source.startswith(("http://", "https://")):
             return None
         try:
@@ -42,7 +43,7 @@ class Remote(NamedTuple):
         pin = _PIN.fullmatch(parts.fragment)
         if parts.fragment and pin is None:
             raise FetchError(
-                f"{source}: after # comes sha256= and 64 hexadecimal digits, which `pilotlight pack` prints"
+                f"{source}: after # write sha256= and 64 hexadecimal digits, as `pilotlight pack` prints them"
             )
         if pin is None and parts.scheme == "http":
             raise FetchError(
@@ -51,15 +52,15 @@ class Remote(NamedTuple):
         return cls(parts._replace(fragment="").geturl().rstrip("/"), pin[1] if pin else None)
 
     def kept(self) -> Path | None:
-        """Return the directory if the pinned version is stored already."""
+        """Return the directory of the pinned version if it is stored already, else None."""
         place = place_of(self.digest) if self.digest else None
         return place if place is not None and place.is_dir() else None
 
 
 async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
-    """Return the model's directory.
+    """Download the model if necessary and return its directory. Raises FetchError.
 
-    If the server cannot be reached, return the version that was fetched last. Raises FetchError.
+    If the server cannot be reached, this is the version that was fetched last.
     """
     if (kept := remote.kept()) is not None:
         return kept
@@ -75,7 +76,7 @@ async def fetch(remote: Remote, on_progress: Progress | None = None) -> Path:
         try:
             return await _complete(session, remote, raw, on_progress or (lambda done, total: None))
         except OSError as error:
-            raise FetchError(f"{remote.url} cannot be kept in {store()}: {error.strerror or error}") from None
+            raise FetchError(f"{remote.url} cannot be stored in {store()}: {error.strerror or error}") from None
 
 
 async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -> bytes:
@@ -99,7 +100,7 @@ async def _listing(session: aiohttp.ClientSession, remote: Remote, tries: int) -
 
 async def _complete(session: aiohttp.ClientSession, remote: Remote, raw: bytes, on_progress: Progress) -> Path:
     try:
-        listing = await asyncio.to_thread(parse_listing, raw)  # a large model's has megabytes
+        listing = await asyncio.to_thread(parse_listing, raw)  # a large model's listing has megabytes
     except ListingError as error:
         raise FetchError(f"{remote.url}/{NAME} cannot be used: {error}") from None
     place = place_of(digest_of(raw))

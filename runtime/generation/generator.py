@@ -1,7 +1,7 @@
 """One request's generation as a scope: permit, model, tokens, sequences, deadline.
 
-`generate` reads as the life of a request behind validation. Leaving it, for whatever reason, aborts the sequences and gives the permit back
-(I2, I6); everything that goes wrong inside comes out as an ApiError (I1). Independent of HTTP and dialects.
+`generate` reads as the life of a request after validation. Leaving its scope, for any reason, aborts the sequences and returns the permit (I2, I6).
+All expected errors inside are raised as ApiError (I1). Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -48,11 +48,11 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.data_sites import DataSites
 
 EMPTY_DELTA = Delta((), (), None)
-HELD_BACK_S = 1.0  # well below the silence after which a router looks for another site
+HELD_BACK_S = 1.0  # interval of empty deltas; a router gives up a silent stream much later
 
 
 class Generator:
-    """The parts of a site that generate."""
+    """Generates answers, with the parts of a site."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Generator:
         grammars: GrammarChecks,
         tracing: SiteTracing | None,
     ) -> None:
-        """`tracing`: if there is a collector."""
+        """`tracing` is None if no collector is configured."""
         self.models = models
         self.images = images
         self.grammars = grammars
@@ -129,7 +129,7 @@ class Generator:
         return lambda constraint: self.grammars.refusal(vocabulary, constraint, tenant.owner)
 
     def _note_traffic(self, request: ValidGeneration, model: AwakeModel, generation: "Generation") -> None:
-        if generation.usage.completion_tokens:  # otherwise the prompt may not have been computed
+        if generation.usage.completion_tokens:  # without output the prompt may not have been computed
             kv_tokens, counter = self.models.registry.kv_tokens(model), generation.counter
             self.traffic.computed(
                 request.model, counter.prompt_tokens, counter.cached_tokens, request.prefixes, kv_tokens
@@ -138,11 +138,11 @@ class Generator:
 
 @contextmanager
 def as_api_errors(request_timeout_s: float) -> Iterator[None]:
-    """Raise any error after validation as an ApiError."""
+    """Convert the errors that can follow validation to ApiError."""
     try:
         yield
     except TimeoutError:
-        message = f"the answer was not complete after {request_timeout_s:g} s; ask for less"
+        message = f"the answer was not complete after {request_timeout_s:g} s; request fewer tokens"
         raise ApiError("request_timeout", message) from None
     except EngineError as error:
         retry_after_s = RETRY_AFTER_S if error.code == "overloaded" else None
@@ -154,9 +154,9 @@ def as_api_errors(request_timeout_s: float) -> Iterator[None]:
 
 
 class Generation:
-    """An answer in progress: one or several choices of each of its prompts.
+    """An answer in progress, with one or several choices for each of its prompts.
 
-    Outputs are collected while the previous ones are sent: a slow reader gets fewer, larger events."""
+    Outputs accumulate while earlier ones are sent, so a slow client gets fewer, larger events."""
 
     def __init__(
         self,
@@ -166,21 +166,22 @@ class Generation:
         measure: Measure,
         left_out: tuple[str, ...] = (),
     ) -> None:
-        """`processors`: one for each choice. `left_out`: fields of the request that the answer is not held to."""
+        """`processors` has one entry per choice.
+        `left_out` are fields of the request that the answer need not comply with."""
         self.left_out = left_out
         self.counter = UsageCounter(prompts, processors, request.delivery)
-        self.first_output_ns = 0  # when it came, since the epoch
-        self._queue_us = 0  # time for which the first sequence waited in the engine
+        self.first_output_ns = 0  # time of the first output, in ns of Unix time
+        self._queue_us = 0  # time that the first sequence has waited in the engine
         self.route = ""  # the hosts of the first sequence, if there was a choice
         self._prompts = [_AnsweredPrompt(prompt.token_ids) for prompt in prompts]
         self._choices = [
             _OpenChoice(number, self._prompts[number // request.n], processor)
             for number, processor in enumerate(processors)
         ]
-        self._ends_with_prompt = request.wants_prompt_only  # each choice ends, with nothing, at its first token
+        self._ends_with_prompt = request.wants_prompt_only  # each choice ends at its first token, without text
         self._measure = measure
-        self._touched: dict[_OpenChoice, None] = {}  # choices with outputs, in order
-        self._error: Exception | None = None  # the first of any sequence
+        self._touched: dict[_OpenChoice, None] = {}  # choices with new outputs, in order of arrival
+        self._error: Exception | None = None  # first error of any sequence
         self._news = asyncio.Event()
 
     @asynccontextmanager
@@ -208,11 +209,11 @@ class Generation:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that has ended the first choice, if one has."""
+        """The stop string that has ended the first choice; None if none has."""
         return self._choices[0].processor.stop_string
 
     def shown_before(self, choice: int) -> tuple[Part, ...]:
-        """Return the delivered part of a choice that continues here."""
+        """Return the part of a choice that another site has delivered."""
         return self._choices[choice].processor.shown_before
 
     def prompt(self, choice: int = 0) -> tuple[int, ...]:
@@ -220,21 +221,21 @@ class Generation:
         return self._choices[choice].prompt.token_ids
 
     def prompt_logprobs(self, choice: int) -> tuple[TokenLogprobs, ...]:
-        """Return those of the tokens after the first, which are there before any delta."""
+        """Return the log-probabilities of the prompt's tokens after the first. They precede any delta."""
         return self._choices[choice].prompt.logprobs
 
     @property
     def is_finished(self) -> bool:
-        """The last delta of every choice has been handed out."""
+        """True once the last delta of every choice has been taken."""
         return all(choice.processor.is_taken for choice in self._choices)
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """The first choice's, once all have ended."""
+        """The finish reason of the first choice, once all choices have finished."""
         return self._choices[0].processor.finish_reason if self.is_finished else None
 
     def tell(self, span: GenerationSpan | GenerationClock) -> None:
-        """Write what the engine has done by now into a span."""
+        """Write the usage and times so far into a span or clock."""
         span.computed(
             self.counter.resource_use(),
             self.finish_reason,
@@ -243,16 +244,16 @@ class Generation:
         )
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """Yield all that is ready of a choice at a time as one delta.
+        """Yield the new output of one choice at a time as a delta.
 
-        Each choice ends with a delta that has a finish reason. Raises the first error of any sequence once everything before it has been taken. While
-        tokens come and all of them are held back, as those of a tool call, there is an empty delta once a second: this is no silence."""
+        A choice's last delta has its finish reason. Raises the first error of any sequence once all earlier output has been taken. While all tokens
+        are held back, such as those of a tool call, an empty delta is yielded once a second, so that routers do not take the stream for stalled."""
         shown_at = time.monotonic()
         while not self.is_finished:
             if self._error is None:
                 await self._news.wait()
                 self._news.clear()
-            if any(prompt.awaits_logprobs for prompt in self._prompts):  # every choice is shown behind its prompt
+            if any(prompt.awaits_logprobs for prompt in self._prompts):  # these precede every choice
                 self._check_prompt_logprobs()
                 continue
             touched, self._touched = self._touched, {}
@@ -261,7 +262,7 @@ class Generation:
             for choice in touched:
                 if (delta := choice.processor.take()) is not None:
                     if delta.finish_reason is not None:
-                        await choice.sequence.aclose()  # its stop string was found: the engine can stop
+                        await choice.sequence.aclose()  # stops the engine, too, if a stop string was found
                     self._measure.note_delta(choice.number)
                     self.counter.count_cached(choice.number)
                     yield delta._replace(choice=choice.number)
@@ -279,12 +280,12 @@ class Generation:
         is_ended = False
         try:
             async for output in outputs:
-                if self._error is None:  # otherwise this output came after the error that ends the request
+                if self._error is None:  # ignore outputs after the error that ends the request
                     self._push(choice, output)
                 is_ended = output.finish_reason is not None
             if not is_ended:
                 raise EngineError("engine_error", "the engine ended the answer without a finish reason")
-        except Exception as error:  # the request must get any exception instead of waiting
+        except Exception as error:  # pass on any exception, so that the request does not wait forever
             self._error = self._error or error
             self._news.set()
 
@@ -294,7 +295,7 @@ class Generation:
         self.counter.add(choice.number, output)
         if output.prompt_logprobs is not None:
             prompt = choice.prompt
-            # delivered tokens may follow the prompt
+            # leave out those of delivered tokens, which follow the prompt in a continuation
             prompt.logprobs = output.prompt_logprobs[: len(prompt.token_ids) - 1]
             prompt.awaits_logprobs = False
         if output.finish_reason == "abort":
@@ -315,18 +316,18 @@ class Generation:
 @dataclass(eq=False, slots=True)
 class _AnsweredPrompt:
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()  # of the tokens after the first
-    awaits_logprobs: bool = False  # the first output of one of the choices contains them
+    logprobs: tuple[TokenLogprobs, ...] = ()  # for the prompt's tokens after the first
+    awaits_logprobs: bool = False  # True until an output with them has arrived
 
 
 @dataclass(eq=False, slots=True)
 class _OpenChoice:
-    """One of a request's answers."""
+    """One choice of the answer."""
 
     number: int
     prompt: _AnsweredPrompt
     processor: OutputProcessor
-    sequence: AsyncExitStack = field(default_factory=AsyncExitStack)  # its scope, empty if nothing is left to compute
+    sequence: AsyncExitStack = field(default_factory=AsyncExitStack)  # empty if nothing is left to compute
 
 
 def refuse_embedder(model: AwakeModel, request: ValidGeneration) -> None:
@@ -349,8 +350,8 @@ async def as_submits(
 ) -> tuple[Submits, list[OutputProcessor]]:
     """Return the sequences, by choice, and the processors of all choices.
 
-    Choice i of a prompt samples with seed + i, so the first one equals a request for one choice; the others wait until it has computed the prompt.
-    Raises ApiError, and DivergedError for an answer that cannot be continued.
+    Choice i of a prompt samples with seed + i, so the first choice equals the answer of a request for one choice. The other choices wait until it has
+    computed the prompt. Raises ApiError, and DivergedError for an answer that cannot be continued.
     """
     submits: Submits = {}
     for prompt, sampling in zip(prompts, params, strict=True):
@@ -379,14 +380,15 @@ async def as_submits(
 
 
 def sampling_params(model: AwakeModel, request: ValidGeneration, prompt_tokens: int) -> SamplingParams:
-    """Return the request's sampling parameters, completed by the checkpoint's and limited by the context."""
+    """Return the request's sampling parameters.
+    The checkpoint's defaults complete them, and the context limits the number of tokens."""
     sampling, defaults = request.sampling, model.text.defaults
     room = model.info.context_length - prompt_tokens
     top_k = defaults.top_k if sampling.top_k is None else sampling.top_k
     usual = max(model.config.default_max_tokens or sampling.usual_max_tokens or room, sampling.min_tokens)
     max_tokens = usual if sampling.max_tokens is None else sampling.max_tokens
     return SamplingParams(
-        max_tokens=min(room, max(1, max_tokens)),  # for the prompt alone, too: a token ends its computation
+        max_tokens=min(room, max(1, max_tokens)),  # at least 1: the first token ends the prompt's computation
         temperature=defaults.temperature if sampling.temperature is None else sampling.temperature,
         top_k=top_k if top_k is not None and top_k > 0 else None,
         top_p=defaults.top_p if sampling.top_p is None else sampling.top_p,

@@ -1,8 +1,7 @@
-"""Checks whether clients' grammars can be enforced, in child processes; results are cached.
+"""Checks in child processes whether clients' grammars can be enforced; results are cached.
 
-A grammar is checked before an engine host compiles it. One grammar of an account is checked at a time, so that large ones delay only its own
-requests; cached results are returned at once. Knows results and order, not how a grammar is checked (engine/grammar/grammar_check.py) or how a
-refusal is answered.
+They run before an engine host compiles the grammar. Grammars of one account are checked one at a time, so that large ones delay only its own
+requests. Independent of how a grammar is checked (engine/grammar/grammar_check.py) and how a refusal is sent.
 """
 
 import asyncio
@@ -21,17 +20,17 @@ from pilotlight.engine.grammar.grammar_compiler import TokenizerUnreadableError,
 from pilotlight.runtime.generation.admission import RETRY_AFTER_S
 from pilotlight.wire.errors import ApiError
 
-CHILDREN = 2  # of 40 MB each, and a tokenizer; started with the first grammar
-NICENESS = 5  # of the children: one account's grammars take CPU time from no other's streams
-WAIT_S = 10.0  # limit of one request's wait and check
-MAX_VERDICTS = 4096  # of 100 to 700 bytes
-REFUSED_S = 600.0  # a refusal is stored for so long: the grammar would end the next child, too
+CHILDREN = 2  # each has 40 MB and a tokenizer; they start with the first grammar
+NICENESS = 5  # low priority of the children, so that grammars take no CPU time from other accounts' streams
+WAIT_S = 10.0  # time limit of a request's grammar, with its wait
+MAX_VERDICTS = 4096  # cached results, of 100 to 700 bytes each
+REFUSED_S = 600.0  # how long a refusal is cached if the check crashed: the grammar would crash the next child, too
 
 log = logging.getLogger(__name__)
 
 
 class _Verdict(NamedTuple):
-    refusal: str | None  # None if it can be enforced
+    refusal: str | None  # reason; None if the grammar can be enforced
     until: float
 
 
@@ -41,7 +40,7 @@ class _Check:
     def __init__(self, key: tuple[str, bytes]) -> None:
         self.key = key
         self.waiters = 0
-        self.has_started = False  # the check is finished even if the caller leaves
+        self.has_started = False  # a started check runs to its end, even if no request waits for it any more
         self.task: asyncio.Task[_Verdict | ApiError]
 
     def begin(self, work: Coroutine[Any, Any, "_Verdict | ApiError"]) -> None:
@@ -55,14 +54,14 @@ class GrammarChecks:
         self._pool = pool or GuardedPool(CHILDREN, NICENESS)
         self._clock = clock
         self._wait_s = wait_s
-        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # the latest used last
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()  # in LRU order, the newest last
         self._checks: dict[tuple[str, bytes], _Check] = {}
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def refusal(self, vocabulary: GrammarVocabulary, constraint: Constraint, owner: str) -> str | None:
         """Return why a grammar cannot be enforced; None if it can.
 
-        Raises ApiError if others' grammars leave it no time. `owner`: the account."""
+        `owner` is the account. Raises ApiError if the check does not end in time."""
         key = _digest(vocabulary, constraint)
         if (known := self._known(key)) is not None:
             return known.refusal
@@ -77,7 +76,7 @@ class GrammarChecks:
             check.waiters -= 1
             if not check.waiters and not check.has_started:
                 check.task.cancel()
-                self._forget(check)  # at once, so that the next request starts a new check
+                self._forget(check)  # at once and not in the callback: the next request must start a new check
         if not done:
             raise _overloaded(f"its turn and its check took more than {self._wait_s:g} s")
         found = check.task.result()

@@ -1,7 +1,7 @@
-"""Images at https: URLs, fetched from the allowed hosts if their addresses are public.
+"""Images at https: URLs, fetched from allowed hosts with public addresses.
 
-The site's file lists the hosts. The resolved addresses are checked by the policy of functions' requests (functions/host/network/egress.py); both are
-checked again at each redirect.
+The site's file lists the hosts. Their addresses are checked by the policy for functions' requests (functions/host/network/egress.py). Each redirect
+is checked in the same way.
 """
 
 from collections.abc import Callable, Collection
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from pilotlight.functions.channel import StreamingReply
     from pilotlight.functions.host.network.egress import Egress
 
-FETCH_S = 10.0  # for all images of a request together
+FETCH_S = 10.0  # time limit of all images of a request together
 MAX_REDIRECTS = 5
 
 
 class BadImageError(Exception):
-    """A refused image; the message continues "image 1 of 2"."""
+    """An image is refused. The message completes the sentence "image 1 of 2 ..."."""
 
 
 class ImageFetcher:
     def __init__(self, allowed_hosts: Collection[str], open_egress: "Callable[[], Egress] | None" = None) -> None:
-        """Fetch images; `open_egress` opens the way out, by default to public addresses only."""
+        """Allow these hosts. `open_egress` opens the connections; the default allows public addresses only."""
         self._allowed = frozenset(host.lower() for host in allowed_hosts)
         self._open_egress = open_egress or _public_egress
 
     async def fetch(self, url: str, most_bytes: int) -> bytes:
-        """Return the file at a URL. Raises BadImageError; how long it takes is the caller's to bound."""
+        """Return the file at a URL. Raises BadImageError. The caller limits the time."""
         from pilotlight.functions.channel import Failure, frames
 
         self._check_host(url)
@@ -60,11 +60,11 @@ class ImageFetcher:
             raise BadImageError("leads to a URL that is not https:")
         if not self._allowed:
             raise BadImageError(
-                "is a URL, and this site fetches none (images.allowed_hosts of its file): send it as a data: URL"
+                "is a URL, but this site fetches no images (images.allowed_hosts is empty): send it as a data: URL"
             )
         if host not in self._allowed:
             raise BadImageError(
-                f"is at {host[:100]!r}, from where this site fetches nothing (images.allowed_hosts of its file): send it as a data: URL"
+                f"is at {host[:100]!r}, which is not in images.allowed_hosts of this site's file: send it as a data: URL"
             )
 
 
@@ -75,7 +75,7 @@ def _public_egress() -> "Egress":
 
 
 async def _read(answer: "StreamingReply", most_bytes: int) -> bytes:
-    """Return a body. Raises BadImageError beyond so many bytes, as soon as they have arrived."""
+    """Return a response's body. Raises BadImageError as soon as more than `most` bytes have arrived."""
     if answer.value["status"] != 200:
         raise BadImageError(f"could not be fetched: its host answered {answer.value['status']}")
     data = bytearray()

@@ -1,7 +1,7 @@
-"""Images of requests: fetch or decode their URLs, and check them for the model in a child process.
+"""Images of requests: fetch or decode their URLs, and check them in a child process.
 
-A decoder is native code: a client's bytes are first decoded in the child, completely, and the engine host decodes only images that passed. Every
-error is the client's, so it is a 400 that names the image.
+A decoder is native code. So a client's image is first decoded completely in the child, and the engine host decodes only images that passed. Every
+error is the client's: a 400 that names the image.
 """
 
 import asyncio
@@ -18,26 +18,27 @@ from pilotlight.runtime.models.checkpoint_children import run_guarded
 from pilotlight.sites.site import ImagesConfig
 from pilotlight.wire.errors import ApiError
 
-MOST_STRETCHED = 200  # times as long as wide, as the processors of Qwen's models have it
-AT_ONCE = 2  # each holds a file and its base64, in this process and in a child
-CPU_S, BYTES = 10.0, 2 << 30  # for one image; 64 million pixels that can be seen through take 1.2 GB
+MOST_STRETCHED = 200  # limit of the ratio of the sides, as in Qwen's image processors
+AT_ONCE = 2  # images read at the same time: each needs its file and base64 in this process and in a child
+CPU_S, BYTES = 10.0, 2 << 30  # limits of one image; 64 million pixels with transparency take 1.2 GB
 MIB = 1 << 20
 
-Fetch = Callable[[str, int], Awaitable[bytes]]  # (URL, most bytes) -> a file
+Fetch = Callable[[str, int], Awaitable[bytes]]  # called with the URL and the limit of bytes; returns the file
 
 
 class ImageReader:
-    """A site's reader of images, one for all requests: it limits the images that are read at once."""
+    """A site's reader of images. It limits the images that are read at once, over all requests."""
 
     def __init__(self, config: ImagesConfig, max_body_mib: float, fetch: Fetch | None = None) -> None:
-        """`max_body_mib` limits the bytes fetched for a request to what its body could have held."""
+        """`max_body_mib` also limits the bytes that are fetched for a request."""
         self._config = config
         self._most_fetched = int(max_body_mib * MIB)
         self._fetch = fetch or ImageFetcher(config.allowed_hosts).fetch
         self._places = asyncio.Semaphore(AT_ONCE)
 
     async def read(self, parts: Sequence[ImagePart], field: str) -> tuple[SizedImage, ...]:
-        """Read a request's images. `field`: the request's name for its prompt. Raises ApiError."""
+        """Read a request's images. Raises ApiError.
+        `field` is the request's name for its prompt."""
         most = self._config.max_per_request
         if len(parts) > most:
             message = f"{field}: {len(parts)} images are more than the {most} that this site takes in one request"
@@ -63,14 +64,14 @@ class ImageReader:
             async with asyncio.timeout_at(deadline):
                 return await self._fetch(url, min(left, self._most_bytes))
         except TimeoutError:
-            raise BadImageError(f"was not there after {FETCH_S:g} s") from None
+            raise BadImageError(f"did not arrive within {FETCH_S:g} s") from None
 
     @property
     def _most_bytes(self) -> int:
         return int(self._config.max_mib * MIB)
 
     def _decoded(self, url: str) -> bytes:
-        """Read a data: URL."""
+        """Return the file in a data: URL."""
         head, comma, _ = url[:200].partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise BadImageError("is no data: URL with base64, such as data:image/png;base64,...")

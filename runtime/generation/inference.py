@@ -1,6 +1,6 @@
-"""A site's models for its functions, without HTTP.
+"""Models of a site for the calls of its functions, without HTTP.
 
-Same validation, tenants, limits and errors as Workers AI's own path. Implements ../../functions/inference.py over the generator.
+Validation, tenants, limits and errors are those of Workers AI's own path. SiteInference implements functions/inference.py with the site's generator.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from pilotlight.wire.hop.usage import ResourceUse
 from pilotlight.wire.http.asgi import too_large
 from pilotlight.wire.sse import CONTENT_TYPE, HEARTBEAT, encode_event
 
-EVENTS_WAITING = 16  # deltas of a stream that its reader has not taken
+EVENTS_WAITING = 16  # limit of a stream's deltas that its reader has not taken yet
 JSON_HEADERS = ("content-type", "application/json")
 STREAM_HEADERS = (("content-type", CONTENT_TYPE), *EventWriter.HEADERS)
 
@@ -111,13 +111,13 @@ class SiteInference:
 
 
 class GeneratedEvents:
-    """A generation in a separate task that runs to its end.
+    """The events of a generation that runs in a separate task.
 
-    Deadlines belong to tasks, and readers may change.
+    A timeout applies to a task, but the events may be read by several tasks in turn.
     """
 
     def __init__(self, model: str, heartbeat_s: float) -> None:
-        self.use = ResourceUse()  # outputs, some of which may wait
+        self.use = ResourceUse()  # use of all outputs so far, including those not taken yet
         self._model = model
         self._heartbeat_s = heartbeat_s
         self._waiting: asyncio.Queue[bytes | ApiError | None] = asyncio.Queue(EVENTS_WAITING)
@@ -129,9 +129,9 @@ class GeneratedEvents:
         self._task = asyncio.create_task(self._run(events), name="inference")
 
     async def begin(self) -> None:
-        """Return when the first output can be read.
+        """Wait until the first output can be read.
 
-        Raises ApiError if the request is refused before; then nothing needs closing."""
+        Raises ApiError if the request is refused; the stream is closed then."""
         try:
             self._first = await self._next()
             self._has_started = True
@@ -157,7 +157,8 @@ class GeneratedEvents:
             await self._task
 
     async def _next(self) -> bytes | None:
-        """The next events, or a heartbeat when there are none for so long."""
+        """Return the next events, a heartbeat after a silence, or None at the end.
+        Raises ApiError for a refusal."""
         if self._has_ended:
             return None
         try:

@@ -1,6 +1,6 @@
-"""The forms of one conversation for chat templates, which accept some of them and refuse others.
+"""Alternative forms of a conversation, for chat templates that refuse some of them.
 
-Arguments of calls are objects or JSON text; arguments that are not a JSON object, such as those of a truncated call, are text or the only value of an
+Arguments of calls are objects or JSON text. Arguments that are not a JSON object, such as those of a truncated call, are text or the only value of an
 object. A system message after the first message stays separate, or is merged into the user's message next to it.
 """
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from pilotlight.engine.text.chat_template import Messages
 
-INVALID_ARGUMENTS = "INVALID_JSON"  # the key that Anthropic's documentation gives to such arguments
+INVALID_ARGUMENTS = "INVALID_JSON"  # Anthropic's documentation uses this key for arguments that are not a JSON object
 
 
 def other_forms(messages: Messages) -> Iterator[Messages]:
-    """Yield other forms of a conversation, the likeliest first."""
+    """Yield other forms of a conversation, the most widely accepted first."""
     seen = [messages]
     for place in (_as_they_are, _with_system_folded):
         placed = place(messages)
@@ -30,7 +30,7 @@ def _as_they_are(messages: Messages) -> Messages:
 
 
 def _with_arguments_as_text(messages: Messages) -> Messages:
-    """Write the arguments of calls as JSON text, as templates of DeepSeek want them."""
+    """Return the messages with the arguments of calls as JSON text, which DeepSeek's templates need."""
     return _rewritten(
         messages, lambda given: given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     )
@@ -57,7 +57,7 @@ def _with_arguments(call: dict[str, Any], write: Callable[[Any], Any]) -> dict[s
 def _with_system_folded(messages: Messages) -> Messages:
     """Join system messages at the start, and merge each later one into the previous or next user message."""
     folded: list[dict[str, Any]] = []
-    pending: str | None = None  # of the system's, for the user's next message
+    pending: str | None = None  # content of system messages for the next user message
     for message in messages:
         role, content = message["role"], message["content"]
         if role == "system" and folded and folded[-1]["role"] in ("system", "user") and pending is None:
@@ -75,7 +75,7 @@ def _with_system_folded(messages: Messages) -> Messages:
 
 
 def _joined(first: Any, second: Any) -> Any:
-    """Join two contents: texts to a text, lists of parts to a list."""
+    """Join two contents: two texts to a text, else the two lists of parts."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
     return [*_parts(first), *_parts(second)]

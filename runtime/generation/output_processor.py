@@ -1,9 +1,8 @@
 """Converts an engine's tokens into text, reasoning, tool calls and log-probabilities for the client.
 
-Free of sockets and clocks: TokenOutput in, Delta out. Text that may become a stop string, a marker or a complete character is held back; a token
-counts as delivered when all of its text was sent. The held text, and so the output, is a function of the tokens so far: a processor that replays
-another one's output continues with the next character. Stop strings are searched in the client's text only, never in reasoning, calls or their
-markup.
+It uses no sockets or clocks: TokenOutput in, Delta out. Text is held back while it may become a stop string, a marker or a complete character. A
+token counts as delivered once all of its text was sent. The held text is a function of the tokens so far, so a processor that replays the output of
+another one continues with the next character. Stop strings are searched only in the client's text, not in reasoning, calls or markup.
 """
 
 from collections import deque
@@ -26,8 +25,8 @@ from pilotlight.wire.chat import FinishReason
 
 class DeliveredToken(NamedTuple):
     token_id: int
-    text_offset: int  # characters before it
-    is_shown: bool  # False: the token that ended the answer, which is counted but never text
+    text_offset: int  # number of characters before it
+    is_shown: bool  # False for the token that ended the answer: it is counted but has no text
     logprobs: TokenLogprobs | None
 
 
@@ -35,10 +34,10 @@ class Delta(NamedTuple):
     """The content of one event, or of one whole answer."""
 
     parts: tuple[Part, ...]
-    tokens: tuple[DeliveredToken, ...]  # those whose text is complete with this delta
+    tokens: tuple[DeliveredToken, ...]  # tokens whose text is complete with this delta
     finish_reason: FinishReason | None
-    choice: int = 0  # of a request for several answers, which one
-    new_token_ids: tuple[int, ...] = ()  # all that came since the delta before, held back or not
+    choice: int = 0  # index among the request's choices
+    new_token_ids: tuple[int, ...] = ()  # all tokens since the previous delta, even if their text is held back
 
     @property
     def text(self) -> str:
@@ -50,7 +49,7 @@ class Delta(NamedTuple):
 
     @property
     def calls(self) -> tuple[tuple[CallPart, str], ...]:
-        """The calls that start in this delta, with their arguments so far."""
+        """Each call that starts in this delta, with its arguments so far."""
         arguments: dict[int, str] = {}
         for part in self.parts:
             if isinstance(part, ArgumentsPart):
@@ -60,25 +59,26 @@ class Delta(NamedTuple):
 
 
 def joined(deltas: list[Delta]) -> Delta:
-    """Join one choice's deltas, its last included, into one."""
+    """Join all deltas of one choice, the last one included."""
     parts = merged(part for delta in deltas for part in delta.parts)
     return deltas[-1]._replace(parts=parts, tokens=tuple(token for delta in deltas for token in delta.tokens))
 
 
 class StopMatcher:
-    """Finds the first stop string in a growing text, and holds back what may become one."""
+    """Finds the first stop string in a growing text, and holds back text that may become one."""
 
     def __init__(self, stops: tuple[str, ...], *, shows_found: bool = False) -> None:
-        """`shows_found`: the stop string is part of the text that it ends."""
+        """`shows_found` includes the stop string in the text."""
         self._stops = stops
         self._shows_found = shows_found
         self.held = ""  # text that may become a stop string
         self.found: str | None = None  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to send, and whether a stop string ended it.
+        """Return the text that is safe to send, and whether a stop string has ended it.
 
-        Of several stop strings the one complete first wins, of two at once the longer, so that the result does not depend on how the text was cut."""
+        The stop string that is complete first wins, and among two that end together the longer one, so the result does not depend on how the text is
+        split."""
         if not self._stops:
             return text, False
         text = self.held + text
@@ -102,9 +102,9 @@ class DivergedError(Exception):
 
 
 class OutputProcessor:
-    """One answer in progress.
+    """Processor of one choice.
 
-    Push outputs as they arrive; take the deltas when the client can receive them."""
+    Push outputs as they arrive; take a delta when the client can receive it."""
 
     def __init__(
         self,
@@ -116,38 +116,35 @@ class OutputProcessor:
         one_call_only: bool = False,
         whole_calls: bool = False,
     ) -> None:
-        """Process one answer.
-
-        With `whole_calls` a tool call is emitted whole at its end, and one without an end is dropped.
-        """
+        """`whole_calls` delays each tool call to its end, and drops an incomplete one."""
         self._parser = parser
         self._stop = StopMatcher(stop, shows_found=shows_stop)
         self._hidden_token_ids = hidden_token_ids
         self._calls = _Calls(one_only=one_call_only, whole=whole_calls)
         self._tokens = _PendingTokens()
         self._parts: list[Part] = []
-        self._awaited: deque[int] = deque()  # tokens that were shown already and are computed again
-        self.is_taken = False  # the answer has ended, and nothing of it is left to take
-        self.shown_before: tuple[Part, ...] = ()  # by the site that began the answer
+        self._awaited: deque[int] = deque()  # tokens computed again whose text was shown already
+        self.is_taken = False  # the last delta has been taken
+        self.shown_before: tuple[Part, ...] = ()  # parts that another site has sent
         self.completion_tokens = 0
-        self.reasoning_tokens = 0  # of these
+        self.reasoning_tokens = 0  # part of `completion_tokens`
         self.finish_reason: FinishReason | None = None
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer; None if it has not ended or ended otherwise."""
+        """The stop string that ended the answer, if one did."""
         return self._stop.found
 
     def end_with(self, token_ids: tuple[int, ...], reason: FinishReason) -> None:
-        """All of the answer has been shown already."""
+        """Record an answer that another site has sent completely."""
         self._replay(token_ids)
         self.finish_reason, self.is_taken = reason, True
 
     def resume(self, token_ids: tuple[int, ...], again: tuple[int, ...] = ()) -> int:
         """Restore the state of a processor that was pushed these tokens and whose output was taken.
 
-        The tokens of `again` were processed too, but must be pushed once more, because their log-probabilities were not delivered. Returns the number
-        of tokens that count as delivered."""
+        The tokens in `again` were processed too, but the engine computes them once more for their log-probabilities. Returns the number of tokens
+        that count as delivered."""
         self._replay(token_ids)
         if self.finish_reason is not None:
             raise DivergedError("the tokens delivered so far are a whole answer already")
@@ -157,7 +154,7 @@ class OutputProcessor:
     def push(self, output: TokenOutput) -> None:
         """Process an output.
 
-        Tokens after the end of the answer, whose stop string is inside this output, are dropped.
+        If a stop string ends the answer inside this output, the tokens after it are dropped.
         """
         for position, token_id in enumerate(output.token_ids):
             if self.finish_reason is not None:
@@ -173,7 +170,7 @@ class OutputProcessor:
             self._finish("length" if output.finish_reason == "length" else "stop")
 
     def take(self) -> Delta | None:
-        """Take all that can be shown now, or None when that is nothing."""
+        """Return all that can be shown now; None if there is nothing."""
         is_ending = self.finish_reason is not None and not self.is_taken
         if not self._parts and not is_ending:
             return None
@@ -183,7 +180,7 @@ class OutputProcessor:
         return Delta(parts, tokens, self.finish_reason if is_ending else None, new_token_ids=new_token_ids)
 
     def _replay(self, token_ids: tuple[int, ...]) -> None:
-        """Record tokens whose text another site has shown."""
+        """Process tokens whose text another site has sent."""
         for token_id in token_ids:
             self._add(token_id, None, is_shown=True)
         self.shown_before = merged(self._parts)
@@ -237,7 +234,7 @@ class OutputProcessor:
             self._parts.append(TextPart(text))
 
     def _finish(self, reason: FinishReason) -> None:
-        """The tokens have ended: nothing that was held back can become anything else any more."""
+        """End the answer: release all text that was held back, because no more tokens follow."""
         self._accept(self._parser.finish(is_cut=reason == "length"))
         if self.finish_reason is None:
             self._put(self._stop.finish())
@@ -248,21 +245,21 @@ class OutputProcessor:
 
 
 class _Calls:
-    """The answer's calls, as its parts come."""
+    """The answer's tool calls."""
 
     def __init__(self, *, one_only: bool, whole: bool) -> None:
-        """`whole`: a call comes out at its end."""
-        self.have_ended = False  # one at least
+        """`whole` delays each call to its end."""
+        self.have_ended = False  # at least one call has ended
         self._one_only = one_only
         self._whole = whole
-        self._held: list[Part] = []  # of the call that is open
+        self._held: list[Part] = []  # parts of the open call
 
     @property
     def are_enough(self) -> bool:
         return self._one_only and self.have_ended
 
     def push(self, part: Part) -> list[Part]:
-        """Return what can be put out now."""
+        """Return the parts that can be emitted now."""
         if isinstance(part, CallEndPart):
             self.have_ended = True
             held, self._held = self._held, []
@@ -274,12 +271,12 @@ class _Calls:
 
 
 class _PendingTokens:
-    """Tokens in their order, each of which is carried by the first delta that has the last of its text."""
+    """Tokens that no delta has yet, in order. A delta takes a token if it has the end of the token's text."""
 
     def __init__(self) -> None:
-        self.num_shown = 0  # characters of the answer that have been put out, or were markup
+        self.num_shown = 0  # characters of the answer that were emitted or belong to markup
         self._tokens: deque[DeliveredToken] = deque()
-        # For each token the number of characters parsed when its text is complete; None if its last character is incomplete.
+        # For each token, the number of characters parsed once its text is complete; None while its last character is incomplete.
         self._ends: deque[int | None] = deque()
         self._new_ids: list[int] = []
 
@@ -292,14 +289,14 @@ class _PendingTokens:
         self._ends.append(end)
 
     def complete(self, end: int) -> None:
-        """Record that the last tokens completed a character: there is new text."""
+        """Set the ends of the tokens that have just completed a character."""
         position = len(self._ends)
         while position and self._ends[position - 1] is None:
             position -= 1
             self._ends[position] = end
 
     def take(self, *, is_ended: bool) -> tuple[tuple[DeliveredToken, ...], tuple[int, ...]]:
-        """Return the tokens delivered so far, all after the end, and the ids of those since the last call."""
+        """Return the tokens whose text was emitted (all if `is_ended`), and the ids added since the last call."""
         tokens: list[DeliveredToken] = []
         while self._ends:
             end = self._ends[0]

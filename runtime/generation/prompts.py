@@ -1,4 +1,4 @@
-"""Converts a request's prompt to tokens: render, encode, insert images, and check against the context.
+"""Converts a request's prompt to tokens: render, encode, insert images, and check the length.
 
 Independent of sequences and dialects.
 """
@@ -15,7 +15,7 @@ from pilotlight.runtime.generation.images import ImageReader
 from pilotlight.runtime.models.model_state import AwakeModel
 from pilotlight.wire.errors import ApiError
 
-MANY_CHARACTERS = 16  # of a token: prose has 4, and a context full of longer ones is encoded twice
+MANY_CHARACTERS = 16  # assumed longest average token; prose has 4. A text of longer tokens is encoded twice
 
 
 class EncodedPrompt(NamedTuple):
@@ -24,7 +24,7 @@ class EncodedPrompt(NamedTuple):
 
 
 async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, reader: ImageReader) -> EncodedPrompt:
-    """Encode a prompt, which fits the model's context with room for at least one more token.
+    """Encode a prompt so that at least one more token fits into the context.
 
     Raises ApiError, ChatTemplateError, TokenizerError."""
     images: tuple[SizedImage, ...] = ()
@@ -37,9 +37,9 @@ async def encode(model: AwakeModel, request: ValidGeneration, prompt: Prompt, re
 
 
 def placeholders_of(model: AwakeModel, request: ValidGeneration) -> ImagePlaceholders:
-    """Return how the model's prompt refers to images. Raises ApiError for a model without vision."""
+    """Return how the model's prompts represent images. Raises ApiError if the model has no vision."""
     if model.text.placeholders is None or model.info.image_token_id is None:
-        # The first sentence is OpenAI's, by which clients know it.
+        # The first sentence is OpenAI's; clients recognize the error by it.
         message = f"Invalid content type. image_url is only supported by certain models. {request.requested_model!r} takes texts alone"
         raise ApiError("invalid_request", message, param=request.prompt_field)
     return model.text.placeholders
@@ -73,20 +73,20 @@ async def _encode(
 def _truncated(
     model: AwakeModel, request: ValidGeneration, token_ids: tuple[int, ...], *, has_images: bool
 ) -> tuple[int, ...]:
-    """Return the prompt's last tokens, as many as the request wants. Raises ApiError."""
+    """Return the prompt's last tokens, as many as the request asks for. Raises ApiError."""
     most = request.most_prompt_tokens
     if most is None:
         return token_ids
     if most < 0:
         most = max(1, model.info.context_length - max(1, request.sampling.max_tokens or 1))
     if len(token_ids) > most and has_images:
-        sentence = "truncate_prompt_tokens: a prompt with images cannot be cut: shorten it"
+        sentence = "truncate_prompt_tokens: a prompt with images cannot be truncated: shorten it"
         raise ApiError("invalid_request", sentence, param="truncate_prompt_tokens")
     return token_ids[-most:]
 
 
 def _check_room(model: AwakeModel, request: ValidGeneration, images: tuple[SizedImage, ...]) -> None:
-    """Refuse images that no prompt could hold before anything is rendered."""
+    """Raise ApiError for images that do not fit into the context. Call it before rendering."""
     placeholders = placeholders_of(model, request)
     try:
         num_tokens = sum(placeholders.num_tokens(image.width, image.height) for image in images)
@@ -110,14 +110,15 @@ def _check_effort(model: AwakeModel, prompt: Conversation) -> None:
     tools, effort = model.text.answers.tools, prompt.variables.get("reasoning_effort")
     if tools is not None and tools.efforts and effort is not None and effort not in tools.efforts:
         known = f"{', '.join(tools.efforts[:-1])} or {tools.efforts[-1]}"
-        message = f"reasoning_effort: {str(effort)[:50]!r} is no word that this model knows; say {known}"
+        message = f"reasoning_effort: {str(effort)[:50]!r} is not a value that this model supports; use {known}"
         raise ApiError("invalid_request", message, param="reasoning_effort")
 
 
 async def _encode_newest(
     model: AwakeModel, request: ValidGeneration, prompt: Conversation, images: tuple[SizedImage, ...]
 ) -> EncodedPrompt:
-    """Encode the system message and as many of the last messages as fit, starting with a user's message."""
+    """Encode the system message and as many of the last messages as fit.
+    The first of these is a user's."""
     try:
         return await _encode(model, request, prompt, images)
     except ApiError as error:
@@ -128,7 +129,7 @@ async def _encode_newest(
     others = [message for message in prompt.messages if message["role"] != "system"]
     starts = [i for i, message in enumerate(others) if i and message["role"] == "user"]
     fitting: EncodedPrompt | None = None
-    while starts:  # bisected: each try is rendered and encoded
+    while starts:  # binary search, because each try is rendered and encoded
         middle = len(starts) // 2
         dropped = sum(map(_num_images, others[: starts[middle]]))
         try:
@@ -150,15 +151,15 @@ def _num_images(message: dict[str, object]) -> int:
 
 
 async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *, is_rendered: bool) -> tuple[int, ...]:
-    """Encode a text, or only the start of one far beyond the context.
+    """Encode a text, or only the start of one that is far too long for the context.
 
-    Encoding all of it would keep a core busy for seconds before the refusal."""
+    Encoding all of it would take seconds of CPU time before the refusal."""
     tokenizer, limit = model.text.tokenizer, model.info.context_length
-    if request.most_prompt_tokens is not None:  # the last tokens are wanted
+    if request.most_prompt_tokens is not None:  # the request wants the prompt truncated at its start
         return await tokenizer.encode_prompt(text, is_rendered=is_rendered)
     beginning = text[: MANY_CHARACTERS * limit]
     for part in (beginning, text):
-        # What follows may change the last tokens, not half of them.
+        # The rest of the text can change only the last few tokens of this part.
         token_ids = await tokenizer.encode_prompt(part, is_rendered=is_rendered, enough=2 * limit + 1)
         if len(token_ids) > 2 * limit:
             raise _too_long(model, request, f"more than {2 * limit}")
@@ -169,6 +170,6 @@ async def _encode_text(model: AwakeModel, request: ValidGeneration, text: str, *
 
 def _too_long(model: AwakeModel, request: ValidGeneration, num_tokens: str) -> ApiError:
     limit = model.info.context_length
-    # Frameworks look for the first half, LangChain for "prompt is too long", word by word.
+    # Frameworks search for the first half of this sentence, and LangChain for "prompt is too long".
     message = f"this model's maximum context length is {limit} tokens, answer included; the prompt is too long: it has {num_tokens}"
     return ApiError("context_length_exceeded", message, param=request.prompt_field)

@@ -1,7 +1,7 @@
-"""Renders conversations with a model's chat template, which may be slow, use gigabytes or never end.
+"""Renders conversations with a model's chat template.
 
-Templates come with checkpoints and are programs: they run in a child process with limits. Those of embedded models are trusted and run here: a short
-conversation in the event loop, a long one in a thread. Independent of token ids.
+A template comes with its checkpoint and is a program, which may be slow, use gigabytes or never end. So it runs in a child process with limits.
+Templates of embedded models are trusted and run here: short conversations in the event loop, long ones in a thread. Independent of token ids.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from pilotlight.engine.text.tokenizer import Tokenizer, unmarked
 from pilotlight.runtime.generation.message_forms import other_forms
 from pilotlight.runtime.models.checkpoint_children import children, run_guarded
 
-RENDER_CPU_S = 10.0  # 6 MiB of tool calls and nothing else take the embedded model's template 4 s
+RENDER_CPU_S = 10.0  # the embedded model's template needs 4 s for 6 MiB of tool calls
 RENDER_BYTES = 512 << 20
-MAX_CHILDREN = 2  # of one model's template
+MAX_CHILDREN = 2  # for one model's template
 
 
 class Rendering:
@@ -38,10 +38,10 @@ class Rendering:
         self._renderer: _Renderer = _Here(template) if is_trusted else _InChild(template)
         self._checking = asyncio.Lock()
         self.is_checked = not template.sources
-        self.why_broken: str | None = None  # known once it is checked
+        self.why_broken: str | None = None  # why the template is unusable; None if it is not, or not checked yet
 
     async def check(self) -> None:
-        """Compile the template, once for all requests. Raises BrokenTemplateError."""
+        """Compile the template, once for all requests. Raises BrokenTemplateError if it cannot be used."""
         async with self._checking:
             if not self.is_checked:
                 try:
@@ -53,7 +53,8 @@ class Rendering:
             raise BrokenTemplateError(self.why_broken)
 
     async def text(self, conversation: Conversation, *, is_short: bool) -> str:
-        """Special tokens in a client's text are marked. Raises ChatTemplateError, EngineError."""
+        """Return the rendered conversation. Raises ChatTemplateError, EngineError.
+        Special tokens in a client's text are escaped."""
         if not self.is_checked or self.why_broken is not None:
             await self.check()
         try:
@@ -79,7 +80,7 @@ class Rendering:
 
 
 def expect_conversation(*, is_trusted: bool) -> None:
-    """Prepare to render a conversation whose model is not there yet."""
+    """Prepare to render a conversation while its model is still loading."""
     if is_trusted:
         import_ahead()
     else:
@@ -87,7 +88,7 @@ def expect_conversation(*, is_trusted: bool) -> None:
 
 
 class _Renderer(Protocol):
-    """The process in which a template is compiled and rendered."""
+    """Compiles and renders a template, here or in a child process."""
 
     async def compile(self) -> None: ...
 
@@ -146,7 +147,7 @@ class _InChild:
             call = JobCall(render_template, (self._template.as_json, messages, tools, adds_prompt, variables))
             text: str = await self._run(call)
         except JobEndedError as error:
-            message = f"the model's chat template was ended over this conversation: {error}; shorten it"
+            message = f"the model's chat template was stopped while it rendered this conversation: {error}; shorten it"
             raise ChatTemplateError(message) from None
         return text
 
@@ -161,9 +162,7 @@ class _InChild:
 
 def _left_open(text: str, content: str) -> str:
     """Return a rendered conversation up to the end of its last message's content."""
-    for written in (content, content.strip()):  # some templates trim
+    for written in (content, content.strip()):  # some templates strip the content
         if written and (start := text.rfind(written)) >= 0:
             return text[: start + len(written)]
-    raise ChatTemplateError(
-        "the model's chat template does not write the last message as it is: it cannot be continued"
-    )
+    raise ChatTemplateError("the model's chat template changes the text of the last message, so it cannot be continued")

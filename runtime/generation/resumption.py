@@ -1,4 +1,4 @@
-"""Continues another site's answer: the remaining computation, and processors in that site's state.
+"""Continues another site's answer: the rest of the computation, and processors in that site's state.
 
 The prompt is rendered again, followed by the delivered tokens, so that positions, counts and random numbers continue. A finished choice is not
 computed again. Independent of how the delivered tokens arrived (wire/hop/continuation.py) and why the stream was cut.
@@ -14,7 +14,7 @@ from pilotlight.engine.api.protocol import Submit
 from pilotlight.runtime.dispatch.continuation import remaining
 from pilotlight.runtime.generation.output_processor import DivergedError, OutputProcessor
 
-INLINE_TOKENS = 1_000  # a few ms of replaying: fewer are not worth a thread's hand-over
+INLINE_TOKENS = 1_000  # replaying them takes a few ms; a thread pays only for more
 
 Submits = dict[int, Submit]  # by choice
 
@@ -22,9 +22,9 @@ Submits = dict[int, Submit]  # by choice
 async def resumed(
     request: ValidGeneration, submits: Submits, new_processor: Callable[[], OutputProcessor]
 ) -> tuple[Submits, list[OutputProcessor]]:
-    """Return the rest to submit, and processors in the other site's state.
+    """Return the remaining sequences to submit, and processors in the other site's state.
 
-    `submits` is the request without delivered tokens.
+    `submits` are the sequences without delivered tokens.
     """
     if sum(len(delivered.token_ids) for delivered in request.delivery.choices) <= INLINE_TOKENS:
         return _resumed(request, submits, new_processor)
@@ -57,9 +57,9 @@ def _resumed(
 
 
 def _with_prompt_logprobs(request: ValidGeneration, submits: Submits, left: Submits) -> Submits:
-    """Tell whether the prompt's log-probabilities are needed again: each choice starts with an echo.
+    """Request a prompt's log-probabilities again if one of its choices has not started.
 
-    That is so if a choice has not started.
+    Each choice starts with an echo of its prompt. The prompt's first remaining choice computes them.
     """
     if not any(submit.sampling.prompt_logprobs for submit in submits.values()):
         return left

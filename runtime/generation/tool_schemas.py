@@ -1,6 +1,6 @@
-"""The schemas of tool calls: as the client wrote them, or the part of them that can be enforced.
+"""The schemas of tool calls, as the client wrote them or reduced to their enforceable part.
 
-Knows JSON Schema; independent of models, grammars and requests.
+Independent of models, grammars and requests.
 """
 
 import re
@@ -13,20 +13,19 @@ _ADDS_KEYS = {
     "additionalProperties", "patternProperties", "unevaluatedProperties", "minProperties", "propertyNames", "dependentRequired",
     "dependentSchemas", "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if",
 }  # fmt: skip
-FREE: dict[str, Any] = {"type": "object"}  # arguments of a tool whose schema cannot be enforced
-NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}  # of one without parameters
-_LOOKS_AROUND = re.compile(
-    r"\(\?<?[=!]|\\[1-9]|\\k<"
-)  # lookaround and references to groups, which no automaton can match
+FREE: dict[str, Any] = {"type": "object"}  # for the arguments of a tool whose schema cannot be enforced
+# for a tool without parameters
+NONE: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")  # lookaround and backreferences, which no automaton can match
 
 
 class EnforcedSchema(NamedTuple):
     schema: dict[str, Any]
-    left_out: str = ""  # what of the author's is not enforced
+    left_out: str = ""  # the client's part of the schema that is not enforced
 
 
 def enforced_schemas(function: dict[str, Any]) -> Iterator[EnforcedSchema]:
-    """Yield constraints for a tool's arguments, the strictest first. The last one can always be enforced."""
+    """Yield schemas for a tool's arguments, the strictest first. The last one can always be enforced."""
     whole = arguments_of(function)
     plain = without_inexact(whole)
     found = [EnforcedSchema(whole)]
@@ -40,14 +39,14 @@ def enforced_schemas(function: dict[str, Any]) -> Iterator[EnforcedSchema]:
 
 
 def arguments_of(function: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, which have no keys beside those it names."""
-    if function.get("parameters") is None:  # "Omitting parameters defines a function with an empty parameter list"
+    """Return the schema of a tool's arguments; keys that it does not name are forbidden."""
+    if function.get("parameters") is None:  # OpenAI: omitting it "defines a function with an empty parameter list"
         return NONE
     return closed({"type": "object", **without_descriptions(function["parameters"])})
 
 
 def without_patterns(schema: Any, refused: re.Pattern[str]) -> Any:
-    """Return a schema without those `pattern`s of its strings in which something of `refused` is found."""
+    """Return a schema without the `pattern`s in which `refused` matches."""
     if isinstance(schema, list):
         return [without_patterns(part, refused) for part in schema]
     if not isinstance(schema, dict):
@@ -62,7 +61,7 @@ def without_patterns(schema: Any, refused: re.Pattern[str]) -> Any:
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a schema of arguments that forbids keys other than its own.
 
-    Only if it names some and no other part of it may add keys."""
+    It is unchanged if it names none, or if another part of it may add keys."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or any(word in schema for word in _ADDS_KEYS):
         return schema
@@ -73,7 +72,7 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_descriptions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without its texts for people."""
+    """Return a schema without titles, descriptions and comments."""
     kept: dict[str, Any] = {}
     for key, value in schema.items():
         if isinstance(value, dict):

@@ -11,10 +11,11 @@ from pilotlight.wire.hop.usage import ResourceUse
 
 
 class UsageCounter:
-    """A prompt counts once for all choices; its cached tokens are those that its first choice found."""
+    """The usage of one answer.
+    A prompt counts once for all choices. Its cached tokens are those that its first choice found."""
 
     def __init__(self, prompts: list[EncodedPrompt], processors: Sequence[OutputProcessor], delivery: Delivery) -> None:
-        """`processors`: one for each choice; they count its tokens.
+        """`processors` has one entry per choice and counts its tokens.
 
         `delivery` is the part that another site has computed and counted."""
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
@@ -24,7 +25,7 @@ class UsageCounter:
         self._processors = processors
         self._choices_per_prompt = len(processors) // len(prompts)
         self._continued = {choice for choice, delivered in enumerate(delivery.choices) if delivered.has_started}
-        self._found_cached: dict[int, int] = {}  # tokens of each choice's prompt, not counted yet
+        self._found_cached: dict[int, int] = {}  # cached tokens of each choice's prompt, not counted yet
         self._num_drafted = self._num_accepted = self._device_us = 0
 
     def add(self, choice: int, output: TokenOutput) -> None:
@@ -37,7 +38,7 @@ class UsageCounter:
     def count_cached(self, choice: int) -> None:
         """Count a prompt's cached tokens with its first delta.
 
-        So a site that continues the answer knows from the delivered part what was counted.
+        A site that continues the answer then knows that they are counted if the choice has a delivered part.
         """
         found = self._found_cached.pop(choice, 0)
         if choice % self._choices_per_prompt == 0 and choice not in self._continued:

@@ -1,1 +1,1 @@
-"""Engine hosts: started, supervised, placed on devices."""
+"""Engine hosts: their start, supervision and placement on devices."""

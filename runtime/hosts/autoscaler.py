@@ -1,10 +1,9 @@
-"""Carries out the verdicts of scaling.py: wakes a hot model on one more device, or retires a replica.
+"""Applies the verdicts of scaling.py: wakes a busy model on one more device, or retires a replica.
 
-If hosts have roles, a wanted model is awake on a host that answers and on one that computes prompts, as soon as there is room. Roles follow the load
-if the site's file allows it, as roles.py decides.
-
-A further replica's weights come from the first one's copy in host memory, not from the checkpoint. No model is put to sleep for it; a model that
-needs its memory later gets it before another model loses its only replica. A retiring replica takes no new sequences, and sleeps after its last one.
+If hosts have roles, a requested model is awake on a decode host and on a prefill host, as soon as there is room. If the site's file allows it, roles
+follow the load, as roles.py decides. A further replica loads its weights from the first one's copy in host memory, not from the checkpoint. No model
+is put to sleep for it; a model that needs its memory later gets it before another model loses its only replica. A retiring replica takes no new
+sequences, and sleeps after its last one.
 """
 
 import asyncio
@@ -24,9 +23,9 @@ from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
 
-LOOK_EVERY_S = 0.5  # as often as an idle host reports its load
+LOOK_EVERY_S = 0.5  # idle hosts report their load as often
 
-Observer = Callable[[str, str], None]  # (model, "up" or "down")
+Observer = Callable[[str, str], None]  # arguments: the model, and "up" or "down"
 
 
 class Autoscaler:
@@ -40,7 +39,7 @@ class Autoscaler:
         observe: Observer,
         assignments: Assignments,
     ) -> None:
-        self._states = states  # a view that may change
+        self._states = states  # a view, which may change
         self._assignments = assignments
         self._roles: RolePolicy | None = None
         if config.shift_roles:
@@ -55,14 +54,14 @@ class Autoscaler:
         self._observe = observe
 
     async def run(self) -> None:
-        """Check all models again and again until cancelled."""
+        """Check all models periodically, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
             try:
                 for state in tuple(self._states):
                     await self._look(state, self._heat(state))
                 self._shift_roles()
-            except Exception:  # after any exception the site continues with the replicas it has
+            except Exception:  # after any exception the site continues with its present replicas
                 log.exception("checking whether a model needs more devices")
 
     async def _look(self, state: ModelState, heat: Heat) -> None:
@@ -86,17 +85,17 @@ class Autoscaler:
     def _shift_roles(self) -> None:
         if self._roles is None or not self._states:
             return
-        replicas = next(iter(self._states)).replicas  # any model's replicas will do: their hosts matter
+        replicas = next(iter(self._states)).replicas  # any model will do, because only the hosts matter
         waits = [self._assignments.waits(each) if each.host.why_down is None else None for each in replicas]
         shift = self._roles.judge(time.monotonic(), waits)
         if shift is not None:
             host = replicas[shift.host].host
-            log.info("engine %d was %s and is %s from now on", host.index, host.role, shift.role)
+            log.info("engine %d changes its role from %s to %s", host.index, host.role, shift.role)
             host.role = shift.role
 
     def _add(self, state: ModelState) -> None:
         if retiring := [replica for replica in state.awake if replica.is_retiring]:
-            retiring[0].is_retiring = False  # it is awake, and its cache is full
+            retiring[0].is_retiring = False  # it is still awake, with a full cache
             self._changed.notify_all()
             return
         answering = [replica for replica in state.replicas if replica.host.own_role != "prefill"]
@@ -106,12 +105,12 @@ class Autoscaler:
         replica = self._with_room(state, answering)
         if replica is None:
             return
-        log.info("model %s is hot and wakes on %s as well", state.name, replica.host.device)
+        log.info("model %s is overloaded and wakes on %s as well", state.name, replica.host.device)
         self._observe(state.name, "up")
         self._waker.begin(state, replica)
 
     def _complete(self, state: ModelState) -> None:
-        """Wake a wanted model on a host of a role for which it is awake nowhere."""
+        """Wake a requested model on a host of each role in which it is not awake yet."""
         if not self._has_roles or not state.awake or not (state.demand.is_open or state.config.residency == "device"):
             return
         for role in ("decode", "prefill"):
@@ -124,9 +123,9 @@ class Autoscaler:
                 self._waker.begin(state, replica)
 
     def _with_room(self, state: ModelState, replicas: Sequence[Replica]) -> Replica | None:
-        """Return the replica on the device with most room; None if the model fits on none of them.
+        """Return the model's replica on the device with most room; None if it fits on none of them.
 
-        A model fits if no other model has to sleep for it.
+        It fits if no other model has to sleep for it.
         """
         budgets = [
             self._budgets[replica.host.index]
@@ -139,8 +138,8 @@ class Autoscaler:
         return state.replicas[min(fits).device_index]
 
     def _retire(self, replicas: Sequence[Replica]) -> None:
-        """Retire the replica with the fewest sequences; of equals the one that woke last."""
+        """Retire the replica with the fewest sequences, and among equals the one that woke last."""
         replica = min(replicas, key=lambda replica: (replica.work.sequences, -replica.awake_since))
-        log.info("model %s has one replica too many: the one on %s retires", replica.model, replica.host.device)
+        log.info("model %s needs one replica less: the one on %s retires", replica.model, replica.host.device)
         self._observe(replica.model, "down")
         replica.is_retiring = True

@@ -1,7 +1,7 @@
-"""CPU cores of engine hosts, if several hosts of one site compute on a CPU.
+"""The CPU cores of engine hosts, if several hosts of one site compute on a CPU.
 
-Each host gets neighbouring cores: on a machine with several sockets, those of one socket, whose memory is near. Libraries that count cores count only
-these. Works on Linux; elsewhere cores are not divided.
+Each host gets neighboring cores: on a machine with several sockets, those of one socket, whose memory is near. Libraries that count cores count only
+these. Works on Linux; on other systems cores are not divided.
 """
 
 import os
@@ -17,9 +17,9 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def divided(parts: Sequence[int], nodes: Path = _NODES) -> list[Cores | None]:
-    """Return each host's cores, in proportion to its ranks (`parts`), neighbours together.
+    """Return the cores of each host, in proportion to its ranks (`parts`), neighbors together.
 
-    None for each host if there are fewer cores than ranks, or the system cannot bind processes to cores.
+    The entries are None if there are fewer cores than ranks, or if the system cannot bind processes to cores.
     """
     num_ranks = sum(parts)
     if not hasattr(os, "sched_getaffinity"):
@@ -33,13 +33,13 @@ def divided(parts: Sequence[int], nodes: Path = _NODES) -> list[Cores | None]:
 
 
 def keep_to(pid: int, cores: Cores) -> None:
-    """Bind a started process to cores; threads that it starts later inherit this."""
-    with suppress(OSError):  # it has ended already, or a container forbids it
+    """Bind a process to cores. Threads that it starts later inherit them."""
+    with suppress(OSError):  # the process has ended already, or a container forbids it
         os.sched_setaffinity(pid, cores)
 
 
 def _node_of_each(nodes: Path) -> dict[int, int]:
-    """Return the memory node of every core."""
+    """Return the memory node of each core."""
     found: dict[int, int] = {}
     for node in nodes.glob("node[0-9]*"):
         with suppress(OSError, ValueError):

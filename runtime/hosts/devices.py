@@ -1,6 +1,6 @@
 """Check that the devices in a site file exist and are large enough, before anything is started.
 
-Uses device files and NVML's data (gpus.py); if neither is available, the engine host checks.
+It uses device files, and the data of NVML (gpus.py). If neither is available, the engine host checks.
 """
 
 import os
@@ -16,7 +16,7 @@ from pilotlight.sites.config import ConfigError
 
 ReadGpus = Callable[[], Sequence[Gpu] | None]
 
-_OTHER_KINDS = ("dxg", "nvmap", "kfd")  # device files of Windows's, Tegra's and AMD's GPUs
+_OTHER_KINDS = ("dxg", "nvmap", "kfd")  # device files of GPUs on Windows (WSL), on Tegra, and from AMD
 
 
 def check_devices(
@@ -24,7 +24,7 @@ def check_devices(
 ) -> None:
     """Check a site file's devices.
 
-    Raises ConfigError for a GPU that this machine does not have, or that is smaller than a device's KV cache.
+    Raises ConfigError if this machine does not have a GPU, or if a GPU is smaller than its KV cache.
     """
     numbers = [int(device.partition(":")[2] or 0) for device in devices if device.startswith("cuda")]
     if not numbers:
@@ -41,9 +41,9 @@ def check_devices(
 
 
 def this_machine() -> DeviceSet:
-    """Return this machine's devices for a plan: its GPUs, of the first one's kind, else its CPU.
+    """Return this machine's devices for a plan. Raises CheckpointError.
 
-    Raises CheckpointError."""
+    They are its GPUs, assumed to be like the first one, or else its CPU."""
     gpus = installed_gpus() or ()
     if not gpus:
         return DeviceSet(1, cpu())
@@ -54,14 +54,14 @@ def this_machine() -> DeviceSet:
 
 
 def is_surely_cpu(device: str, root: Path = Path("/"), read_gpus: ReadGpus = installed_gpus) -> bool:
-    """Return whether the device is certainly a CPU, before an engine host reports it."""
+    """Return whether the device is certainly a CPU. The engine host reports the device only later."""
     return device == "cpu" or (device == "auto" and _num_gpus(root, read_gpus) == 0)
 
 
 def _check_gpus(gpus: Sequence[Gpu], kv_gib: float) -> None:
     if all(gpu.num_instances == 0 for gpu in gpus):
         raise ConfigError(
-            f"no CUDA device can be used: {gpus[0].name} is in MIG mode and divided into no instances; create some, or turn MIG off"
+            f"no CUDA device can be used: {gpus[0].name} is in MIG mode but has no instances; create some, or turn MIG off"
         )
     largest = max(gpus, key=lambda gpu: gpu.total_bytes)
     if kv_gib * GIB > largest.total_bytes:
@@ -71,7 +71,7 @@ def _check_gpus(gpus: Sequence[Gpu], kv_gib: float) -> None:
 
 
 def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
-    """Return how many CUDA devices a process would find; None if unknown."""
+    """Return the number of CUDA devices that a process finds; None if it is unknown."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         listed = [entry for entry in visible.split(",") if entry.strip()]
@@ -81,12 +81,12 @@ def _num_gpus(root: Path, read_gpus: ReadGpus) -> int | None:
     gpus = _told(root, read_gpus)
     if gpus is None:
         return len(_device_files(root))
-    # CUDA shows a process only one MIG instance, of any GPU.
+    # CUDA lets a process use only one MIG instance, on any of the GPUs.
     return None if any(gpu.num_instances is not None for gpu in gpus) else len(gpus)
 
 
 def _told(root: Path, read_gpus: ReadGpus) -> Sequence[Gpu] | None:
-    """Return NVML's GPUs; None without a device file, because then there is no driver."""
+    """Return NVML's GPUs; None if there is no device file and thus no driver."""
     return read_gpus() if _device_files(root) else None
 
 

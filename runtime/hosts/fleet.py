@@ -1,6 +1,6 @@
 """A site's engine hosts, one per device: started, stopped and queried together.
 
-Most sites have one. supervisor.py handles a host's life; registry.py and dispatcher.py choose its models.
+Most sites have one. supervisor.py starts and restarts a host; registry.py and dispatcher.py choose its models.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ class Fleet:
             Supervisor(launcher, config, timeline, index=index) for index, launcher in enumerate(launchers)
         ]
         self.hosts = tuple(supervisor.device_host for supervisor in self._supervisors)
-        self.is_ending = False  # the site stops: what dies from now on is not continued
+        self.is_ending = False  # the site shuts down, so sequences of a dead host are not continued
 
     async def __aenter__(self) -> "Fleet":
-        for supervisor in self._supervisors:  # each only starts its tasks
+        for supervisor in self._supervisors:  # returns at once, because it only starts tasks
             await supervisor.__aenter__()
         return self
 
@@ -45,18 +45,18 @@ class Fleet:
         await asyncio.gather(*(supervisor.__aexit__() for supervisor in self._supervisors))
 
     def end(self) -> None:
-        """Record that the site drains: open sequences wait for no further host."""
+        """Record that the site drains: sequences of a dead host do not wait for another host."""
         self.is_ending = True
 
     def fail_open(self, reason: str) -> None:
-        """End every open sequence with an error: the site will not wait for them any longer."""
+        """End every open sequence with an error, because the site no longer waits for them."""
         self.is_ending = True
         for host in self.hosts:
             host.end(reason)
 
     @property
     def why_down(self) -> str | None:
-        """The reason why no host answers; None if one does, or there are no hosts."""
+        """The reason why no host responds; None if one does, or if there are no hosts."""
         reasons = [host.why_down for host in self.hosts]
         if not reasons or None in reasons:
             return None
@@ -85,12 +85,12 @@ class Fleet:
 
     @property
     def num_shifted(self) -> int:
-        """Hosts whose role is not the site file's at present."""
+        """Number of hosts whose role differs from that in the site's file."""
         return sum(host.role != host.own_role for host in self.hosts)
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """Reasons why hosts compute more slowly than their machine could, as reported at their start."""
+        """Reasons, reported at their start, why hosts compute more slowly than the machine could."""
         said = [sentence for host in self.hosts if host.ready is not None for sentence in host.ready.fallbacks]
         return tuple(dict.fromkeys(said))
 

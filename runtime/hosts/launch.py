@@ -1,6 +1,6 @@
 """Starts a device's engine host as a child process, connected by a socket for this user only.
 
-The process ends when its parent dies. It is asked to end, and killed if it does not; supervisor.py decides when.
+The process ends when its parent dies. To stop it, it is sent SIGTERM, and is killed if it does not end; supervisor.py decides when.
 """
 
 import asyncio
@@ -30,16 +30,16 @@ from pilotlight.wire.hop.headers import lasting
 log = logging.getLogger("pilotlight.engine")
 
 GIB = 1 << 30
-_CPU_KV_GIB = 0.25  # if the site file has no size
+_CPU_KV_GIB = 0.25  # if the site's file sets no size
 CRASHES = {-signal.SIGBUS, -signal.SIGILL, -signal.SIGSEGV}
-# Signals that code raises in its own process. Others come from outside: from an operator, a supervisor, or the kernel without memory.
+# Signals that a process's own code causes. Others come from outside: an operator, a supervisor, or the kernel's OOM killer.
 OWN_SIGNALS = CRASHES | {-signal.SIGABRT, -signal.SIGFPE, -signal.SIGSYS, -signal.SIGTRAP}
 SECRET_ENDINGS = ("_SECRET", "_TOKEN", "_KEY", "_PASSWORD")
-CLOSE_WITHIN_S = 5.0  # a socket's last messages take at most a second; the next host does not wait for them in any case
+CLOSE_WITHIN_S = 5.0  # limit of the time for a socket's last messages, which take at most a second
 
 
 class ProcessLauncher:
-    """Starts the hosts of one device of a site.
+    """Starts the engine hosts of one device of a site.
 
     If the site has KV tiers, no other process of this machine may use its name.
     """
@@ -56,11 +56,11 @@ class ProcessLauncher:
         lend_address: str | None = None,
         secret: str | None = None,
     ) -> None:
-        """Set up the launcher of one device.
+        """Create the launcher of one device.
 
-        `owner` names the owner of stored data: the site, or one of its devices. `group`: devices that share every model. `places`: the tier
-        directories of all the site's devices, this one's first. `cores`: the host's cores, None for all. `lend_address`: where hosts of other sites
-        fetch blocks. `secret`: the network's, from which the hosts' keys are derived.
+        `owner` names the owner of stored data: the site, or one of its devices. `group` lists the devices that share every model. `places` are the
+        tier directories of all the site's devices, this one's first. `cores` are the host's cores, or None for all. `lend_address` is where hosts of
+        other sites fetch blocks. `secret` is the network's, from which the hosts' keys are derived.
         """
         self._model_bytes = model_bytes
         self._lend_address = lend_address
@@ -72,13 +72,14 @@ class ProcessLauncher:
         self._cores = cores
 
     def close(self) -> None:
-        """Remove shared files; no further host is launched, and the last one has ended."""
+        """Remove shared files. Call it after the last host has ended."""
         self._places[0].remove()
 
     async def launch(self, *, standby: bool = False, afresh: bool = False) -> "HostProcess":
-        """`standby`: no request waits for it; it is made ready thoroughly and at low priority.
+        """Start an engine host.
 
-        `afresh`: it believes no file that hosts before it have generated, and removes them."""
+        `standby`: no request waits for it, so it prepares itself completely and at low priority. `afresh`: it removes the files that earlier hosts
+        have generated, instead of using them."""
         tier_place = self._claim_tier_place()
         place = SocketDirectory()
         peer_address = place.peer_address if self._config.shares_blocks and tier_place is not None else None
@@ -101,7 +102,7 @@ class ProcessLauncher:
         return HostProcess(process, _connect(place.address), place, peer_address)
 
     def _write_keys(self, place: SocketDirectory) -> Path:
-        """Write the keys by which the network's engine hosts authenticate, in a file for this host only."""
+        """Write the keys that authenticate engine hosts of the network to a file in this host's directory."""
         from pilotlight.engine.api.keys import write_network_keys
 
         assert self._secret is not None, "a site that lends or borrows has the network's secret"
@@ -113,13 +114,13 @@ class ProcessLauncher:
         if not self._config.kv_host_gib:
             self._places[0].remove_dead_later()
             return None
-        claimed = [place.claim() for place in self._places]  # all of them first, so that none removes another's as dead
+        claimed = [place.claim() for place in self._places]  # all of them first, so that none removes another
         self._places[0].remove_dead_later()
         return claimed[0]
 
 
 class HostProcess:
-    """A started host process."""
+    """A started engine host process."""
 
     def __init__(
         self, process: Process, client: EngineClient, place: SocketDirectory, peer_address: str | None = None
@@ -128,34 +129,32 @@ class HostProcess:
         self.client = client
         self._place = place
         self._oom_kills = oom_kills()
-        self.url = place.address  # of its socket
-        self.peer_address = (
-            peer_address  # where it serves its KV blocks to the site's other hosts; None if it serves none
-        )
+        self.url = place.address  # address of its socket
+        self.peer_address = peer_address  # address for its KV blocks to the site's other hosts; None if not served
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
 
     async def exited(self) -> str:
-        """Return when the process has ended: a sentence that says how."""
+        """Wait until the process has ended; return a sentence with the reason."""
         code = await self._process.wait()
         return f"the engine host (pid {self._process.pid}) {ending(code, self._oom_kills)}"
 
     @property
     def has_crashed(self) -> bool:
-        """Tell whether it has ended by a signal that damaged code or a damaged file under a map ends in."""
+        """Tell whether the process ended by a signal of damaged code, or of a damaged file in a memory map."""
         return self._process.returncode in CRASHES
 
     @property
     def ended_by_itself(self) -> bool:
-        """Tell whether it ended by its own error or signal, and not because another process ended it."""
+        """Tell whether the process ended by its own error or signal, and was not killed from outside."""
         code = self._process.returncode
         return code is not None and (code > 0 or code in OWN_SIGNALS)
 
     @property
     def is_suspended(self) -> bool:
-        """Tell whether the process was stopped by a signal (proc(5): its state is T, or t under a debugger)."""
+        """Tell whether the process was stopped by a signal (state T or t in proc(5))."""
         try:
             stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         except OSError:
@@ -163,11 +162,11 @@ class HostProcess:
         return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
     def held(self) -> HeldSequences:
-        """Return the sequences that it noted last to be at work for."""
+        """Return the sequences that the host has last recorded as open."""
         return read_journal(self._place.journal)
 
     async def stop(self, grace_s: float) -> None:
-        """Ask it to end, and kill it after `grace_s`. Harmless on one that has ended."""
+        """Stop the process, and kill it after `grace_s`. Does nothing if it has ended."""
         try:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.client.close(), CLOSE_WITHIN_S)
@@ -192,8 +191,7 @@ def launchers_of(
 ) -> list[ProcessLauncher]:
     """Return one launcher for each of the site's devices.
 
-    `model_bytes` returns the models' sizes on a number of ranks; `secret` is the network's. Sockets that dead sites have left are removed a little
-    later.
+    `model_bytes` returns the models' sizes for a number of ranks; `secret` is the network's. The sockets of dead sites are removed a little later.
     """
     remove_dead_later()
     devices = config.device_groups
@@ -202,7 +200,7 @@ def launchers_of(
     cores = divided([_num_near(group) for group in devices]) if on_cpu else [None] * len(devices)
 
     def sizes(group: tuple[str, ...]) -> tuple[int, ...]:
-        """Return the models' sizes if the KV cache gets a GPU's remaining memory, because it has no size."""
+        """Return the models' sizes if the KV cache gets the rest of a GPU's memory, else nothing."""
         return () if config.kv_gib is not None or is_surely_cpu(group[0]) else model_bytes(len(group))
 
     def lend_address(index: int) -> str | None:
@@ -225,7 +223,7 @@ def launchers_of(
 
 
 def _num_near(group: tuple[str, ...]) -> int:
-    """Return how many of a host's ranks are on this machine."""
+    """Return the number of a host's ranks on this machine."""
     return sum(not device.startswith("ray:") for device in group)
 
 
@@ -239,8 +237,8 @@ def host_config(
 ) -> HostConfig:
     """Return a host's configuration.
 
-    `tier_place`: the directory of blocks that outlive the host; None to keep none in memory or on disk. `peer_address`: where other hosts of the site
-    fetch blocks.
+    `tier_place` is the directory of blocks that outlive the host; None to keep none in memory or on disk. `peer_address` is where other hosts of the
+    site fetch blocks.
     """
     disk = config.kv_disk_dir if tier_place is not None else None
     return HostConfig(
@@ -277,7 +275,7 @@ async def _start(*arguments: str) -> Process:
         *(sys.executable, "-m", "pilotlight.engine.host.engine_host", *arguments),
         stdin=DEVNULL,
         env=host_environment(),
-        # A terminal's Ctrl-C reaches every process of the group; the host must outlive the drain of its site.
+        # A terminal's Ctrl-C reaches every process of its group, but the host must outlive its site's drain.
         start_new_session=True,
     )
 

@@ -1,6 +1,6 @@
-"""The memory that this machine, or this container, can still provide.
+"""The memory that is available on this machine, or in this container.
 
-Reads Linux's files; None on other systems."""
+Reads Linux's files; returns None on other systems."""
 
 from pathlib import Path
 
@@ -8,12 +8,13 @@ GIB = 1 << 30
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes available without swapping: the kernel's estimate, or a container's lower limit."""
+    """Return the bytes that are available without swapping.
+    They are the kernel's estimate, or less if a container has a lower limit."""
     machine = _meminfo(proc / "meminfo").get("MemAvailable")
     limit, used = _number(cgroup / "memory.max"), _number(cgroup / "memory.current")
-    if limit is None or used is None:  # "max": no limit
+    if limit is None or used is None:  # the file contains "max": no limit
         return machine
-    # Pages of files that were not touched lately are counted as used, and given back for the asking.
+    # The container's use includes cached pages of files; the kernel frees those that were not touched lately when needed.
     droppable = _statistics(cgroup / "memory.stat").get("inactive_file", 0)
     left = max(0, limit - used + droppable)
     return left if machine is None else min(machine, left)

@@ -1,7 +1,7 @@
-"""Check of a site file's host memory (KV blocks and sleeping weights) against the machine's.
+"""Check a site file's host memory (KV blocks and sleeping weights) against the machine's.
 
-Too much is refused at the start, with the arithmetic: later it would kill an engine host with requests. Files of the site's previous run count as
-used and as available. Independent of the files' contents.
+Too much is refused at the start, with the sums: later the kernel would kill an engine host with its requests. Files of the site's previous run count
+as available. Independent of the files' contents.
 """
 
 import shutil
@@ -17,20 +17,20 @@ from pilotlight.runtime.models.sources import SourceError, local_directory
 from pilotlight.sites.config import ConfigError
 from pilotlight.sites.site import EngineConfig, ModelConfig, SiteConfig
 
-# Share of the free memory for weights if the site file has no size: the rest is for the KV cache, the engine and other processes.
+# Share of the free memory for weights if the site's file sets no size; the rest is for the KV cache, the engine and other processes.
 SHARE = 0.5
 
 
 class AvailableMemory(NamedTuple):
-    """The available memory of the tiers' file systems."""
+    """The available memory for the tiers, in bytes."""
 
-    memory: int  # memory available without swapping
-    place: int  # free in the file system in memory
-    held: int  # by files of the site's former life: they count as used in both
+    memory: int  # available without swapping
+    place: int  # free in the file system of the tiers
+    held: int  # size of files of the site's previous run, which both other numbers count as used
 
     @classmethod
     def at(cls, places: Sequence[TierDirectory]) -> "AvailableMemory":
-        """Measure the memory of all the site's tier directories, which are in one file system."""
+        """Measure the memory for all the site's tier directories, which share one file system."""
         free = shutil.disk_usage(places[0].root).free
         available = available_bytes()
         return cls(free if available is None else available, free, sum(_taken(place.directory) for place in places))
@@ -41,13 +41,13 @@ class AvailableMemory(NamedTuple):
 
     def __str__(self) -> str:
         said = f"{gib(self.memory)} of memory are available and {gib(self.place)} of shared memory are free"
-        return said + (f", besides {gib(self.held)} of its former life" if self.held else "")
+        return said + (f", besides {gib(self.held)} in files of its previous run" if self.held else "")
 
 
 def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
-    """Check the site file.
+    """Check the memory that the site's file assigns to tiers.
 
-    Raises ConfigError when the tiers of all devices, and the weights', are more than there is."""
+    Raises ConfigError if the tiers of KV blocks on all devices and of weights need more than is available."""
     promised = []
     if kv := _kv_bytes(site.engine):
         devices = len(site.engine.all_devices)
@@ -64,13 +64,13 @@ def check_memory_budget(site: SiteConfig, supply: AvailableMemory) -> None:
 
 
 def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
-    """Return the bytes of the tier of weights.
+    """Return the size limit of the tier of weights in bytes.
 
-    Raises ConfigError when the models that must sleep there do not fit."""
+    Raises ConfigError if it is too small for the models that must sleep in host memory."""
     promised_gib = site.engine.weights_host_gib
     if promised_gib is None:
         left = max(0, supply.most - _kv_bytes(site.engine))
-        limit, what = int(SHARE * left), f"{SHARE:.0%} of what no promise takes ({supply})"
+        limit, what = int(SHARE * left), f"{SHARE:.0%} of the memory that is not assigned ({supply})"
     else:
         limit, what = round(promised_gib * GIB), f"engine.weights_host_gib = {promised_gib:g}"
     needs = {model.name: _needed(model, site) for model in site.models if model.residency == "host"}
@@ -78,20 +78,20 @@ def weights_limit(site: SiteConfig, supply: AvailableMemory) -> int:
         listed = " + ".join(f"{name} {gib(size)}" for name, size in needs.items())
         raise ConfigError(
             f"site {site.name!r}: models with residency host need {listed} = {gib(sum(needs.values()))}, and the tier has {gib(limit)}, "
-            f"{what}; raise weights_host_gib, or let some be auto or disk"
+            f"{what}; raise weights_host_gib, or set the residency of some to auto or disk"
         )
     return limit
 
 
 def model_bytes(site: SiteConfig, ranks: int) -> tuple[int, ...]:
-    """Return the planned weights of each model per rank of a GPU; 0 if it is not downloaded yet."""
+    """Return each model's planned weights in bytes per rank of a GPU; 0 if it is not downloaded yet."""
     return tuple(_needed(model, site, ranks) for model in site.models)
 
 
 def _needed(model: ModelConfig, site: SiteConfig, ranks: int = 1) -> int:
-    """Return the bytes of the local files.
+    """Return the size of a model's weights in bytes.
 
-    Files that are not downloaded yet are unknown and count later."""
+    It is 0 if its files are not downloaded yet; they count later."""
     try:
         directory = local_directory(model.source)
     except SourceError:
@@ -111,11 +111,11 @@ def _kv_bytes(engine: EngineConfig) -> int:
 
 
 def _taken(directory: Path) -> int:
-    """Return the bytes of memory that files occupy, which may be less than their sizes."""
+    """Return the memory that a directory's files occupy in bytes, which may be less than their sizes."""
     taken = 0
     for path in directory.glob("*"):
         try:
             taken += 512 * path.stat().st_blocks
         except OSError:
-            continue  # it has just been removed
+            continue  # the file was removed meanwhile
     return taken

@@ -1,6 +1,6 @@
 """Wakes and sleep without a request: expected models wake shortly before, long-idle ones sleep.
 
-Checked once a second. Also loads the weights that start in host memory. Independent of the prediction (demand.py).
+It checks the models once a second. At the start it also loads the weights that stay in host memory. Independent of the prediction (demand.py).
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
 
-FORESIGHT_S = 1.0  # between two looks
+FORESIGHT_S = 1.0  # interval of checks
 
 
 class Foresight:
@@ -29,7 +29,7 @@ class Foresight:
         queue: WakeQueue,
         clock: Callable[[], float],
     ) -> None:
-        """`states`: a view that may change."""
+        """`states` is a view of the models, which may change."""
         self._states = states
         self._budgets = budgets
         self._memory = memory
@@ -37,7 +37,7 @@ class Foresight:
         self._clock = clock
 
     async def run(self) -> None:
-        """Look again and again until cancelled."""
+        """Check the models periodically, until cancelled."""
         await self._fill_host_memory()
         while True:
             await asyncio.sleep(FORESIGHT_S)
@@ -60,30 +60,29 @@ class Foresight:
         return state.history.failure is None and state.demand.arrivals.is_due(self._clock(), lead_s)
 
     def _wake_quietly(self, state: ModelState) -> None:
-        """Wake the model if no model that is expected sooner has to make room."""
+        """Wake the model, unless a model that is expected sooner would have to sleep for it."""
         quiet = [replica for replica in state.replicas if self._budgets[replica.host.index].could_take_quietly(state)]
         if state.info is not None and quiet:
             log.info("model %s is expected and wakes", state.name)
             self._queue.begin(state, quiet)
 
     def _is_missed(self, state: ModelState) -> bool:
-        """Return whether it belongs on the device, could not be loaded, and may be by now."""
+        """Return whether a pinned model could not be loaded, and may be tried again."""
         is_lost = state.history.failure is not None and state.config.residency == "device"
         return is_lost and (not state.history.is_given_up or self._queue.may_succeed_now(state))
 
     async def _put_to_sleep(self, state: ModelState) -> None:
         """Put the model to sleep on every device."""
         for replica in state.awake:
-            if replica.is_awake and not state.is_replica_busy(
-                replica
-            ):  # while one fell asleep a request may have arrived
+            # a request may have arrived while the previous replica fell asleep
+            if replica.is_awake and not state.is_replica_busy(replica):
                 await self._budgets[replica.host.index].put_to_sleep(state)
 
     async def _fill_host_memory(self) -> None:
-        """Load every model that starts in host memory once, one after the other, and put it to sleep again."""
+        """Load each model that stays in host memory once, one after the other, and put it to sleep again."""
         for state in tuple(self._states):
             if state.config.residency == "host" and not state.awake:
-                with suppress(ApiError):  # the reason was logged; a request will try again
+                with suppress(ApiError):  # the reason was logged, and a request will try again
                     await self._queue.until_awake(state)
                     await self._put_to_sleep(state)
 

@@ -1,10 +1,10 @@
 """The policy of replicas: when a model gets one more device, and when one less.
 
-A model is hot if the wait of its next request, on the replica where it is shortest, has been above scale_up_wait_s for HOT_FOR_S without a pause. A
-burst that one replica works off within those seconds would be over before another has woken and filled its prefix cache; and a single long prompt is
-no crowd. It is cool if, with one replica less, the wait would have stayed below a quarter of scale_up_wait_s for scale_down_after_s. A quarter,
-because closer to the threshold the next fluctuation would wake it again; as long as a pause in a conversation, because a sleeping replica loses its
-prefix cache. Two thresholds and two durations prevent oscillation. A pure function of loads and time; autoscaler.py carries it out.
+A model is overloaded ("hot") if the shortest wait of its next request on any replica has been above scale_up_wait_s for HOT_FOR_S without a pause. A
+shorter burst, or one long prompt, would be over before another replica has woken and filled its prefix cache. A model is cool if, with one replica
+less, the wait would have stayed below a quarter of scale_up_wait_s for scale_down_after_s. Closer to the threshold, the next fluctuation would wake
+the replica again; and in a shorter time than a pause in a conversation, its prefix cache would be lost too often. Two thresholds and two durations
+prevent oscillation. A pure function of loads and time; autoscaler.py applies it.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from typing import Literal
 from pilotlight.engine.api.protocol import ModelLoad
 
 HOT_FOR_S = 3.0
-COOL_SHARE = 0.25  # of the wait at which a model is hot
-_DECODE_TOKENS = 64  # tokens that a running sequence is assumed to produce while a new one waits
+COOL_SHARE = 0.25  # share of the wait at which a model is hot
+_DECODE_TOKENS = 64  # tokens that a running sequence is assumed to produce until it ends
 
 Verdict = Literal["more", "less", "stay"]
 
@@ -22,7 +22,7 @@ Verdict = Literal["more", "less", "stay"]
 def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
     """Return the seconds that the next request would wait on a replica.
 
-    It waits for the prompts before it and, at max_num_seqs, for a running sequence to end for each waiting one.
+    It waits for all earlier prompts. If max_num_seqs sequences run, one must also end for it and for each waiting one.
     """
     queued_s = load.waiting_tokens / load.prefill_tokens_per_s if load.prefill_tokens_per_s else 0.0
     if load.running < max_num_seqs or not load.decode_tokens_per_s:
@@ -32,9 +32,9 @@ def wait_s(load: ModelLoad, max_num_seqs: int) -> float:
 
 
 def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float:
-    """Return the same if one of several replicas slept, and the others had its work."""
+    """Return the next request's wait in seconds if one replica slept and the others had its work."""
     others = len(loads) - 1
-    assert others > 0, "the last replica does not sleep for want of heat"
+    assert others > 0, "the last replica does not sleep because of a low load"
     running, waiting = (sum(getattr(load, name) for load in loads) for name in ("running", "waiting"))
     return wait_s(
         ModelLoad(
@@ -49,7 +49,7 @@ def wait_with_one_less_s(loads: Sequence[ModelLoad], max_num_seqs: int) -> float
 
 
 class Heat:
-    """The verdicts on one model, over time."""
+    """The verdicts on one model over time."""
 
     def __init__(self, hot_wait_s: float, cool_for_s: float) -> None:
         self._hot_wait_s = hot_wait_s
@@ -58,9 +58,9 @@ class Heat:
         self._cool_since: float | None = None
 
     def judge(self, now: float, loads: Sequence[ModelLoad], max_num_seqs: int) -> Verdict:
-        """Judge the loads of the replicas that take requests; called periodically.
+        """Return the verdict on the loads of the replicas that take requests. Call it periodically.
 
-        A verdict restarts both clocks.
+        A verdict other than "stay" restarts both durations.
         """
         if not loads or not self._hot_wait_s:
             self._hot_since = self._cool_since = None

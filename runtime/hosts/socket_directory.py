@@ -1,7 +1,6 @@
-"""The directory of an engine host's socket, which only this user can reach.
+"""The directory of an engine host's socket, which only this user can access.
 
-The site holds a lock on it for its lifetime and removes it at its end. A killed site's directory has a free lock; the next site of this user removes
-it.
+The site locks it for its lifetime and removes it at its end. The directory of a killed site is unlocked, so the next site of this user removes it.
 """
 
 import os
@@ -13,20 +12,20 @@ from pathlib import Path
 
 from pilotlight.runtime.hosts.tier_directory import remove_if_dead, try_lock
 
-LATER_S = 5.0  # after the start: no request waits for it
-_PREFIX = "pilotlight-ipc-"  # short: a socket's whole path has 107 bytes
+LATER_S = 5.0  # delay after the start, so that no request waits for it
+_PREFIX = "pilotlight-ipc-"  # short, because a socket's path is limited to 107 bytes
 _LOCK = "site.lock"
 
 
 class SocketDirectory:
     def __init__(self, root: Path | None = None) -> None:
-        """Make the directory, and own it. Raises OSError."""
+        """Create the directory and lock it. Raises OSError."""
         while True:
-            self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # mode 0700
+            self.directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))  # with mode 0700
             lock = None
             try:
                 lock = try_lock(self.directory, _LOCK)
-            except FileNotFoundError:  # another site's clean-up came between the directory and its lock
+            except FileNotFoundError:  # another site removed the directory before it was locked
                 continue
             except BaseException:
                 shutil.rmtree(self.directory, ignore_errors=True)
@@ -41,7 +40,7 @@ class SocketDirectory:
 
     @property
     def peer_address(self) -> str:
-        """The path at which the host serves its KV blocks to other hosts."""
+        """The address at which the host serves its KV blocks to other hosts."""
         return f"ipc://{self.directory}/blocks"
 
     @property
@@ -50,7 +49,7 @@ class SocketDirectory:
         return self.directory / "steps"
 
     def remove(self) -> None:
-        """Remove it, once the host has ended. Harmless a second time."""
+        """Remove the directory after the host has ended. A second call does nothing."""
         if self._lock is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
@@ -58,13 +57,13 @@ class SocketDirectory:
 
 
 def remove_dead(root: Path | None = None) -> None:
-    """Remove the directories of this user's sites that are gone."""
+    """Remove the directories that dead sites of this user have left."""
     for directory in (root or Path(tempfile.gettempdir())).glob(_PREFIX + "*"):
         try:
             status = os.lstat(directory)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-                continue  # the folder is shared by all users
-        except OSError:  # another site is removing it
+                continue  # all users share the parent folder
+        except OSError:  # another site removes it at this moment
             continue
         remove_if_dead(directory, "socket directory", [_LOCK])
 

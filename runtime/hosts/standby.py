@@ -1,6 +1,6 @@
-"""A standby: one engine host that has imported everything and takes over when the serving host dies.
+"""A standby: an engine host that has imported everything and takes over when the serving host dies.
 
-It is prepared when the site has been quiet for a while, because that costs a core for a second or two, and replaced when it is taken or dies.
+It is prepared when the site has been quiet for a while, because that takes a core for a second or two. It is replaced when it is taken or dies.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from pilotlight.runtime.hosts.memory import available_bytes, gib
 log = logging.getLogger("pilotlight.engine")
 
 # Private memory of a host with torch imported and no model: 149 MiB measured (torch 2.13, CPU), without libraries that it shares with the serving
-# host. Unless the site file decides, a standby is kept if it takes at most an eighth of the available memory.
+# host. Unless the site's file decides, a standby is started if it takes at most an eighth of the available memory.
 HOST_BYTES = 160 << 20
 SHARE = 8
-LATEST_S = 60.0  # a busy site prepares one by then, too
-FIRST_PAUSE_S = 1.0  # after one has died; doubled for each further one that dies within:
+LATEST_S = 60.0  # a busy site starts one after this time, too
+FIRST_PAUSE_S = 1.0  # pause after a standby has died; doubled if it lived for less than:
 LIVED_S = 60.0
 LONGEST_PAUSE_S = 300.0
-SILENT_S = 15.0  # thirty heartbeats
+SILENT_S = 15.0  # 30 heartbeats
 STOP_GRACE_S = 1.0
 _LOOK_EVERY_S = 0.5
 
@@ -41,18 +41,18 @@ class Standby:
         quiet_s: float,
         prepare_within_s: float,
     ) -> None:
-        """Keep no standby yet.
+        """Set the policy; `run` starts the standby.
 
-        `wanted` is None to keep one if memory allows. `quiet_since` returns the time.monotonic() since when the site has had a host without work,
-        None if it has work; a standby is prepared after `quiet_s` of that.
+        `wanted` is None to keep one if memory allows. `quiet_since` returns the time.monotonic() since which the site's host has been idle, or None
+        if it is busy. A standby is prepared after `quiet_s` of idleness.
         """
         self._launcher = launcher
         self._wanted = wanted
         self._quiet_since = quiet_since
         self._prepare_within_s = prepare_within_s
         self._quiet_s = quiet_s
-        self.running: HostProcess | None = None  # ready, and not taken
-        self._expected: dict[str, ModelSpec] = {}  # models that it may have to load, by name
+        self.running: HostProcess | None = None  # the standby, if it is ready and not taken
+        self._expected: dict[str, ModelSpec] = {}  # specs of models that it may have to load, by name
         self._taken = asyncio.Event()
         self._pause_s = 0.0
         self.state: State = "off"
@@ -60,7 +60,7 @@ class Standby:
         self.num_taken = 0
 
     def take(self) -> HostProcess | None:
-        """Return the host, which then belongs to the caller; None if there is no live one."""
+        """Hand the standby over to the caller; return None if none is ready."""
         host = self.running
         if host is None or host.client.death is not None:
             return None
@@ -70,12 +70,12 @@ class Standby:
         return host
 
     def expect(self, spec: ModelSpec) -> None:
-        """Have this standby, and later ones, prepare a model whose weights outlive its host."""
+        """Have this standby, and later ones, prepare for a model whose weights outlive its host."""
         if spec.weights_file is not None:
             self._expected[spec.name] = spec
 
     async def run(self) -> None:
-        """Keep one standby ready until cancelled, which stops it."""
+        """Keep one standby ready until cancelled, which stops the standby."""
         if self._wanted is False:
             return
         while True:
@@ -110,14 +110,14 @@ class Standby:
         if self._wanted or available is None or available >= SHARE * HOST_BYTES:
             return True
         need = f"{SHARE} x {gib(HOST_BYTES)} = {gib(SHARE * HOST_BYTES)}"
-        detail = f"no standby engine host: {gib(available)} of memory are available, and one is kept from {need} on"
+        detail = f"no standby engine host: {gib(available)} of memory are available, but one needs {need}"
         if self.detail != detail:
             log.info("%s; engine.standby = true keeps one all the same", detail)
         self.detail = detail
         return False
 
     async def _keep_one(self) -> str | None:
-        """Run one standby from launch to end; return why it was lost, None if it was taken."""
+        """Run one standby from launch to end. Return why it was lost, or None if it was taken."""
         self.state, self.detail = "preparing", ""
         self._taken.clear()
         host = await self._launcher.launch(standby=True)

@@ -1,8 +1,8 @@
-"""The directory of a site's host tiers, of KV blocks or of weights, in shared memory.
+"""The directory in shared memory of a site's host tier, of KV blocks or of weights.
 
-It outlives an engine host and must not outlive its site. The site holds a lock on it for its lifetime, and the present engine host a second lock on
-its files. Each removes its files at its end. What a killed site left is used by the same site when it restarts, or removed by another site of this
-user, which must find it unlocked at its own start and again a minute later.
+It outlives an engine host but not its site. The site locks it for its lifetime, and the present engine host holds a second lock. Each removes its
+files at its end. The files of a killed site are used by the same site when it restarts, or removed by another site of this user, if they are unlocked
+at its own start and still a minute later.
 """
 
 import fcntl
@@ -20,11 +20,10 @@ from typing import Literal
 log = logging.getLogger("pilotlight.engine")
 
 COMING_BACK_S = 60.0  # `pilotlight up` and systemd restart a killed site within seconds
-# Attempts at a lock: another site may hold it for a moment to check whether its owner is dead.
-LOOKS, LOOK_S = 5, 0.02
+LOOKS, LOOK_S = 5, 0.02  # attempts at a lock: another site may hold it for a moment, to check its owner
 _SHARED_MEMORY = Path("/dev/shm")  # a file system in memory; only Linux has it
 
-LOCKS = ("site.lock", "owner.lock")  # the site's, and its engine host's
+LOCKS = ("site.lock", "owner.lock")  # lock files of the site and of its engine host
 
 Kind = Literal["kv", "weights"]
 _TITLES: dict[Kind, str] = {"kv": "host KV tier", "weights": "host tier of weights"}
@@ -34,11 +33,11 @@ class TierDirectory:
     def __init__(self, site: str, root: Path | None = None, kind: Kind = "kv") -> None:
         self._root = root or (_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir()))
         self._title = _TITLES[kind]
-        # The user's number keeps two users of one machine apart, the site's name two sites of one user.
+        # The user's number separates the users of a machine, the site's name separates a user's sites.
         self._prefix = f"pilotlight-{kind}-{os.geteuid()}-"
         self._directory = self._root / (self._prefix + site)
         self._lock: int | None = None
-        self.why_not = ""  # after a claim that failed
+        self.why_not = ""  # reason of the last failed claim
 
     @property
     def root(self) -> Path:
@@ -46,7 +45,8 @@ class TierDirectory:
 
     @property
     def is_memory(self) -> bool:
-        """Tell whether it is in memory: on a disk it would be no faster than the files that it copies."""
+        """Tell whether the directory is in memory.
+        On a disk it would be no faster than the files that it caches."""
         return self._root == _SHARED_MEMORY
 
     @property
@@ -54,7 +54,8 @@ class TierDirectory:
         return self._directory
 
     def claim(self) -> Path | None:
-        """Return the site's directory, locked for its lifetime; log a warning and return None if it is in use."""
+        """Lock the site's directory for its lifetime and return it.
+        If it is in use, log a warning and return None."""
         if self._lock is None:
             why = "another process serves a site of this name on this machine"
             try:
@@ -73,12 +74,13 @@ class TierDirectory:
         return self._directory
 
     def remove_dead(self) -> None:
-        """Remove what killed sites of this user left; this site's own is for `claim`."""
+        """Remove the directories that killed sites of this user have left, except this site's own."""
         for directory in self._others():
             remove_if_dead(directory, self._title)
 
     def remove_dead_later(self) -> None:
-        """Remove what is unlocked now and still is in a minute: a killed site may restart and use it."""
+        """Remove directories that are unlocked now and still in a minute.
+        The pause lets a killed site restart and use its own."""
         dead = [directory for directory in self._others() if is_dead(directory)]
 
         def remove() -> None:
@@ -94,7 +96,7 @@ class TierDirectory:
         return [directory for directory in found if directory != self._directory or self._lock is None]
 
     def remove(self) -> None:
-        """Remove the directory at the end of the site, after its engine host's."""
+        """Remove the directory at the site's end, after its engine host has ended."""
         if self._lock is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             os.close(self._lock)
@@ -104,19 +106,20 @@ class TierDirectory:
 def kv_places(site: str, num_devices: int) -> list[TierDirectory]:
     """Return one directory for each of the site's devices.
 
-    The first one has the site's name: a site that gets a second device keeps its tier.
+    The first one has the site's name, so that a site keeps its tier if it gets a second device.
     """
     return [TierDirectory(owner) for owner in owners_of(site, num_devices)]
 
 
 def owners_of(site: str, num_devices: int) -> list[str]:
-    """Return the owners of state that outlives an engine host: the site, and one for each further device."""
+    """Return the owners of state that outlives an engine host: the site, and one per further device."""
     return [site if index == 0 else f"{site}@{index}" for index in range(num_devices)]
 
 
 @contextmanager
 def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
-    """Own a directory while the scope is open; False if another process owns it. Raises OSError."""
+    """Open a scope that holds a directory's locks; its value is False if another process holds one.
+    Raises OSError."""
     with ExitStack() as locks:
         for name in names:
             if (lock := try_lock(directory, name)) is None:
@@ -127,28 +130,28 @@ def _owned(directory: Path, names: Sequence[str]) -> Iterator[bool]:
 
 
 def is_dead(directory: Path) -> bool:
-    """Tell whether no process owns a directory."""
+    """Tell whether no process holds a lock of the directory."""
     with suppress(OSError), _owned(directory, LOCKS) as is_ours:
         return is_ours
-    return False  # it is being removed, or is not ours
+    return False  # another process removes it, or it belongs to another user
 
 
 def remove_if_dead(directory: Path, title: str, names: Sequence[str] = LOCKS) -> None:
     """Remove a directory if all of these locks are free.
 
-    A killed site's engine host may live on for a moment.
+    The engine host of a killed site may live for a moment longer.
     """
     try:
         with _owned(directory, names) as is_ours:
             if is_ours:
                 shutil.rmtree(directory)
                 log.info("removed the %s of a site that is gone: %s", title, directory)
-    except OSError as error:  # another site is removing it, or it is not ours
+    except OSError as error:  # another process removes it, or it belongs to another user
         log.debug("%s stays: %s", directory, error)
 
 
 def try_lock(directory: Path, name: str) -> int | None:
-    """Return the lock's descriptor; None if another process has it, or had it and removed the file."""
+    """Return the lock's descriptor; None if another process has the lock, or has removed its file."""
     path = directory / name
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -1,1 +1,1 @@
-"""Operations on a site while it runs: the models that it serves, and downloads."""
+"""Operations on a running site: the models that it serves, and downloads."""

@@ -1,6 +1,6 @@
-"""Models that were added to a running site, and downloaded URLs.
+"""Models that were added to a running site, and URLs that were downloaded.
 
-They are in a file beside the site's other state, so that a restart serves them again.
+They are stored in a file beside the site's other state, so that a restart serves them again.
 """
 
 import logging
@@ -28,11 +28,11 @@ class AddedModels:
 
     @property
     def downloaded(self) -> tuple[str, ...]:
-        """URLs of packed models, the oldest first."""
+        """URLs of downloaded packed models, the oldest first."""
         return self._file.downloaded
 
     def configs(self) -> list[ModelConfig]:
-        """Return the models; one that this version cannot read is logged and left out."""
+        """Return the added models. One that this version cannot read is logged and left out."""
         found = []
         for values in self._file.models:
             try:
@@ -42,11 +42,11 @@ class AddedModels:
         return found
 
     def keep_models(self, configs: Iterable[ModelConfig]) -> None:
-        """Write the models in place of those before. Raises OSError."""
+        """Replace the models in the file. Raises OSError."""
         self._write(msgspec.structs.replace(self._file, models=tuple(map(_changed_fields, configs))))
 
     def note_downloaded(self, url: str) -> None:
-        """Raises OSError."""
+        """Add a URL to the downloaded ones. Raises OSError."""
         others = tuple(each for each in self._file.downloaded if each != url)
         self._write(msgspec.structs.replace(self._file, downloaded=(*others, url)))
 
@@ -56,7 +56,7 @@ class AddedModels:
         self._file = file
 
     def _read(self) -> _File:
-        """Raises ConfigError."""
+        """Return the file's content. Raises ConfigError."""
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class AddedModels:
 
 
 def _changed_fields(config: ModelConfig) -> dict[str, object]:
-    """Return what differs from the defaults, as a site's file would have it."""
+    """Return the fields that differ from the defaults, in the form of a site's file."""
     defaults = ModelConfig(name="", source="")
     fields = msgspec.to_builtins(config)
     return {name: value for name, value in fields.items() if value != getattr(defaults, name)}

@@ -1,7 +1,7 @@
-"""The models that a site could serve, and a plan of each on its devices.
+"""The models that a site could serve, with a plan of each on its devices.
 
-They are the embedded ones, installed packages, the files of its directories, former downloads, and short names of the hub. Descriptions are read,
-never weights, and kept until a file changes.
+They are the embedded models, installed packages, the files of the site's directories, earlier downloads, and short names of the hub. Only
+descriptions are read, not weights; results are cached until a file changes.
 """
 
 import re
@@ -27,7 +27,7 @@ from pilotlight.wire.hop.management import CatalogueModel, DeviceReading, Fit, M
 
 MAX_MODELS = 500
 MAX_README = 64 << 10
-_CPU_KV_GIB = 0.25  # as engine hosts take if the site's file names no size
+_CPU_KV_GIB = 0.25  # the default of engine hosts on CPUs if the site's file sets no size
 _LICENSE = re.compile(r"^(?:license:[ \t]*|\|[ \t]*licen[cs]e[ \t]*\|[ \t]*)[\"']?([^\"'\n|,]{1,60})", re.MULTILINE)
 
 
@@ -60,14 +60,14 @@ class LocalCatalogue:
         self._reading = threading.Lock()
 
     def models(self, served: Mapping[str, str], downloaded: Sequence[str]) -> tuple[CatalogueModel, ...]:
-        """List the models: takes seconds for new files, so call it in a thread.
-        `served`: sources of the models that the site serves, by their names; `downloaded`: URLs."""
+        """List the models. Takes seconds for new files, so call it in a thread.
+        `served` maps the names of the models that the site serves to their sources; `downloaded` are URLs."""
         sources = dict.fromkeys((*self._sources(), *downloaded, *served.values()))
         return tuple(self._model(source, served) for source in [*sources][:MAX_MODELS])
 
     def describe(self, source: str) -> Fit | None:
-        """Return the plan of a source, or None if its files are not here.
-        Raises SourceError for a source that names no model."""
+        """Return the plan of a source, or None if its files are not on this machine.
+        Raises SourceError if the source names no model."""
         directory = local_directory(source)
         return None if directory is None else self._description(source, directory).fit
 
@@ -125,14 +125,14 @@ class LocalCatalogue:
             reason = f"it does not fit: {split.missing_bytes / GIB:.1f} GiB are missing"
             return Fit(False, reason, str(devices), dtype, weights)
         speed = split.speed
-        assert speed is not None, "what fits has a predicted speed"
+        assert speed is not None, "a plan that fits has a predicted speed"
         return Fit(
             True, "it fits", str(devices), dtype, weights, self._kv_tokens(split, is_cpu=devices.device.is_cpu),
             speed.tokens_per_s, speed.batch, 1e3 * speed.ttft_s, split.workload.prompt_tokens,
         )  # fmt: skip
 
     def _kv_tokens(self, split: SplitPlan, *, is_cpu: bool) -> int:
-        """Return the tokens that fit in the site's KV cache, or in the memory that the plan leaves."""
+        """Return the number of tokens in the site's KV cache, or in the memory that the plan leaves."""
         layout, kv_gib = split.ranks[0].layout, self._engine.kv_gib
         if layout is None or (kv_gib is None and not is_cpu):
             return split.kv_tokens
@@ -140,8 +140,7 @@ class LocalCatalogue:
         return kv_bytes // layout.block_bytes * layout.block_size
 
     def _devices(self) -> DeviceSet:
-        """Return the devices of one engine host.
-        Raises CheckpointError for a GPU of unknown speed."""
+        """Return the devices of one engine host. Raises CheckpointError for a GPU of unknown speed."""
         group = self._engine.device_groups[0]
         return DeviceSet(len(group), cpu()) if is_surely_cpu(group[0]) else this_machine()._replace(number=len(group))
 
@@ -159,7 +158,7 @@ def _kind(source: str) -> ModelKind:
 
 
 def _license(directory: Path) -> str:
-    """Return the license of a GGUF file's metadata, or at the top of a checkpoint's README.md."""
+    """Return the license in a GGUF file's metadata, or at the top of a checkpoint's README.md."""
     if (stated := license_of(directory)) is not None:
         return stated[:60]
     try:

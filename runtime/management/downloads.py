@@ -1,6 +1,6 @@
 """Downloads of models that an operator has started, with their progress.
 
-A download that was cut resumes when it is started again.
+A download that was interrupted resumes when it is started again.
 """
 
 import asyncio
@@ -17,12 +17,12 @@ from pilotlight.wire.hop.management import Download
 Fetch = Callable[[str, Progress], Awaitable[object]]
 
 MAX_RUNNING = 4
-MAX_KEPT = 50  # ended downloads
+MAX_KEPT = 50  # number of ended downloads that are listed
 
 
 class Downloads:
     def __init__(self, fetch: Fetch, on_done: Callable[[str], None]) -> None:
-        """`fetch` raises SourceError; `on_done` is called with a source that was downloaded."""
+        """`fetch` downloads a source and raises SourceError; `on_done` is called with the source afterwards."""
         self._fetch = fetch
         self._on_done = on_done
         self._known: dict[str, Download] = {}  # by source, the newest last
@@ -32,11 +32,11 @@ class Downloads:
         return tuple(self._known.values())
 
     def start(self, source: str) -> None:
-        """Start a download. Raises ApiError if it is in progress, or too many are."""
+        """Start a download. Raises ApiError if it is already in progress, or too many are."""
         if source in self._tasks:
             raise ApiError("conflict", f"{source[:200]} is being downloaded already")
         if len(self._tasks) >= MAX_RUNNING:
-            raise ApiError("overloaded", f"{MAX_RUNNING} downloads are under way: wait for one of them, or cancel it")
+            raise ApiError("overloaded", f"{MAX_RUNNING} downloads are in progress: wait for one of them, or cancel it")
         self._known.pop(source, None)
         self._known[source] = Download(source, "running")
         self._tasks[source] = asyncio.create_task(self._run(source), name=f"download {source[:60]}")
@@ -44,7 +44,7 @@ class Downloads:
             del self._known[old]
 
     def cancel(self, source: str) -> None:
-        """End a download and keep its bytes. Raises ApiError if there is none."""
+        """Cancel a download; its bytes are kept. Raises ApiError if there is none."""
         if (task := self._tasks.get(source)) is None:
             raise ApiError("not_found", f"{source[:200]} is not being downloaded")
         task.cancel()

@@ -1,7 +1,4 @@
-"""Carries out operations on a running site.
-
-Models are downloaded, added, woken, put to sleep and removed.
-"""
+"""Performs operations on a running site: downloads, adds, wakes, puts to sleep and removes models."""
 
 import asyncio
 import logging
@@ -34,7 +31,7 @@ log = logging.getLogger("pilotlight.models")
 
 class SiteOperator:
     def __init__(self, site: SiteConfig, models: Models) -> None:
-        """Raises ConfigError for a file of added models that cannot be read."""
+        """Raises ConfigError if the file of added models cannot be read."""
         folder = site.catalogue.state_dir
         self._path = (state_directory(site.name) if folder is None else Path(folder).expanduser()) / "models.json"
         self._added = AddedModels(self._path)
@@ -44,7 +41,7 @@ class SiteOperator:
 
     def serve_added(self) -> None:
         """Serve the models that were added before a restart.
-        A model whose name the site's file has taken is logged and left out."""
+        A model whose name the site's file uses by now is logged and left out."""
         for config in self._added.configs():
             try:
                 self._models.add(config)
@@ -60,7 +57,7 @@ class SiteOperator:
         return Catalogue(models, self._downloads.statuses(), device_readings())
 
     async def perform(self, operation: SiteOperation) -> None:
-        """Begin an operation. Raises ApiError."""
+        """Start an operation. Raises ApiError."""
         match operation.action:
             case "wake":
                 self._models.wake(self._named(operation))
@@ -73,7 +70,8 @@ class SiteOperator:
                 await self._run(operation)
             case "pull":
                 source = _source(operation)
-                if await asyncio.to_thread(_is_here, source) and not is_url(source):  # a URL's is listed from now on
+                # a URL that is here is not listed yet; its download lists it
+                if await asyncio.to_thread(_is_here, source) and not is_url(source):
                     raise ApiError("conflict", f"{source[:200]} is here already: run it")
                 self._downloads.start(source)
             case "cancel":
@@ -82,7 +80,7 @@ class SiteOperator:
                 raise ApiError("invalid_request", f"a router does {operation.action}, not a site", param="action")
 
     async def search_hub(self, query: HubQuery) -> tuple[HubModel, ...]:
-        """Search the hub. Raises ApiError where it cannot be reached."""
+        """Search the hub. Raises ApiError if it cannot be reached."""
         try:
             found = await searched(query.words)
         except FetchError as error:
@@ -112,11 +110,11 @@ class SiteOperator:
         return name
 
     def _keep(self) -> None:
-        """Write the added models down. Raises ApiError."""
+        """Write the added models to their file. Raises ApiError."""
         try:
             self._added.keep_models(state.config for state in self._models.states.values() if state.is_added)
         except OSError as error:
-            sentence = f"done, but {self._path} cannot be written ({error.strerror}): a restart of the site forgets it"
+            sentence = f"done, but {self._path} cannot be written ({error.strerror}): the change is lost when the site restarts"
             raise ApiError("internal_error", sentence) from None
 
     def _note_downloaded(self, source: str) -> None:
@@ -134,14 +132,14 @@ class FunctionStores(Protocol):
     async def stores(self) -> tuple[FunctionStore, ...]: ...
 
     async def read(self, query: StoreQuery) -> StorePage:
-        """Raises ApiError."""
+        """Return the content of a store. Raises ApiError."""
 
 
 class OwnSite:
-    """The one site of a process that serves its page without a router."""
+    """The only site of a page without a router."""
 
     def __init__(self, name: str, operator: SiteOperator, stores: FunctionStores | None) -> None:
-        """`stores` is None for a site without functions."""
+        """`stores` is None if the site has no functions."""
         self._name = name
         self._operator = operator
         self._stores = stores
@@ -150,12 +148,12 @@ class OwnSite:
         return {self._name: await self._operator.catalogue()}
 
     async def perform(self, site: str, operation: SiteOperation) -> None:
-        """Raises ApiError."""
+        """Start an operation. Raises ApiError, also for the name of another site."""
         self._check(site)
         await self._operator.perform(operation)
 
     async def search_hub(self, site: str, query: HubQuery) -> tuple[HubModel, ...]:
-        """Raises ApiError."""
+        """Search the hub. Raises ApiError, also for the name of another site."""
         self._check(site)
         return await self._operator.search_hub(query)
 
@@ -163,7 +161,7 @@ class OwnSite:
         return {} if self._stores is None else {self._name: await self._stores.stores()}
 
     async def read_store(self, site: str, query: StoreQuery) -> StorePage:
-        """Raises ApiError."""
+        """Return the content of a function's store. Raises ApiError."""
         self._check(site)
         if self._stores is None:
             raise ApiError("not_found", "this site serves no functions")
@@ -175,14 +173,14 @@ class OwnSite:
 
 
 def _source(operation: SiteOperation) -> str:
-    """Raises ApiError."""
+    """Return the source in an operation. Raises ApiError."""
     if not operation.source.strip():
         raise ApiError("invalid_request", "source must name a model's files", param="source")
     return source_of(operation.source.strip())
 
 
 def _is_here(source: str) -> bool:
-    """Raises ApiError for a source that names nothing."""
+    """Return whether the source's files are on this machine. Raises ApiError if the source names nothing."""
     try:
         return local_directory(source) is not None
     except SourceError as error:
@@ -190,7 +188,7 @@ def _is_here(source: str) -> bool:
 
 
 def _config(source: str, operation: SiteOperation) -> ModelConfig:
-    """Raises ApiError."""
+    """Return the configuration of a model to add. Raises ApiError."""
     values = {
         "name": operation.model or name_of(source),
         "source": source,

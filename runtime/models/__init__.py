@@ -1,1 +1,1 @@
-"""A site's models: where their weights are, how they wake, and the demand for them."""
+"""A site's models: where their weights are, how they are loaded, and the demand for them."""

@@ -1,7 +1,7 @@
 """The adapters of a site's models: from its file, a model's directory, or uploads of accounts.
 
-Requests name one as `model:adapter`, or in a separate field if the dialect has one. An adapter is read at its first request, so that ten thousand of
-them cost a start nothing; one whose files are gone is unknown. Independent of the engine's slots and sequences.
+Requests name an adapter as `model:adapter`, or in a separate field if the dialect has one. An adapter is read at its first request, so ten thousand
+of them do not slow the start. An adapter whose files were deleted is unknown. Independent of the engine's slots and sequences.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a folder of adapters may have one of this name."""
+    """Tell whether an adapter's folder may have this name."""
     return _NAME.fullmatch(name) is not None
 
 
 class _Version(NamedTuple):
-    """An adapter's files as they were when they were read."""
+    """The files of an adapter when they were read."""
 
-    state: tuple[tuple[int, int], ...]  # size and time of change of each
+    state: tuple[tuple[int, int], ...]  # size and modification time of each file
     digest: str
 
 
 class AdapterRegistry:
     def __init__(self, models: Iterable[ModelConfig], finetunes: FinetuneStore | None = None) -> None:
-        """`finetunes` are the uploads of accounts; None refuses uploads."""
+        """`finetunes` are the uploads of accounts; None if the site accepts none."""
         self.finetunes = finetunes
         self._models: dict[str, ModelConfig] = {}
         self._named: dict[str, dict[str, Path]] = {}
@@ -48,7 +48,7 @@ class AdapterRegistry:
         self._read: dict[Path, _Version] = {}
 
     def add(self, config: ModelConfig) -> None:
-        """Know the adapters of a further model."""
+        """Add the adapters of a further model."""
         self._models[config.name] = config
         self._named[config.name] = {each.name: _place(each.path) for each in config.adapters}
 
@@ -56,7 +56,7 @@ class AdapterRegistry:
         del self._models[model], self._named[model]
 
     def names(self, model: str, owner: str = "") -> list[str]:
-        """Return a model's adapters including the owner's uploads, sorted by name."""
+        """Return the names of a model's adapters, the owner's uploads included, sorted."""
         directory = self._models[model].adapters_dir
         found = set(self._named[model])
         if directory is not None:
@@ -68,13 +68,13 @@ class AdapterRegistry:
     def public(self) -> list[Finetune]:
         """Return the adapters for all accounts in the form of fine-tunes; the id is the name.
 
-        The creation time is the folder's.
+        The creation time is the modification time of the folder.
         """
         found = []
         for model in self._models:
             for name in self.names(model):
                 place = self._find_public(model, name)
-                with suppress(OSError):  # it has gone meanwhile
+                with suppress(OSError):  # the folder was deleted meanwhile
                     changed_s = 0.0 if place is None else place.stat().st_mtime
                     found.append(Finetune(name, "", "", model, name, "", changed_s, changed_s, True))
         return found
@@ -90,8 +90,8 @@ class AdapterRegistry:
 
         `owner` is the account whose uploads may be used. Raises ApiError for an unknown adapter."""
         named = self.named_in(request.requested_model, request.model)
-        if request.lora and named is not None:  # an account's list of models would be asked for a third
-            message = f"the request names two adapters, {named[:100]!r} behind its model and {request.lora[:100]!r}: leave one out"
+        if request.lora and named is not None:  # an account's list of models names such a pair as a third model
+            message = f"the request names two adapters, {named[:100]!r} after the model's name and {request.lora[:100]!r}: leave one out"
             raise ApiError("invalid_request", message, param="lora")
         name = request.lora or named
         if name is None:
@@ -115,7 +115,7 @@ class AdapterRegistry:
         return None if requested in (model, *config.aliases) else requested.rpartition(SEPARATOR)[2]
 
     def _find(self, model: str, adapter: str, owner: str) -> Path | None:
-        """Return an adapter's files; the owner's uploads take precedence."""
+        """Return the folder of an adapter. The owner's uploads take precedence."""
         own = None if self.finetunes is None else self.finetunes.find(owner, adapter)
         if self.finetunes is not None and own is not None and own.is_whole and own.model == model:
             return self.finetunes.place(own)
@@ -133,7 +133,7 @@ class AdapterRegistry:
 
 
 def refuse_unusable(models: Iterable[ModelConfig]) -> None:
-    """Raise ConfigError for an adapter that a site's file names and that cannot be used."""
+    """Raise ConfigError if an adapter in a site's file cannot be used."""
     for config in models:
         for adapter in config.adapters:
             try:
@@ -143,7 +143,7 @@ def refuse_unusable(models: Iterable[ModelConfig]) -> None:
 
 
 def _place(path: str) -> Path:
-    """Return a path as an engine host understands it, which may run elsewhere."""
+    """Return an absolute path, because an engine host may have another working directory."""
     return Path(path).expanduser().absolute()
 
 
@@ -154,7 +154,7 @@ def _folders(directory: Path) -> Iterator[str]:
                 if is_name(entry.name) and (Path(entry.path) / CONFIG).is_file():
                     yield entry.name
     except OSError:
-        return  # it may be made later
+        return  # the directory may be created later
 
 
 def _state_of(directory: Path) -> tuple[tuple[int, int], ...]:

@@ -1,7 +1,7 @@
 """Child processes for untrusted input: checkpoints' templates and tokenizers, clients' images.
 
-All sites of this process share them, as they share the threads of `asyncio.to_thread`; a child keeps nothing but its compiled templates. A job that
-exceeds its limits ends only its child. The caller handles the failure.
+All sites of this process share them. A child keeps only its compiled templates between jobs. A job that exceeds its limits ends only its own child;
+the caller handles the failure.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any
 from pilotlight.engine.api.client import EngineError
 from pilotlight.engine.api.guarded_pool import GuardedJob, GuardedPool, JobEndedError
 
-NUM_CHILDREN = 4  # more than the callers of any one model or kind take at once
+NUM_CHILDREN = 4  # more than any single model or kind of job uses at once
 
 
 async def run_guarded(job: GuardedJob) -> Any:
-    """Return the job's result.
+    """Return a job's result.
 
-    Raises JobError for an exception, JobEndedError for a job that ends whichever child it is in, EngineError if the machine has no time for it."""
+    Raises JobError for an exception of the job, JobEndedError if the job itself ends its child, and EngineError if the machine is too busy for it."""
     for is_last_try in (False, True):
         try:
             return await asyncio.wrap_future(children().submit(job))
@@ -37,7 +37,7 @@ def children() -> GuardedPool:
 
 
 def close_children() -> None:
-    """End the children, if there are any, with their jobs."""
+    """End the children and their jobs, if there are any."""
     if children.cache_info().currsize:
         children().close()
         children.cache_clear()

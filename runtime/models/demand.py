@@ -1,22 +1,22 @@
 """The demand for a model: requests in progress, waiting and expected.
 
-Pure arithmetic over given times (seconds of the wall clock), independent of the use of the result.
+Pure arithmetic over given times, in seconds of Unix time. Independent of how the result is used.
 """
 
 HOUR_S = 3600.0
-GAP_WEIGHT = 0.2  # of the newest gap in its moving average
-DAY_WEIGHT = 0.25  # of the newest day in an hour's average
-REGULAR_GAPS = 4  # gaps needed for a rhythm
-REGULARITY = 0.25  # gaps that differ from their average by less than this share of it are a rhythm
+GAP_WEIGHT = 0.2  # weight of the newest gap in the moving average
+DAY_WEIGHT = 0.25  # weight of the newest day in the average of an hour
+REGULAR_GAPS = 4  # number of gaps after which a rhythm is recognized
+REGULARITY = 0.25  # gaps are a rhythm if they deviate from their average by less than this share of it
 NEVER_S = 1e9
 _SHORTEST_S = 1e-3
 
 
 class Demand:
     def __init__(self) -> None:
-        self.users = 0  # requests that have the model
+        self.users = 0  # requests that use the model
         self.waiters = 0  # requests that start as soon as the model is awake
-        self.queued = 0  # these, and those that it does not accept while it makes room
+        self.queued = 0  # waiters, and requests that the model does not accept while it makes room for another model
         self.used_at = 0.0
         self.arrivals = Arrivals()
 
@@ -26,16 +26,16 @@ class Demand:
 
 
 class Arrivals:
-    """Predicts the next request by the last gaps, and by the hours of the day with requests."""
+    """Predicts the next request from the latest gaps, and from the hours of the day with requests."""
 
     def __init__(self) -> None:
         self._last: float | None = None
-        self._gap = 0.0  # moving average
-        self._deviation = 0.0  # of gaps from it, likewise
+        self._gap = 0.0  # moving average of gaps in seconds
+        self._deviation = 0.0  # moving average of the gaps' absolute deviation
         self._gaps = 0
-        self._by_hour = [0.0] * 24  # requests in that hour of a day, on average
-        self._days = [0] * 24  # how often that hour has been seen whole
-        self._hour: int | None = None  # since the epoch; the one whose requests are being counted
+        self._by_hour = [0.0] * 24  # average number of requests in each hour of the day
+        self._days = [0] * 24  # number of complete observations of each hour
+        self._hour: int | None = None  # the current hour, in hours of Unix time
         self._count = 0
 
     def note(self, now_s: float) -> None:
@@ -46,16 +46,16 @@ class Arrivals:
             gap = max(0.0, now_s - self._last)
             self._gaps += 1
             if self._gaps == 1:
-                self._gap = self._deviation = gap  # one gap is not a rhythm
+                self._gap = self._deviation = gap  # a single gap is not a rhythm
             else:
                 self._deviation += GAP_WEIGHT * (abs(gap - self._gap) - self._deviation)
                 self._gap += GAP_WEIGHT * (gap - self._gap)
         self._last = now_s
 
     def expected_in_s(self, now_s: float) -> float:
-        """Return the expected time until the next request.
+        """Return the expected seconds until the next request.
 
-        After a silence longer than the usual gap, the estimate grows."""
+        The estimate grows after a silence that is longer than the usual gap."""
         self._roll(now_s)
         if self._last is None:
             return NEVER_S
@@ -64,7 +64,8 @@ class Arrivals:
         return min(by_gaps, self._expected_by_hour_s(now_s))
 
     def is_due(self, now_s: float, lead_s: float) -> bool:
-        """Return whether a request is likely within `lead_s`: by the gaps, or in an hour of usual demand."""
+        """Return whether a request is likely within `lead_s`.
+        It is if the gaps predict one, or if an hour begins that usually has requests."""
         self._roll(now_s)
         if self._last is None:
             return False
@@ -76,7 +77,7 @@ class Arrivals:
         return begins_soon and self._expected_by_hour_s(now_s + lead_s) <= HOUR_S
 
     def _expected_by_hour_s(self, now_s: float) -> float:
-        """Expect it by the hours of the days before this one."""
+        """Return the average gap between requests in this hour of earlier days."""
         hour = int(now_s // HOUR_S) % 24
         if not self._days[hour] or self._by_hour[hour] <= 0:
             return NEVER_S
@@ -87,7 +88,7 @@ class Arrivals:
         hour = int(now_s // HOUR_S)
         if self._hour is None:
             self._hour = hour
-        if hour - self._hour > 24 * 30:  # a month without requests means as much as a year
+        if hour - self._hour > 24 * 30:  # a longer silence changes the averages no further
             self._hour = hour - 24 * 30
         while self._hour < hour:
             of_day = self._hour % 24

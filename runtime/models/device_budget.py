@@ -1,7 +1,7 @@
 """Memory for weights on one device: which models use it, and which sleep to make room for another.
 
-residency.py decides; this module acts. One model at a time is given memory, in order of arrival, so a large model is not starved. Models in use are
-waited for; after a while those that hold the needed memory take no new requests until the waiting model has been served.
+residency.py decides; this module acts. Models get memory one at a time in order of arrival, so that a large model does not starve. It waits for
+models in use; after a while those that hold the needed memory take no new requests until the waiting model has been served.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from pilotlight.sites.site import EngineConfig
 
 log = logging.getLogger("pilotlight.models")
 
-YIELD_AFTER_S = 2.0  # a waking model has waited so long for those in its way; then they take no new requests
+YIELD_AFTER_S = 2.0  # after this wait of a model, the models that hold its memory take no new requests
 
 
 class Suitability(NamedTuple):
-    """A rank of devices for one more model: the least is the best."""
+    """A device's rank for one more model: the least is the best."""
 
-    delay: int  # 0: its host is up, 1: soon, 2: unknown
-    crowding: int  # 0 if there is room, 1 if others must sleep for it, 2 if it must wait for others
-    num_bytes: int  # of the others' weights
+    delay: int  # 0: its host is up, 1: soon, 2: not soon
+    crowding: int  # 0: there is room, 1: others must sleep for it, 2: it must wait for others
+    num_bytes: int  # bytes of the other models' weights
     num_models: int
     device_index: int
 
@@ -52,12 +52,12 @@ class DeviceBudget:
         self._changed = changed
         self._on_eviction = on_eviction
         self._clock = clock
-        self._turn = asyncio.Lock()  # fair: first come, first served
+        self._turn = asyncio.Lock()  # a fair lock: first come, first served
 
     async def acquire(self, state: ModelState) -> bool:
-        """Return when the model has memory on this device, true if others were put to sleep for it.
+        """Wait until the model has memory on this device; return whether others were put to sleep for it.
 
-        Raises EngineError when it never can have."""
+        Raises EngineError if it can never have enough."""
         if self._replica(state).holds_memory:
             return False
         needed = state.num_bytes
@@ -81,7 +81,7 @@ class DeviceBudget:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), min(waits_s) + 0.001 if waits_s else None)
                 self._replica(state).holds_memory = True
-                # All at once, before a request has a turn to use one of them.
+                # Without an await in between, in which a request could start to use one of them.
                 asleep = [self._begin_sleep(self._states[name]) for name in plan.evict]
                 await asyncio.gather(*map(asyncio.shield, asleep))
                 return bool(plan.evict)
@@ -108,7 +108,8 @@ class DeviceBudget:
         return Suitability(delay, crowding, held, len(others), self._host.index)
 
     def could_take_quietly(self, state: ModelState) -> bool:
-        """Return whether a model without requests fits; no model may be put to sleep that is expected as soon."""
+        """Return whether a model without requests fits.
+        Only models whose next request is expected much later may be put to sleep for it."""
         if self._turn.locked():
             return False
         plan = make_room(state.num_bytes, self.weights_limit(), self._candidates())
@@ -118,9 +119,9 @@ class DeviceBudget:
         return plan.is_possible and all(other.expected_in_s(now) > 2 * mine for other in others)
 
     async def put_to_sleep(self, state: ModelState) -> None:
-        """Unload the model's weights; they stay in host memory if they have a place there.
+        """Unload the model's weights; they stay in host memory if there is room.
 
-        The caller has made sure that no request uses it.
+        The caller makes sure that no request uses the model.
         """
         await asyncio.shield(self._begin_sleep(state))
 
@@ -134,7 +135,7 @@ class DeviceBudget:
         return state.replicas[self._host.index]
 
     def _begin_sleep(self, state: ModelState) -> "asyncio.Task[None]":
-        """Begin to unload the model: from this moment on no request gets it here."""
+        """Start to unload the model. New requests do not get it on this device."""
         replica = self._replica(state)
         assert replica.is_awake
         assert not replica.work.sequences, "a replica with open sequences is never put to sleep"
@@ -147,12 +148,12 @@ class DeviceBudget:
     async def _unload(self, state: ModelState, client: EngineClient | None) -> None:
         try:
             if client is not None and client is self._host.client:
-                with suppress(EngineError):  # the host died, and the model with it
+                with suppress(EngineError):  # if the host died, the model is gone as well
                     await self._host.unload_model(state.name)
             where = "host" if self._memory.holds(state) else "disk"
             log.info("model %s sleeps (%s)", state.name, where)
             self._on_eviction(state.name, where)
-        finally:  # its next wake waits for this first
+        finally:  # the model's next wake waits for this
             self._replica(state).end_unloading()
             self.release(state)
 
@@ -177,5 +178,5 @@ class DeviceBudget:
         taken = "".join(f" and {name}, which stays, {gib(size)}" for name, size in pinned.items())
         return (
             f"{state.name} needs {gib(state.num_bytes)} of the device{taken}, and there are {gib(limit)} for weights: "
-            "raise weights_gib, lower kv_gib, or let other models be auto"
+            "raise weights_gib, lower kv_gib, or set the residency of other models to auto"
         )

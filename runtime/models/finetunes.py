@@ -1,7 +1,7 @@
-"""The adapters that accounts uploaded to a site: a folder for each, with two files and a record.
+"""The adapters that accounts have uploaded to a site. Each has a folder with two files and a record.
 
-A file is stored completely or not at all; an adapter is usable when both files are there and valid. Ids of removed adapters are kept for a while, so
-that a site that was away learns of the removal. Knows files and owners, not HTTP or models.
+A file is stored completely or not at all; an adapter is usable when both files are there and valid. The ids of removed adapters are kept for a while,
+so that a site that was down learns of the removal. It knows files and owners, but not HTTP or models.
 """
 
 import errno
@@ -26,23 +26,23 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.finetunes import Finetune, FinetuneList
 
 RECORD = "finetune.json"
-REMOVED = "removed"  # the folder with an empty file for each
-REMOVED_S = 30 * 86400.0  # ids of removed adapters are kept for so long
+REMOVED = "removed"  # a folder with an empty file for each removed adapter
+REMOVED_S = 30 * 86400.0  # how long the ids of removed adapters are kept
 
-Shapes = Mapping[str, tuple[int, int]]  # of the projections of a base that adapters may change
+Shapes = Mapping[str, tuple[int, int]]  # shapes of a base model's projections that adapters may change
 
 
 class FinetuneStore:
-    """May be called from any thread."""
+    """The uploaded adapters of a site. Safe to call from any thread."""
 
     def __init__(self, directory: Path, config: FinetunesConfig) -> None:
-        """Raises OSError for a directory that cannot be made or read."""
+        """Read the store. Raises OSError if the directory cannot be created or read."""
         self.config = config
         self._directory = directory
-        self._writing = threading.Lock()  # one change at a time, as long as the disk takes
-        self._lock = threading.Lock()  # the records; kept in memory because requests look them up on the event loop
+        self._writing = threading.Lock()  # held for one change at a time, while the disk is written
+        self._lock = threading.Lock()  # for the records in memory, which requests look up in the event loop
         self._known: dict[str, Finetune] = {}
-        self._owned: dict[str, dict[str, str]] = {}  # ids by name, by owner
+        self._owned: dict[str, dict[str, str]] = {}  # owner -> name -> id
         self._changes = 0
         self._life = uuid.uuid4().hex[:12]
         (directory / REMOVED).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,7 +50,7 @@ class FinetuneStore:
 
     @property
     def state(self) -> str:
-        """Another one after every change."""
+        """A text that differs after every change."""
         return f"{self._life}.{self._changes}"
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class FinetuneStore:
     def everything(self) -> FinetuneList:
         with self._lock:
             state, kept = self.state, tuple(self._known.values())
-        # Read after the state that it is sent with: a removal in between is then reported twice instead of late.
+        # List removed ids after taking the state: a removal in between is then reported twice instead of late.
         return FinetuneList(state, kept, tuple(path.name for path in (self._directory / REMOVED).iterdir()))
 
     def of(self, owner: str) -> list[Finetune]:
@@ -83,7 +83,7 @@ class FinetuneStore:
         return self._directory / finetune.id
 
     def create(self, owner: str, account: str, model: str, name: str, description: str) -> Finetune:
-        """Create an adapter without its files. Raises ApiError."""
+        """Create an adapter without files. Raises ApiError."""
         now_s = time.time()
         new = Finetune(str(uuid.uuid4()), owner, account, model, name, description, now_s, now_s)
         with self._writing, as_api_errors():
@@ -95,13 +95,13 @@ class FinetuneStore:
         return new
 
     def put(self, finetune: Finetune, file_name: str, content: BinaryIO, base: Shapes) -> Finetune:
-        """Add one of an adapter's files; the second one only if both fit together and the model.
+        """Add one of an adapter's two files. Raises ApiError.
 
-        The model is given by its projections. Raises ApiError."""
+        The second file is accepted only if both match each other and `base`, the shapes of the model's projections."""
         with self._writing, as_api_errors():
             now = self.get(finetune.owner, finetune.id)
             if now.is_whole:
-                sentence = f"{now.name} has both of its files: remove it, or create another fine-tune for other ones"
+                sentence = f"{now.name} has both of its files already: remove it, or create another fine-tune"
                 raise ApiError("conflict", sentence)
             with self._making(now) as made:
                 with (made / file_name).open("wb") as file:
@@ -113,7 +113,7 @@ class FinetuneStore:
                 self._check(made, file_name, is_whole, base)
                 now = replace(now, modified_s=time.time(), is_whole=is_whole)
                 _write(made, now)
-                for name in (file_name, RECORD):  # the record last: it marks the adapter as complete
+                for name in (file_name, RECORD):  # the record comes last, because it marks the adapter as complete
                     atomic_files.replace(made / name, self.place(now) / name)
             self._note(now)
         return now
@@ -133,7 +133,7 @@ class FinetuneStore:
                 self._check(made, WEIGHTS, True, base)
                 _write(made, replace(finetune, is_whole=True))
                 made.chmod(0o755)
-                shutil.rmtree(self.place(finetune), ignore_errors=True)  # an incomplete upload
+                shutil.rmtree(self.place(finetune), ignore_errors=True)  # removes the files of an incomplete upload
                 atomic_files.replace(made, self.place(finetune))
             self._note(replace(finetune, is_whole=True))
 
@@ -141,7 +141,7 @@ class FinetuneStore:
         """Delete an adapter, or record that it was deleted elsewhere. Raises ApiError."""
         with self._writing, as_api_errors():
             known = self._known.get(id)
-            if known is None or known.is_whole:  # an incomplete one is at no other site
+            if known is None or known.is_whole:  # an incomplete adapter exists on no other site
                 (self._directory / REMOVED / id).touch()
                 atomic_files.sync(self._directory / REMOVED)
             with self._lock:
@@ -151,7 +151,7 @@ class FinetuneStore:
                 self._changes += 1
             if known is not None:
                 gone = Path(tempfile.mkdtemp(prefix=".", dir=self._directory))
-                self.place(known).rename(gone / id)  # at once: never half of it
+                self.place(known).rename(gone / id)  # a rename is atomic: the adapter is never half deleted
                 shutil.rmtree(gone, ignore_errors=True)
 
     def _check_new(self, new: Finetune) -> None:
@@ -176,7 +176,7 @@ class FinetuneStore:
 
     @contextmanager
     def _making(self, finetune: Finetune) -> Iterator[Path]:
-        """A temporary folder for files before they are moved into place."""
+        """Create a temporary folder for files that are moved into place when complete."""
         made = Path(tempfile.mkdtemp(prefix=".", dir=self._directory))
         try:
             _write(made, finetune)
@@ -198,9 +198,9 @@ class FinetuneStore:
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.startswith("."):
-                    shutil.rmtree(entry.path, ignore_errors=True)  # left incomplete by an earlier process
+                    shutil.rmtree(entry.path, ignore_errors=True)  # incomplete files of an earlier process
                 elif entry.name != REMOVED:
-                    with suppress(OSError, msgspec.DecodeError):  # files of other programs are left as they are
+                    with suppress(OSError, msgspec.DecodeError):  # skip files of other programs
                         self._note(decoder.decode((Path(entry.path) / RECORD).read_bytes()))
 
 
@@ -210,9 +210,9 @@ def _write(folder: Path, finetune: Finetune) -> None:
 
 @contextmanager
 def as_api_errors() -> Iterator[None]:
-    """Raise a disk's error as an ApiError for the client."""
+    """Convert the errors of the disk and of fine-tunes to ApiError."""
     try:
         yield
     except OSError as error:
         why = "this site's disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error.strerror)
-        raise ApiError("overloaded", f"the fine-tune cannot be kept: {why}", retry_after_s=60) from error
+        raise ApiError("overloaded", f"the fine-tune cannot be stored: {why}", retry_after_s=60) from error

@@ -1,4 +1,4 @@
-"""The site's host memory for weights: sleeping models' files are evicted for a new file.
+"""The site's host memory for weights: files of sleeping models are evicted for a new file.
 
 All engine hosts of the site share the files. residency.py decides, weights_tier.py stores; this module connects them.
 """
@@ -16,7 +16,7 @@ log = logging.getLogger("pilotlight.models")
 
 class HostMemory:
     def __init__(self, states: Collection[ModelState], tier: WeightsTier | None, clock: Callable[[], float]) -> None:
-        """`states`: a view that may change."""
+        """`states` is a view of the models, which may change."""
         self._states = states
         self._tier = tier
         self._clock = clock
@@ -25,7 +25,8 @@ class HostMemory:
         return self._tier is not None and self._tier.bytes_of(state.name) > 0
 
     def file_for(self, state: ModelState) -> str | None:
-        """Return where the model's weights may be stored, after evicting sleeping models; None without room."""
+        """Return the path for the model's weights, after evicting sleeping models if necessary.
+        None if there is not enough room."""
         tier, name = self._tier, state.name
         if tier is None or state.config.residency == "disk":
             return None

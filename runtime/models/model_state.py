@@ -1,6 +1,6 @@
 """The state of one of the site's models: configuration, facts, demand, and a replica for each device.
 
-Holds the state and its derived facts; registry.py, wakes.py, device_budget.py and dispatcher.py change it. Independent of how weights are loaded.
+registry.py, wakes.py, device_budget.py and dispatcher.py change it. Independent of how weights are loaded.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class AwakeModel(NamedTuple):
 
 
 class OpenWork:
-    """The open sequences of a replica, and the estimated number of tokens still to compute for them."""
+    """The open sequences of a replica, and an estimate of the tokens still to be computed for them."""
 
     def __init__(self) -> None:
         self.sequences = 0
@@ -37,25 +37,25 @@ class OpenWork:
 
 
 class Replica:
-    """A model on one device: asleep, waking, awake or falling asleep; with its open sequences."""
+    """A model on one device, with its open sequences. It is asleep, waking, awake or falling asleep."""
 
     def __init__(self, model: str, host: HostHandle) -> None:
         self.model = model
         self.host = host
         self.is_awake = False
-        self.loaded_by: EngineClient | None = None  # the host that has, or last had, its weights
-        self.task: asyncio.Task[None] | None = None  # a waking in progress
+        self.loaded_by: EngineClient | None = None  # client of the host that loaded the weights last
+        self.task: asyncio.Task[None] | None = None  # the wake in progress
         self.falling_asleep: asyncio.Task[None] | None = None
-        self.holds_memory = False  # of the device's budget: awake, or about to be
+        self.holds_memory = False  # it uses memory of the device's budget: awake, or about to be
         self.awake_since = 0.0
-        self.is_yielding = False  # takes no new sequences: another model has waited long for its memory
-        self.is_retiring = False  # takes no new sequences: the others do without it
-        self.late_at = 0.0  # when it had not computed a prompt that another host had waited for without success
+        self.is_yielding = False  # takes no new sequences, because another model waits for its memory
+        self.is_retiring = False  # takes no new sequences, because the other replicas suffice
+        self.late_at = 0.0  # time at which another host stopped waiting for a prompt that this one had to compute
         self.work = OpenWork()
         self.prefixes = PrefixMemory()
 
     def start_waking(self, wake: Coroutine[Any, Any, None]) -> None:
-        """Run a waking as the replica's task; `end_waking` is called by it, last."""
+        """Run the coroutine of a wake as the replica's task. It must call `end_waking` last."""
         self.task = asyncio.create_task(wake, name=f"wake {self.model}")
 
     def end_waking(self) -> None:
@@ -65,7 +65,7 @@ class Replica:
         self.loaded_by = client
 
     def start_unloading(self, unload: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Run an unloading, for which the next waking waits; `end_unloading` is called by it, last."""
+        """Run the coroutine of an unloading; the next wake waits for it. It must call `end_unloading` last."""
         self.falling_asleep = asyncio.create_task(unload, name=f"unload {self.model}")
         return self.falling_asleep
 
@@ -74,12 +74,13 @@ class Replica:
 
     @property
     def is_live(self) -> bool:
-        """Tell whether it is awake, and its host answers."""
+        """Tell whether the model is awake here and its host responds."""
         return self.is_awake and self.host.why_down is None
 
     @property
     def takes_prompts(self) -> bool:
-        """Tell whether other hosts can fetch its blocks: it has an address, and was not late lately."""
+        """Tell whether this replica can compute prompts for other hosts.
+        Its host must have an address for blocks, and must have responded since it was last late."""
         client = self.host.client
         return self.host.peer_address is not None and client is not None and client.last_event_at >= self.late_at
 
@@ -92,7 +93,7 @@ class Replica:
         return self.host.loads.get(self.model, ModelLoad())
 
     def forget(self) -> None:
-        """Record that its weights and cached blocks are no longer on the device."""
+        """Record that the weights and cached blocks are no longer on the device."""
         self.is_awake = self.is_retiring = False
         self.prefixes.forget()
 
@@ -100,7 +101,7 @@ class Replica:
 class ModelStates(dict[str, "ModelState"]):
     """The models of a site by their names.
 
-    A name that was removed while a request was in progress raises ApiError."""
+    The lookup of a name that was removed while a request was in progress raises ApiError."""
 
     def __missing__(self, name: str) -> "ModelState":
         raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
@@ -117,17 +118,17 @@ class ModelState:
     ) -> None:
         """Track one model.
 
-        `on_lost` is called when the model leaves its last device; `is_added` if an operator added it at run time.
+        `on_lost` is called when the model leaves its last device; `is_added` is True if an operator added it at run time.
         """
         self.config = config
         self.is_added = is_added
         self.replicas = tuple(Replica(config.name, host) for host in hosts)
-        self.info: ModelInfo | None = None  # from the last load; valid while the model sleeps
+        self.info: ModelInfo | None = None  # from the last load; stays valid while the model sleeps
         self.text: TextSide | None = None
         self.directory: Path | None = None
-        self.num_bytes = 0  # bytes of its weights; an estimate until an engine reports them
-        self.detail = ""  # the current operation, for people
-        self.loaded_share = 0.0  # of the bytes downloaded or, later, loaded
+        self.num_bytes = 0  # size of the weights; an estimate until an engine reports it
+        self.detail = ""  # description of the current operation
+        self.loaded_share = 0.0  # share of the bytes that are downloaded or, later, loaded
         self.history = WakeHistory()
         self.demand = Demand()
         self._on_lost = on_lost
@@ -142,7 +143,7 @@ class ModelState:
 
     @property
     def loads(self) -> list[ModelLoad]:
-        """The load of its awake replicas, as far as hosts have reported it."""
+        """The load of the awake replicas, as far as hosts have reported it."""
         return [load for replica in self.awake if (load := replica.host.loads.get(self.name)) is not None]
 
     @property
@@ -151,14 +152,14 @@ class ModelState:
 
     @property
     def loaded(self) -> AwakeModel | None:
-        """None unless it is awake somewhere."""
+        """The loaded model; None unless it is awake on a device."""
         if self.info is None or self.text is None or not self.awake:
             return None
         return AwakeModel(self.config, self.info, self.text)
 
     @property
     def flaw(self) -> str | None:
-        """The reason why it refuses conversations even when awake; None if none is known."""
+        """The reason why the model refuses conversations even when awake; None if none is known."""
         return self.text.rendering.why_broken if self.text is not None else None
 
     @property
@@ -171,7 +172,7 @@ class ModelState:
 
     @property
     def is_yielding(self) -> bool:
-        """Tell whether it takes new requests nowhere: others have waited long for its memory."""
+        """Tell whether the model takes no new requests, because others have waited long for its memory."""
         held = [replica for replica in self.replicas if replica.holds_memory]
         return bool(held) and all(replica.is_yielding for replica in held)
 
@@ -182,7 +183,7 @@ class ModelState:
         self.text = text
 
     def note_info(self, info: ModelInfo) -> bool:
-        """Store the results of a load; return whether it was the first."""
+        """Store the facts that a load has found; return whether it was the first load."""
         is_first, self.info = self.info is None, info
         return is_first
 
@@ -190,7 +191,7 @@ class ModelState:
         return any(other.is_awake for other in self.replicas if other is not replica)
 
     def is_spare(self, replica: Replica) -> bool:
-        """Return whether the model is awake there, and elsewhere as well."""
+        """Return whether the model is awake on this device and on another one."""
         return replica.is_awake and self.has_others_awake(replica)
 
     def is_replica_busy(self, replica: Replica) -> bool:
@@ -198,7 +199,7 @@ class ModelState:
         return replica.work.sequences > 0 or replica.is_changing or is_needed
 
     def lose(self, replica: Replica) -> None:
-        """Record that its weights are no longer on that device."""
+        """Record that the model's weights are no longer on that device."""
         replica.forget()
         if not self.awake:
             self._on_lost(self.name)
@@ -218,11 +219,9 @@ class ModelState:
     def device_candidate(
         self, replica: Replica, monotonic: float, now: float, is_in_host_memory: bool
     ) -> EvictionCandidate:
-        """Describe a replica that holds memory of its device.
+        """Describe a replica that holds memory of its device, for the choice of an eviction.
 
-        A replica beyond a model's first is evicted before another model's only one.
-
-        One that the model could do without gives way before another model's only one.
+        An extra replica is evicted before another model's only one.
         """
         is_spare = self.is_spare(replica)
         return EvictionCandidate(
@@ -237,7 +236,7 @@ class ModelState:
         )
 
     def host_memory_candidate(self, now: float, file_bytes: int) -> EvictionCandidate:
-        """Describe a model whose weights are in host memory for a fast wake."""
+        """Describe a model whose weights are in host memory, for the choice of an eviction."""
         return EvictionCandidate(
             self.name,
             file_bytes,

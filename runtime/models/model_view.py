@@ -1,4 +1,4 @@
-"""A read-only view of the site's models as it publishes them: names, abilities, places, load."""
+"""A read-only view of the site's models for other modules: names, capabilities, residency, load."""
 
 import time
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class ModelRegistry:
         self.refresh()
 
     def refresh(self, hidden: str = "") -> None:
-        """Read the names of the models again, which have changed.
+        """Update the names after a change of the models.
 
-        `hidden`: a model that takes no further requests."""
+        `hidden` is a model that takes no further requests."""
         found = [state for state in self._states.values() if state.name != hidden]
         self._names = {name: state.name for state in found for name in (state.name, *state.config.aliases)}
 
@@ -34,7 +34,7 @@ class ModelRegistry:
         return [state.config for state in self._states.values()]
 
     def resolve(self, name: str) -> str | None:
-        """Return a model's own name, from its name or an alias, with or without an adapter's suffix.
+        """Return a model's own name for its name or an alias, with or without an adapter's suffix; else None.
 
         Does not check who may use the adapter."""
         known = self._names.get(name)
@@ -57,25 +57,25 @@ class ModelRegistry:
         return self._states[name].info
 
     def tokenizer(self, name: str) -> Tokenizer | None:
-        """Return the model's tokenizer, once it has been loaded."""
+        """Return the model's tokenizer; None before its first load."""
         text = self._states[name].text
         return text.tokenizer if text is not None else None
 
     def text(self, name: str) -> TextSide | None:
-        """Return the model's text side, once it has been loaded."""
+        """Return the model's text side; None before its first load."""
         return self._states[name].text
 
     def takes_conversations(self, name: str) -> bool:
-        """Return whether it has a chat template, once it has been loaded."""
+        """Return whether the model has a chat template; False before its first load."""
         text = self._states[name].text
         return text is not None and bool(text.template.sources)
 
     def embedding_models(self) -> list[str]:
-        """Return those known to make embeddings: a model that was never loaded is not known yet."""
+        """Return the embedding models, as far as they have been loaded once."""
         return self._pooled(scores=False)
 
     def scoring_models(self) -> list[str]:
-        """Return those known to score texts."""
+        """Return the models that score texts, as far as they have been loaded once."""
         return self._pooled(scores=True)
 
     def _pooled(self, *, scores: bool) -> list[str]:
@@ -90,7 +90,7 @@ class ModelRegistry:
         return tuple(state.status(self._memory.holds(state)) for state in self._states.values())
 
     def missing(self) -> list[str]:
-        """Return why the site is not ready: a sentence for each model that is missing from its device."""
+        """Return why the site is not ready: a sentence for each pinned model that is not on its device."""
         return [
             f"model {state.name!r}: {state.detail or state.flaw or state.residency(self._memory.holds(state))}"
             for state in self._states.values()
@@ -98,19 +98,19 @@ class ModelRegistry:
         ]
 
     def load(self, name: str) -> ModelLoad | None:
-        """Return the load of the model's least busy replica; None while it is awake nowhere."""
+        """Return the load of the model's least busy replica; None if it is not awake."""
         state = self._states.get(name)
         return min(state.loads, key=attrgetter("waiting_tokens"), default=None) if state is not None else None
 
     def kv_tokens(self, model: AwakeModel) -> int:
-        """Return the tokens of KV cache that are free for the model now, after other models' use."""
+        """Return the capacity of the model's KV caches in tokens, less the other models' use."""
         loads = self._states[model.info.name].loads
         return (
             sum([load.total_blocks for load in loads]) if loads else model.info.total_blocks
         ) * model.info.block_size
 
     def has_waiting(self, name: str) -> bool:
-        """Return whether sequences wait for room already, wherever the model is awake."""
+        """Return whether sequences wait for room on every replica of the model."""
         state = self._states.get(self._names.get(name, ""))
         awake = state.awake if state is not None else ()
         return bool(awake) and all(replica.load.waiting > 0 for replica in awake)

@@ -1,8 +1,8 @@
-"""The site's models: provides a request with an awake model and each of its sequences with a replica.
+"""The site's models: gives a request an awake model, and each of its sequences a replica.
 
-A model wakes at the start, for its first request, or shortly before one is expected; requests that arrive meanwhile share the wake. A model in use
-stays awake on a device. Combines the parts that decide: wake_queue.py (waiting requests), device_budget.py and residency.py (eviction), wakes.py (the
-wake itself), prewaking.py and autoscaler.py (changes without a request). Independent of HTTP and torch.
+A model wakes at the site's start, for its first request, or shortly before one is expected; requests that arrive meanwhile share the wake. A model in
+use stays awake on a device. This module combines the parts that decide: wake_queue.py (waiting requests), device_budget.py and residency.py
+(eviction), wakes.py (the wake itself), prewaking.py and autoscaler.py (changes without a request). Independent of HTTP and torch.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.data_sites import DataSites
 
 if TYPE_CHECKING:
-    from pilotlight.runtime.dispatch.lenders import Lenders  # if a site's file names some
+    from pilotlight.runtime.dispatch.lenders import Lenders  # only for sites with lenders
     from pilotlight.runtime.dispatch.lending import Lending
     from pilotlight.runtime.dispatch.lending import Observer as LendingObserver
 
@@ -58,18 +58,16 @@ class Models:
         lenders: "Lenders | None" = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is a wall clock, because demand follows the hours of the day.
+        """Create the models, all asleep.
 
-        `on_eviction` is called with the model and where it sleeps, `on_scaling` with up or down, `on_lost` when a model has left its last device and
-        its cached blocks are gone."""
+        `clock` returns Unix time, because demand depends on the hour of the day. `on_eviction` is called with the model and where its weights are
+        then, `on_scaling` with the model and "up" or "down", `on_lost` with a model that has left its last device and lost its cached blocks."""
         self._fleet = fleet
         self._clock = clock
         self._on_lost = on_lost
         self.states = ModelStates({config.name: ModelState(config, fleet.hosts, on_lost) for config in site.models})
-        states = self.states.values()  # a view: models are added and removed while the site runs
-        self._changed = (
-            ChangeNotifier()
-        )  # a request has ended, or a model has woken or fallen asleep, on whichever device
+        states = self.states.values()  # a view, because models are added and removed while the site runs
+        self._changed = ChangeNotifier()  # a request has ended, or a model has woken or fallen asleep
         self._memory = memory = HostMemory(states, tier, clock)
         self._budgets = budgets = tuple(
             DeviceBudget(self.states, host, memory, site.engine, self._changed, on_eviction, clock)
@@ -91,7 +89,7 @@ class Models:
             host.on_change(self._note_up, self._note_down)
 
     def start(self) -> None:
-        """Start to wake the models that are pinned from the start."""
+        """Start to wake the pinned models, and the periodic tasks."""
         for state in tuple(self.states.values()):
             if state.config.residency == "device":
                 self._queue.begin(state)
@@ -102,7 +100,7 @@ class Models:
             self._tasks += self.lenders.start()
 
     def drain(self) -> None:
-        """Refuse what waits for a model."""
+        """Refuse the requests that wait for a model."""
         self._queue.drain()
 
     async def stop(self) -> None:
@@ -117,7 +115,7 @@ class Models:
 
     @asynccontextmanager
     async def use(self, name: str) -> AsyncIterator[AwakeModel]:
-        """Open a request's scope: the model is awake, and stays so. Raises ApiError when it cannot be had."""
+        """Open a request's scope, in which the model stays awake. Raises ApiError if it cannot be loaded."""
         state = self.states[name]
         demand = state.demand
         demand.arrivals.note(self._clock())
@@ -132,10 +130,10 @@ class Models:
             self._changed.notify_all()
 
     async def place(self, submit: Submit, data_sites: DataSites) -> Placement:
-        """Return the replicas on which to compute a sequence of a model in use; wait until one is awake.
+        """Return the hosts for a sequence of a model in use; wait until the model is awake.
 
-        The caller assigns the sequence to them (`assignments.assigned`) before its next await. `data_sites` are the sites, beside this one, that may
-        see the sequence."""
+        The caller assigns the sequence to the replica (`assignments.assigned`) before its next await. `data_sites` are the other sites that may see
+        the sequence."""
         state = self.states[submit.model]
         while True:
             live = [replica for replica in state.awake if replica.is_live]
@@ -146,35 +144,35 @@ class Models:
             if self._fleet.is_ending:
                 reason = self._fleet.why_down or "the site is ending"
                 raise EngineError("overloaded", f"{reason}; try again in a moment")
-            if awake := state.awake:  # its host has just died: its supervisor will know in a moment
+            if awake := state.awake:  # its host has died, which its supervisor is about to notice
                 await awake[0].host.changed.wait()
             else:
                 await self._queue.until_awake(state)
 
     def lending(self, admission: Admission, observe: "LendingObserver") -> "Lending":
-        """Return what computes prompts for other sites."""
-        from pilotlight.runtime.dispatch.lending import Lending  # few sites lend
+        """Return the object that computes prompts for other sites."""
+        from pilotlight.runtime.dispatch.lending import Lending  # only few sites lend
 
         return Lending(self.states, self.assignments, admission, observe)
 
     def info_of(self, name: str) -> ModelInfo | None:
-        """Return what a model can do; None before it has first been awake."""
+        """Return the facts of a model; None before its first load."""
         return self.states[name].info
 
     def expect_conversation(self, name: str) -> None:
-        """Prepare to render a conversation while the model it is for is still asleep."""
+        """Prepare to render a conversation while its model is still asleep."""
         if self.states[name].text is None:
             expect_conversation(is_trusted=self.states[name].config.source.startswith(PREFIX))
 
     def wake(self, name: str) -> None:
-        """Begin to wake the model if it sleeps, also after its wakes have failed: an operator asked."""
+        """Start to wake the model if it sleeps, even after failed wakes, because an operator asks for it."""
         if (state := self.states[name]).is_asleep:
             self._queue.begin(state)
 
     def hint(self, name: str) -> None:
         """Start to wake a sleeping model for an expected request.
 
-        It needs room, or a less expected model to evict.
+        The wake waits for memory like any other.
         """
         state = self.states[name]
         if state.is_asleep and not state.history.is_given_up:
@@ -182,7 +180,7 @@ class Models:
             self._queue.begin(state)
 
     async def put_to_sleep(self, name: str) -> None:
-        """Put the model to sleep on every device. Raises ApiError while requests use it."""
+        """Put the model to sleep on every device. Raises ApiError if requests use it."""
         state = self.states[name]
         if state.demand.users or state.waking:
             raise ApiError("conflict", f"{name} is in use: it sleeps when its requests have ended")
@@ -190,9 +188,9 @@ class Models:
         await asyncio.gather(*(budget.put_to_sleep(state) for budget, replica in replicas if replica.is_awake))
 
     def add(self, config: ModelConfig) -> None:
-        """Serve a further model, asleep at first.
+        """Serve a further model, which is asleep at first.
 
-        Raises ApiError for a name that is taken, and if the site has no engine host."""
+        Raises ApiError if its name is taken, or if the site has no engine host."""
         if not self._fleet.hosts:
             sentence = "this site was started without models and has no engine host: name one under [[models]] of its file, and restart it"
             raise ApiError("conflict", sentence)
@@ -205,23 +203,23 @@ class Models:
         self.registry.refresh()
 
     async def remove(self, name: str) -> None:
-        """Stop to serve a model that `add` added.
+        """Stop serving a model that `add` added; its files stay.
 
-        Its files stay. Raises ApiError while requests use it, or its weights are being loaded."""
+        Raises ApiError if requests use it, or its weights are being loaded."""
         state = self.states[name]
         if not state.is_added:
             raise ApiError("conflict", f"{name} is in the site's file: remove it there, and restart the site")
         if state.demand.waiters:
             raise ApiError("conflict", f"requests wait for {name}: remove it when they have ended")
-        self.registry.refresh(hidden=name)  # no further request gets it
+        self.registry.refresh(hidden=name)  # no further request gets the model
         try:
-            if state.directory is None:  # its files are still being fetched
+            if state.directory is None:  # the model's files are still being fetched
                 fetching = [replica.task for replica in state.waking if replica.task is not None]
                 for task in fetching:
                     task.cancel()
                 await asyncio.gather(*fetching, return_exceptions=True)
             await self.put_to_sleep(name)
-            if not state.is_asleep:  # a request may have used the name before
+            if not state.is_asleep:  # a request may have looked up the model just before
                 raise ApiError("conflict", f"{name} is in use: remove it when its requests have ended")
         except ApiError:
             self.registry.refresh()
@@ -232,9 +230,9 @@ class Models:
         self.registry.refresh()
 
     def _note_down(self, host: HostHandle, reason: str) -> None:
-        """Forget every replica that the host held.
+        """Record that the host has lost its models, and wake those that are needed.
 
-        Of the models that are nowhere else, those in use, and those that stay, wake again, in this order."""
+        Of the models that are on no other device, those in use wake first, and then the pinned ones."""
         budget = self._budgets[host.index]
         lost = [state for state in self.states.values() if state.replicas[host.index].is_awake]
         for state in sorted(lost, key=lambda state: state.demand.users == 0):
@@ -247,11 +245,11 @@ class Models:
             if state.demand.users or state.config.residency == "device":
                 state.detail = reason
                 self._queue.begin(state)
-            if replica.task is None:  # it sleeps, or wakes elsewhere
+            if replica.task is None:  # the model stays asleep here, or wakes on another device
                 budget.release(state)
 
     def _note_up(self) -> None:
-        """Wake what could not be loaded for want of a host."""
+        """Wake the models that could not be loaded because no host was up."""
         for state in self.states.values():
             if state.history.lacked_a_host and not state.waking:
                 self._queue.begin(state)

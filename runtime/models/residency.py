@@ -1,35 +1,35 @@
 """Eviction policy: which models sleep so that another may wake, and when.
 
-A pure function of the state of every model. A model's value is the expected cost of its loss: the duration of its wake, divided by the time until its
-next use, per byte that it holds. A model that has just woken stays for a while, so that two models cannot evict each other forever. Pinned models and
-those with open requests are never candidates.
+It is a pure function of the state of every model. A model's value is the expected cost of its loss: the duration of its wake, divided by the time
+until its next use, per byte that it holds. A model that has just woken stays for a while, so that two models cannot evict each other forever. Pinned
+models and those with open requests are never candidates.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-# A model stays awake for at least so many times what its waking took: then at most a quarter of the time goes into waking.
+# A model stays awake for at least this multiple of the time of its wake, so that wakes take at most a quarter of the time.
 STAYS = 3.0
 LONGEST_STAY_S = 60.0
 _NO_TIME_S = 1e-6
-SPARE = -9  # the priority of a replica that its model could do without: below all that a site file can give
+SPARE = -9  # priority of an extra replica: below all priorities that a site's file can set
 
 
 class EvictionCandidate(NamedTuple):
-    """One model that holds memory."""
+    """A model that holds memory."""
 
     name: str
     num_bytes: int
     is_pinned: bool = False
-    is_busy: bool = False  # requests wait for it or are open on it
+    is_busy: bool = False  # requests wait for the model or are open on it
     priority: int = 0
     awake_for_s: float = 1e9
-    wake_s: float = 1.0  # what waking it again would take
+    wake_s: float = 1.0  # estimated duration of its next wake
     next_use_s: float = 1e9  # estimated time until its next request
 
     @property
     def worth(self) -> tuple[int, float]:
-        """The cost of losing it; models are given up from the smallest on."""
+        """The cost of losing the model; models are evicted in ascending order of it."""
         per_s = self.wake_s / max(self.next_use_s, _NO_TIME_S)
         return self.priority, per_s / max(1, self.num_bytes)
 
@@ -39,17 +39,17 @@ class EvictionCandidate(NamedTuple):
 
 
 class EvictionPlan(NamedTuple):
-    """`evict`: models that give way at once.
+    """The models to evict.
 
-    `wait_s`: none does yet, look again then, or when a request ends (None: only then)."""
+    If `is_possible` is False none can be evicted yet: try again after `wait_s`, or when a request ends (None: only then)."""
 
     evict: tuple[str, ...] = ()
-    is_possible: bool = True  # now
+    is_possible: bool = True  # possible now
     wait_s: float | None = None
 
 
 def make_room(needed: int, budget: int | None, held: Sequence[EvictionCandidate]) -> EvictionPlan:
-    """Plan room for `needed` bytes among the models that hold some."""
+    """Plan room for `needed` bytes within `budget`, among the models that hold memory."""
     if budget is None:
         return EvictionPlan()
     missing = sum(candidate.num_bytes for candidate in held) + needed - budget
@@ -64,7 +64,7 @@ def make_room(needed: int, budget: int | None, held: Sequence[EvictionCandidate]
 
 
 def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str, ...] | None:
-    """Return the least valuable models whose sleep frees `missing` bytes; None if it is not enough."""
+    """Return the least valuable models that free `missing` bytes; None if all of them free less."""
     chosen: list[EvictionCandidate] = []
     freed = 0
     for candidate in sorted(candidates, key=lambda candidate: (*candidate.worth, candidate.name)):
@@ -74,7 +74,7 @@ def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str
         freed += candidate.num_bytes
     if freed < missing:
         return None
-    for candidate in reversed(list(chosen)):  # the dearest first
+    for candidate in reversed(list(chosen)):  # spare the most valuable ones that are not needed
         if freed - candidate.num_bytes >= missing:
             chosen.remove(candidate)
             freed -= candidate.num_bytes
@@ -82,14 +82,14 @@ def cheapest(missing: int, candidates: Iterable[EvictionCandidate]) -> tuple[str
 
 
 def could_ever_fit(needed: int, budget: int | None, held: Sequence[EvictionCandidate]) -> bool:
-    """Return whether there would be room if all but pinned models gave way."""
+    """Return whether the model would fit if all models except pinned ones were evicted."""
     return budget is None or needed + sum(candidate.num_bytes for candidate in held if candidate.is_pinned) <= budget
 
 
 def must_yield(needed: int, budget: int, held: Sequence[EvictionCandidate]) -> tuple[str, ...]:
-    """Return the models that take no new requests.
+    """Return the models that must take no new requests.
 
-    So a model that has waited long gets room when their requests end.
+    When their requests end, a model that has waited long gets their memory.
     """
     missing = sum(candidate.num_bytes for candidate in held) + needed - budget
     return cheapest(missing, [candidate for candidate in held if not candidate.is_pinned]) or ()

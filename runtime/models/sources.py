@@ -22,14 +22,14 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class SourceError(Exception):
-    """The model's files cannot be obtained; the message names the correction."""
+    """The model's files cannot be obtained; the message names the change to make."""
 
 
 async def directory_of(source: str, on_progress: Progress | None = None) -> Path:
-    """Return the model's directory.
+    """Return the model's directory, after a download if necessary. Raises SourceError.
 
-    A download ends when this is cancelled, and resumes where an earlier one was cut. Raises SourceError."""
-    local = await asyncio.to_thread(local_directory, source)  # the head of a GGUF file has some 10 MB to be read
+    Cancellation ends the download; the next one resumes it."""
+    local = await asyncio.to_thread(local_directory, source)  # in a thread, because up to 10 MB of a GGUF file are read
     if local is not None:
         return local
     try:
@@ -41,7 +41,8 @@ async def directory_of(source: str, on_progress: Progress | None = None) -> Path
 
 
 def local_directory(source: str) -> Path | None:
-    """Return the directory of a source without a download; None for a hub id or URL not fetched yet."""
+    """Return the directory of a source without a download.
+    None for a hub id or URL that has not been fetched yet. Raises SourceError."""
     if source.startswith(PREFIX):
         return _embedded(source.removeprefix(PREFIX))
     if is_url(source):
@@ -68,15 +69,15 @@ def local_directory(source: str) -> Path | None:
 
 
 def source_of(given: str) -> str:
-    """Return the source that a command's argument means.
+    """Return the source for a command's argument.
 
-    The bare name of an embedded model is one, unless a local folder has that name."""
+    The bare name of an embedded model is accepted, unless a local folder has that name."""
     is_embedded = (EMBEDDED / given).is_dir() and not Path(given).exists()
     return f"{PREFIX}{given}" if is_embedded else given
 
 
 def name_of(source: str) -> str:
-    """Return what requests call a model that has no other name: the last part of its path."""
+    """Return the default name of a model: the last part of its source's path."""
     place = source.split("#")[0].removeprefix(PREFIX).rstrip("/")
     return place.rsplit("/", 1)[-1].removesuffix(".packed").removesuffix(gguf.SUFFIX)
 
@@ -86,7 +87,7 @@ def is_url(source: str) -> bool:
 
 
 def _fetched_before(source: str) -> Path | None:
-    from pilotlight.runtime.fetching.remote import Remote  # with aiohttp: only where a site file names a URL
+    from pilotlight.runtime.fetching.remote import Remote  # loads aiohttp, which only URLs need
 
     try:
         remote = Remote.parse(source)

@@ -1,6 +1,6 @@
 """A model's text side: its tokenizer, chat template, output format and default sampling.
 
-Reads the checkpoint's small files; independent of engines and residency.
+It is made from the checkpoint's small files. Independent of engines and residency.
 """
 
 import sys
@@ -21,7 +21,7 @@ LEAST_TOP_P = 1e-6
 
 
 class SamplingDefaults(NamedTuple):
-    """Sampling that the checkpoint's generation_config.json recommends where a request says nothing."""
+    """Default sampling parameters in the checkpoint's generation_config.json."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,16 +31,16 @@ class SamplingDefaults(NamedTuple):
 
 
 class TextSide(NamedTuple):
-    """The parts that turn text into a model's tokens and back."""
+    """The parts that convert between text and a model's tokens."""
 
-    directory: Path  # of the checkpoint
+    directory: Path  # directory of the checkpoint
     tokenizer: Tokenizer
     template: ChatTemplate
     rendering: Rendering
     pairs: PairTemplate
     answers: AnswerFormat
     defaults: SamplingDefaults
-    placeholders: ImagePlaceholders | None  # None if the checkpoint has no vision encoder
+    placeholders: ImagePlaceholders | None  # None if the model has no vision encoder
     family: str  # `model_type` of its config.json; empty if it has none
 
     @classmethod
@@ -73,9 +73,9 @@ def _placeholders(directory: Path, tokenizer: Tokenizer) -> ImagePlaceholders | 
 
 
 def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
-    """Check that the embeddings cover the tokenizer's base vocabulary.
+    """Check that the weights have embeddings for the tokenizer's base vocabulary. Raises TokenizerError.
 
-    Raises TokenizerError. A single added token without an embedding is refused when a prompt contains it."""
+    An added token without an embedding is refused later, if a prompt contains it."""
     if tokenizer.num_base_tokens > info.vocab_size:
         raise TokenizerError(
             f"its tokenizer has {tokenizer.num_base_tokens} tokens and its weights embed {info.vocab_size}; "
@@ -84,17 +84,17 @@ def check_vocabulary(tokenizer: Tokenizer, info: ModelInfo) -> None:
 
 
 def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
-    """Read generation_config.json.
+    """Read the default sampling parameters from generation_config.json.
 
-    Only an explicit `do_sample: false` means greedy: many checkpoints leave it out and mean to be sampled. Raises TokenizerError for a number that no
-    request could be sampled with."""
+    Only an explicit `do_sample: false` means greedy, because many checkpoints that should be sampled leave it out. Raises TokenizerError for a value
+    with which no request could be sampled."""
     repetition_penalty = _number(config, "repetition_penalty", 1.0, (0.01, 100.0))
     if config.get("do_sample") is False:
         return SamplingDefaults(temperature=0.0, repetition_penalty=repetition_penalty)
     top_k = int(_number(config, "top_k", 0, (-1, sys.maxsize)))
     return SamplingDefaults(
         temperature=_number(config, "temperature", 1.0, (0.0, sys.float_info.max)),
-        # 0 leaves the most likely token alone, as any number does that is smaller than its probability.
+        # 0 keeps only the most likely token, and so does any number that is smaller than its probability.
         top_p=_number(config, "top_p", 1.0, (0.0, 1.0)) or LEAST_TOP_P,
         top_k=top_k if top_k > 0 else None,
         min_p=_number(config, "min_p", 0.0, (0.0, 1.0)),
@@ -103,7 +103,7 @@ def sampling_defaults(config: dict[str, Any]) -> SamplingDefaults:
 
 
 def _number(config: dict[str, Any], key: str, default: float, limits: tuple[float, float]) -> float:
-    """Return a number of the file; `default` only where it is not given, as 0 is a number too."""
+    """Return a number in the file, or `default` if it is missing. Zero is a valid number."""
     value = config.get(key)
     if value is None:
         return default

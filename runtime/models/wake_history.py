@@ -1,6 +1,6 @@
-"""A model's wakes so far: how long they took, from where, and those that failed.
+"""A model's wakes so far: how long they took, from where, and the failures.
 
-From these follows what the next one is expected to take, and when it may be tried again.
+They determine the expected duration of the next wake, and when it may be retried after a failure.
 """
 
 import time
@@ -8,18 +8,19 @@ from typing import Literal, NamedTuple
 
 from pilotlight.wire.errors import ApiError
 
-# From the checkpoint; from host memory; another model slept for it; its host had died; a further replica, from the host memory of the first.
+# How a wake came about: from the checkpoint; from host memory; another model was put to sleep for it; after the host had died; an extra replica, from
+# the host memory of the first one.
 Clock = Literal["disk", "host", "swap", "crash", "sibling"]
-RETRY_FAILED_S = 10.0  # a load that failed is tried again by a request after so long
-# For hints of routers and pinned models the delay doubles with each failure, up to this: a permanently broken model must not be read, and evict
-# others, every ten seconds.
+RETRY_FAILED_S = 10.0  # after this time a request may retry a failed load
+# Hints of routers and pinned models retry after a delay that doubles with each failure, up to this limit: otherwise a broken model would be read, and
+# evict others, every ten seconds.
 RETRY_FAILED_MAX_S = 300.0
-# What waking is guessed to take before it has been measured: reading at a disk's pace, or mapping what is in memory.
+# Assumed speeds before the first measurement: of reading from a disk, and of mapping from host memory.
 _DISK_BYTES_PER_S, _HOST_BYTES_PER_S, _LEAST_S = 1e9, 8e9, 0.05
 
 
 class Wake(NamedTuple):
-    """One counted wake."""
+    """A completed wake, for the metrics."""
 
     model: str
     clock: Clock
@@ -33,14 +34,14 @@ class WakeHistory:
         self.evictions = 0
         self.last_ms = 0.0
         self.last_ms_from: dict[Literal["disk", "host"], float] = {}
-        self.is_cut = False  # its host died during the wake
-        self.failure: ApiError | None = None  # of the last wake
+        self.is_cut = False  # the host died, so the next wake counts as "crash"
+        self.failure: ApiError | None = None  # error of the last wake
         self.failed_at = 0.0
-        self.failures = 0  # in a row
+        self.failures = 0  # number of failures in a row
 
     @property
     def has_failed_lately(self) -> bool:
-        """Too lately for a request that is here to begin another."""
+        """Tell whether the last wake failed so recently that a request must not start another."""
         return time.monotonic() - self.failed_at < RETRY_FAILED_S
 
     @property
@@ -53,11 +54,11 @@ class WakeHistory:
 
     @property
     def lacked_a_host(self) -> bool:
-        """The last one failed for want of a host, and not by the model."""
+        """Tell whether the last wake failed because no host was up, and not because of the model."""
         return self.failure is not None and self.failure.word == "overloaded"
 
     def expected_s(self, is_in_host_memory: bool, num_bytes: int) -> float:
-        """Return the duration of a wake from the model's place: as last measured, or estimated by size."""
+        """Return a wake's expected seconds: the last measurement from there, else an estimate by size."""
         measured = self.last_ms_from.get("host" if is_in_host_memory else "disk", 0.0)
         if measured:
             return measured / 1e3

@@ -1,6 +1,7 @@
-"""Requests that wait for a model: the first wakes it, all share the wake, a drain refuses the rest.
+"""Requests that wait for a model: the first one wakes it, and all share the wake.
 
-Chooses the best device for a waking model. Independent of how a model wakes (wakes.py) and of eviction (device_budget.py).
+A drain refuses those that still wait. This module chooses the device for a waking model. Independent of how a model wakes (wakes.py) and of eviction
+(device_budget.py).
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class WakeQueue:
         changed: ChangeNotifier,
         max_waking: int,
     ) -> None:
-        """Queue requests; `max_waking` of them may wait for one model."""
+        """`max_waking` limits the requests that may wait for one model."""
         self._fleet = fleet
         self._budgets = budgets
         self._waker = waker
@@ -38,23 +39,23 @@ class WakeQueue:
         self._waits: set[asyncio.Timeout] = set()
 
     def drain(self) -> None:
-        """Refuse the requests that wait for a model at once.
+        """Refuse the requests that wait for a model.
 
-        None of them has started here, another site may have the model awake, and a wake that outlasts the drain would end in an error."""
+        None of them has started here, and another site may have the model awake. A wake that outlasts the drain would only end in an error."""
         self._is_draining = True
         for wait in self._waits:
             wait.reschedule(asyncio.get_running_loop().time())
 
     async def until_available(self, state: ModelState) -> AwakeModel:
-        """Return when the model is awake and takes requests.
+        """Wait until the model is awake and takes requests.
 
-        Raises ApiError when it cannot be had, or too many wait for it."""
+        Raises ApiError if it cannot be loaded, or if too many requests wait for it."""
         if self._is_draining:
             raise shutting_down()
         demand = state.demand
         if demand.queued >= self._max_waking:
             expected_s = state.expected_wake_s(self._memory.holds(state))
-            message = f"{demand.queued} requests wait for {state.name!r} to wake, as many as this site lets wait; try again later"
+            message = f"{demand.queued} requests wait for {state.name!r} to wake, which is the limit of this site; try again later"
             raise ApiError("overloaded", message, retry_after_s=max(1.0, expected_s))
         demand.queued += 1
         try:
@@ -66,7 +67,7 @@ class WakeQueue:
             demand.queued -= 1
 
     async def until_awake(self, state: ModelState) -> AwakeModel:
-        """Return when the model is awake. Raises ApiError when its waking fails."""
+        """Wait until the model is awake. Raises ApiError if its wake fails."""
         history = state.history
         state.demand.waiters += 1
         try:
@@ -85,11 +86,11 @@ class WakeQueue:
             state.demand.waiters -= 1
 
     def may_succeed_now(self, state: ModelState) -> bool:
-        """Return whether it could not be loaded for want of a host, and another device has one."""
+        """Return whether the last wake failed because no host was up, while one is up now."""
         return state.history.lacked_a_host and self._fleet.why_down is None
 
     def begin(self, state: ModelState, replicas: Sequence[Replica] = ()) -> None:
-        """Wake the model on the best responding device, or on the best of the given replicas' devices."""
+        """Wake the model on the most suitable device, or on that of the given replicas."""
         replicas = replicas or state.replicas
         replicas = [replica for replica in replicas if replica.host.role != "prefill"] or replicas
         if len(replicas) > 1:

@@ -1,10 +1,9 @@
 """The wake of a model on one device, measured: fetch files, make room, load weights.
 
-The text side is loaded meanwhile.
-
-A failed load is raised in every request that waits for the model, unless it is awake elsewhere. A wake without waiting requests checks the chat
-template too; otherwise it is checked a little later, because the request may not need it. If a host dies during a load, the next host of the same
-device takes over: other devices are not exposed to the cause. Independent of the reason for the wake.
+The text side is loaded at the same time. A failed load is raised in every request that waits for the model, unless it is awake elsewhere. A wake
+without waiting requests checks the chat template too; otherwise the check follows a little later, because the request may not need the template. If a
+host dies during a load, the next host of the same device continues; other devices are not used, because the load may be the cause. Independent of the
+reason for the wake.
 """
 
 import asyncio
@@ -38,13 +37,12 @@ from pilotlight.wire.errors import ApiError
 
 log = logging.getLogger("pilotlight.models")
 
-DEATHS_WHILE_LOADING = 3  # hosts that may die under one load before the load is to blame
+DEATHS_WHILE_LOADING = 3  # if this many hosts die during one load, the load is assumed to be the cause
 SUCCESSOR_WAIT_S = 30.0
-# Of a model that was awaited: importing Jinja and compiling takes 35 ms, for which its first answers have no use
+# Delay of the template's check after a wake with waiting requests: importing Jinja and compiling take 35 ms, which would delay the first answers
 TEMPLATE_AFTER_S = 1.0
-# Of a child that tries a tokenizer: the largest take 2 s and 1 GiB
-TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30
-WAY_S = 0.01  # of a command to a host that is idle, and of its answer
+TOKENIZER_CPU_S, TOKENIZER_BYTES = 60.0, 4 << 30  # limits of a tokenizer's check; the largest take 2 s and 1 GiB
+WAY_S = 0.01  # time of a command to an idle host and of its response
 
 
 class Waker:
@@ -56,32 +54,32 @@ class Waker:
         config: EngineConfig,
         on_wake: Callable[[Wake], None],
     ) -> None:
-        """Wake models; `budgets` has one entry for each device, in order."""
+        """`budgets` has one entry for each device, in order."""
         self._budgets = budgets
         self._memory = memory
         self._changed = changed
         self._config = config
         self._on_wake = on_wake
-        self.checks: set[asyncio.Task[None]] = set()  # of templates that are looked at later
+        self.checks: set[asyncio.Task[None]] = set()  # pending checks of chat templates
 
     def begin(self, state: ModelState, replica: Replica) -> None:
-        """Let the model wake as this replica of it."""
+        """Start to wake the model as this replica."""
         state.history.failure = None
         replica.start_waking(self._wake(state, replica))
 
     async def _wake(self, state: ModelState, replica: Replica) -> None:
-        """Wake the replica, or note the failure; raise nothing but cancellation."""
+        """Wake the replica, or record the failure. Only cancellation is raised."""
         began = time.monotonic()
         try:
             if replica.falling_asleep is not None:
                 await asyncio.shield(replica.falling_asleep)
             directory = await self._files(state)
-            text = asyncio.create_task(self._read_text(state, directory))  # beside the wait for room
+            text = asyncio.create_task(self._read_text(state, directory))  # concurrent with the wait for room
             try:
                 has_evicted = await self._acquire_memory(state, replica, directory)
                 room_at = time.monotonic()
                 info = await self._load(state, replica, directory, text)
-                while replica.host.client is not replica.loaded_by:  # it died while the text side was still being read
+                while replica.host.client is not replica.loaded_by:  # the host died meanwhile
                     info = await self._load(state, replica, directory, text)
             finally:
                 text.cancel()
@@ -96,7 +94,7 @@ class Waker:
             self._fail(state, replica, "model_load_failed", str(error))
         except EngineError as error:
             self._fail(state, replica, "model_load_failed" if error.code == "engine_error" else error.code, str(error))
-        except Exception as error:  # requests must get any exception instead of waiting
+        except Exception as error:  # pass on any exception, so that requests do not wait forever
             log.exception("loading %s", state.name)
             self._fail(state, replica, "model_load_failed", repr(error))
         finally:
@@ -106,7 +104,7 @@ class Waker:
             self._changed.notify_all()
 
     async def _files(self, state: ModelState) -> Path:
-        """Return the model's folder; fetch it if it is not here."""
+        """Return the model's folder; download it first if necessary."""
         if state.directory is None or not state.directory.is_dir():
             state.detail = "its files are being fetched"
             state.note_files(await directory_of(state.config.source, _reporter(state, "downloaded")))
@@ -116,7 +114,7 @@ class Waker:
     async def _acquire_memory(self, state: ModelState, replica: Replica, directory: Path) -> bool:
         device = replica.host.device
         if self._config.weights_gib is None and not is_surely_cpu(device):
-            await replica.host.until_ready()  # only the host knows the device's size
+            await replica.host.until_ready()  # only the host knows the size of the device
         if state.info is None:
             on_cpu = not device.startswith("cuda")
             state.num_bytes = await asyncio.to_thread(
@@ -139,8 +137,8 @@ class Waker:
         loading_s = sum(seconds for _, seconds in info.load_phases) or info.load_s
         replica.awake_since = state.demand.used_at = now
         clock = _clock(is_further, info.mapped, history.is_cut, has_evicted)
-        # Excludes waits for room and for a starting host: the estimate of the next wake, and how long the model stays after it, must not grow with
-        # the device's load.
+        # Leave out the waits for room and for a starting host: the estimate of the next wake, and the time that the model then stays awake, must not
+        # grow with the device's load.
         history.note_wake(1e3 * min(now - room_at, loading_s + WAY_S), info.mapped)
         phases = (("residency", room_at - began), ("host", max(0.0, now - room_at - loading_s)))
         self._on_wake(
@@ -153,7 +151,7 @@ class Waker:
         message = f"model {state.name!r} cannot be used: {detail}"
         state.history.failed_at = time.monotonic()
         if any(other.is_awake or other.task is not None for other in state.replicas if other is not replica):
-            state.detail = ""  # only a further replica is missing
+            state.detail = ""  # the model itself is available
             log.warning("model %r could not be woken on %s as well: %s", state.name, replica.host.device, detail)
             return
         retry_after_s = RETRY_FAILED_S if word == "overloaded" else None
@@ -164,7 +162,7 @@ class Waker:
     async def _load(
         self, state: ModelState, replica: Replica, directory: Path, text: "asyncio.Task[TextSide]"
     ) -> ModelInfo:
-        # The text side is awaited beside the weights, so that a missing tokenizer is reported without reading gigabytes first.
+        # Wait for the text side and the weights together, so that a missing tokenizer is reported before gigabytes are read.
         weights = asyncio.create_task(self._load_weights(state, replica, directory))
         try:
             await asyncio.wait({text, weights}, return_when=asyncio.FIRST_EXCEPTION)
@@ -180,7 +178,7 @@ class Waker:
             await asyncio.gather(weights, return_exceptions=True)
 
     async def _read_text(self, state: ModelState, directory: Path) -> TextSide:
-        """Read the text side if there is none: it is small, and kept while the model sleeps."""
+        """Return the text side, read at the first wake: it is small, and kept while the model sleeps."""
         if state.text is not None:
             return state.text
         if not directory.is_relative_to(EMBEDDED):
@@ -194,13 +192,13 @@ class Waker:
             check.add_done_callback(self.checks.discard)
 
     async def _check_template(self, state: ModelState, rendering: Rendering) -> None:
-        """Compile the template.
+        """Compile the chat template.
 
-        The model stays awake with a broken one, and refuses conversations; its status says why (`ModelState.flaw`)."""
+        If it is broken the model stays awake and refuses conversations; its status has the reason (`ModelState.flaw`)."""
         await asyncio.sleep(TEMPLATE_AFTER_S)
         try:
             await rendering.check()
-        except EngineError as error:  # the machine had no time: the first conversation tries again
+        except EngineError as error:  # the machine was too busy: the first conversation checks again
             log.warning("model %r: %s", state.config.name, error)
         except ChatTemplateError as error:
             log.error("model %r takes no conversations: %s", state.config.name, error)
@@ -246,9 +244,9 @@ class Waker:
 
 
 def _clock(is_further: bool, is_mapped: bool, was_cut: bool, has_evicted: bool) -> Clock:
-    """Return where a wake came from, by which its time is compared with others.
+    """Return the kind of a wake, which determines the wakes that it is compared with.
 
-    `is_further`: the model is awake on another device; `is_mapped`: its weights lay in host memory; `was_cut`: its host had died; `has_evicted`:
+    `is_further`: the model is awake on another device. `is_mapped`: its weights were in host memory. `was_cut`: its host had died. `has_evicted`:
     another model made room."""
     if is_further and is_mapped:
         return "sibling"
@@ -275,13 +273,13 @@ def _reporter(state: ModelState, verb: str) -> Callable[[int, int], None]:
 
 
 def _log_conversion(info: ModelInfo) -> None:
-    """Log, once for each model, that it computes in another type than its weights are stored in."""
+    """Log, once for each model, that its weights are converted to another type for computation."""
     if "F16" not in info.stored_dtypes:
         return
     if info.dtype == "bfloat16":
         log.warning(
             "model %s is stored in float16 and computed in bfloat16, which keeps 8 of its weights' 11 significant bits; "
-            'dtype = "float32" in the site\'s file computes what is stored, in twice the memory',
+            'dtype = "float32" in the site\'s file keeps all bits, in twice the memory',
             info.name,
         )
     else:
@@ -289,9 +287,9 @@ def _log_conversion(info: ModelInfo) -> None:
 
 
 def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
-    """Return what there is of a model, with as much context as the site's file gives it.
+    """Return a model's facts with the context length that the site's file sets.
 
-    Raises EngineError: more than there is."""
+    Raises EngineError if the model or its KV cache allows less."""
     if config.context_tokens is None:
         return info
     if config.context_tokens > info.context_length:
@@ -301,7 +299,7 @@ def _limited(info: ModelInfo, config: ModelConfig) -> ModelInfo:
 
 
 async def _check_tokenizer(directory: Path) -> None:
-    """Raises TokenizerError for a tokenizer that no process of a site should read."""
+    """Check in a child process that a tokenizer is safe to load. Raises TokenizerError."""
     try:
         await run_guarded(GuardedJob(JobCall(check_tokenizer, (str(directory),)), TOKENIZER_CPU_S, TOKENIZER_BYTES))
     except JobError as error:

@@ -1,7 +1,7 @@
 """The site's weights in host memory: one file per model, in a directory that outlives engine hosts.
 
-An engine host writes a model's file, or maps the existing one; this module decides which models may have one, and deletes files. A deleted file's
-memory is free when the last host unmaps it, so only sleeping models' files are worth deleting. A new runtime adopts the files of a killed one.
+An engine host writes a model's file, or maps the existing one. This module decides which models may have a file, and deletes files. The memory of a
+deleted file is free when the last host unmaps it, so only sleeping models' files are worth deleting. A new runtime adopts the files of a killed one.
 Independent of the files' contents.
 """
 
@@ -38,11 +38,11 @@ class WeightsTier:
         return _size(self.file_of(model))
 
     def held_for(self, model: str) -> int:
-        """Return the bytes of the model's file; a file being written counts with its full size."""
+        """Return the size of the model's file; a file that is being written counts with its final size."""
         return max([self.bytes_of(model), *(_size(path) for path in self._unfinished(model))])
 
     def remove(self, model: str) -> None:
-        """Remove the model's file. An engine host that was still writing it notices, and stops."""
+        """Remove the model's file. An engine host that is still writing it notices this and stops."""
         for path in (self.file_of(model), *self._unfinished(model)):
             path.unlink(missing_ok=True)
 
@@ -50,7 +50,7 @@ class WeightsTier:
         return list(self._directory.glob(f"{self.file_of(model).name}.*{_UNFINISHED}"))
 
     def adopt(self, models: Iterable[str]) -> None:
-        """Keep these models' files, which the engine checks before use, and delete all others."""
+        """Keep the files of these models and delete all others. The engine checks a file before use."""
         known = {self.file_of(model) for model in models}
         for path in self._directory.iterdir():
             if path in known:
@@ -59,7 +59,7 @@ class WeightsTier:
                 path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the tier, after the last engine host."""
+        """Remove the directory, after the last engine host has ended."""
         self._place.remove()
 
 
@@ -68,9 +68,9 @@ def open_tier(
     place: TierDirectory | None = None,
     supply_at: Callable[[Sequence[TierDirectory]], AvailableMemory] = AvailableMemory.at,
 ) -> WeightsTier | None:
-    """Return the site's tier, or None if it has none.
+    """Return the site's tier; None if its file sets none, or no directory can be used.
 
-    Raises ConfigError if the site file assigns more host memory than the machine has."""
+    Raises ConfigError if the site's file assigns more host memory than the machine has."""
     place = place or TierDirectory(site.name, kind="weights")
     supply = supply_at([place, *kv_places(site.name, len(site.engine.all_devices))])
     check_memory_budget(site, supply)
@@ -82,9 +82,9 @@ def open_tier(
     place.remove_dead_later()
     if directory is None:
         if promised_gib is None and not must:
-            return None  # the reason was logged
+            return None  # the claim has logged the reason
         raise ConfigError(
-            f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}; give it another name, or end the other"
+            f"site {site.name!r} cannot keep weights at {place.directory}: {place.why_not}: choose another name, or stop the other process"
         )
     try:
         limit = weights_limit(site, supply)
@@ -97,7 +97,7 @@ def open_tier(
 
 
 def _size(path: Path) -> int:
-    """Return a file's bytes; 0 if there is none."""
+    """Return a file's size in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:

@@ -1,6 +1,6 @@
-"""Activity of a site without a router, for its page (page/source.py).
+"""The activity of a site without a router, for its page (page/source.py).
 
-Reads the counters of other modules, once a second."""
+It reads the counters of other modules once a second."""
 
 from collections.abc import Callable
 from typing import Literal

@@ -1,6 +1,6 @@
-"""Sends each router only the changes of the site's digests since its last edition.
+"""Sends each router only the changes of the site's prefix digests since its last edition.
 
-Complete digests are 44 kB per status and model."""
+Complete digests take 44 kB per status and model."""
 
 import os
 from collections import OrderedDict
@@ -10,16 +10,17 @@ from msgspec.structs import replace
 from pilotlight.wire.hop.prefixes import changed_prefixes
 from pilotlight.wire.hop.status import SiteStatus
 
-KEPT = 4  # editions; a digest is made again every ten seconds, and routers ask once a second
+KEPT = 4  # editions kept; a new one is made every ten seconds, and routers ask once a second
 
 
 class DigestEditions:
     def __init__(self) -> None:
-        self._newest = int.from_bytes(os.urandom(6))  # another process of this site counts from elsewhere
+        self._newest = int.from_bytes(os.urandom(6))  # random, so that editions of a restarted site differ
         self._by_edition: OrderedDict[int, dict[str, bytes]] = OrderedDict()
 
     def publish(self, status: SiteStatus, known: int) -> SiteStatus:
-        """Return the status with its digests' edition, as changes if the one that the router knows is kept."""
+        """Return the status with the edition of its digests.
+        It has only the changes since the edition `known` if that is still kept."""
         digests = {model.name: model.prefixes for model in status.models}
         if digests != self._by_edition.get(self._newest):
             self._newest += 1

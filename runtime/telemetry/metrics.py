@@ -1,6 +1,6 @@
-"""A site's metrics, by the names people already chart (vllm:*) and our own (pilotlight_*).
+"""A site's metrics, with vLLM's names where it has them (vllm:*), else pilotlight_*.
 
-One registry per application, so that several sites can live in one process. Independent of what the figures are used for.
+Each application has its own registry, so that several sites can run in one process. Independent of how the figures are used.
 """
 
 import time
@@ -55,9 +55,9 @@ class Metrics:
         statuses: Statuses,
         lenders: Lenders | None,
     ) -> None:
-        """Publish counters at each scrape: the engine's, `gauges`, models' residency, and lending sites.
+        """Export more metrics at each scrape: the engine's, `gauges`, residency, and lending sites.
 
-        `gauges` maps a name to its meaning and reader."""
+        `gauges` maps a name to its description and a function that reads the value."""
         self._registry.register(_ModelCollector(loads, statuses))
         if lenders is not None:
             self._registry.register(_LenderCollector(lenders))
@@ -67,19 +67,19 @@ class Metrics:
             Gauge(f"pilotlight_{name}", meaning, registry=self._registry).set_function(read)
 
     def watch_certificate(self, read: Callable[[], float]) -> None:
-        about = "When the certificate of this listener ends, since the epoch."
+        about = "Unix time at which the certificate of this listener expires"
         Gauge("pilotlight_certificate_ends_seconds", about, registry=self._registry).set_function(read)
 
     def response(self, endpoint: str, status: int) -> None:
         self._responses.labels(endpoint, status).inc()
 
     def text(self) -> bytes:
-        """A scrape."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)
 
 
 class RequestMetrics:
-    """Times, tokens and outcomes of requests, by model."""
+    """Durations, tokens and outcomes of requests, by model."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
@@ -101,7 +101,7 @@ class RequestMetrics:
 
     @contextmanager
     def measure(self, model: str) -> Iterator["Measure"]:
-        """Count the request's outcome when the scope ends."""
+        """Open a request's scope; count its outcome when the scope ends."""
         measure = Measure(self, model, time.monotonic())
         outcome = "client_left"
         try:
@@ -123,7 +123,7 @@ class RequestMetrics:
 
 
 class Measured(Protocol):
-    """An answer whose tokens are counted: a generation, or embeddings."""
+    """An answer whose tokens are counted: a generation, embeddings or decisions."""
 
     @property
     def usage(self) -> Usage: ...
@@ -134,20 +134,20 @@ class Measured(Protocol):
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason; None until the answer has ended by itself."""
+        """The finish reason; None until the answer has ended by itself."""
 
 
 class Measure(msgspec.Struct, eq=False):
-    """One request's clock."""
+    """The measurement of one request."""
 
     metrics: RequestMetrics
     model: str
-    began: float  # on `time.monotonic`'s clock
-    last: dict[int, float] = {}  # by choice
+    began: float  # time.monotonic() at its start
+    last: dict[int, float] = {}  # time of the last delta by choice
     answer: Measured | None = None  # the answer whose tokens are counted at the end
 
     def note_delta(self, choice: int) -> None:
-        """A part of this choice is handed out now."""
+        """Record the time of a choice's delta."""
         now = time.monotonic()
         if choice in self.last:
             self.metrics.itl.labels(self.model).observe(now - self.last[choice])
@@ -167,7 +167,7 @@ class Measure(msgspec.Struct, eq=False):
 
 
 class EngineMetrics:
-    """Steps of the engine hosts, and wakes, evictions and failures of their models."""
+    """Metrics of engine steps, and of wakes, evictions and lost sequences."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, times = partial(Counter, registry=registry), partial(Histogram, registry=registry)
@@ -191,7 +191,7 @@ class EngineMetrics:
         self._wakes = times("pilotlight_wake_ms", about, ["model_name", "clock"], buckets=_WAKE_MS)
         about = "Duration of the phases of wakes"
         self._wake_phases = times("pilotlight_wake_phase_ms", about, ["clock", "phase"], buckets=_WAKE_MS)
-        about = "Models put to sleep, by the place of their weights"
+        about = "Models put to sleep, by where their weights are then"
         self._evictions = counter("pilotlight_evictions", about, ["model_name", "to"])
         about = "Extra copies of a busy model, started (up) and stopped (down)"
         self._scalings = counter("pilotlight_scalings", about, ["model_name", "direction"])
@@ -240,7 +240,7 @@ class _GpuCollector:
 
 
 class _LenderCollector:
-    """The sites that may compute prompts for this one."""
+    """The sites that may compute prompts for this one, with the measured links."""
 
     def __init__(self, lenders: Lenders) -> None:
         self._lenders = lenders
@@ -255,7 +255,7 @@ class _LenderCollector:
 
 
 class _ModelCollector:
-    """The engine hosts' newest counts, and where each model is."""
+    """The newest counts of the engine hosts, and the residency of each model."""
 
     def __init__(self, loads: Loads, statuses: Statuses) -> None:
         self._loads, self._statuses = loads, statuses
@@ -265,16 +265,17 @@ class _ModelCollector:
         yield from self._of_residency()
 
     def _of_loads(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        """Yield a model's counts by the number of the device: they start again where it wakes."""
+        """Yield a model's counts with the device's number as a label.
+        Counts of a device start at zero when the model wakes there."""
         found = [((name, str(device_index)), load) for device_index, name, load in self._loads()]
         for kind, name, about, read in _OF_LOADS:
-            family = kind(name, about, labels=["model_name", "engine"])  # vLLM numbers them, too
+            family = kind(name, about, labels=["model_name", "engine"])  # vLLM uses numbers as well
             for labels, load in found:
                 family.add_metric(labels, read(load))
             yield family
         corrupt = CounterMetricFamily(
             "pilotlight_kv_corrupt_blocks",
-            "Damaged KV blocks of all models that were found before their use, and are computed again",
+            "Damaged KV blocks of all models that were detected before their use and computed again",
             labels=["model_name", "engine", "tier"],
         )
         for labels, load in found:

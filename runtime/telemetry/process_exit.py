@@ -1,6 +1,6 @@
 """Describes how a child process ended: its status, its signal, or the kernel's OOM killer.
 
-Knows Linux's counters; elsewhere a SIGKILL has no reason.
+The OOM killer is recognized by Linux's counters only.
 """
 
 import signal
@@ -9,22 +9,23 @@ from pathlib import Path
 
 
 def ending(code: int, oom_kills_before: int | None) -> str:
-    """`code` as subprocess has it; `oom_kills_before`: of `oom_kills`, from when the process was started."""
+    """Return the end of a sentence such as "was ended by SIGKILL".
+    `code` is subprocess's return code; `oom_kills_before` is the result of `oom_kills` before the process was started."""
     if code >= 0:
         return f"exited with status {code}"
     try:
         name = signal.Signals(-code).name
-    except ValueError:  # of real time
+    except ValueError:  # a real-time signal has no name
         name = f"signal {-code}"
     now = oom_kills() if code == -signal.SIGKILL and oom_kills_before is not None else None
     is_for_memory = now is not None and oom_kills_before is not None and now > oom_kills_before
-    return f"was ended by {name}" + (": out of memory, says the kernel" if is_for_memory else "")
+    return f"was ended by {name}" + (": out of memory, by the kernel's OOM killer" if is_for_memory else "")
 
 
 def oom_kills() -> int | None:
-    """Return how many processes the OOM killer has ended, or None if unknown.
+    """Return the number of processes that the OOM killer has ended, or None if unknown.
 
-    Of this process's control group if it counts them, otherwise of the machine."""
+    It is that of this process's control group if the group counts them, else that of the machine."""
     for file in (*_of_group(), Path("/proc/vmstat")):
         with suppress(OSError, ValueError):
             counts = dict(line.split()[:2] for line in file.read_text().splitlines() if len(line.split()) > 1)
@@ -34,7 +35,7 @@ def oom_kills() -> int | None:
 
 
 def _of_group(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> list[Path]:
-    """Return the files in which control groups count, of their second version and of their first."""
+    """Return the files with the counters of control groups, of version 2 and version 1."""
     files = []
     with suppress(OSError):
         for line in proc.read_text().splitlines():

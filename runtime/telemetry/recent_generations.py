@@ -1,4 +1,4 @@
-"""The phases of the newest generations, for the page: nothing of a prompt or an answer."""
+"""The durations of the phases of recent generations, for the page. They contain no prompts or answers."""
 
 import sys
 import time
@@ -17,11 +17,11 @@ KEPT = 500
 
 class RecentGenerations:
     def __init__(self) -> None:
-        self.times: deque[GenerationTimes] = deque(maxlen=KEPT)  # the oldest first
+        self.times: deque[GenerationTimes] = deque(maxlen=KEPT)  # oldest first
 
     @contextmanager
     def timed(self, model: str) -> Iterator["GenerationClock"]:
-        """Open the scope of a generation, which is kept when it ends."""
+        """Open the scope of a generation; store its phases when the scope ends."""
         clock = GenerationClock()
         try:
             yield clock
@@ -30,7 +30,7 @@ class RecentGenerations:
 
 
 def described(times: GenerationTimes, site: str) -> dict[str, object]:
-    """Return a generation as a router describes its request."""
+    """Return a generation in the form in which routers describe requests."""
     first_ms = times.wake_ms + times.admission_ms + times.queue_ms + times.prefill_ms
     outcome = times.outcome if times.outcome not in ("stop", "length", "tool_calls") else "ok"
     return {
@@ -40,7 +40,7 @@ def described(times: GenerationTimes, site: str) -> dict[str, object]:
 
 
 class GenerationClock:
-    """Moments of a generation, in ns since the epoch; 0: it did not come so far."""
+    """Times of one generation, in ns of Unix time; 0 for a phase that was not reached."""
 
     def __init__(self) -> None:
         self._began = time.time_ns()
@@ -56,7 +56,7 @@ class GenerationClock:
         self._submitted = time.time_ns()
 
     def computed(self, use: ResourceUse, finish_reason: str | None, *, first_output_ns: int, queue_us: int) -> None:
-        """Record what the engine has done."""
+        """Record the result and the engine's times."""
         self._use, self._first_output, self._queue_us = use, first_output_ns, queue_us
         self._finish_reason = finish_reason or ""
 

@@ -1,7 +1,7 @@
-"""The spans of a site's start and its models' wakes: the last few hundred, published at /timeline.
+"""The spans of a site's start and of its models' wakes: the newest 512, served at /timeline.
 
-A cold start is a row of spans in wall-clock time (a process, its imports, a model's weights, ...), so that measurements from outside can be aligned
-with them. Independent of the work in a span.
+A cold start is a row of spans in Unix time (a process, its imports, a model's weights, ...), so that measurements from outside can be aligned with
+them. Independent of the work in a span.
 """
 
 import os
@@ -17,9 +17,9 @@ LENGTH = 512
 
 class Span(msgspec.Struct, frozen=True):
     name: str
-    began_s: float  # of the Unix clock
+    began_s: float  # seconds of Unix time
     ended_s: float
-    what: str = ""  # a model, or nothing
+    what: str = ""  # the model, if any
 
 
 class Timeline:
@@ -30,7 +30,7 @@ class Timeline:
         self._spans.append(Span(name, began_s, time.time() if ended_s is None else ended_s, what))
 
     def note_phases(self, phases: Iterable[tuple[str, float]], ended_s: float, what: str = "") -> float:
-        """Record phases one after the other, of which the last has just ended; returns when the first began."""
+        """Record consecutive phases, the last of which ends at `ended_s`. Return when the first began."""
         named = list(phases)
         began_s = at = ended_s - sum(seconds for _, seconds in named)
         for name, seconds in named:
@@ -44,7 +44,7 @@ class Timeline:
 
 
 def process_began_s() -> float | None:
-    """Return when this process started, to the clock tick (10 ms); None if the system does not report it."""
+    """Return the Unix time at which this process started, to 10 ms; None if it is unknown."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")

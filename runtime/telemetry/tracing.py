@@ -1,4 +1,4 @@
-"""A site's spans: requests in their router's trace, generations with phases, functions' invocations.
+"""A site's spans: requests in their router's trace, generations with phases, and function invocations.
 
 A generation is a child of its request or function. Names follow OpenTelemetry's conventions for HTTP, GenAI and functions. Spans contain no part of a
 prompt or an answer. Independent of their export (wire/tracing.py).
@@ -26,7 +26,7 @@ TRACED = ("/ai/", "/v1/", "/client/", "/fn/")
 
 class SiteTracing:
     def __init__(self, collector: str, site: str, version: str) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError if the packages for the export are not installed."""
         try:
             self.spans = Spans(collector, "pilotlight-site", version, site=site)
         except ImportError as error:
@@ -40,7 +40,7 @@ class SiteTracing:
 
     @contextmanager
     def request(self, scope: Scope) -> Iterator["RequestSpan | None"]:
-        """Open the span of a request. What the request is passed on to gets it as its parent."""
+        """Open the span of a request, and make it the parent in the request's headers."""
         path, method = str(scope["path"]), str(scope.get("method", "GET"))
         if not path.startswith(TRACED):
             yield None
@@ -56,7 +56,7 @@ class SiteTracing:
             yield RequestSpan(self.spans, span)
 
     def invocation(self, function: str, trigger: str) -> AbstractContextManager[object]:
-        """Open the span of an invocation, from its call until its answer begins."""
+        """Open the span of an invocation; it ends when the response begins."""
         attributes = {"faas.name": function, "faas.trigger": trigger}
         return self.spans.within(f"invoke {function}", CURRENT.get(), "internal", attributes)
 
@@ -78,7 +78,7 @@ class SiteTracing:
             traced.end()
 
     def close(self) -> None:
-        """Waits for the collector, so it is not for an event loop."""
+        """Export the remaining spans. It blocks, so do not call it in an event loop."""
         self.spans.close()
 
 
@@ -93,9 +93,9 @@ class RequestSpan:
 
 
 class GenerationSpan:
-    """Record a generation's phases.
+    """The span of a generation, with its phases.
 
-    They are admission (until the engine has it), queue (until its first step), prefill (until its first token) and decode."""
+    They are admission (until the engine gets it), queue (until its first step), prefill (until its first token) and decode."""
 
     def __init__(self, spans: Spans, span: "Span") -> None:
         self._spans, self._span = spans, span
@@ -103,7 +103,7 @@ class GenerationSpan:
         self._submitted_ns = self._first_output_ns = self._queue_us = 0
 
     def submitted(self) -> None:
-        """Record the time at which the engine has it."""
+        """Record that the engine has the generation now."""
         self._submitted_ns = time.time_ns()
 
     def end(self) -> None:
@@ -121,15 +121,15 @@ class GenerationSpan:
     def computed(
         self, use: ResourceUse, finish_reason: FinishReason | None, *, first_output_ns: int, queue_us: int
     ) -> None:
-        """Record what the engine has done.
+        """Record the result and the engine's times.
 
-        `first_output_ns`: when it came, 0 if it did not. `queue_us`: for which the engine let the sequence wait."""
+        `first_output_ns` is the Unix time of the first output, 0 without one. `queue_us` is the time that the sequence waited in the engine."""
         self._first_output_ns, self._queue_us = first_output_ns, queue_us
         span = self._span
         span.set_attribute("gen_ai.usage.input_tokens", use.prompt)
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", use.cached)
         span.set_attribute("gen_ai.usage.output_tokens", use.output)
-        span.set_attribute("pilotlight.device_us", use.device_us)  # its shares of the engine's steps
+        span.set_attribute("pilotlight.device_us", use.device_us)  # its share of the engine steps' device time
         if use.drafted:
             span.set_attribute("pilotlight.drafted_tokens", use.drafted)
             span.set_attribute("pilotlight.accepted_tokens", use.accepted)

@@ -1,8 +1,8 @@
-"""A site's traffic, for routers: arrivals of each model, and the conversation prefixes in its cache.
+"""A site's traffic, published to routers: each model's arrivals, and the cached conversation prefixes.
 
-The router names a prefix by a digest, salted per tenant: the site can only compare digests, so no tenant can find another's prefixes (I4). The record
-follows the engine's cache from outside: it is bounded by the cache's size, corrected by the hits that the engine reports, and emptied when the model
-leaves the device.
+A router names a prefix by a digest, salted per tenant. The site can only compare digests, so no tenant can find out another's prefixes (I4). The
+record is an estimate of the engine's cache: it is limited to the cache's size, corrected by the hits that the engine reports, and emptied when the
+model leaves its last device.
 """
 
 import math
@@ -15,9 +15,11 @@ from msgspec.structs import replace
 from pilotlight.wire.hop.prefixes import MAX_PUBLISHED, encode_prefixes
 from pilotlight.wire.hop.status import ModelStatus
 
-WINDOW_S = 10.0  # over which rates are averaged: some hundred requests at a busy site
-PUBLISH_EVERY_S = 10.0  # the digest is made again: 8,192 entries are 43 kB of status, and caches change slowly
-BELIEVED_SHARE = 0.5  # of the tokens that a prefix should have brought; below it, the engine has evicted it: the router's token counts are estimates
+WINDOW_S = 10.0  # averaging time of rates: some hundred requests at a busy site
+PUBLISH_EVERY_S = 10.0  # interval of new digests: 8,192 entries are 43 kB of status, and caches change slowly
+# If a prompt's cached tokens are less than this share of its recorded prefix, the engine has evicted the prefix. Token counts of routers are
+# estimates.
+BELIEVED_SHARE = 0.5
 
 
 class Traffic:
@@ -31,9 +33,9 @@ class Traffic:
     def computed(
         self, model: str, prompt_tokens: int, cached_tokens: int, prefixes: Sequence[tuple[int, int]], kv_tokens: int
     ) -> None:
-        """A prompt is in the cache now.
+        """Record that a prompt is in the cache now.
 
-        `prefixes`: (short digest, tokens up to there as the router estimates them), longest first."""
+        `prefixes` are pairs of (short digest, number of tokens up to there as the router estimates it), the longest first."""
         known = self._models[model]
         known.prompt_tokens += prompt_tokens
         known.cached_tokens += cached_tokens
@@ -41,7 +43,7 @@ class Traffic:
         known.held.note(prefixes, prompt_tokens, cached_tokens, kv_tokens)
 
     def forget(self, model: str) -> None:
-        """Forget a model that is on no device any more: its cache is gone with it."""
+        """Clear the prefixes of a model that has left its last device, and with it its cache."""
         if model in self._models:
             self._models[model].held.clear()
 
@@ -69,7 +71,7 @@ class _Model:
 
 
 class Rate:
-    """An exponentially weighted rate of events."""
+    """An exponentially weighted rate of events per second."""
 
     def __init__(self) -> None:
         self._per_s = 0.0
@@ -84,7 +86,7 @@ class Rate:
 
 
 class HeldPrefixes:
-    """The least recently used first, as in the cache that it follows."""
+    """The estimated prefixes in a model's cache, the least recently used first."""
 
     def __init__(self) -> None:
         self._segments: OrderedDict[int, int] = OrderedDict()  # digest -> tokens of the segment that ends there
@@ -101,7 +103,7 @@ class HeldPrefixes:
 
     def note(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int, kv_tokens: int) -> None:
         self._correct(prefixes, prompt_tokens, cached_tokens)
-        for i, (digest, tokens) in enumerate(prefixes):  # the tail first: it is evicted before what it hangs on
+        for i, (digest, tokens) in enumerate(prefixes):  # the end of a prompt is evicted before its start
             before = prefixes[i + 1][1] if i + 1 < len(prefixes) else 0
             self._drop(digest)
             self._segments[digest] = max(0, tokens - before)
@@ -120,9 +122,7 @@ class HeldPrefixes:
         return self._digest
 
     def _correct(self, prefixes: Sequence[tuple[int, int]], prompt_tokens: int, cached_tokens: int) -> None:
-        """Drop a prefix that was expected in the cache and not found.
-
-        It was evicted, and with it all conversations that were used no later."""
+        """Drop the prefixes that were expected in the cache but not found."""
         held = next((tokens for digest, tokens in prefixes if digest in self._segments), 0)
         total = max((tokens for _, tokens in prefixes), default=0)
         if not held or cached_tokens >= BELIEVED_SHARE * held * prompt_tokens / max(1, total):

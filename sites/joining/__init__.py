@@ -1,1 +1,1 @@
-"""Joining of a machine to a network: the network's folder with its authority, tokens and secret."""
+"""Files of a network that machines can join: its authority, tokens, secret and the router's file."""

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pilotlight.support import atomic_files
 
 AUTHORITY_DAYS = 3650
-LEAF_DAYS = 398  # the longest time that browsers accept
+LEAF_DAYS = 398  # the longest validity that browsers accept
 CLOCKS_DIFFER = timedelta(minutes=10)
 
 
@@ -24,17 +24,17 @@ class AuthorityError(Exception):
 
 
 class NewPair(NamedTuple):
-    """A private key and its certificate request, both PEM."""
+    """A private key and its certificate request, both in PEM."""
 
     key: bytes
     request: bytes
 
 
 class Authority:
-    """The authority in a folder: `authority.pem`, `authority.key`."""
+    """The authority in a folder, with its files `authority.pem` and `authority.key`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open an authority. Raises AuthorityError if there is none, or it cannot be read."""
+        """Open an authority. Raises AuthorityError if it does not exist or cannot be read."""
         self.file, self._key_file = folder / "authority.pem", folder / "authority.key"
         try:
             self.pem = self.file.read_bytes()
@@ -47,7 +47,7 @@ class Authority:
 
     @classmethod
     def make(cls, folder: Path, network: str) -> "Authority":
-        """Make an authority in a folder that has none. Raises OSError."""
+        """Create an authority in a folder that has none. Raises OSError."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Pilotlight network {network}"[:64])])
         now = datetime.now(UTC)
@@ -66,14 +66,14 @@ class Authority:
         return fingerprint_of(self.pem)
 
     def issue(self, request: bytes, host: str, days: float = LEAF_DAYS) -> bytes:
-        """Return the certificate, PEM, of a request's key for one host name or address. Raises AuthorityError."""
+        """Return a certificate in PEM for a request's key and one host name or address. Raises AuthorityError."""
         try:
             asked = x509.load_pem_x509_csr(request)
             is_own = asked.is_signature_valid
         except (ValueError, InvalidSignature):
             is_own = False
         if not is_own:
-            raise AuthorityError("this is no request for a certificate that is signed by its own key")
+            raise AuthorityError("this is not a certificate request that is signed by its own key")
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host[:64])])
         certificate = (
             _builder(name, self._certificate.subject, asked.public_key(), datetime.now(UTC), days)
@@ -99,7 +99,7 @@ def fingerprint_of(pem: bytes) -> str:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:
-        raise AuthorityError(f"this is no certificate: {error}") from None
+        raise AuthorityError(f"this is not a certificate: {error}") from None
     return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()
 
 
@@ -108,7 +108,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: object, now: datetime, 
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key)  # type: ignore[arg-type]  # of whichever kind asks
+        .public_key(key)  # type: ignore[arg-type]  # the key has the type that the client chose
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - CLOCKS_DIFFER)
         .not_valid_after(now + timedelta(days=days))

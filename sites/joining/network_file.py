@@ -1,4 +1,4 @@
-"""A router's file that programs change: they add and remove [[sites]] tables and keep everything else."""
+"""Add and remove [[sites]] tables in a router's file, and keep everything else in it."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _ANY_TABLE = re.compile(r"^[ \t]*\[")
 
 
 def add_site(file: Path, name: str, url: str, place: dict[str, Any]) -> None:
-    """Append a site. Raises ConfigError."""
+    """Append a site to the file. Raises ConfigError."""
     text, sites = _read(file)
     if any(site.get("name") == name for site in sites):
         raise ConfigError(f"{file} has a site named {name!r} already: choose another name")

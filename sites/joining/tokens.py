@@ -1,7 +1,7 @@
-"""Tokens for joining: each is valid once, for minutes, and can be revoked.
-The folder keeps their digests.
+"""Tokens for joining a network: each is valid once, for minutes, and can be revoked.
 
-A token contains the fingerprint of the network's authority, so a machine with the token needs nothing else to authenticate the router.
+The network's folder keeps their digests. A token contains the fingerprint of the network's authority, so a machine needs nothing else to authenticate
+the router.
 """
 
 import fcntl
@@ -19,23 +19,23 @@ import msgspec
 from pilotlight.support import atomic_files
 
 PREFIX = "pj-"
-KEPT_S = 30 * 86_400.0  # used and expired tokens are then deleted
+KEPT_S = 30 * 86_400.0  # used and expired tokens are deleted after this time
 
 
 class TokenError(Exception):
-    """A token does not open the network; the message has the reason."""
+    """A token is not accepted; the message has the reason."""
 
 
 class JoinToken(NamedTuple):
     secret: str
-    fingerprint: str  # of the authority
+    fingerprint: str  # fingerprint of the authority
 
     @classmethod
     def parse(cls, text: str) -> "JoinToken":
-        """Raises TokenError."""
+        """Parse a token. Raises TokenError."""
         secret, _, fingerprint = text.strip().partition(".")
         if not secret.startswith(PREFIX) or len(fingerprint) != 64:
-            raise TokenError("this is no token of `pilotlight network token`: paste the whole line")
+            raise TokenError("this is not a token of `pilotlight network token`: paste the whole line")
         return cls(secret, fingerprint)
 
     def __str__(self) -> str:
@@ -43,9 +43,9 @@ class JoinToken(NamedTuple):
 
 
 class KeptToken(msgspec.Struct, frozen=True):
-    """A token as the folder keeps it."""
+    """A token in the folder's list, without its secret."""
 
-    id: str  # its name for `revoke`
+    id: str  # its name for `pilotlight network revoke`
     sha256: str
     expires_s: float
     used_by: str = ""
@@ -102,7 +102,7 @@ class Tokens:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keep other processes from changing tokens: one token must not let two machines in."""
+        """Open a scope in which no other process changes the tokens, so that a token lets in only one machine."""
         directory = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(directory, fcntl.LOCK_EX)
@@ -112,8 +112,8 @@ class Tokens:
 
 
 def join_line(folder: Path, port: int, minutes: float, fingerprint: str) -> str:
-    """Make a token and return the command by which one machine joins.
-    `folder` is the network's. Raises OSError where its files cannot be read or written."""
+    """Make a token and return the command with which one machine joins.
+    `folder` is the network's. Raises OSError if its files cannot be read or written."""
     host = (folder / "host").read_text()
     made = Tokens(folder).create(minutes, fingerprint)
     return f"pilotlight join https://{f'[{host}]' if ':' in host else host}:{port} {made}"

@@ -260,7 +260,7 @@ def test_keys_are_asked_for_and_decide_what_one_may_do(chromium: "Browser", tmp_
         page.wait_for_selector("text=Requests by how they ended")
         assert page.locator("h2:text-is('Accounts')").count() == 0, "a viewer must not see the usage of other accounts"
         page.click("text=Sign out")
-        page.wait_for_selector("text=This network asks for a key")
+        page.wait_for_selector("text=This network requires a key")
         page.fill("[aria-label=Key]", boss_key)
         page.keyboard.press("Enter")
         page.wait_for_selector("#link:has-text('live')")

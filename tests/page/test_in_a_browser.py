@@ -141,7 +141,7 @@ def test_a_key_that_may_not_look_sees_the_door_alone(chromium: "Browser", scope:
         opened(chromium, served.url, refused=("status of 401", "status of 403")) as page,
     ):
         bodies = collected(page)
-        page.wait_for_selector("text=This network asks for a key")
+        page.wait_for_selector("text=This network requires a key")
         if scope:
             page.fill("[aria-label=Key]", scope)
             page.keyboard.press("Enter")

@@ -1,4 +1,4 @@
-"""A site with a fake engine, and a real server in front of it if sockets matter."""
+"""A site with a fake engine, and a real server for tests that need sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -55,7 +55,7 @@ class Site:
         return self.app.site.admission
 
     async def is_idle(self) -> None:
-        """Check that permits, tokens and sequences are given back (I6)."""
+        """Check that no permit, reserved token or sequence is left (I6)."""
         await eventually(
             lambda: self.admission.inflight == 0 and not any(self.admission.reserved.values()) and not self.engine.open
         )
@@ -75,7 +75,7 @@ def make_site(model_directory: Path) -> SiteMaker:
         wait: bool = True,
         **tables: Any,
     ) -> AsyncIterator[Site]:
-        """Make a site. `launcher` is the first device's, `further` are the others'."""
+        """Make a site. `launcher` is the first device's; `further` has one for each other device."""
         config = site_config(model_directory, **tables)
         launcher = launcher or FakeLauncher()
         app = build_app(config, launchers=[launcher, *further], hop_secret=hop_secret)

@@ -1,4 +1,4 @@
-"""Clients that all leave at once, in each phase of a request: nothing is held for them any longer, and the next client is served (I2, I6)."""
+"""Many clients leave at once, in each phase of a request: everything they held is freed, and the next client is served (I2, I6)."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ NEVER_S = 3600.0
 
 
 async def connected(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return a connection on which a request has been sent."""
+    """Return a connection after sending a request on it."""
     place = urlsplit(site.url)
     reader, writer = await asyncio.open_connection(place.hostname, place.port)
     body = json.dumps(HELLO).encode()
@@ -31,7 +31,7 @@ async def connected(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWri
 
 
 async def storm(site: Site) -> None:
-    """Let clients come, and leave when all of them are at work."""
+    """Connect clients, and disconnect them when all their requests are in progress."""
     before = len(asyncio.all_tasks())
     connections = [await connected(site) for _ in range(CLIENTS)]
     await eventually(lambda: site.admission.inflight == CLIENTS)

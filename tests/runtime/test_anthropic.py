@@ -1,4 +1,4 @@
-"""Anthropic's Messages at a site: whole, streamed, with tools and thinking, its errors, counts, and its header for keys."""
+"""Anthropic's Messages at a site: whole and streamed, with tools and thinking, errors, token counts, and the header for keys."""
 
 import json
 from hashlib import sha256

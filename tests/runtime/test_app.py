@@ -1,4 +1,4 @@
-"""The paths and methods that a site answers, by any ASGI server's rules, and refusals of others."""
+"""The paths and methods that a site answers under any ASGI server, and the refusal of others."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Azure's paths and its header for keys, at a site; and fine-tuning jobs without stored adapters."""
+"""Azure's paths and its header for keys at a site, and fine-tuning jobs without stored adapters."""
 
 from tests.asgi import call
 from tests.fakes import says

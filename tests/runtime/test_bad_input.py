@@ -1,4 +1,4 @@
-"""Every bad request is a clear error with the right status in the right dialect, and the next request works."""
+"""Every invalid request gets a clear error with the right status and dialect, and the next request works."""
 
 import json
 from typing import Any
@@ -45,7 +45,7 @@ BAD_CHATS: list[tuple[dict[str, Any], int, str, str | None]] = [
     (user("Hi" * 300), 400, "context_length_exceeded", "messages"),
     ({**HELLO, "stop": ["a"] * 129}, 400, "invalid_request", "stop"),
     ({**HELLO, "logit_bias": {str(i): 1 for i in range(1025)}}, 400, "invalid_request", "logit_bias"),
-    # So many elements in few bytes, or so deep, that processing would take long or fail.
+    # Many elements in few bytes, or deep nesting, whose processing would take long or fail.
     ({**HELLO, "messages": HELLO["messages"] * 8193}, 400, "invalid_request", "messages"),
     ({**HELLO, "messages": [0] * 1_000_000}, 400, "invalid_request", "messages"),
     (user([{"type": "text", "text": ""}] * 1025), 400, "invalid_request", "messages[0].content"),

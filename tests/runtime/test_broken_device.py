@@ -1,4 +1,4 @@
-"""A device whose every step fails: few requests fail, its host is replaced, and then requests succeed."""
+"""A device on which every step fails: few requests fail, its host is replaced, and then requests succeed."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A prompt is recognised again, whatever its answer has become meanwhile, and forgotten after an hour."""
+"""A prompt that crashed hosts is recognized whatever part of its answer was delivered, and forgotten after an hour."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Custom tools of chats: their calls whole, streamed, cut, continued, and in a history."""
+"""Custom tools of chats: calls that are whole, streamed, cut, continued, and part of a history."""
 
 import json
 from typing import Any
@@ -22,7 +22,7 @@ def calling(arguments: Any) -> str:
 
 
 async def answered(site: Site, text: str, finish: str = "stop") -> tuple[str, str]:
-    """Return the input of the call of an answer: whole, and put together from a stream."""
+    """Return the input of an answer's call, after checking that the whole and the streamed answer agree."""
     site.engine.script = says(text, finish=finish)
     (whole,) = (await call(site.app, CHAT, ASKED)).json["choices"][0]["message"]["tool_calls"]
     site.engine.script = says(text, finish=finish)

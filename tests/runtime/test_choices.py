@@ -1,4 +1,4 @@
-"""Several answers to one request: distinguished by index, counted together, freed together."""
+"""Several choices of one request: distinguished by index, counted together, freed together."""
 
 import asyncio
 from typing import Any
@@ -32,8 +32,8 @@ async def test_each_choice_is_a_sequence_that_waits_for_the_first(site: Site) ->
 
 
 async def test_what_a_choice_takes_is_learnt_of_one_choice(site: Site) -> None:
-    """The next request's reservation is as large for each of its choices."""
-    site.engine.answer = lambda submit: says("Hello")  # 6 tokens
+    """The next request reserves that much for each of its choices."""
+    site.engine.answer = lambda submit: says("Hello")  # six tokens
     for _ in range(200):
         await call(site.app, CHAT, {**HELLO, "n": 3})
     assert site.admission.expected_output("tiny", 1000) == 12

@@ -1,4 +1,4 @@
-"""Constraints of an answer reach the engine in one form, whichever API's parameters set them."""
+"""The constraint of an answer reaches the engine in the same form, whichever API's parameters set it."""
 
 import json
 from typing import Any
@@ -62,7 +62,7 @@ async def test_every_way_to_say_it_is_one_constraint(
         ({"tool_choice": "required"}, ["answer: section (", '\\"f\\"', '\\"g\\"', '"a": {"type": "integer"}']),
         ({"tool_choice": "required", "parallel_tool_calls": False}, ["answer: section\n"]),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, ["body: call0\n", '\\"g\\"']),
-        ({}, ["answer: text (section text)*", "text: /(.|\\n)*/"]),  # g is strict
+        ({}, ["answer: text (section text)*", "text: /(.|\\n)*/"]),  # the tool g is strict
         ({"response_format": {"type": "json_object"}}, ["| document\n", 'document: %json {"type": "object", ']),
     ],
 )
@@ -79,7 +79,7 @@ async def test_calls_that_must_or_may_be_made_are_a_grammar(
 
 @pytest.mark.parametrize("is_wrapped", [True, False])
 async def test_of_tools_that_the_prompt_lists_only_the_allowed_ones_can_be_called(site: Site, is_wrapped: bool) -> None:
-    """Each of OpenAI's two dialects writes it in its way."""
+    """Each of OpenAI's two dialects has its own parameter for this."""
     functions = [{"name": name, "parameters": SCHEMA} for name in "fgh"]
 
     def wrapped(function: dict[str, Any]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ async def test_calls_follow_schemas_to_the_letter_where_their_tool_is_strict(sit
 
 
 def rules_of(site: Site, name: str) -> list[str]:
-    """Return the last grammar's rules whose names begin so."""
+    """Return the last grammar's rules whose names start with a prefix."""
     constraint = site.engine.submits[-1].constraint
     assert constraint is not None
     return [line for line in constraint.text.splitlines() if line.startswith(name)]
@@ -253,7 +253,7 @@ async def test_a_schema_that_would_end_an_engine_host_is_refused_by_name_and_rea
 ) -> None:
     for path, asked in ((CHAT, HELLO), (COMPLETIONS, {"model": "tiny", "prompt": "Hi"})):
         answer = await call(site.app, path, {**asked, "guided_json": schema})
-        while answer.status == 503:  # on a machine that is too busy to answer within ten seconds
+        while answer.status == 503:  # the machine may be too busy to answer within ten seconds
             answer = await call(site.app, path, {**asked, "guided_json": schema})
         assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
         assert all(part in answer.json["error"]["message"] for part in parts), answer.body
@@ -262,7 +262,7 @@ async def test_a_schema_that_would_end_an_engine_host_is_refused_by_name_and_rea
 
 
 def in_every_dialect(schema: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return requests whose answer follows the schema, or calls a strict tool whose one argument does."""
+    """Return requests in every dialect whose answer follows the schema, or calls a strict tool that has it as its one argument."""
     form = {"type": "json_schema", "schema": schema}
     strict = schema_of({"p": schema})
     response = {"model": "tiny", "input": "Hi", "store": False}

@@ -1,4 +1,4 @@
-"""A site's file may give a model less context than it has, and never more."""
+"""A site's file can reduce a model's context, but not increase it."""
 
 from pathlib import Path
 

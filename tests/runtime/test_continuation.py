@@ -1,4 +1,4 @@
-"""A dead host's sequences continue at the next host as if nothing had happened, or end with an error (I1, I3, I6, I8)."""
+"""Sequences of a dead host continue at the next host without a visible difference, or end with an error (I1, I3, I6, I8)."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -22,10 +22,10 @@ TEXT = "The pilot light burns."
 
 
 class Mortal:
-    """A launcher of hosts that continue `text` from any position; host i dies after `dies_at[i]` tokens of each sequence, if set."""
+    """A launcher of hosts that continue `text` from any position. Host i dies after `dies_at[i]` tokens of each sequence, if set."""
 
     def __init__(self, *dies_at: int | None, text: str = TEXT, how: str = "die") -> None:
-        """Prepare hosts. `how`: "die" for those that are killed, "crash" for those that end by themselves."""
+        """Prepare hosts. `how` is "die" for hosts that are killed, "crash" for hosts that end by themselves."""
         self.dies_at = dies_at
         self.how = how
         self.token_ids = (*ids(text), EOS)
@@ -242,7 +242,7 @@ async def test_two_deaths_are_survived(make_site: SiteMaker) -> None:
 
 
 async def test_what_an_earlier_site_delivered_counts_at_the_next_host_too(make_site: SiteMaker) -> None:
-    """Counts and random numbers start at the answer's beginning, for any number of earlier sites and hosts."""
+    """Counts and random numbers refer to the answer's beginning, after any number of earlier sites and hosts."""
     mortal = Mortal(4, 2)
     async with make_site(launcher=mortal.launcher) as site:
         sampling = SamplingParams(max_tokens=100, temperature=0.9, seed=7)
@@ -298,7 +298,7 @@ async def test_a_cut_socket_is_a_dead_host(make_site: SiteMaker) -> None:
     async with make_site(launcher=mortal.launcher) as site:
 
         async def cut() -> None:
-            mortal.clients[0].fail("the socket was closed")  # the process lives on, until it is stopped
+            mortal.clients[0].fail("the socket was closed")  # the process lives until it is stopped
 
         mortal.clients[0].answer = lambda submit: [*says("The", finish=None), cut, 30]
         answer = await call(site.app, CHAT, HELLO)

@@ -1,4 +1,4 @@
-"""Conversations: a list of items that responses read and extend, whole, streamed and in the background."""
+"""Conversations: stored lists of items that responses use and extend, whole, streamed and in the background."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Decisions at a site: each dialect's shape, a tree of tokens after one state, and the probabilities of plain forward passes."""
+"""Decisions at a site: the form in each dialect, a tree of tokens after one state, and equality with plain forward passes."""
 
 import json
 import math
@@ -42,7 +42,7 @@ LIKELY = {"yes": 0.9, "no": 0.1, "grey": 0.5, "blue": 0.25, "true": 0.25, "0": 0
 
 
 def scored(submit: Submit) -> list[Any]:
-    """Give each label its probability, all of it at its first token."""
+    """Return scores with which each label has its probability, all of it at the label's first token."""
     start = submit.sampling.prompt_logprobs_from
     label = TOKENIZER.decode(submit.prompt_token_ids[start:])
     rest = len(submit.prompt_token_ids) - start - 1
@@ -163,7 +163,7 @@ def process(process_tier: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def plain_passes(directory: Path, asked: dict[str, Any]) -> list[list[float]]:
-    """Return the options' probabilities by one forward pass for each of them, alone and without a cache."""
+    """Return the options' probabilities, computed by one forward pass per option without a cache."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     request = parse_decisions(json.dumps(asked).encode(), lambda name: name)

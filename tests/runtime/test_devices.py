@@ -1,4 +1,4 @@
-"""A site's devices: models are spread over them, each has its budget and its cores, and unusable ones are refused."""
+"""A site's devices: models are spread over them, each has its own budget and cores, and unusable devices are refused."""
 
 import os
 from collections.abc import Callable
@@ -37,7 +37,7 @@ async def test_every_device_has_a_budget_of_its_own(
         for entry in entries * 2:
             for other in entries:
                 for replica in pair.replicas(other["name"]):
-                    replica.awake_since = 0.0  # all have stayed for long enough
+                    replica.awake_since = 0.0  # the minimum stay of all is over
             assert (await call(pair.site.app, CHAT, ask(entry["name"]))).status == 200
             assert all(len(loaded) <= 1 for loaded in pair.loaded)
         assert [len(loaded) for loaded in pair.loaded] == [1, 1]

@@ -1,4 +1,4 @@
-"""Sequences and two replicas of a model: they go to the least busy one, and stay with their prefix as long as that pays (I4)."""
+"""Placement of sequences on two replicas: the less busy one, unless a cached prefix is worth more (I4)."""
 
 import asyncio
 from typing import Any
@@ -51,7 +51,7 @@ async def test_a_conversation_stays_where_its_prefix_is_as_long_as_that_pays(eve
         engine.answer = lambda submit: says("Hi")
     assert (await call(even.site.app, CHAT, turn(LONG))).status == 200
     (first,) = [i for i, engine in enumerate(even.engines) if engine.submits]
-    # a small request is open there: computing the long prompt elsewhere would still take longer
+    # a small request is open there, but computing the long prompt elsewhere would take longer
     blocker = asyncio.Event()
     gates.append(blocker)
     even.engines[first].scripts = []
@@ -65,7 +65,7 @@ async def test_a_conversation_stays_where_its_prefix_is_as_long_as_that_pays(eve
     assert (await call(even.site.app, CHAT, turn(LONG, "Hi"))).status == 200
     after = [len(engine.submits) for engine in even.engines]
     assert after[first] == before[first] + 1, "it stays"
-    even.replicas()[first].work.prefill_tokens += 10_000  # ten seconds of others' prompts
+    even.replicas()[first].work.prefill_tokens += 10_000  # ten seconds of other prompts
     assert (await call(even.site.app, CHAT, turn(LONG, "Hi"))).status == 200
     even.replicas()[first].work.prefill_tokens -= 10_000
     assert len(even.engines[1 - first].submits) == after[1 - first] + 1, "now it does not pay"

@@ -1,4 +1,4 @@
-"""Embeddings in both dialects, with an engine that makes a vector from every text's length."""
+"""Embeddings in both dialects, with a fake engine whose vector depends on the text's length."""
 
 import asyncio
 import json

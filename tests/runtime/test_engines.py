@@ -1,4 +1,4 @@
-"""The engine host's life and the models' residency: started, watched, restarted, loaded (I5)."""
+"""The life of an engine host and the residency of models: start, supervision, restart, load (I5)."""
 
 import asyncio
 from pathlib import Path
@@ -161,7 +161,7 @@ async def test_a_host_with_work_and_no_step_is_killed(make_site: SiteMaker) -> N
 
 
 async def test_a_prompt_whose_step_takes_longer_than_the_deadline_is_answered(make_site: SiteMaker) -> None:
-    """A slow core: hosts are killed before the step ends, until the deadline, which doubles with each of them, exceeds it."""
+    """Each host of a slow core is killed before the step ends, until the deadline, which doubles each time, is long enough."""
     async with make_site(engine={"step_deadline_s": 0.2}) as site:
         script = [0.6, *says("Hello")]
         site.launcher.prepare = lambda client: setattr(client, "script", list(script))
@@ -206,7 +206,7 @@ async def test_an_idle_host_may_be_silent(make_site: SiteMaker) -> None:
 
 
 async def test_a_host_that_is_never_ready_is_replaced(make_site: SiteMaker) -> None:
-    gates = [asyncio.Event()]  # the first host hangs for ever while it prepares
+    gates = [asyncio.Event()]  # the first host never finishes its preparation
 
     def prepare(client: FakeEngineClient) -> None:
         client.hello_gate = client.load_gate = gates.pop() if gates else None
@@ -218,7 +218,7 @@ async def test_a_host_that_is_never_ready_is_replaced(make_site: SiteMaker) -> N
 
 @pytest.mark.long
 async def test_a_lost_connection_counts_as_a_dead_host(site: Site) -> None:
-    site.engine.fail("the socket was closed")  # the process lives on
+    site.engine.fail("the socket was closed")  # the process itself lives
     assert (await call(site.app, CHAT, HELLO)).status == 200, "it waits for the next host"
     await eventually(lambda: len(site.launcher.hosts) == 2 and not site.app.site.why_not_ready())
     assert (await call(site.app, CHAT, HELLO)).status == 200
@@ -328,7 +328,7 @@ async def test_requests_are_admitted_by_the_cache_that_the_model_could_have_now(
     await first.until(b"Hel")
     second = start(site.app, CHAT, {**many, "stream": True})
     await second.until(b"Hel")
-    site.engine.loads["tiny"] = ModelLoad(total_blocks=1)  # other models of the host hold the rest
+    site.engine.loads["tiny"] = ModelLoad(total_blocks=1)  # the host's other models hold the rest
     refused = await call(site.app, CHAT, many)
     assert (refused.status, refused.json["error"]["code"]) == (503, "overloaded")
     assert f"{QUEUED_CACHES} times its KV cache" in refused.json["error"]["message"]

@@ -1,4 +1,4 @@
-"""A stream of events by itself: its start, heartbeats, and messages to a router after a site's drain."""
+"""EventWriter alone: the start of the stream, heartbeats, and the notice to a router when a drain starts."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Packed models from a web server: only missing parts, every chunk checked, with any fault of the server, the line or the disk."""
+"""Packed models from a web server: only missing chunks are fetched and all are checked, despite faults of the server, the connection or the disk."""
 
 import asyncio
 import errno
@@ -34,12 +34,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Server:
-    """A folder on an HTTP server, with faults."""
+    """An HTTP server for a folder, with faults."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.knows_ranges = True
-        self.sent: list[tuple[str, int]] = []  # of files' bodies: (name, bytes)
+        self.sent: list[tuple[str, int]] = []  # (name, number of bytes) of each response
         self.fault: Callable[[str, int], str | None] = lambda name, nth: None
         self.asked = 0
         self.url = ""
@@ -145,7 +145,7 @@ async def test_what_breaks_off_or_is_wrong_is_asked_for_again(server: Server, fa
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
 async def test_an_interrupted_fetch_continues_where_it_was(server: Server, here: Path, knows_ranges: bool) -> None:
-    """The task is cancelled in the middle, as a killed process would leave it; a chunk of its file is damaged besides."""
+    """The task is cancelled in the middle, like a killed process, and a chunk of the file is damaged as well."""
     source = server.source(listed(server.folder))
     server.fault = lambda name, nth: (
         "hang" if sum(1 for one, _ in server.sent if one == "weights.bundle") >= 3 else None
@@ -252,7 +252,7 @@ async def test_a_pin_that_does_not_fit_is_an_error(server: Server) -> None:
 
 async def test_without_its_server_the_last_version_serves_on(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     listed(server.folder)
-    remote = Remote(server.url, None)  # as for an https URL without a pin
+    remote = Remote(server.url, None)  # like an https URL without a pin
     monkeypatch.setattr(Remote, "parse", classmethod(lambda cls, source: remote))
     there = await directory_of(server.url)
     server.fault = lambda name, nth: "503"

@@ -1,4 +1,4 @@
-"""Copies of a model that wake and sleep, at a site whose hosts have roles and work."""
+"""Replicas that wake and sleep at a site whose hosts have roles and work."""
 
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -29,7 +29,7 @@ class Budget:
 
 
 def woken(roles: tuple[str, ...], ranks: tuple[int, ...]) -> int:
-    """Return the host on which a model wakes; the least rank suits it best."""
+    """Return the host on which a model wakes; it has the least rank."""
     started: list[Any] = []
     waker = SimpleNamespace(begin=lambda state, replica: started.append(replica))
     budgets = [Budget(Suits(rank, index)) for index, rank in enumerate(ranks)]

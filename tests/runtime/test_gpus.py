@@ -1,4 +1,4 @@
-"""GPUs through NVML: counted, measured, and checked for MIG, with a driver that consists of these tests."""
+"""GPUs through NVML: counted, measured, and checked for MIG, with a fake driver."""
 
 import sys
 from pathlib import Path
@@ -16,10 +16,7 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """A fake of NVML. `instances` of each GPU:
-
-    None without MIG mode, else whether there is one at each place.
-    """
+    """A fake of NVML. `instances` has an entry for each GPU: None without MIG, else whether each place has an instance."""
 
     class NVMLError(Exception):
         pass
@@ -102,7 +99,7 @@ def test_a_kv_cache_that_no_gpu_holds_is_refused_before_anything_starts(root: Pa
 def test_a_divided_gpu_is_left_to_the_engine_host_and_one_divided_into_nothing_is_refused(root: Path) -> None:
     check_devices(["cuda:3"], root=root, read_gpus=lambda: [Gpu("NVIDIA H100", 80 * GIB, 7)])
     assert not is_surely_cpu("auto", root, lambda: [Gpu("NVIDIA H100", 80 * GIB, 7)])
-    with pytest.raises(ConfigError, match="in MIG mode and divided into no instances"):
+    with pytest.raises(ConfigError, match="in MIG mode but has no instances"):
         check_devices(["cuda:0"], root=root, read_gpus=lambda: [Gpu("NVIDIA H100", 80 * GIB, 0)])
 
 

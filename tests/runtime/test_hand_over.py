@@ -1,4 +1,4 @@
-"""Prompts between prefill and decode hosts: their placement, its condition, and recovery when one of them is lost."""
+"""Prompts that move from prefill to decode hosts: their placement, its conditions, and recovery when a host is lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -28,7 +28,7 @@ LONG = "the pilot light of a gas stove burns small and blue until somebody wants
 
 @pytest.fixture
 def split(make_site: SiteMaker) -> Callable[..., Any]:
-    """Return a maker of sites with a prefill host and a decode host."""
+    """Return a function that makes sites with a prefill host and a decode host."""
 
     @asynccontextmanager
     async def make(
@@ -59,7 +59,7 @@ def turn(text: str, **more: Any) -> dict[str, Any]:
 
 
 class Busy:
-    """Streams that are open on the decode host, until they are released."""
+    """Streams on the decode host that stay open until they are released."""
 
     def __init__(self, pair: Pair, number: int = 3) -> None:
         self.pair, self.number = pair, number
@@ -166,7 +166,7 @@ async def test_short_prompts_and_slow_ways_are_no_reason_to_split(split: Callabl
         assert short.headers["x-pilotlight-route"] == "prompt=here; reason=short"
         prefill.loads["tiny"] = ModelLoad(prefill_tokens_per_s=1000.0, handed_over_tokens_per_s=50.0, total_blocks=64)
         assert (await call(pair.site.app, CHAT, turn(LONG))).headers["x-pilotlight-route"].startswith("prompt=here")
-        pair.replicas()[0].work.prefill_tokens += 10_000  # and so is a queue there
+        pair.replicas()[0].work.prefill_tokens += 10_000  # the prefill host has a queue as well
         prefill.loads["tiny"] = ModelLoad(prefill_tokens_per_s=1000.0, total_blocks=64)
         again = await call(pair.site.app, CHAT, turn("Another. " + LONG))
         pair.replicas()[0].work.prefill_tokens -= 10_000
@@ -298,7 +298,7 @@ async def test_a_model_wakes_again_on_the_role_that_it_lost(split: Callable[...,
 
 @pytest.mark.parametrize(("length", "handed_over"), [(16, 0), (17, 16), (32, 16), (33, 32)])
 def test_the_block_with_a_prompts_last_token_is_not_handed_over(length: int, handed_over: int) -> None:
-    """The decode host computes that token, so one more block would be fetched in vain."""
+    """The decode host computes that token itself, so this block would be fetched for nothing."""
     submit = Submit("a", "tiny", tuple(range(length)), SamplingParams(max_tokens=4), b"")
     assert prefill_sequence(submit, 16).prompt_token_ids == submit.prompt_token_ids[: handed_over + 1]
 

@@ -1,4 +1,4 @@
-"""A site accepts its own answers: those of each dialect, cut anywhere, as the history of the next request."""
+"""A site accepts its own answers, in each dialect and cut at any place, as the history of the next request."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def with_a_long_context(client: FakeEngineClient) -> None:
     client.context_length = 65536
 
 
-# The suite draws a sample; PILOTLIGHT_DRAWN=100000 draws that many.
+# The suite tests a random sample; PILOTLIGHT_DRAWN=100000 makes it that large.
 NUM_DRAWN = int(os.environ.get("PILOTLIGHT_DRAWN", "100"))
 
 Dialect = Callable[[Site, bool], Any]
@@ -112,7 +112,7 @@ def as_client_reads(partial: str) -> Any:
     try:
         return json.loads(partial or "{}")
     except ValueError:
-        return {}  # as much as the client can read
+        return {}  # a client cannot read more of it
 
 
 async def ollama(site: Site, is_streamed: bool) -> tuple[str, dict[str, Any]]:
@@ -183,7 +183,7 @@ VALUES = (
 
 
 def drawn_answer(drawing: random.Random) -> str:
-    """Return text, reasoning and calls in any order, some of which are broken."""
+    """Return text, reasoning and calls in random order; some are malformed."""
     pieces = []
     for _ in range(drawing.randint(0, 4)):
         arguments = {key: drawing.choice(VALUES) for key in drawing.sample("abc", drawing.randint(0, 3))}
@@ -196,7 +196,7 @@ def drawn_answer(drawing: random.Random) -> str:
 
 
 async def check_drawn(site: Site, drawing: random.Random) -> None:
-    """Draw an answer, cut it anywhere, and have it taken back by a drawn dialect."""
+    """Draw a random answer, cut it at a random place, and send it as history in a random dialect."""
     text = drawn_answer(drawing)
     is_cut = drawing.random() < 0.5
     shown = text[: drawing.randint(0, len(text))] if is_cut else text

@@ -1,4 +1,4 @@
-"""Real engines and real files: weights that sleep in host memory survive the engine host, and the runtime when it is killed."""
+"""Real engines and files: weights in host memory survive the engine host, and the runtime when it is killed."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ NAMES = ("a", "b")
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Write a site file with two models of which one fits at a time."""
+    """Write a site file with two models, of which one fits at a time."""
     for seed, name in enumerate(NAMES):
         write_llama(tmp_path / name, seed=seed)
         write_tokenizer(tmp_path / name)
@@ -104,7 +104,7 @@ def test_two_runtimes_of_one_name_are_distinguished(file: Path, tmp_path: Path) 
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert second.returncode == 1
         assert "another process serves a site of this name" in second.stderr
-        assert "give it another name" in second.stderr
+        assert "choose another name" in second.stderr
     finally:
         site.popen.kill()
         site.popen.wait()

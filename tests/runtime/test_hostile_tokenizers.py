@@ -1,4 +1,4 @@
-"""A tokenizer that would end the process that reads it, or never finish, is refused by name, and the site's other models answer."""
+"""A tokenizer that would crash the process that loads it, or never finish, is refused, and the site's other models answer."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,8 @@ from tests.runtime.conftest import SiteMaker
 
 CHAT = "/ai/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
-GROWS = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 5000}  # three times: 125 TB of one long word
+# applied three times, this makes one word of 125 TB
+GROWS = {"type": "Replace", "pattern": {"Regex": "."}, "content": "a" * 5000}
 
 
 def change_tokenizer(directory: Path, **parts: Any) -> None:

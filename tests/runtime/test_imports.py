@@ -1,4 +1,4 @@
-"""Modules that a starting site must not have imported: each import delays its first answer."""
+"""Modules that a site must not import at its start, because each import delays its first answer."""
 
 import json
 import subprocess
@@ -78,7 +78,7 @@ def imported_by(script: str) -> set[str]:
 def told(found: set[str], when: str) -> str:
     return (
         f"{when} has imported {', '.join(sorted(found))}; import it where it is used, or after the first answer "
-        "(`python -X importtime -c 'import pilotlight.runtime.serve'` shows by way of what)"
+        "(`python -X importtime -c 'import pilotlight.runtime.serve'` shows which module imports it)"
     )
 
 

@@ -1,4 +1,4 @@
-"""The places of a site's KV tiers: they survive its engine hosts, and only the intended files survive the site."""
+"""The directories of a site's KV tiers: they survive its engine hosts, and only the intended files survive the site."""
 
 import logging
 import os
@@ -72,7 +72,7 @@ def test_what_a_killed_site_left_is_taken_over_by_its_next_life_and_removed_by_a
 
 
 def lose_lock(place: TierDirectory) -> None:
-    """Release the lock, as the system does for a killed process."""
+    """Release the lock, as the kernel does for a killed process."""
     assert place._lock is not None
     os.close(place._lock)
     place._lock = None
@@ -127,7 +127,7 @@ def test_blocks_outlive_the_engine_and_go_with_the_site(tmp_path: Path) -> None:
             first = client.post("/v1/completions", json=ASK).json()
             assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
             assert directory.is_dir()
-            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # the disk follows after memory
+            until(lambda: any((tmp_path / "disk" / name).glob("segment-*.kv")))  # blocks reach the disk later
             engine = process.engine()
             engine.kill()
             until(lambda: process.has_another_engine(engine) and client.get("/readyz").status_code == 200)
@@ -165,7 +165,7 @@ def test_a_killed_site_may_come_back_for_what_it_left_before_another_removes_it(
         lose_lock(place)
     TierDirectory("another", tmp_path).remove_dead_later()
     assert killed.claim() is not None
-    lose_lock(alive)  # just now, so it may come back as well
+    lose_lock(alive)  # it was killed just now, so it may restart as well
     until(lambda: not lost.directory.exists())
     assert killed.directory.exists()
     assert alive.directory.exists()
@@ -176,7 +176,7 @@ def test_who_looks_whether_an_owner_is_dead_keeps_nothing_of_it(
 ) -> None:
     place = TierDirectory("ams1", tmp_path)
     place.directory.mkdir()
-    (place.directory / "owner.lock").mkdir()  # cannot be opened while the other one is held
+    (place.directory / "owner.lock").mkdir()  # it cannot be opened while the other lock is held
     assert not is_dead(place.directory)
     monkeypatch.setattr("pilotlight.runtime.hosts.tier_directory.LOOKS", 1)
     assert place.claim() == place.directory
@@ -194,7 +194,7 @@ def test_a_lock_that_is_being_checked_is_waited_for(tmp_path: Path) -> None:
 
 
 def removed(directory: Path) -> bool:
-    """Tell whether a folder is removed: the engine host of a killed site lives until its next heartbeat."""
+    """Tell whether a folder is removed. The engine host of a killed site lives until its next heartbeat."""
     TierDirectory("another", directory.parent).remove_dead()
     return not directory.exists()
 

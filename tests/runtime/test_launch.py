@@ -1,4 +1,4 @@
-"""Starting an engine host's process: its threads and environment; it ends with a site that refuses to start."""
+"""The start of an engine host's process: its threads and environment, and its end with a site that refuses to start."""
 
 import asyncio
 import subprocess

@@ -1,4 +1,4 @@
-"""A client that leaves frees everything it held (I2, I6), whenever it leaves."""
+"""A client that leaves at any moment frees everything it held (I2, I6)."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Prompts that another site computes for this one: over HTTP to a real server, if that pays, and if their data may go there."""
+"""Prompts that another site computes for this one, over HTTP to a real server: only if that is faster, and if their data may go there."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.process
 
 
 class Network:
-    """A site that lends, with a real server, and one that borrows, which has two streams open."""
+    """A site that lends, with a real server, and one that borrows and has two open streams."""
 
     def __init__(self, lender: Site, borrower: Site) -> None:
         self.lender, self.borrower = lender, borrower
@@ -53,7 +53,7 @@ class Network:
         return await Exchange(self.borrower.app, "POST", CHAT, raw, headers).done()
 
     def weigh(self, block_bytes: int, bytes_per_s: float) -> None:
-        """Give the model's blocks a size, and the link a measurement."""
+        """Set the size of the model's blocks and the measured rate of the link."""
         state = self.borrower.app.site.models.states["tiny"]
         state.info = replace(state.info, kv_block_bytes=block_bytes, kv_windows=(None,))
         self.known.link.note_blocks(bytes_per_s)
@@ -153,8 +153,8 @@ async def test_a_site_that_declines_is_done_without(network: Network) -> None:
         looks += 1
 
     network.known._look = blind  # type: ignore[method-assign]
-    await eventually(lambda: looks)  # a look that was in progress has ended
-    network.lender.app.site.models.assignments.num_open = lambda replica: 1  # a local request has just come
+    await eventually(lambda: looks)  # no query is in progress any more
+    network.lender.app.site.models.assignments.num_open = lambda replica: 1  # a local request has just arrived
     answer = await network.ask(turn(LONG))
     assert answer.status == 200
     assert answer.headers["x-pilotlight-route"].startswith("prompt=here; here=")
@@ -171,7 +171,7 @@ async def test_a_site_of_whose_prompt_nothing_came_is_left_alone(network: Networ
 
 
 async def test_prompts_with_images_or_an_adapter_stay_here(network: Network) -> None:
-    """They would be computed there without them."""
+    """The other site could not compute them correctly."""
     submit, info = network.borrower.engine.submits[-1], network.borrower.app.site.models.states["tiny"].info
     assert math.isfinite(network.known.offer(submit, 100, info, 1000.0).cost_s)
     image = PromptImage(position=3, num_tokens=4, digest=bytes(32))
@@ -217,7 +217,7 @@ async def test_a_way_that_is_measured_is_not_measured_again_with_each_look(netwo
 
 
 class Scripted:
-    """A site that answers each request with the next of these bytes, and then closes the connection unless they are a whole answer."""
+    """A fake site that answers each request with the next of these byte strings. It closes the connection after an incomplete answer."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = list(answers)
@@ -246,7 +246,7 @@ class Scripted:
                 if not answer.endswith(b"}"):
                     break
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # it has closed the connection
+            pass  # the client has closed the connection
         finally:
             writer.close()
 
@@ -266,7 +266,7 @@ async def test_an_answer_that_has_started_on_a_kept_connection_is_not_requested_
             await lender._look()
         assert site.num_asked == 2
         await lender._look()
-        await lender._look()  # the connection had been closed: the request may not have been read
+        await lender._look()  # the idle connection was closed, so the request is sent again on a new one
         assert site.num_asked == 5
 
 
@@ -279,7 +279,7 @@ async def test_an_answer_without_end_is_left() -> None:
 @pytest.mark.parametrize(
     ("answer", "num_kept"),
     [
-        (answered(b'{"models": "of another version"}'), 1),  # read to its end: the next look may reuse the connection
+        (answered(b'{"models": "of another version"}'), 1),  # read to its end, so the connection may be reused
         (answered(b" " * (2 << 20) + b"{}"), 0),
         (b'HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{"models": {}', 0),
     ],

@@ -1,4 +1,4 @@
-"""Prompts that a site computes for others: only while it is idle, and only for sites that share its network's secret."""
+"""Prompts that a site computes for others: only while it is idle, and only for sites with its network's secret."""
 
 import asyncio
 import json
@@ -140,7 +140,7 @@ async def test_one_prompt_at_a_time_and_none_for_a_client_that_left(lender: Site
 
 async def test_what_is_no_prompt_is_refused_by_name(lender: Site) -> None:
     assert (await borrow(lender, model="nope").done()).status == 503
-    assert await lent(lender, "declined", "unknown"), "names of models that are not the site's make no labels"
+    assert await lent(lender, "declined", "unknown"), "unknown model names make no labels"
     for more in ({"hand_over": "x"}, {"hand_over": "AB" * 16}, {"salt": b"x" * 65}):
         refused = await borrow(lender, **more).done()
         assert (refused.status, refused.json["error"]["code"]) == (400, "invalid_request")

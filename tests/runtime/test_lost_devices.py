@@ -1,4 +1,4 @@
-"""Deaths of engine hosts on a site with two devices: one host's death is another's work (I1, I3, I6)."""
+"""Deaths of engine hosts on a site with two devices: the other host continues the work (I1, I3, I6)."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ __all__ = ["entries", "even", "fast", "make_pair"]
 
 
 class Twins:
-    """Two hosts that answer with the same text; those of the given devices die once, after so many tokens of a sequence."""
+    """Two hosts that answer with the same text. Those of the given devices die once, after this many tokens of a sequence."""
 
     def __init__(self, first: int | None = None, second: int | None = None) -> None:
         self.mortals = [Mortal(first), Mortal(second)]
@@ -75,12 +75,12 @@ async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
     dead.hosts[0].die("it was killed")
     await eventually(lambda: even.site.app.site.fleet.num_up == 2 and len(dead.hosts) == 2)
     assert (await call(even.site.app, CHAT, ask())).status == 200
-    assert even.loaded == [[], ["tiny"]], "it is not hot any more"
+    assert even.loaded == [[], ["tiny"]], "its load is low again"
     assert [replica.holds_memory for replica in even.replicas()] == [False, True]
 
 
 async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteMaker) -> None:
-    """The model was going to wake there, and gets no request: it wakes on the other device."""
+    """The model starts to wake there. It has no requests, and wakes on the other device instead."""
     broken, sound = FakeLauncher(), FakeLauncher()
     broken.failures = [OSError("no more processes")] * 100
     async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:
@@ -107,7 +107,7 @@ async def test_random_deaths_under_load_cost_no_answer(make_pair: Callable[..., 
 
         async def one(after_s: float) -> Exchange:
             await asyncio.sleep(after_s)
-            return await call(pair.site.app, CHAT, ask(stream=True, max_tokens=16))  # 40 at once still fit
+            return await call(pair.site.app, CHAT, ask(stream=True, max_tokens=16))  # 40 at once are still admitted
 
         asked = [asyncio.create_task(one(chance.uniform(0, 0.6))) for _ in range(40)]
         for _ in range(4):

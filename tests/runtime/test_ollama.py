@@ -1,4 +1,4 @@
-"""Ollama's API at a site: chats and completions as lines or whole, embeddings, models, and refusals by name."""
+"""Ollama's API at a site: chats and completions as lines or whole, embeddings, models, and refused fields."""
 
 import base64
 import json

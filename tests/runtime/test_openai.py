@@ -1,4 +1,4 @@
-"""The OpenAI paths, through the whole application with a fake engine."""
+"""The OpenAI paths through the whole application, with a fake engine."""
 
 import json
 from pathlib import Path
@@ -88,7 +88,7 @@ async def test_a_stream_without_include_usage_has_no_usage(site: Site) -> None:
 
 
 async def test_half_a_character_is_held_back_and_no_event_has_an_id(site: Site) -> None:
-    """Readers that take a stream line by line expect `data:` first; ids belong to streams that can be read again."""
+    """Clients that read a stream line by line expect `data:` first. Ids are only for streams that can be read again."""
     site.engine.script = [step for output in says("a\u00e9b") for step in (output, 0.01)]
     answer = await call(site.app, CHAT, {**HELLO, "stream": True})
     contents = [event["choices"][0]["delta"].get("content") for event in answer.events[:-1]]
@@ -180,7 +180,7 @@ async def test_the_checkpoint_recommends_where_a_request_is_silent(make_site: Si
         ({"top_k": 0}, "top_k", None),
         ({"top_k": -1}, "top_k", None),
         ({"min_p": 0.0}, "min_p", 0.0),
-        ({"top_p": 0.0}, "top_p", 1e-6),  # only the most likely token
+        ({"top_p": 0.0}, "top_p", 1e-6),  # only the most likely token is left
         ({"temperature": None, "top_p": None}, "temperature", 1.0),
     ],
 )
@@ -239,7 +239,7 @@ async def test_streamed_calls_begin_with_a_name_and_their_arguments_come_as_they
 @pytest.mark.process
 async def test_a_call_that_is_held_back_for_long_is_no_silence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pilotlight.runtime.generation.generator.HELD_BACK_S", 0.0)
-    paced = [each for step in says(CALL_TEXT) for each in (0.0, step)]  # each is taken before the next one comes
+    paced = [each for step in says(CALL_TEXT) for each in (0.0, step)]  # each is taken before the next one arrives
     for is_stream in (True, False):
         site.engine.script = paced
         answer = await call(site.app, CHAT, {**HELLO, "tools": TOOLS, "stream": is_stream})

@@ -1,4 +1,4 @@
-"""The served OpenAPI document is correct: schemathesis sends valid and invalid requests, and each answer is one that it lists."""
+"""The served OpenAPI document is correct: schemathesis sends valid and invalid requests, and the document lists each response."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def test_the_document_names_streams_where_a_request_can_ask_for_one() -> None:
                 streaming.add((method, path))
     assert {("post", "/v1/chat/completions"), ("post", "/v1/messages")} <= asking
     assert asking - streaming == {("post", "/v1/messages/count_tokens"), ("post", "/v1/responses/input_tokens")}, (
-        "which receives a request as it would be sent"
+        "which receives the request as a server would"
     )
 
 
@@ -72,7 +72,7 @@ def test_every_path_of_the_document_is_a_sites(model_directory: Any) -> None:
 
 
 def answered(submit: Submit) -> Iterator[TokenOutput]:
-    """Yield an answer with the log-probabilities that were asked for."""
+    """Yield an answer with the requested log-probabilities."""
     tokens, most = (*ids("Hello"), EOS), submit.sampling.max_tokens
     prompt = tuple(TokenLogprobs(-1.0, ((1, -1.0),)) for _ in submit.prompt_token_ids[1:])
     for position, token in enumerate(tokens[:most]):
@@ -85,10 +85,7 @@ def answered(submit: Submit) -> Iterator[TokenOutput]:
 
 
 def checked(urls: tuple[str, ...], examples: int) -> int:
-    """Send requests of every operation to each server, the same to all; return how many.
-
-    Raises if an answer is not in the document.
-    """
+    """Send the same requests of every operation to each server; return their number. Raises if a response is not in the document."""
     import schemathesis
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
@@ -103,7 +100,7 @@ def checked(urls: tuple[str, ...], examples: int) -> int:
     num_sent = 0
     for found in schema.get_all_operations():
         operation = found.ok()
-        takes_input = bool(len(operation.body) or len(operation.query))  # without any, nothing can be invalid
+        takes_input = bool(len(operation.body) or len(operation.query))  # without these nothing can be invalid
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)[: 1 + takes_input]:
 
             @settings(
@@ -138,7 +135,7 @@ async def test_every_answer_is_one_that_the_document_names(
 ) -> None:
     async with make_server() as site:
         site.engine.answer = answered
-        monkeypatch.setattr(supervisor, "SILENT_S", 1e9)  # this engine sends nothing while it is idle
+        monkeypatch.setattr(supervisor, "SILENT_S", 1e9)  # the fake engine sends no heartbeats while it is idle
         fake = cast(FakeSite, SimpleNamespace(name=site.config.name, url=site.url))
         async with router([fake]) as routing:
             with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Thirteen real models on a device with room for a quarter of them: each answers, with its own weights, after any number of sleeps."""
+"""Thirteen real models on a device with room for a quarter of them: each answers with its own weights, however often it has slept."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Liveness is progress: its definition, and how long a host may have work without any."""
+"""The definition of progress, by which a host counts as alive, and how long a busy host may have none."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_a_host_without_work_is_never_stuck(watch: ProgressWatch, clock: Clock) 
 def test_one_that_is_not_ready_yet_has_longer_than_one_that_is(watch: ProgressWatch, clock: Clock) -> None:
     with watch.expected():
         clock.now += 3.0
-        watch.note_step(frame(0))  # it sends heartbeats while it imports
+        watch.note_step(frame(0))  # the host sends heartbeats while it imports
         clock.now += 29.9
         assert watch.why_stuck() is None
         clock.now += 0.2
@@ -108,7 +108,7 @@ def test_a_machine_that_is_measured_to_be_slow_has_ten_times_its_largest_step(cl
 
 
 def test_a_machine_whose_first_step_never_ends_in_time_has_twice_as_long_each_time(clock: Clock) -> None:
-    """Nothing is measured until a step has ended: a fixed deadline would end every host of a slow machine."""
+    """Nothing is measured until a step has ended. A fixed deadline would end every host of a slow machine."""
     watch = ProgressWatch(start_timeout_s=30.0, step_deadline_s=5.0, largest_step=2048)
     for deadline_s in (5.0, 10.0, 20.0, 40.0):
         watch.begin()

@@ -1,4 +1,4 @@
-"""The prompt's own logprobs: vLLM's table on both endpoints, and the older endpoint's echo."""
+"""Log-probabilities of the prompt: vLLM's table in both APIs, and the echo of completions."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from tests.runtime.conftest import Site
 
 CHAT = "/ai/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-TEXT: dict[str, Any] = {"model": "tiny", "prompt": "h\u00e9y"}  # four tokens: one character is two bytes
+TEXT: dict[str, Any] = {"model": "tiny", "prompt": "h\u00e9y"}  # four tokens, because one character has two bytes
 TOKENS = ids("h\u00e9y")
 
 
 def with_prompt(steps: list[Any], prompt: tuple[int, ...]) -> list[Any]:
-    """Add each prompt token's report, after the first: its logprob, rank 3, and two likelier tokens."""
+    """Add a report for each prompt token after the first: its log-probability, rank 3, and two likelier tokens."""
     reported = tuple(TokenLogprobs(-2.0, ((1, -0.5), (2, -1.0)), 3) for _ in prompt[1:])
     return [replace(steps[0], prompt_logprobs=reported), *steps[1:]]
 
@@ -85,7 +85,7 @@ async def test_both_kinds_at_once_are_each_as_long_as_asked(site: Site) -> None:
 
 async def test_an_echo_streams_each_choice_after_the_prompt(site: Site) -> None:
     late = [0.03, *with_prompt(says("one", logprobs=True), TOKENS)]
-    site.engine.scripts = [late, says("two", logprobs=True)]  # the second is there before the prompt's logprobs are
+    site.engine.scripts = [late, says("two", logprobs=True)]  # the second one comes before the prompt's logprobs
     answer = await call(site.app, COMPLETIONS, {**TEXT, "echo": True, "logprobs": 0, "n": 2, "stream": True})
     for index, text in enumerate(["h\u00e9yone", "h\u00e9ytwo"]):
         chosen = [e["choices"][0] for e in answer.events[:-1] if e["choices"][0]["index"] == index]

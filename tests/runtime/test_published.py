@@ -1,4 +1,4 @@
-"""A site's status after a router's requests, at /status: cached prefixes, arrival rates; and refusals over HTTP."""
+"""A site's /status after a router's requests: cached prefixes, arrival rates; and refusals over HTTP."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A site declines requests that would wait too long there, only for a router of its network, and only if it knows its own speed."""
+"""A site declines requests that would wait too long, but only for routers of its network, and only if it knows its own speed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A site as a separate process, with a real engine host and a tiny random checkpoint: start, answer, survive, drain, clean up."""
+"""A site in its own process, with a real engine host and a tiny random checkpoint: start, answer, survive, drain, clean up."""
 
 import json
 import os
@@ -31,7 +31,7 @@ ENDLESS = {**HELLO, "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
 class Process:
-    """A process: `python -m pilotlight.runtime FILE`."""
+    """A process with `python -m pilotlight.runtime FILE`."""
 
     def __init__(self, file: Path, log: Path, **environment: str) -> None:
         self.log = log
@@ -56,18 +56,18 @@ class Process:
         return said.partition(text)[2]
 
     def engine(self) -> psutil.Process:
-        """Return the serving engine, as soon as there is one."""
+        """Return the serving engine; wait until there is one."""
         deadline = time.monotonic() + 60
         while True:
             for process in httpx.get(self.url + "/status").json()["processes"]:
                 if process["role"] == "engine":
-                    with suppress(psutil.NoSuchProcess):  # of one that has just died
+                    with suppress(psutil.NoSuchProcess):  # the process has just died
                         return psutil.Process(process["pid"])
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
     def has_another_engine(self, than: psutil.Process) -> bool:
-        """Tell whether another engine runs; shortly after a death there may be none."""
+        """Tell whether a new engine runs. Shortly after a death there may be none."""
         processes = httpx.get(self.url + "/status").json()["processes"]
         return any(process["role"] == "engine" and process["pid"] != than.pid for process in processes)
 
@@ -107,7 +107,7 @@ def process(process_tier: None, site_file: Path, tmp_path: Path) -> Iterator[Pro
 
 @pytest.fixture(scope="module")
 def lasting(process_tier: None, site_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """Yield a site for tests that do not end it."""
+    """Yield a site that is shared by the tests that do not stop it."""
     with running(site_file, tmp_path_factory.mktemp("lasting") / "log") as started:
         yield started
 
@@ -122,10 +122,7 @@ def test_an_engine_host_that_is_ended_on_request_costs_no_stream(lasting: Proces
         whole = client.post(CHAT, json=ENDLESS).text
 
         def ends_in_mid_stream() -> bool:
-            """Return whether the engine ended in mid-stream.
-
-            A delay between the first line and the signal may let the engine compute all of it.
-            """
+            """Return whether the engine was killed in the middle of the stream. After a slow signal it may have computed all of it."""
             engine = lasting.engine()
             with client.stream("POST", CHAT, json=ENDLESS) as answer:
                 lines = answer.iter_lines()

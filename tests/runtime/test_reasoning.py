@@ -1,4 +1,4 @@
-"""A model's reasoning: separate from its answer, counted, without stop strings and constraints of the answer."""
+"""A model's reasoning: separate from its answer, counted, and not subject to the answer's stop strings and constraints."""
 
 import json
 from pathlib import Path
@@ -129,7 +129,7 @@ async def test_a_site_s_file_names_the_format_of_a_model_s_calls(make_site: Site
 @pytest.mark.parametrize(
     ("function", "part"),
     [
-        ({"name": "a<b"}, "cannot name 'a<b'"),
+        ({"name": "a<b"}, "cannot express the name 'a<b'"),
         (
             {"name": "f", "parameters": {"type": "object", "properties": {"s": {"type": "string", "format": "date"}}}},
             "'format' of the string 's'",

@@ -1,4 +1,4 @@
-"""Copies of a model on two devices: one is added under load, and removed when the others suffice."""
+"""Replicas of a model on two devices: one is added under load, and removed when the other suffices."""
 
 import asyncio
 from collections.abc import Callable
@@ -39,7 +39,7 @@ async def test_a_model_is_awake_on_no_more_devices_than_its_file_allows(
 ) -> None:
     entries[0]["max_devices"] = 1
     async with make_pair(models=entries[:2], engine=FAST) as pair:
-        for name in ("a", "b"):  # "a" is checked first
+        for name in ("a", "b"):  # a is checked first
             assert (await call(pair.site.app, CHAT, ask(name))).status == 200
             pair.make_hot(next(i for i, loaded in enumerate(pair.loaded) if name in loaded), name)
         await eventually(lambda: sum(replica.is_awake for replica in pair.replicas("b")) == 2)

@@ -1,4 +1,4 @@
-"""The policies of residency, with a given clock and candidates: which sleep, when, and which are expected."""
+"""The policies of residency, with a given clock and candidates: which models sleep, when, and which are expected."""
 
 import random
 
@@ -56,7 +56,7 @@ def test_a_model_that_has_just_woken_stays_for_three_times_its_waking() -> None:
 
 
 def test_two_models_cannot_throw_each_other_out_more_often_than_waking_is_worth() -> None:
-    """A and B take turns on room for one: with the minimum stay, waking takes a quarter of the time at most."""
+    """A and B take turns on room for one. With the minimum stay, waking takes at most a quarter of the time."""
     now, waking_s, awake, woken_at = 0.0, 0.0, "a", 0.0
     while now < 100.0:
         wants = "b" if awake == "a" else "a"
@@ -150,7 +150,7 @@ def test_chance_is_no_rhythm() -> None:
 def test_the_hour_of_the_day_is_remembered() -> None:
     arrivals = Arrivals()
     for day in range(4):
-        for i in range(30):  # nine to ten, once in two minutes
+        for i in range(30):  # nine to ten o'clock, every two minutes
             arrivals.note((24 * day + 9) * HOUR_S + 120.0 * i)
     before_nine = (24 * 4 + 9) * HOUR_S - 20.0
     assert not arrivals.is_due(before_nine - 2 * HOUR_S, 30.0)

@@ -1,4 +1,4 @@
-"""OpenAI's Responses at a site: whole and streamed, tools, reasoning, forms, stored ones and background ones."""
+"""OpenAI's Responses at a site: whole and streamed, tools, reasoning, formats, stored and background responses."""
 
 import asyncio
 import json
@@ -372,7 +372,7 @@ async def test_a_response_whose_site_stops_is_found_as_failed_and_its_reader_get
 
 @pytest.fixture
 async def without_room(make_site: SiteMaker, tmp_path: Path) -> AsyncIterator[Site]:
-    """Make a site whose directory for responses can never be created."""
+    """Make a site whose directory for responses cannot be created."""
     (tmp_path / "file").write_bytes(b"")
     async with make_site(responses={"directory": str(tmp_path / "file" / "responses")}) as site:
         yield site
@@ -402,7 +402,7 @@ async def test_where_none_is_kept_a_background_response_is_refused_by_name(make_
 
 
 def slow_writes(site: Site, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Make the store write nothing until the returned event is set."""
+    """Make the store wait with its writes until the returned event is set."""
     store, is_set = site.app.responses._keeping.store, asyncio.Event()
     add = store._add
 

@@ -40,7 +40,7 @@ async def site(make_site: SiteMaker) -> AsyncIterator[Site]:
 async def answered(
     site: Site, text: str, *, finish: str = "stop", **fields: Any
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return an answer in one piece, and the events of the same as a stream, which says the same."""
+    """Return a whole answer, and the events of the same answer as a stream. Check that they agree."""
     site.engine.script = says(text, finish=finish)
     whole = await call(site.app, PATH, {**HELLO, "tools": CODEX_TOOLS, **fields})
     assert whole.status == 200, whole.body

@@ -1,4 +1,4 @@
-"""Restarts after a device's deaths: pauses that double, a fresh start after crashes, and giving up after three."""
+"""Restarts after deaths of a device's hosts: pauses that double, a fresh start after crashes, and giving up after three."""
 
 from pilotlight.runtime.hosts.device_host import (
     AFRESH_AFTER,

@@ -1,4 +1,4 @@
-"""Hosts that take both roles for a while, with a fake clock: one side's wait lends it, and a long calm gives it back."""
+"""Hosts that take on both roles for a while, with a fake clock: a long wait of one role causes it, and a long calm ends it."""
 
 from pilotlight.runtime.dispatch.roles import HostWaits, RolePolicy, RoleShift
 from pilotlight.runtime.hosts.scaling import HOT_FOR_S
@@ -13,7 +13,7 @@ PROMPTS_WAIT = HostWaits(2.0, 0.0)
 def judge(
     policy: RolePolicy, waits: list[HostWaits | None], from_s: float, to_s: float
 ) -> list[tuple[float, RoleShift]]:
-    """Judge every half second; return the shifts."""
+    """Call `judge` every half second; return the shifts."""
     times = [from_s + i / 2 for i in range(round((to_s - from_s) * 2) + 1)]
     return [(now, shift) for now in times if (shift := policy.judge(now, waits)) is not None]
 

@@ -1,4 +1,4 @@
-"""Scaling up and down: whether a model is worth another device, by the wait of its next request, with a fake clock."""
+"""Scaling up and down with a fake clock: the wait of a model's next request decides whether it gets another device."""
 
 import pytest
 
@@ -11,7 +11,7 @@ QUEUED = ModelLoad(running=4, waiting_tokens=2000, prefill_tokens_per_s=1000.0, 
 
 
 def judge(heat: Heat, loads: list[ModelLoad], from_s: float, to_s: float) -> list[tuple[float, Verdict]]:
-    """Judge every half second; return the verdicts other than "stay"."""
+    """Call `judge` every half second; return the verdicts other than "stay"."""
     found = []
     for i in range(round((to_s - from_s) * 2) + 1):
         if (verdict := heat.judge(from_s + i / 2, loads, SEATS)) != "stay":
@@ -28,7 +28,7 @@ def test_where_all_seats_are_taken_the_wait_is_also_for_answers_to_end() -> None
     full = ModelLoad(
         running=SEATS, waiting=3, waiting_tokens=500, prefill_tokens_per_s=1000.0, decode_tokens_per_s=16.0
     )
-    # eight answers of 64 tokens at 16 a second each: two end every second, and three wait already
+    # Eight answers of 64 tokens at 16 tokens/s each: two end every second, and three already wait.
     assert wait_s(full, SEATS) == 0.5 + 2.0
 
 

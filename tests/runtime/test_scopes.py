@@ -1,4 +1,4 @@
-"""Every path of a site with the scope that it needs if keys are required; a path that is not listed here fails."""
+"""Every path of a site, with the scope that it needs if keys are required. A path that is missing here fails the test."""
 
 import hashlib
 from pathlib import Path
@@ -153,7 +153,7 @@ async def test_every_path_opens_to_its_scope_and_to_no_other(make_site: SiteMake
             for scope in ("", *get_args(Scope)):
                 headers = {"authorization": f"Bearer {scope}"} if scope else {}
                 if path == "/page/feed" and scope in (needed, "admin"):
-                    continue  # a stream without an end
+                    continue  # the stream does not end
                 answer = await call(site.app, url, method=method, body=b"{}" if method == "POST" else b"", **headers)
                 if needed == PUBLIC or (needed != ROUTERS and scope in (needed, "admin")):
                     assert answer.status not in (401, 403), (path, scope, answer.body)
@@ -183,7 +183,8 @@ async def test_keys_of_one_account_share_a_salt_and_a_routers_word_for_it_counts
             {"authorization": "Bearer deploy"},
             {**signed(), "authorization": "Bearer unknown-here", "x-pilotlight-account": "acme"},
             {"authorization": "Bearer another"},
-            {"authorization": "Bearer another", "x-pilotlight-account": "acme"},  # unknown without a signature
+            # the account header does not count without a signature
+            {"authorization": "Bearer another", "x-pilotlight-account": "acme"},
         ):
             assert (await call(site.app, "/ai/v1/chat/completions", HELLO, **headers)).status == 200
         salts = [submit.salt for submit in site.engine.submits]

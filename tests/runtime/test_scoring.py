@@ -1,4 +1,4 @@
-"""Scores in every dialect, with an engine whose logit for a text is its number of tokens minus a hundred."""
+"""Scores in every dialect, with a fake engine whose logit for a text is its number of tokens minus 100."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def as_classifier(client: FakeEngineClient) -> None:
 
 @pytest.fixture(autouse=True)
 def without_template(model_directory: Path) -> None:
-    """Remove the model's chat template, as most rerankers have none."""
+    """Remove the model's chat template; most rerankers have none."""
     write_model_directory(model_directory, template=None)
 
 

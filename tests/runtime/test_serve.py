@@ -1,4 +1,4 @@
-"""A real server on a real socket: effects that only sockets show."""
+"""A real server on a real socket: effects that only occur with sockets."""
 
 import asyncio
 import hashlib
@@ -119,7 +119,7 @@ async def test_closing_in_mid_stream_aborts(server: Site) -> None:
 
 
 async def test_closing_only_the_sending_half_counts_as_leaving(server: Site) -> None:
-    """The server reports it like this; what matters is that nothing is left."""
+    """The HTTP server reports it like this. The test checks that the request holds nothing afterwards."""
     server.engine.script = [*says("Hello", finish=None), 30]
     reader, writer = await connect(server)
     writer.write(request_bytes({**HELLO, "stream": True}))
@@ -339,7 +339,7 @@ asyncio.run(main())
 
 
 def test_a_site_that_is_asked_for_neither_http2_nor_websockets_never_imports_hypercorn(tmp_path: Path) -> None:
-    """Their import takes 50 ms of a cold start."""
+    """The imports would add 50 ms to a cold start."""
     script = [sys.executable, "-c", SERVING, str(tmp_path)]
     done = subprocess.run(script, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("200 200 200 200 200 404 200 200 400 []\n", 0), done.stderr
@@ -383,7 +383,7 @@ async def test_as_many_headers_as_a_router_lets_through_are_taken_with_its_own(s
 
 
 def test_the_runtime_never_imports_torch() -> None:
-    """It would take 2 to 4 s and 200 MB of a process that only does HTTP."""
+    """The import would take 2 to 4 s, and 200 MB of memory, in a process that only serves HTTP."""
     code = (
         "import importlib, pkgutil, sys, runtime\n"
         "sys.path.append(f'{runtime.__path__[0]}/functions/sdk')\n"  # as in the processes of functions

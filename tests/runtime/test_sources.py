@@ -1,4 +1,4 @@
-"""A model's files: never the network for a local name, one sentence for anything missing."""
+"""A model's files: local names never use the network, and anything missing is reported in one sentence."""
 
 import json
 import os
@@ -124,7 +124,7 @@ async def test_a_downloading_process_that_dies_is_a_sentence(tmp_path: Path, mon
 @pytest.mark.process
 async def test_an_unreachable_hub_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]  # free again a moment later
+        port = listener.getsockname()[1]  # nothing listens there after this scope
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     with pytest.raises(SourceError, match="not in the local cache and the hub cannot be reached"):
@@ -147,11 +147,11 @@ def test_a_site_ends_on_request_though_the_hub_never_answers(tmp_path: Path) -> 
         site = subprocess.Popen([sys.executable, "-m", "pilotlight.runtime", str(file)], env=environment)
         try:
             hub.settimeout(60)
-            asking, _ = hub.accept()  # the download, which will get no answer
+            asking, _ = hub.accept()  # the download, which gets no response
             site.terminate()
             assert site.wait(60) == 0
             asking.settimeout(30)
-            while asking.recv(65536):  # until it has ended with the site
+            while asking.recv(65536):  # until the download has ended with the site
                 pass
             asking.close()
         finally:

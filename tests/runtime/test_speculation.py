@@ -1,4 +1,4 @@
-"""Speculation at a site: in an answer's usage, and in the engine host's load command."""
+"""Speculation at a site: in the usage of an answer, and in the engine host's load command."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ async def test_usage_says_how_many_drafts_were_right_and_wrong(make_site: SiteMa
             for each in OUTPUTS
         ]  # fmt: skip
         usage = (await call(site.app, "/v1/completions", REQUEST)).json["usage"]
-    assert usage["completion_tokens"] == 7, "drafts that were wrong are no tokens"
+    assert usage["completion_tokens"] == 7, "rejected drafts are not counted as tokens"
     details = usage["completion_tokens_details"]
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 5)
 

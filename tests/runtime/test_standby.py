@@ -1,4 +1,4 @@
-"""The standby host: prepared in an idle moment, used when the serving one dies, replaced with back-off, ended with its site."""
+"""The standby host: prepared while idle, used when the serving host dies, replaced with back-off, stopped with its site."""
 
 import asyncio
 import logging
@@ -81,7 +81,7 @@ async def test_a_loaded_model_is_expected_by_the_standby(make_site: SiteMaker, m
 
 
 async def test_a_stream_continues_with_the_standby(make_site: SiteMaker) -> None:
-    mortal = Mortal(None, 5)  # the first host to die is the standby, once it serves
+    mortal = Mortal(None, 5)  # the first host that dies is the standby, once it serves
     async with make_site(launcher=mortal.launcher, engine=KEPT) as site:
         await eventually(lambda: is_ready(site))
         mortal.launcher.hosts[0].die()
@@ -99,7 +99,7 @@ async def test_a_stream_continues_with_the_standby(make_site: SiteMaker) -> None
 
 async def test_a_standby_that_is_not_ready_is_not_taken(make_site: SiteMaker) -> None:
     gate = asyncio.Event()
-    gates = [None, gate]  # for the serving host, for the standby, and for no further one
+    gates = [None, gate]  # one entry each for the serving host, the standby, and no further host
 
     def prepare(client: FakeEngineClient) -> None:
         client.hello_gate = gates.pop(0) if gates else None
@@ -161,7 +161,7 @@ async def test_none_is_kept_where_memory_is_short_unless_it_is_asked_for(
         assert len(launcher.standbys) == launches
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    assert "1.25 GiB of memory are available, and one is kept from 8 x 0.156 GiB = 1.25 GiB on" in caplog.text
+    assert "1.25 GiB of memory are available, but one needs 8 x 0.156 GiB = 1.25 GiB" in caplog.text
 
 
 def test_a_container_may_have_less_memory_than_its_machine(tmp_path: Path) -> None:

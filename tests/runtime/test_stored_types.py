@@ -1,4 +1,4 @@
-"""A model that is computed in another type than it is stored in is reported: once in the log, and in the list of models."""
+"""A model that is computed in another type than it is stored in is reported once in the log, and in the list of models."""
 
 import logging
 from typing import Any
@@ -44,7 +44,7 @@ async def test_a_conversion_is_logged_once_and_listed(
     with caplog.at_level(logging.INFO):
         async with make_site() as site:
             await site.app.site.models.put_to_sleep("tiny")
-            assert (await call(site.app, CHAT, HELLO)).status == 200  # this wakes it again
+            assert (await call(site.app, CHAT, HELLO)).status == 200  # this wakes the model again
             listed = (await call(site.app, "/v1/models")).json["data"][0]
     assert (listed["dtype"], listed["stored_dtypes"]) == (dtype, list(stored))
     logged = [message for message in caplog.messages if "is stored in" in message]

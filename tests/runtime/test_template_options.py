@@ -59,7 +59,7 @@ async def test_an_effort_is_refused_that_the_format_has_no_word_for(
         for fields in ({"reasoning_effort": "minimal"}, {"chat_template_kwargs": {"reasoning_effort": "none"}}):
             answer = await call(site.app, CHAT, {"model": "tiny", "messages": [ASKED], **fields})
             assert (answer.status, answer.json["error"]["param"]) == (400, "reasoning_effort")
-            assert "say low, medium or high" in answer.json["error"]["message"]
+            assert "use low, medium or high" in answer.json["error"]["message"]
 
 
 async def test_a_last_message_that_the_template_rewrites_cannot_be_continued(
@@ -127,7 +127,7 @@ async def test_usage_is_in_every_chunk_of_a_completion_too(site: Site) -> None:
 async def test_earlier_reasoning_is_given_to_templates_that_call_it_thinking(
     make_site: SiteMaker, model_directory: Path, said: dict[str, Any], prompt: str
 ) -> None:
-    """The template of gpt-oss refuses a message with text and reasoning before its calls."""
+    """The template of gpt-oss refuses a message that has text and reasoning before its calls."""
     (model_directory / "chat_template.jinja").write_text(":{% for m in messages %}{{ m.thinking }}{% endfor %}")
     call_made = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turn = {"role": "assistant", "reasoning_content": "Hm.", "tool_calls": [call_made], **said}

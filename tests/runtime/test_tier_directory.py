@@ -1,4 +1,4 @@
-"""Locks of folders that other processes may be removing."""
+"""Locks of folders that other processes may remove at the same time."""
 
 import fcntl
 import os
@@ -20,7 +20,7 @@ def test_a_lock_has_one_owner_and_one_removed_meanwhile_is_no_lock(
 
     def removed(fd: int, operation: int) -> None:
         (tmp_path / "site.lock").unlink()
-        (tmp_path / "site.lock").touch()  # by the next site
+        (tmp_path / "site.lock").touch()  # created by the next site
         lock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", removed)

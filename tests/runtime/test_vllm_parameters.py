@@ -1,4 +1,4 @@
-"""Parameters of vLLM's and SGLang's that other dialects lack, and values that OpenAI accepts and few others do."""
+"""Parameters of vLLM and SGLang that other dialects lack, and values that only OpenAI and few others accept."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Predictions of a model's next wake from its earlier ones."""
+"""Predictions of a model's next wake from its earlier wakes."""
 
 import pytest
 

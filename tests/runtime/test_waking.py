@@ -1,4 +1,4 @@
-"""Models that sleep and wake on a device too small for all of them: each request is served, and no model in use is put to sleep."""
+"""Models that sleep and wake on a device too small for all of them: each request is served, and no model in use sleeps."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ from tests.fakes import FakeEngineClient, FakeLauncher, says, write_model_direct
 from tests.runtime.conftest import Site, SiteMaker
 
 CHAT = "/ai/v1/chat/completions"
-ROOM_FOR_TWO = 2000 / 2**30  # a fake model's weights are 1000 bytes
+ROOM_FOR_TWO = 2000 / 2**30  # the weights of a fake model have 1000 bytes
 
 
 def ask(model: str, **more: Any) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def ask(model: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def entries(tmp_path: Path) -> list[dict[str, Any]]:
-    """Write three models of 1000 bytes that come and go."""
+    """Write the table entries of three models of 1000 bytes that sleep and wake as needed."""
     names = ("a", "b", "c")
     for name in names:
         header = b'{"w": {"dtype": "F32", "shape": [250], "data_offsets": [0, 1000]}}'
@@ -61,7 +61,7 @@ async def small(make_site: SiteMaker, entries: list[dict[str, Any]]) -> AsyncIte
 
 
 def at(site: Site, now_s: float) -> list[float]:
-    """Replace the wall clock of its expectations with one that tests move."""
+    """Replace the clock of the demand estimates by one that tests set."""
     now = [now_s]
     models = site.app.site.models
     for part in (models, models._foresight, models._queue._memory, models._queue._budgets[0]):
@@ -82,7 +82,7 @@ async def test_the_least_expected_sleeps_when_a_third_wakes(small: Site) -> None
     for model, after_s in (("b", 0), ("a", 20_000), ("a", 1), ("a", 1), ("c", 1)):
         now[0] += after_s
         for replica in replicas(small):
-            replica.awake_since = 0.0  # all have stayed for long enough
+            replica.awake_since = 0.0  # the minimum stay of all is over
         assert (await call(small.app, CHAT, ask(model))).status == 200
     assert await residencies(small) == {"a": "device", "b": "disk", "c": "device"}
     assert sorted(small.engine.loaded) == ["a", "c"]
@@ -126,7 +126,7 @@ async def test_a_waiter_for_room_learns_at_once_that_there_is_some(small: Site) 
 
 
 async def test_a_model_that_is_always_in_use_has_to_take_turns(small: Site) -> None:
-    """Requests for a and b overlap without end: c waits for a while, then one of them takes no new ones until c has had its turn."""
+    """Requests for a and b overlap without end. After c has waited for a while, one of them takes no new requests until c was served."""
     small.engine.answer = lambda submit: [*says("H", finish=None), 0.03, *says("i")]
     stop = asyncio.Event()
     statuses: list[int] = []
@@ -235,7 +235,7 @@ async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: Sit
 
 
 async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(small: Site) -> None:
-    """No other request has to end, and its own last look may be long ago."""
+    """It does not wait for the end of another request, nor for its own next check, which may be late."""
     gate, load_model = asyncio.Event(), small.engine.load_model
 
     async def damaged(spec: ModelSpec, on_progress: Any = None) -> Any:
@@ -250,7 +250,8 @@ async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(
         models.hint(model)
     await eventually(lambda: sum(replica.holds_memory for replica in replicas(small)) == 2)
     third = start(small.app, CHAT, ask("c"))
-    await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))  # from now on it only listens
+    # it only waits for notifications now
+    await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))
     await asyncio.sleep(0)
     gate.set()
     assert (await third.done()).status == 200
@@ -425,7 +426,7 @@ async def test_a_model_that_stays_on_the_device_is_loaded_again_without_being_as
 
 
 def may_serve(status: SiteStatus, model: str) -> bool:
-    """Tell whether a router would send a request here, with another site available."""
+    """Tell whether a router would send a request here although another site is available."""
     backends = Discovery(
         network({"ams1": "http://127.0.0.1:1", "iad1": "http://127.0.0.1:2"}), clock := Clock()
     ).backends
@@ -461,7 +462,7 @@ async def test_weights_files_follow_the_models(
     limit: int,
     a_sleeps: str,
 ) -> None:
-    """An engine writes its file at the given path; those of sleeping models are removed if another needs the space."""
+    """An engine writes its file at the given path. Files of sleeping models are removed if another model needs the space."""
     place = TierDirectory("ams1", tmp_path / "shm", "weights")
     (tmp_path / "shm").mkdir()
     directory = place.claim()
@@ -520,7 +521,7 @@ async def test_random_traffic_over_too_little_room_is_all_answered(small: Site) 
     async def one(model: str, after_s: float) -> int:
         await asyncio.sleep(after_s)
         answer = await call(small.app, CHAT, ask(model))
-        # A model that is falling asleep still holds memory; its successor waits.
+        # A model that falls asleep still holds memory, and its successor waits for it.
         held = [each for each in replicas(small) if each.holds_memory and each.falling_asleep is None]
         assert sum(small.app.site.models.states[each.model].num_bytes for each in held) <= 2000
         seen.add(model)
@@ -545,7 +546,7 @@ async def test_a_wake_is_on_the_timeline(small: Site) -> None:
 
 
 async def test_a_wait_for_room_does_not_count_as_waking(small: Site) -> None:
-    """Otherwise a crowded device would let every model stay longer, and so become more crowded."""
+    """Otherwise models on a crowded device would stay awake longer, which would make it more crowded."""
     small.engine.script = [*says("Hel", finish=None), gate := asyncio.Event(), *says("lo")]
     open_ones = [start(small.app, CHAT, ask(model, stream=True)) for model in ("a", "b")]
     for exchange in open_ones:

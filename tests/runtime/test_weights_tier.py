@@ -1,4 +1,4 @@
-"""Weights in host memory: a site's share, adopted files, and files that remain."""
+"""Weights in host memory: a site's share, files that are adopted, and files that are deleted."""
 
 import os
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_what_a_former_life_holds_is_what_its_files_take(tmp_path: Path) -> None
         place.directory.mkdir()
         with (place.directory / "part").open("wb") as file:
             file.write(b"w" * 8192)
-            file.truncate(1 << 30)  # without written pages: uses no memory
+            file.truncate(1 << 30)  # a file without written pages uses no memory
     assert AvailableMemory.at(places).held == 2 * 8192
     assert AvailableMemory.at([TierDirectory("iad1", tmp_path, "weights")]).held == 0
 

@@ -1,4 +1,4 @@
-"""Cloudflare Workers AI's native paths."""
+"""Cloudflare Workers AI's own paths."""
 
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ async def test_tools_come_in_either_form_and_calls_carry_objects(site: Site) -> 
 
 @pytest.mark.process
 async def test_arguments_reach_the_client_as_they_were_written(site: Site) -> None:
-    """They are on one line, with any numbers: here one that no float holds and one that no 64 bits do."""
+    """They are on one line and keep numbers of any size, such as one that exceeds a float and one that exceeds 64 bits."""
     written = '{\n"a": 1e999,\n"b": 123456789012345678901234567890}'
     site.engine.script = says(f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>')
     tools = [{"name": "f"}]

@@ -1,4 +1,4 @@
-"""A site with two devices and fake engines, for tests: its fixtures are imported by name."""
+"""Fixtures of a site with two devices and fake engines, to be imported by name."""
 
 import struct
 from collections.abc import AsyncIterator, Callable
@@ -37,7 +37,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def entries(tmp_path: Path) -> list[dict[str, Any]]:
-    """Write four models of 1000 bytes."""
+    """Write the table entries of four models of 1000 bytes."""
     names = ("a", "b", "c", "d")
     for name in names:
         header = b'{"w": {"dtype": "F32", "shape": [250], "data_offsets": [0, 1000]}}'
@@ -55,17 +55,17 @@ class Pair:
 
     @property
     def engines(self) -> list[FakeEngineClient]:
-        """Return the serving hosts' clients, in the order of the devices."""
+        """Return the clients of the serving hosts, in the order of the devices."""
         return [launcher.client for launcher in self.launchers]
 
     @property
     def loaded(self) -> list[list[str]]:
-        """Return, by device, the models of its engine."""
+        """Return the models that each device's engine has loaded."""
         return [sorted(engine.loaded) for engine in self.engines]
 
     @property
     def awake(self) -> list[list[str]]:
-        """Return, by device, the models of its engine that the site knows to be awake: that is a moment later."""
+        """Return the models on each device that the site knows to be awake, which is a moment after they are loaded."""
         return [
             sorted(name for name in engine.loaded if self.replicas(name)[index].is_awake)
             for index, engine in enumerate(self.engines)
@@ -80,7 +80,7 @@ class Pair:
 
     @property
     def home(self) -> int:
-        """Return the device of the model that is awake on one."""
+        """Return the device on which the model is awake, if it is awake on one."""
         (index,) = [i for i, loaded in enumerate(self.loaded) if loaded]
         return index
 
@@ -139,7 +139,7 @@ async def both_awake(pair: Pair) -> None:
 
 @pytest.fixture
 async def even(make_pair: Callable[..., Any]) -> AsyncIterator[Pair]:
-    """Make two replicas of one model, which both stay."""
+    """Make two replicas of one model, which both stay awake."""
     async with make_pair(engine={**FAST, "scale_down_after_s": 600.0}) as made:
         await both_awake(made)
         yield made

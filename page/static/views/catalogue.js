@@ -1,4 +1,4 @@
-// Models that could run: what is at the sites or a download away, what fits where, downloads, and the dialog that runs one.
+// Models that could run: those at the sites and those to download, whether they fit, downloads, and the dialogs for both.
 
 import { card, h, show, table } from "../dom.js";
 import { hub } from "./hub.js";
@@ -16,7 +16,7 @@ export function catalogue(filter, told) {
 
   async function read() {
     try { found = await call("GET", "manage/catalogue"); } catch (error) { show(list, h("p", { class: "bad", role: "alert" }, error.message)); return; }
-    for (const one of others) one.disabled = false; // which sites there are is known
+    for (const one of others) one.disabled = false; // the sites are known now
     if (isOpen) { draw(); drawDownloads(); }
   }
 
@@ -42,12 +42,12 @@ export function catalogue(filter, told) {
     show(list, table([
       ["model", (one) => [h("b", null, one.name), h("div", { class: "soft mono source" }, one.source)]],
       ["size", (one) => bytes(one.file_bytes), true], ["context", (one) => (one.context_length ? number(one.context_length) : "–"), true],
-      ["licence", (one) => one.license || "–"], ["what fits", (one) => one.is_here || one.kind === "package" ? Object.entries(one.at).map(([site, at]) => h("div", null, fits(site, at))) : h("span", { class: "soft" }, "at no site yet: pull it, or run it at once")],
+      ["licence", (one) => one.license || "–"], ["fits", (one) => one.is_here || one.kind === "package" ? Object.entries(one.at).map(([site, at]) => h("div", null, fits(site, at))) : h("span", { class: "soft" }, "not at any site yet: pull it, or run it at once")],
       ["", (one) => [h("button", { type: "button", class: one.is_here ? "main" : null, "aria-label": `Run ${one.name}`, onclick: () => run(one) }, "Run"),
         Object.values(one.at).some((at) => !at.is_here && at.kind !== "package") && h("button", { type: "button", "aria-label": `Pull ${one.name}`, onclick: () => pull(one) }, "Pull")]],
     ], rows.slice(0, SHOWN), word ? "Nothing in the catalogue matches: name a source below." : "The catalogue is being read."),
     rows.length > SHOWN && h("p", { class: "soft" }, `${rows.length - SHOWN} more: filter to see them.`),
-    Object.entries(found.unread).map(([site, reason]) => h("p", { class: "soft" }, `${site} says nothing: ${reason}`)));
+    Object.entries(found.unread).map(([site, reason]) => h("p", { class: "soft" }, `${site} cannot be read: ${reason}`)));
   }
 
   function fits(site, at) {
@@ -58,7 +58,7 @@ export function catalogue(filter, told) {
   }
 
   function costs(fit) {
-    // As `pilotlight plan --price` computes it; devices are "2xh100".
+    // The same formula as in `pilotlight plan --price`. `devices` is such as "2xh100".
     const perToken = (Number(price.value) * parseInt(fit.devices, 10)) / 3600 / fit.tokens_per_s;
     return perToken > 0 && isFinite(perToken) ? `, ${(1e6 * perToken).toPrecision(3)} per million tokens` : "";
   }

@@ -1,4 +1,4 @@
-// Functions: where each one runs, which versions have the traffic, and what one prints.
+// Functions: the sites where they run, the traffic shares of their versions, and their output and logs.
 
 import { card, h, show, table } from "../dom.js";
 import { network } from "../network.js";
@@ -35,7 +35,7 @@ export function functions(session) {
 
   const name = h("input", { "aria-label": "Function", placeholder: "function" }), grep = h("input", { type: "search", class: "grow", "aria-label": "Text in lines, errors and paths", placeholder: "text in a line, an error or a path (/)" });
   const status = choice([["", "every outcome"], ["error", "failures"], ["ok", "ok"], ["exception", "exceptions"], ["exceededCpu", "too much CPU time"], ["exceededMemory", "too much memory"], ["4xx", "4xx"], ["5xx", "5xx"]], { "aria-label": "Outcome" });
-  const since = choice([["", "all that is kept"], ["3600", "the last hour"], ["86400", "the last day"]], { "aria-label": "Since" }), kept = h("div", { "aria-live": "polite" });
+  const since = choice([["", "all that are stored"], ["3600", "the last hour"], ["86400", "the last day"]], { "aria-label": "Since" }), kept = h("div", { "aria-live": "polite" });
 
   async function search() {
     if (!name.value) { show(kept, h("p", { class: "soft" }, "Name a function, or choose logs in its row.")); return; }
@@ -45,7 +45,7 @@ export function functions(session) {
     show(kept, table([
       ["when", (one) => clock(one.at_s)], ["site", (one) => one.site], ["what", (one) => [one.what, one.lines.length + one.detail.length > 0 && h("pre", { class: "log", tabindex: 0 }, [...one.lines.map(([, , text]) => text), one.error, one.detail].filter(Boolean).join("\n"))]],
       ["outcome", (one) => h("span", { class: one.outcome === "ok" && (one.status ?? 0) < 500 ? "good" : "bad" }, `${one.outcome} ${one.status ?? ""}`)], ["took", (one) => ms(one.wall_ms), true], ["CPU", (one) => ms(one.cpu_ms), true], ["version", (one) => h("span", { class: "mono" }, one.version)],
-    ], found.invocations.reverse(), "No invocation that is kept fits."), Object.entries(found.unread).map(([site, reason]) => h("p", { class: "bad" }, `${site}: ${reason}`)));
+    ], found.invocations.reverse(), "No stored invocation matches."), Object.entries(found.unread).map(([site, reason]) => h("p", { class: "bad" }, `${site}: ${reason}`)));
   }
 
   const form = h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); search(); } }, name, grep, status, since, h("button", { class: "main" }, "Search"));
@@ -67,11 +67,11 @@ export function functions(session) {
     const refused = serving.filter((site) => site.functions.isolation_tier === 0);
     show(running,
       card("", table([["function", (one) => h("b", null, one.name)], ["site", (one) => one.site], ["processes", (one) => one.isolates || "asleep", true],
-        ["calls under way", (one) => one.inflight, true], ["asked", (one) => one.asked, true], ["failed", (one) => h("span", { class: one.failed ? "bad" : null }, one.failed), true],
+        ["open requests", (one) => one.inflight, true], ["requests", (one) => one.asked, true], ["failed", (one) => h("span", { class: one.failed ? "bad" : null }, one.failed), true],
         ["sockets", (one) => one.sockets, true], ["started", (one) => one.started, true],
         ["", (one) => session.is_admin && [h("button", { type: "button", "aria-label": `follow ${one.name}`, onclick: () => follow(nameOf(one)) }, "follow"),
           h("button", { type: "button", "aria-label": `logs of ${one.name}`, onclick: () => { name.value = nameOf(one); search(); } }, "logs")]]], rows,
-      serving.length ? "No function is deployed. `pilotlight init` makes one, `pilotlight deploy` brings it here." : "No site of this network serves functions: [functions] in a site's file does.")),
+      serving.length ? "No function is deployed. `pilotlight init` makes one, `pilotlight deploy` uploads it." : "No site of this network serves functions: set [functions] in a site's file.")),
       serving.map((site) => site.functions.why_not_more && h("p", { class: "soft" }, `${site.name}: isolation tier ${site.functions.isolation_tier}; ${site.functions.why_not_more}`)),
       refused.length > 0 && h("p", { class: "bad" }, `Not isolated at ${refused.map((site) => site.name).join(", ")}.`));
   }
@@ -84,5 +84,5 @@ export function functions(session) {
   };
 }
 
-// A site calls a version NAME@DIGEST.
+// Sites name a version NAME@DIGEST.
 const nameOf = (one) => one.name.split("@")[0];

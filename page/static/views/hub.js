@@ -1,4 +1,4 @@
-// A search on the hub, from a site's machine, which is where a download would come to.
+// A search on the Hugging Face hub, from the machine of the first site.
 
 import { h, show, table } from "../dom.js";
 import { call } from "../manage.js";
@@ -9,8 +9,8 @@ export function hub(sites, run, pull) {
 
   async function search() {
     const [site] = sites();
-    if (!site) { show(found, h("p", { class: "soft" }, "No site can be asked.")); return; }
-    show(found, h("p", { class: "soft" }, `${site} asks the hub.`));
+    if (!site) { show(found, h("p", { class: "soft" }, "There is no site that could search.")); return; }
+    show(found, h("p", { class: "soft" }, `${site} searches the hub.`));
     let models;
     try { ({ models } = await call("GET", `manage/hub?${new URLSearchParams({ site, words: words.value })}`)); } catch (error) {
       show(found, h("p", { class: "bad", role: "alert" }, error.message), h("p", { class: "soft" }, "Without the hub: a directory, a GGUF file or a packed model's URL can be named below."));
@@ -21,7 +21,7 @@ export function hub(sites, run, pull) {
       ["architecture", (one) => one.architecture || h("span", { class: "bad" }, "not supported")], ["parameters", (one) => (one.parameters ? number(one.parameters) : "–"), true],
       ["licence", (one) => one.license || "–"], ["downloads a month", (one) => number(one.downloads), true],
       ["", (one) => one.architecture && ["Run", "Pull"].map((verb) => h("button", { type: "button", "aria-label": `${verb} ${one.source}`, onclick: () => (verb === "Run" ? run : pull)({ source: one.source, name: one.source.split("/").at(-1), at: {} }) }, verb))],
-    ], models, "The hub has no such model whose weights are safetensors."));
+    ], models, "The hub has no such model with weights as safetensors."));
   }
 
   return h("div", null, h("form", { class: "row", onsubmit: (event) => { event.preventDefault(); search(); } }, words, h("button", null, "Search")), found);

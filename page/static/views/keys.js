@@ -1,9 +1,9 @@
-// Keys and accounts: made here, shown once, refused at once.
+// Keys and accounts. A new key is shown once; a revoked key is refused at once.
 
 import { card, h, show, table } from "../dom.js";
 import { act, call, choice, confirmed, copy, dialog, field } from "../manage.js";
 
-const SCOPES = [["models", "use models"], ["metrics", "look at this page"], ["deploy", "deploy functions"], ["admin", "everything"]];
+const SCOPES = [["models", "use models"], ["metrics", "view this page"], ["deploy", "deploy functions"], ["admin", "everything"]];
 
 export function keys(hasLedger) {
   const list = h("div"), told = h("p", { class: "soft", role: "status" });
@@ -13,11 +13,11 @@ export function keys(hasLedger) {
     let found;
     try { ({ keys: found } = await call("GET", "manage/keys")); } catch (error) { say(error.message); return; }
     show(list, table([
-      ["key", (one) => h("b", null, one.name)], ["account", (one) => one.account], ["opens", (one) => one.scopes.join(", ")],
+      ["key", (one) => h("b", null, one.name)], ["account", (one) => one.account], ["scopes", (one) => one.scopes.join(", ")],
       ["state", (one) => h("span", { class: one.state.startsWith("known") || one.state.startsWith("expires") ? "good" : "bad" }, one.state)],
       ["from", (one) => (one.is_issued ? "this page or pilotlight manage" : "the router's file")],
       ["", (one) => one.is_issued && one.state !== "revoked" && h("button", { type: "button", "aria-label": `revoke ${one.name}`, onclick: () => revoke(one.name) }, "revoke")],
-    ], found, "No key is known. Create one: clients send it as Authorization: Bearer KEY."));
+    ], found, "There are no keys. Create one: clients send it as Authorization: Bearer KEY."));
   }
 
   async function revoke(name) {
@@ -28,13 +28,13 @@ export function keys(hasLedger) {
   function create() {
     const name = h("input", { required: true, pattern: "[a-z0-9][a-z0-9._\\-]{0,62}", title: "small letters, digits, - . and _", autocomplete: "off" });
     const scopes = SCOPES.map(([value, text]) => [h("input", { type: "checkbox", value, checked: value === "models" }), `${value}: ${text}`]);
-    const account = h("input", { placeholder: "one of the key's own name", autocomplete: "off" });
+    const account = h("input", { placeholder: "an account with the key's name", autocomplete: "off" });
     const days = choice([["", "never"], ["1", "after a day"], ["30", "after 30 days"], ["365", "after a year"]]);
-    // The daily ones need a ledger.
+    // Daily limits need a ledger.
     const limits = [["requests_per_min", "Requests per minute"], ["tokens_per_min", "Tokens per minute"], ...(hasLedger ? [["tokens_per_day", "Tokens per day"], ["cost_per_day", "Cost per day"]] : [])]
       .map(([name, text]) => [name, text, h("input", { type: "number", min: 1, placeholder: "no limit" })]);
     const trouble = h("p", { class: "bad", role: "alert" });
-    const form = h("form", null, field("Name", name), h("fieldset", null, h("legend", null, "It opens"), scopes.map(([box, text]) => h("p", null, h("label", null, box, ` ${text}`)))),
+    const form = h("form", null, field("Name", name), h("fieldset", null, h("legend", null, "Scopes"), scopes.map(([box, text]) => h("p", null, h("label", null, box, ` ${text}`)))),
       h("div", { class: "grid" }, field("Account", account), field("Expires", days), limits.map(([, text, box]) => field(text, box))), trouble,
       h("div", { class: "row end" }, h("button", { type: "button", onclick: () => box.close() }, "Cancel"), h("button", { class: "main" }, "Create")));
     const box = dialog("New key", form);

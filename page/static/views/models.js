@@ -1,4 +1,4 @@
-// Models: where each one lies, and what it does there.
+// Models: their residency and load at each site.
 
 import { card, h, show, table } from "../dom.js";
 import { lines } from "../chart.js";
@@ -15,7 +15,7 @@ export function models(session) {
   const filter = h("input", { type: "search", placeholder: "Filter (/)", "aria-label": "Filter models", oninput: () => { update(); offered?.draw(); } });
 
   const say = (text) => show(told, text), offered = session.is_admin ? catalogue(filter, say) : null;
-  const used = new Map(); // of each model that was shown, what its caches have held since the view was opened
+  const used = new Map(); // model -> samples of the used share of its caches, since the view was opened
 
   function note(model) {
     const at = Object.fromEntries(model.at.filter((one) => one.kv_blocks_total).map((one) => [one.site, 1 - one.kv_blocks_free / one.kv_blocks_total]));
@@ -33,7 +33,7 @@ export function models(session) {
     const found = all().filter((model) => model.name.toLowerCase().includes(filter.value.toLowerCase()));
     show(list, found.slice(0, SHOWN).map((model) => card(model.name, table([
       ["site", (one) => one.site],
-      ["lies", (one) => h("span", { class: LIES[one.residency][1], title: one.detail }, one.residency === "loading" ? ["loading ", h("progress", { max: 1, value: one.loaded, "aria-label": `Loading ${one.name} at ${one.site}` }), ` ${percent(one.loaded)}`] : LIES[one.residency][0], one.detail && `: ${one.detail}`)],
+      ["state", (one) => h("span", { class: LIES[one.residency][1], title: one.detail }, one.residency === "loading" ? ["loading ", h("progress", { max: 1, value: one.loaded, "aria-label": `Loading ${one.name} at ${one.site}` }), ` ${percent(one.loaded)}`] : LIES[one.residency][0], one.detail && `: ${one.detail}`)],
       ["running", (one) => one.running, true], ["waiting", (one) => one.waiting, true],
       ["cache used", (one) => (one.kv_blocks_total ? percent(1 - one.kv_blocks_free / one.kv_blocks_total) : "–"), true],
       ["prompt tokens/s", (one) => number(Math.round(one.prefill_tokens_per_s)) , true], ["tokens/s a stream", (one) => number(Math.round(one.decode_tokens_per_s)), true],
@@ -43,7 +43,7 @@ export function models(session) {
         one.is_added && button(session, "remove", one.site, one.name, say, `Remove ${one.name} from ${one.site}? Its files stay.`)]],
     ], model.at, ""), model.at[0].aliases.length > 0 && h("p", { class: "soft" }, `also called ${model.at[0].aliases.join(", ")}`),
       kept(note(model), model.name, isOpen))),
-    !found.length && h("p", { class: "soft" }, all().length ? "No model matches." : session.is_admin ? "No model is served yet: run one of the catalogue above." : "No model is served yet."),
+    !found.length && h("p", { class: "soft" }, all().length ? "No model matches." : session.is_admin ? "No model is served yet: run one from the catalogue above." : "No model is served yet."),
     found.length > SHOWN && h("p", { class: "soft" }, `${found.length - SHOWN} more: filter to see them.`));
   }
 

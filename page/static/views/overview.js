@@ -1,4 +1,4 @@
-// The network at a glance.
+// Overview: the map, the current figures, charts over time, and recent troubles.
 
 import { h, show } from "../dom.js";
 import { lines } from "../chart.js";
@@ -30,9 +30,9 @@ export function overview() {
     const newest = network.samples.at(-1);
     const healthy = network.sites.filter((site) => site.state === "healthy").length;
     const requests = Object.values(newest?.requests ?? {}).reduce((sum, rate) => sum + rate, 0);
-    const facts = [[`${healthy} of ${network.sites.length}`, network.name === "router" ? "sites healthy" : "site healthy"], [number(newest?.running ?? 0), "requests under way"],
+    const facts = [[`${healthy} of ${network.sites.length}`, network.name === "router" ? "sites healthy" : "site healthy"], [number(newest?.running ?? 0), "requests in progress"],
       [number(newest?.waiting ?? 0), "waiting"], [number(requests), "requests/s ended"], [number(newest?.tokens ?? 0), "tokens/s"],
-      [ms(newest?.first_token_ms?.[0]), "first token, p50"], [percent(newest?.cached_share), "of prompts cached"], [number(network.num_moves), "streams moved"]];
+      [ms(newest?.first_token_ms?.[0]), "first token, p50"], [percent(newest?.cached_share), "of prompt tokens cached"], [number(network.num_moves), "streams moved"]];
     show(tiles, facts.map(([value, text]) => h("div", { class: "tile" }, h("b", null, value), h("span", null, text))));
   }
 
@@ -49,7 +49,7 @@ export function overview() {
       lines("Tokens per second", number, samples, [["tokens/s", (sample) => sample.tokens]]),
       lines("Time to first token", ms, samples, percentiles("first_token_ms")),
       lines("Time per token", ms, samples, percentiles("token_ms")),
-      lines("Under way", number, samples, [["running", (sample) => sample.running], ["waiting", (sample) => sample.waiting]]),
+      lines("Requests in progress", number, samples, [["running", (sample) => sample.running], ["waiting", (sample) => sample.waiting]]),
       lines("Prompts found in caches", percent, samples, [["share", (sample) => sample.cached_share]]),
       bad.length > 0 && lines("Not answered, by reason", number, samples, bad.slice(0, 8).map((word) => [word, (sample) => sample.requests[word] ?? 0])));
   }
@@ -57,7 +57,7 @@ export function overview() {
   function drawNews() {
     const troubles = network.sites.filter((site) => site.state !== "healthy");
     const moves = network.moves.slice(-8).reverse();
-    show(news, troubles.length > 0 && h("section", { class: "card" }, h("h2", null, "What is wrong"),
+    show(news, troubles.length > 0 && h("section", { class: "card" }, h("h2", null, "Unhealthy sites"),
       troubles.slice(0, 20).map((site) => h("p", null, h("b", { class: site.state === "unhealthy" ? "bad" : "wait" }, `${site.name}: ${site.state}`), site.detail && ` – ${site.detail}`))),
     moves.length > 0 && h("section", { class: "card" }, h("h2", null, "Streams that moved"),
       moves.map((move) => h("p", null, `${move.from_site} → ${move.to_site}: ${move.cause}; its client waited ${ms(move.waited_ms)}`))));

@@ -1,4 +1,4 @@
-// Talk to the network. The conversation stays in this browser.
+// A chat with a model of the network, and other tasks. The conversation stays in this browser.
 
 import { announce, card, h, show } from "../dom.js";
 import { models, network } from "../network.js";
@@ -18,7 +18,7 @@ export function playground(session) {
   const temperature = field("input", "Temperature", { type: "number", min: 0, max: 2, step: 0.1, value: 0.7 });
   const topP = field("input", "Top p", { type: "number", min: 0.01, max: 1, step: 0.01, value: 1 });
   const most = field("input", "Most tokens", { type: "number", min: 1, value: 256 });
-  const seed = field("input", "Seed", { type: "number", placeholder: "drawn" });
+  const seed = field("input", "Seed", { type: "number", placeholder: "random" });
   const tools = field("textarea", "Tools (JSON list)", { rows: 3, class: "mono", spellcheck: "false" });
   const schema = field("textarea", "JSON schema of the answer", { rows: 3, class: "mono", spellcheck: "false" });
   const logprobs = h("input", { type: "checkbox" });
@@ -106,13 +106,13 @@ export function playground(session) {
       turns.push({ role: "tool", content: result, tool_call_id: call.id });
       const asked = turns.findLast((one) => one.role === "assistant")?.tool_calls ?? [];
       if (asked.every((one) => turns.some((other) => other.tool_call_id === one.id))) run(); else drawTalk();
-    }, turns)) : h("p", { class: "soft" }, "Nothing has been said yet."));
+    }, turns)) : h("p", { class: "soft" }, "There are no messages yet."));
   }
 
   function update() {
     where.hidden = network.name !== "router";
     why.hidden = where.hidden || !session.is_admin;
-    choices(site, ["", ...network.sites.map((one) => one.name)], "whichever answers first");
+    choices(site, ["", ...network.sites.map((one) => one.name)], "chosen by the router");
     choices(model, models().map((one) => one.name), "");
   }
 
@@ -123,7 +123,7 @@ export function playground(session) {
     if (names.includes(chosen)) box.value = chosen;
   }
 
-  function keep() { try { sessionStorage.setItem(KEPT, JSON.stringify(turns)); } catch { /* too long, or not allowed: it is not kept */ } }
+  function keep() { try { sessionStorage.setItem(KEPT, JSON.stringify(turns)); } catch { /* too long, or the browser forbids it: the conversation is not stored */ } }
   const chatting = card("", talk, trouble, said, h("div", { class: "row" }, send, stop, again, clear, images, h("span", { class: "grow" }), why, copyAs("chat/completions", tryBody)));
   const talking = h("div", null, where, system.node, temperature.node, topP.node, most.node, seed.node, tools.node, schema.node, h("p", { class: "row" }, h("label", null, logprobs, "log-probabilities (hover over a token)")));
   const left = h("div", null, chatting);

@@ -1,11 +1,11 @@
-// Why this site: what each candidate would cost, and what came of earlier predictions.
+// The choice of a site: the predicted cost of each candidate, and earlier predictions with the actual times.
 
 import { card, h, show, table } from "../dom.js";
 import { color, stacked } from "../chart.js";
 import { models, network } from "../network.js";
 import { ms } from "../words.js";
 
-let asked = null; // a request's body that the playground wants explained
+let asked = null; // body of the playground's request to explain
 export const ask = (body) => { asked = body; };
 
 export function routing(visitor) {
@@ -33,7 +33,7 @@ export function routing(visitor) {
       h("div", { class: "legend" }, terms.map((term, i) => h("span", null, h("i", { style: { background: color(i) } }), term))),
       table([["site", (one) => h("b", null, one.site)], ["cost", (one) => ms(one.cost_ms), true],
         ["", (one) => h("div", { style: { width: "min(40vw, 420px)" } }, stacked(terms.map((term) => [term, one.terms[term] ?? 0]), most, (term, value) => `${term} ${ms(value)}`))],
-        ["why", (one) => one.reason], ["cached tokens", (one) => one.cached_tokens, true], ["told us", (one) => (one.status_age_s === null ? "nothing yet" : `${one.status_age_s.toFixed(1)} s ago`), true]], told.ranking, "No site can take it."),
+        ["why", (one) => one.reason], ["cached tokens", (one) => one.cached_tokens, true], ["last status", (one) => (one.status_age_s === null ? "none yet" : `${one.status_age_s.toFixed(1)} s ago`), true]], told.ranking, "No site can take it."),
       Object.entries(told.left_out).map(([site, reason]) => h("p", { class: "soft" }, `${site} is left out: ${reason}`))));
   }
 
@@ -45,13 +45,13 @@ export function routing(visitor) {
     }
     const list = network.decisions.slice(-20).reverse();
     const most = Math.max(1, ...list.map((one) => Math.max(one.predicted_ms, one.actual_ms)));
-    show(recent, card("Streams lately: predicted beside actual time to first token", table([
+    show(recent, card("Recent streams: predicted and actual time to first token", table([
       ["site", (one) => one.site], ["why", (one) => one.reason], ["predicted", (one) => ms(one.predicted_ms), true], ["actual", (one) => ms(one.actual_ms), true],
       ["", (one) => h("div", { style: { width: "min(40vw, 380px)" } }, stacked(Object.entries(one.terms), most, (term, value) => `predicted: ${term} ${ms(value)}`), stacked([["actual", one.actual_ms]], most, (term, value) => `actual ${ms(value)}`))],
-    ], list, "No stream has been answered yet: the playground makes one.")));
+    ], list, "No stream has been answered yet: send a request in the playground.")));
   }
 
   if (asked && visitor.is_admin) explain().finally(() => { asked = null; });
-  return { node: h("div", null, visitor.is_admin && card("", h("p", { class: "soft" }, "A request that is not sent: where would it go?"), prompt,
+  return { node: h("div", null, visitor.is_admin && card("", h("p", { class: "soft" }, "Which site would get this request? It is not sent."), prompt,
     h("div", { class: "row" }, h("label", null, "Model ", model), address, session, h("button", { class: "main", type: "button", onclick: explain }, "Explain"))), result, recent), update };
 }

@@ -1,4 +1,4 @@
-// Sites: state, load, devices and processes, and what went wrong in the last day.
+// Sites: state, load, devices and processes, and the faults of the last day.
 
 import { card, h, show, table } from "../dom.js";
 import { network } from "../network.js";
@@ -29,8 +29,8 @@ export function sites(session) {
       found.slice(0, word || found.length < 6 ? 6 : 0).map((site) => card(`What runs at ${site.name}`,
         site.detail && h("p", { class: "bad" }, site.detail),
         devices[site.name] && table([["device", (one) => one.name], ["memory used", (one) => `${bytes(one.used_bytes)} of ${bytes(one.total_bytes)}`, true],
-          ["power", (one) => (one.power_w ? `${Math.round(one.power_w)} W` : "–"), true], ["heat", (one) => (one.celsius ? `${Math.round(one.celsius)} °C` : "–"), true]], devices[site.name], ""),
-        table([["role", (one) => one.role], ["device", (one) => one.device ?? "–"], ["pid", (one) => one.pid, true], ["address", (one) => one.url ?? "–"]], site.processes, "It has told of none."))));
+          ["power", (one) => (one.power_w ? `${Math.round(one.power_w)} W` : "–"), true], ["temperature", (one) => (one.celsius ? `${Math.round(one.celsius)} °C` : "–"), true]], devices[site.name], ""),
+        table([["role", (one) => one.role], ["device", (one) => one.device ?? "–"], ["pid", (one) => one.pid, true], ["address", (one) => one.url ?? "–"]], site.processes, "The site has not reported its processes."))));
   }
 
   async function readFaults() {
@@ -39,7 +39,7 @@ export function sites(session) {
     try { ({ faults } = await (await fetch("page/faults")).json()); } catch { return; }
     show(wrong, card("Faults of the last day", table([
       ["when", (one) => clock(one.at_s)], ["site", (one) => h("b", null, one.site)], ["what", (one) => `${one.what}${one.until_s === null ? "" : one.until_s > one.at_s ? ` for ${seconds(one.until_s - one.at_s)}` : ""}`],
-      ["cause", (one) => one.cause || "–"], ["", (one) => one.until_s === null && h("span", { class: "bad" }, "lasts")],
+      ["cause", (one) => one.cause || "–"], ["", (one) => one.until_s === null && h("span", { class: "bad" }, "ongoing")],
     ], (faults ?? []).slice(0, SHOWN_FAULTS), "No site has failed since this process started.")));
   }
 
@@ -47,11 +47,11 @@ export function sites(session) {
   const timer = setInterval(readFaults, 5000);
   const join = () => act(say, "a line for one more machine", async () => {
     const { line } = await call("POST", "manage/join", {});
-    const box = dialog("One more machine", h("p", null, "Paste this on the other machine within an hour. It is good once."), h("pre", { class: "mono", tabindex: 0 }, line),
+    const box = dialog("One more machine", h("p", null, "Paste this on the other machine within an hour. It works once."), h("pre", { class: "mono", tabindex: 0 }, line),
       h("div", { class: "row end" }, copy(line, "Copy the line"), h("button", { type: "button", class: "main", onclick: () => box.close() }, "Done")));
     return "a line for one more machine was made";
   });
   const joining = session.is_admin && network.name === "router" && card("One more machine", session.adds_machines ? h("button", { type: "button", class: "main", onclick: join }, "Add a machine")
-    : h("p", null, "No machine can join this network. One that machines may join is made by ", h("code", null, "pilotlight network init FOLDER --host NAME"), "."));
+    : h("p", null, "Machines cannot join this network. To make a network that they can join, run ", h("code", null, "pilotlight network init FOLDER --host NAME"), "."));
   return { node: h("div", null, h("div", { class: "row" }, filter, told), list, wrong, joining), update, leave: () => clearInterval(timer) };
 }

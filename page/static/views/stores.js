@@ -1,4 +1,4 @@
-// Data of functions: D1 databases and KV namespaces, a page at a time. Nothing is changed here.
+// Data of functions: D1 databases and KV namespaces, a page at a time, read only.
 
 import { card, h, show, table } from "../dom.js";
 import { call, choice } from "../manage.js";
@@ -15,7 +15,7 @@ export function stores() {
     const rows = Object.entries(found.sites).flatMap(([site, all]) => all.map((one) => ({ site, ...one })));
     show(list, table([
       ["name", (one) => h("b", { class: "source" }, one.name)], ["kind", (one) => (one.kind === "d1" ? "D1 database" : "KV namespace")], ["site", (one) => one.site],
-      ["of", (one) => (one.owner === "@site" ? "the site's functions" : one.owner || "–")], ["size", (one) => bytes(one.bytes), true],
+      ["owner", (one) => (one.owner === "@site" ? "the site's functions" : one.owner || "–")], ["size", (one) => bytes(one.bytes), true],
       ["", (one) => h("button", { type: "button", "aria-label": `look into ${one.name}`, onclick: () => look(one, {}) }, "look into")],
     ], rows, "No function keeps data yet: bind a D1 database or a KV namespace in its wrangler.toml."),
     Object.entries(found.unread).map(([site, reason]) => h("p", { class: "bad" }, `${site}: ${reason}`)));
@@ -34,7 +34,7 @@ export function stores() {
         store.kind === "kv" ? [prefix, h("button", null, "Show")] : found.tables.length > 0 && h("label", null, "Table ", tables),
         asked.after && h("button", { type: "button", onclick: () => look(store, chosen) }, "First page"), found.next && h("button", { type: "button", onclick: () => look(store, { ...chosen, after: found.next }) }, "Next page")),
       h("div", { class: "wide" }, table(found.columns.map((name, i) => [name || " ", (row) => (row[i] === null ? h("span", { class: "soft" }, "NULL") : h("span", { class: "mono" }, row[i]))]), found.rows,
-        store.kind === "kv" ? "No key begins so." : found.tables.length ? "The table is empty." : "The database has no tables.")));
+        store.kind === "kv" ? "No key begins with this." : found.tables.length ? "The table is empty." : "The database has no tables.")));
   }
 
   read();

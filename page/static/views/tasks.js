@@ -1,4 +1,4 @@
-// What models do besides talking: vectors of texts, documents ranked by a query, decisions with probabilities.
+// Tasks besides chat: embeddings of texts, documents ranked for a query, decisions with probabilities.
 
 import { announce, card, h, show, table } from "../dom.js";
 import { color } from "../chart.js";
@@ -34,7 +34,7 @@ function embeddings() {
       const vectors = data.map((one) => one.embedding), norm = (one) => Math.sqrt(one.reduce((sum, value) => sum + value * value, 0));
       const cosine = (a, b) => vectors[a].reduce((sum, value, i) => sum + value * vectors[b][i], 0) / (norm(vectors[a]) * norm(vectors[b]) || 1);
       const found = lines(texts);
-      return [h("p", null, `${vectors.length} vectors of ${vectors[0].length} numbers. How alike they are (cosine):`), h("div", { class: "wide" }, table([["text", (i) => found[i]], ...vectors.map((_, k) => [`${k + 1}`, (i) => cosine(i, k).toFixed(2), true]),
+      return [h("p", null, `${vectors.length} vectors of ${vectors[0].length} numbers. Their similarity (cosine):`), h("div", { class: "wide" }, table([["text", (i) => found[i]], ...vectors.map((_, k) => [`${k + 1}`, (i) => cosine(i, k).toFixed(2), true]),
         ["begins with", (i) => h("span", { class: "mono soft" }, vectors[i].slice(0, 3).map((value) => value.toFixed(3)).join(", "))]], vectors.map((_, i) => i), ""))];
     },
   };

@@ -1,4 +1,4 @@
-// What a site's start and its models' wakes went into, newest last.
+// The spans of a site's start and of its models' wakes, the newest first.
 
 import { card, h, show } from "../dom.js";
 import { color } from "../chart.js";
@@ -18,7 +18,7 @@ export function timeline() {
     const answer = await told.json();
     if (!told.ok) { show(list, h("p", { class: "bad", role: "alert" }, answer.error.message)); return; }
     const events = grouped(answer.spans).slice(-SHOWN).reverse();
-    show(list, events.length ? events.map(draw) : h("p", { class: "soft" }, "It has told of nothing yet."));
+    show(list, events.length ? events.map(draw) : h("p", { class: "soft" }, "This site has no timeline yet."));
   }
 
   function draw(spans) {

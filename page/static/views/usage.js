@@ -1,4 +1,4 @@
-// Usage: what accounts have used today, where a router keeps a ledger and one may read it, and what this process counts over the last day.
+// Usage: that of accounts, if the router has a ledger that the visitor may read, and this process's counts of the last day.
 
 import { card, h, show, table } from "../dom.js";
 import { history } from "../network.js";
@@ -18,11 +18,11 @@ export function usage(session) {
     const rows = words.map((word) => ({ word, day: sum(samples, 120, (one) => one.requests[word] ?? 0), now: sum(recent, 1, (one) => one.requests[word] ?? 0) }));
     show(node, card("Requests by how they ended", table([["outcome", (row) => row.word], ["last 5 minutes", (row) => number(row.now), true], ["last 24 hours", (row) => number(row.day), true]], rows, "No request has ended yet.")),
       card("Tokens", table([["", (row) => row[0]], ["last 5 minutes", (row) => row[1], true], ["last 24 hours", (row) => row[2], true]], [
-        ["tokens of answers", number(sum(recent, 1, (one) => one.tokens)), number(sum(samples, 120, (one) => one.tokens))],
-        ["of prompts cached, on average", percent(mean(recent)), percent(mean(samples))]], "")),
+        ["output tokens", number(sum(recent, 1, (one) => one.tokens)), number(sum(samples, 120, (one) => one.tokens))],
+        ["cached share of prompt tokens", percent(mean(recent)), percent(mean(samples))]], "")),
       today && card("Accounts", h("div", { class: "row" }, days, h("a", { href: `usage?by=day,account,model&from=${since(days.value)}&format=csv`, download: "usage.csv" }, "Export as CSV")), table([...(days.value === "1" ? [] : [["day (UTC)", (row) => row.day]]),
-        ["account", (row) => row.account || "without a known key"], ["model", (row) => row.model], ["requests", (row) => number(row.requests), true], ["of prompts", (row) => number(row.prompt_tokens), true], ["cached", (row) => number(row.cached_tokens), true],
-        ["of answers", (row) => number(row.output_tokens), true], [today.currency, (row) => row.cost === null ? "" : String(Number(row.cost)), true]], today.usage, "Nothing has been used in this time.")),
+        ["account", (row) => row.account || "no known key"], ["model", (row) => row.model], ["requests", (row) => number(row.requests), true], ["prompt tokens", (row) => number(row.prompt_tokens), true], ["cached", (row) => number(row.cached_tokens), true],
+        ["output tokens", (row) => number(row.output_tokens), true], [today.currency, (row) => row.cost === null ? "" : String(Number(row.cost)), true]], today.usage, "There is no usage in this time.")),
       session.is_admin && !session.sees_usage && card("Accounts", h("p", { class: "soft" }, "Usage of accounts is not recorded: set ", h("code", null, "ledger.directory"), " in the router's file, and start it again.")),
       h("p", { class: "soft" }, "The counts of requests and tokens are kept in this process's memory for a day; the columns of 24 hours advance every two minutes."));
   }

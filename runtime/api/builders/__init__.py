@@ -1,1 +1,1 @@
-"""Deltas as the objects and events of a dialect."""
+"""Builders that render an answer's deltas as the objects and events of a dialect."""

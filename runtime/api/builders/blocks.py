@@ -1,4 +1,4 @@
-"""An engine's answer, piece by piece, to a dialect whose answers are blocks (dialects/blocks.py)."""
+"""Render an answer's deltas in dialects whose answers consist of blocks (dialects/blocks.py)."""
 
 from pilotlight.dialects.blocks import BlockWriter, NewWriter
 from pilotlight.dialects.requests import ValidGeneration
@@ -10,7 +10,8 @@ from pilotlight.wire.chat import ChatLogprobs
 
 
 class BlockBuilder:
-    """One answer. If another site started it, the writer first replays what the client already has."""
+    """Builder of one answer.
+    If another site started the answer, the writer first replays what the client already has."""
 
     def __init__(self, new_writer: NewWriter, request: ValidGeneration, generator: Generator) -> None:
         self._writer = new_writer(request)
@@ -44,7 +45,7 @@ class BlockBuilder:
         return self._writer.finish_whole(generation.usage, delta.finish_reason, generation.stop_string)
 
     def _written(self, delta: Delta) -> bytes:
-        """Return a delta's events, with the logprobs of its texts if requested."""
+        """Return the events of a delta, with the log-probabilities of its texts if requested."""
         logprobs = iter(self._text_logprobs(delta)) if self._request.sampling.num_logprobs is not None else None
         return b"".join(
             self._writer.add("text", part.text, next(logprobs).content)

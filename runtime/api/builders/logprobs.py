@@ -1,6 +1,6 @@
-"""Log-probabilities in OpenAI's form (the chosen tokens) and vLLM's (a table of the prompt's tokens).
+"""Log-probabilities in OpenAI's form, and in vLLM's form for the tokens of the prompt.
 
-Knows token texts and offsets, not the source of the numbers.
+Independent of where the numbers come from.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,8 @@ def text_logprobs(texts: Sequence[str], tokens: Sequence[DeliveredToken], tokeni
 
 
 def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, offset: int) -> CompletionLogprobs:
-    """`offset`: characters of the prompt before them, when it is echoed."""
+    """Return the log-probabilities of a completion's tokens.
+    `offset` is the number of characters before them: the prompt's if it is echoed, else 0."""
     shown = [token for token in tokens if token.is_shown and token.logprobs is not None]
     return CompletionLogprobs(
         tokens=tuple(tokenizer.token_text(token.token_id) for token in shown),
@@ -58,7 +59,8 @@ def completion_logprobs(tokens: Sequence[DeliveredToken], tokenizer: Tokenizer, 
 def echoed_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
 ) -> CompletionLogprobs:
-    """Return the prompt's part of an echo. Nothing comes before the first token, so it has no probability."""
+    """Return the log-probabilities of an echoed prompt.
+    The first token has none, because nothing precedes it."""
     return CompletionLogprobs(
         tokens=tuple(tokenizer.token_text(token_id) for token_id in token_ids),
         token_logprobs=(None, *(reported.logprob for reported in logprobs)),
@@ -76,7 +78,8 @@ def echoed_logprobs(
 def prompt_logprobs(
     token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int, tokenizer: Tokenizer
 ) -> PromptLogprobs:
-    """Return for each token a table by token id: the token itself, and the likeliest in its place."""
+    """Return a table for each prompt token.
+    It maps token ids to log-probabilities: those of the token itself and of the likeliest ones in its place."""
     return (
         None,
         *(
@@ -104,15 +107,15 @@ def _by_id(token_id: int, reported: TokenLogprobs, num_top: int, tokenizer: Toke
 
 
 def _top_by_text(token_id: int, reported: TokenLogprobs, num_top: int | None, tokenizer: Tokenizer) -> dict[str, float]:
-    """Return the likeliest tokens, and the actual token if it is not among them."""
+    """Return the log-probabilities of the likeliest tokens, and of the actual one, by text."""
     there = (token_id, reported.logprob)
     return {tokenizer.token_text(other): logprob for other, logprob in (there, *reported.top[:num_top])}
 
 
 def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """Characters before each token.
+    """Return the number of characters before each token.
 
-    One that begins in the middle of a character counts from that character's start."""
+    A token that begins inside a character counts from that character's start."""
     detokenizer = tokenizer.detokenizer()
     offsets, decoded = [], 0
     for token_id in token_ids:

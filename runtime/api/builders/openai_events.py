@@ -51,10 +51,10 @@ RequestT = TypeVar("RequestT", ValidChat, ValidCompletion)
 
 
 class OpenAIBuilder(Generic[RequestT]):
-    """The common part of every object and chunk of one answer: its identity, its model's tokenizer."""
+    """Base of the builders of OpenAI's dialect: the id of the answer and its model's tokenizer."""
 
     num_events = 0
-    prefix: ClassVar[str]  # of its id
+    prefix: ClassVar[str]  # prefix of the answer's id
 
     def __init__(self, request: RequestT, generator: Generator) -> None:
         self._request: RequestT = request
@@ -92,11 +92,12 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
 
     def __init__(self, request: ValidChat, generator: Generator) -> None:
         super().__init__(request, generator)
-        self._inputs: dict[tuple[int, int], InputReader] = {}  # of custom tools' calls, by choice and position
-        self._resumed = set(self._started)  # choices of which another site has shown the beginning
+        self._inputs: dict[tuple[int, int], InputReader] = {}  # by choice and position of a custom tool call
+        self._resumed = set(self._started)  # choices that another site has started
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return one event per part, the last one with the tokens, and a separate event for the finish."""
+        """Return one event for each part of the delta and a separate one for the finish.
+        The last part's event has the delta's log-probabilities and token ids."""
         shown = tuple(token for token in delta.tokens if token.is_shown)
         events = b""
         if delta.choice in self._resumed:
@@ -145,7 +146,8 @@ class ChatBuilder(OpenAIBuilder[ValidChat]):
         return MessageDelta(tool_calls=(ToolCallDelta(part.position, FunctionDelta(arguments=part.text)),))
 
     def _rest_of_inputs(self, choice: int, generation: Generation) -> bytes:
-        """Return the events of inputs whose calls had another form than asked for: they are known at the end."""
+        """Return the events of custom tool inputs that are only known at the end of an answer.
+        These are inputs whose calls have an unexpected form."""
         events = b""
         for (of_choice, position), reader in self._inputs.items():
             if of_choice == choice and (rest := reader.finish()):
@@ -204,7 +206,7 @@ class CompletionBuilder(OpenAIBuilder[ValidCompletion]):
 
     def __init__(self, request: ValidCompletion, generator: Generator) -> None:
         super().__init__(request, generator)
-        self._echoed: dict[int, str] = {}  # prompts' texts, by number, once they are known
+        self._echoed: dict[int, str] = {}  # texts of echoed prompts by their number, once they are known
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
         is_first = delta.choice not in self._started

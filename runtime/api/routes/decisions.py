@@ -1,6 +1,6 @@
-"""Decisions: /v1/decisions, /v1/systemone, and the input of a decision model at Workers AI's `run`.
+"""Decisions: /v1/decisions, /v1/systemone, and Workers AI's `run` with a decision model.
 
-Never a stream."""
+They are never streamed."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -20,7 +20,7 @@ from pilotlight.runtime.generation.generator import Generator
 from pilotlight.sites.site import LimitsConfig
 from pilotlight.wire.http.asgi import read_body, send_json, until_disconnect
 
-# The request, the probabilities of each question's options, input tokens, and how many of these were cached.
+# Arguments: the request, the probabilities of each question's options, the number of input tokens, and how many of these were cached.
 Render = Callable[[ValidDecision, Sequence[Sequence[float]], int, int], bytes]
 
 
@@ -55,7 +55,7 @@ class DecisionEndpoint:
         )
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: str) -> None:
-        """Answer a request whose body has been read."""
+        """Answer a request whose body `raw` has been read. `model` is the name in the path, if any."""
         context, raw = router_context(scope, raw)
         request = await parsed(self._parse, raw, self._registry.resolve, *model)
         request = replace(request, num_bytes=len(raw), prefixes=context.prefixes)

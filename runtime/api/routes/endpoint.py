@@ -1,7 +1,7 @@
-"""Generating endpoints of every dialect: read, validate, generate, and write one object or a stream.
+"""Generating endpoints of every dialect: parse, validate, generate, and write one object or a stream.
 
-An endpoint supplies the parser that makes a `Valid...` value of a body, and a ResponseBuilder that renders deltas in its dialect. A stream to one of
-the network's routers has resume points (wire/hop/continuation.py) and a notice when the site starts to drain.
+Each endpoint has a parser that makes a `Valid...` value of a body, and a ResponseBuilder that renders deltas in its dialect. A stream to a router of
+the network has resume points (wire/hop/continuation.py), and a notice when the site starts to drain.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from pilotlight.wire.sse import HEARTBEAT
 log = logging.getLogger("pilotlight.http")
 
 MIB = 1 << 20
-PREFIXES = ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")  # of all dialects but Workers AI's own
-MOST_NAMED, MOST_NAMED_BYTES = 32, 1024  # ignored fields in a header
+PREFIXES = ("/ai/v1", "/v1", "/client/v4/accounts/{account_id}/ai/v1")  # path prefixes, except Workers AI's
+MOST_NAMED, MOST_NAMED_BYTES = 32, 1024  # limits of the header that lists ignored fields
 
 
 class ResponseBuilder(Protocol):
@@ -39,10 +39,10 @@ class ResponseBuilder(Protocol):
 
     @property
     def num_events(self) -> int:
-        """Events so far, in a dialect that numbers them."""
+        """Number of events so far, in a dialect that numbers its events."""
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return the server-sent events that carry a delta."""
+        """Return the server-sent events of a delta."""
 
     def ending(self, generation: Generation) -> bytes:
         """Return the events after the last delta."""
@@ -65,10 +65,9 @@ class Endpoint(Generic[RequestT]):
         build: Callable[[RequestT, Generator], ResponseBuilder],
         limits: LimitsConfig,
     ) -> None:
-        """Register a parser.
+        """Parse bodies by `parse` and render answers by `build`.
 
-        `parse` gets the body, a function that resolves a model's name, and the model if the path names it.
-        """
+        `parse` is called with the body, a function that resolves a model's name, and the model's name if the path has one."""
         self._generator = generator
         self._registry = generator.models.registry
         self._dialect = dialect
@@ -82,7 +81,7 @@ class Endpoint(Generic[RequestT]):
         await self.answer(raw, scope, receive, send)
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: str) -> None:
-        """Answer a request whose body has been read."""
+        """Answer a request whose body `raw` has been read. `model` is the name in the path, if any."""
         context, raw = router_context(scope, raw)
         request = await parsed(self._parse, raw, self._registry.resolve, *model)
         request = context.applied_to(request, len(raw))
@@ -138,14 +137,14 @@ class Endpoint(Generic[RequestT]):
 
 
 def naming_ignored(request: ValidGeneration | TextRequest, left_out: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Return the header that names the fields of a request that mean nothing here.
+    """Return the header that lists the fields of a request that this site ignores, if any.
 
-    `left_out`: fields that its answer is not held to."""
+    `left_out` are fields that the answer does not comply with."""
     return _ignored_header(request.requested_model, (*request.ignored, *left_out))
 
 
 def _ignored_header(model: str, ignored: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the header, if it names any; the first time in a row they are logged as well."""
+    """Return the header, if any fields are ignored. The same fields of a model are logged only once."""
     if not ignored:
         return []
     names = ", ".join(quote(name, safe="[]{}$@-_.~ ") for name in ignored[:MOST_NAMED])[:MOST_NAMED_BYTES]
@@ -154,14 +153,14 @@ def _ignored_header(model: str, ignored: Sequence[str]) -> list[tuple[str, str]]
 
 
 def counting(use: ResourceUse) -> list[tuple[str, str]]:
-    """Return the headers by which a router knows what an answer in one piece has used."""
+    """Return the headers with the resource use of an answer that is not streamed; the router meters it."""
     tokens, work = encode_use(use)
     return [(USAGE, tokens), (WORK, work)]
 
 
 @lru_cache(256)
 def _log_ignored(model: str, names: str) -> None:
-    log.info("requests of %s have fields that mean nothing here: %s", model, names)
+    log.info("requests of %s have fields that are ignored: %s", model, names)
 
 
 ParsedT = TypeVar("ParsedT")
@@ -169,12 +168,12 @@ Arguments = TypeVarTuple("Arguments")
 
 
 async def parsed(parse: Callable[[bytes, *Arguments], ParsedT], raw: bytes, *args: *Arguments) -> ParsedT:
-    """Parse a body, a large one in a thread."""
+    """Parse a body; large ones are parsed in a thread."""
     return parse(raw, *args) if len(raw) <= INLINE_BYTES else await asyncio.to_thread(parse, raw, *args)
 
 
 def events_of(delta: Delta, generation: Generation, builder: ResponseBuilder) -> bytes:
-    """Return the server-sent events of a delta, the last with the response's ending.
+    """Return the server-sent events of a delta; the last delta's include the response's ending.
 
     A delta without content gives a heartbeat."""
     if delta is EMPTY_DELTA:

@@ -1,6 +1,6 @@
-"""Workers AI's fine-tunes: accounts list, create, upload and remove adapters; routers read all.
+"""Workers AI's fine-tunes. Accounts list, create, upload and remove adapters; routers read all.
 
-The key, or a header of the router, identifies the account; the account in the path is ignored. Requests use an adapter by its id or name (`lora`), or
+The account is that of the key, or of the router's header; the account in the path is ignored. Requests use an adapter by its id or name (`lora`), or
 as MODEL:NAME.
 """
 
@@ -35,13 +35,13 @@ from pilotlight.wire.workers_ai import Envelope, FinetuneAsset, ResultInfo
 AT = "/client/v4/accounts/{account_id}/ai/finetunes"
 _JOB_PATHS = ("", "/{job}", "/{job}/{part}")
 MOST_LISTED = 1000
-LISTED = 50  # default if the client sends none
-BODY_BYTES = 64 << 10  # bytes of a body that is not a file
-FORM_BYTES = 16 << 10  # round a file
+LISTED = 50  # default number of adapters in a list
+BODY_BYTES = 64 << 10  # limit of a JSON body
+FORM_BYTES = 16 << 10  # limit of a form's size without its file
 CONFIG_BYTES = 1 << 20
-MOST_UPLOADS = 8  # at once; the files that arrived stay on the disk
-UPLOAD_S = 600.0  # for a whole file: 500 kB/s for the largest one by default
-REREAD_S = 30.0  # a model that was not loaded before may be loaded by then
+MOST_UPLOADS = 8  # limit of uploads at the same time: each holds its received files on the disk
+UPLOAD_S = 600.0  # time limit of a file: the default limit of its size needs 500 kB/s
+REREAD_S = 30.0  # Retry-After if the model must be loaded first
 
 _encoder = msgspec.json.Encoder()
 
@@ -74,13 +74,13 @@ class FinetuneRoutes:
         return _enveloped([finetune.listed() for finetune in found])
 
     async def jobs(self, request: Request) -> Response:
-        """The account's adapters as OpenAI's fine-tuning jobs."""
+        """Return the account's adapters as OpenAI's fine-tuning jobs."""
         store, named = self._adapters.finetunes, request.path_params
         owned = [] if store is None else store.of(tenant_in(request.scope).owner)
         return json_response(_encoder.encode(jobs_answer(request.method, named.get("job"), named.get("part"), owned)))
 
     async def public(self, request: Request) -> Response:
-        """The site's adapters for all accounts, ordered by model and name."""
+        """Return the site's adapters for all accounts, ordered by model and name."""
         limit, offset = (_number(request, name, default) for name, default in (("limit", LISTED), ("offset", 0)))
         found = await asyncio.to_thread(self._adapters.public)
         shown = [each.listed() for each in found[offset : offset + min(limit, MOST_LISTED)]]
@@ -102,7 +102,7 @@ class FinetuneRoutes:
         return _enveloped(new.listed())
 
     async def upload(self, request: Request) -> Response:
-        from pilotlight.wire.forms import file_in, read_form  # imported here because a site's start does not need it
+        from pilotlight.wire.forms import file_in, read_form  # imported here so that the site starts faster
 
         store = self._store()
         finetune = store.get(tenant_in(request.scope).owner, request.path_params["id"])
@@ -131,7 +131,8 @@ class FinetuneRoutes:
         return json_response(_encoder.encode(await asyncio.to_thread(self._store().everything)))
 
     async def one(self, request: Request) -> Response:
-        """Export an adapter with its files to another site, import one, or repeat a removal made elsewhere."""
+        """Export an adapter with its files (GET), import one (PUT), or remove one (DELETE).
+        Other sites' changes arrive this way."""
         _require_router(request)
         store, id = self._store(), request.path_params["id"]
         if request.method == "DELETE":
@@ -153,7 +154,7 @@ class FinetuneRoutes:
     def _uploading(self) -> Iterator[None]:
         if self._num_uploads >= MOST_UPLOADS:
             raise ApiError(
-                "overloaded", f"{MOST_UPLOADS} files are being uploaded to this site: retry later", retry_after_s=5
+                "overloaded", f"{MOST_UPLOADS} files are being uploaded already: retry later", retry_after_s=5
             )
         self._num_uploads += 1
         try:
@@ -168,18 +169,18 @@ class FinetuneRoutes:
         return self._adapters.finetunes
 
     def _model(self, name: str) -> str:
-        """Return the own name of a model that may have adapters."""
+        """Return the model's own name for a name or alias. Raises ApiError."""
         model = self._models.resolve(name)
         if model is None or self._adapters.named_in(name, model) is not None:
             raise ApiError("model_not_found", f"this site has no model named {name[:200]!r}", param="model")
         return model
 
     async def _base(self, model: str) -> Shapes:
-        """Return the matrices of a model that its adapters may change. Raises ApiError."""
+        """Return the shapes of the matrices of a model that adapters may change. Raises ApiError."""
         config = next(config for config in self._models.configs if config.name == model)
         try:
             directory = await asyncio.to_thread(local_directory, config.source)
-            if directory is None and self._models.info(model) is not None:  # it has been downloaded
+            if directory is None and self._models.info(model) is not None:  # the model has been downloaded
                 directory = await directory_of(config.source)
             if directory is None:
                 sentence = f"{model!r} has not been loaded here yet, so the adapter cannot be checked: send the model a request, then retry"
@@ -188,7 +189,9 @@ class FinetuneRoutes:
         except (SourceError, CheckpointError) as error:
             raise ApiError("model_load_failed", f"{model!r} cannot be read: {error}") from None
         if planned.pools:
-            raise ApiError("invalid_request", f"{model!r} makes embeddings, and adapters make none", param="model")
+            raise ApiError(
+                "invalid_request", f"{model!r} makes embeddings, which adapters cannot change", param="model"
+            )
         return planned.adapted_shapes()
 
     def _file_limit(self, store: FinetuneStore) -> int:
@@ -231,7 +234,7 @@ def _file_name(name: str) -> str:
 
 
 def _id(id: str) -> str:
-    """Return an id that may be a file's name. Raises ApiError."""
+    """Return the id if it is valid, and thus safe as a file name. Raises ApiError."""
     if not is_name(id):
         raise ApiError("invalid_request", f"{id[:100]!r} is no fine-tune's id")
     return id

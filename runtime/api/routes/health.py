@@ -35,7 +35,7 @@ class Health:
         return [Route(path, endpoint) for path, endpoint in paths.items()]
 
     async def livez(self, request: Request) -> Response:
-        """The process answers: nothing else is claimed."""
+        """Report that the process responds; it need not be ready."""
         return json_response(b'{"status":"alive"}')
 
     async def readyz(self, request: Request) -> Response:
@@ -59,7 +59,7 @@ class Health:
     async def status(self, request: Request) -> Response:
         """Return the site's status.
 
-        With `?digests=EDITION`, include the changes of the prefix digests since that edition, if it is still known.
+        With `?digests=EDITION` it includes the changes of the prefix digests since that edition, if the site still knows them.
         """
         known = request.query_params.get("digests", "")
         status = self._editions.publish(self.site_status(), int(known) if known.isdecimal() and len(known) < 20 else 0)

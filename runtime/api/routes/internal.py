@@ -1,8 +1,8 @@
 """Routes for the network's own parts.
 
-POST /internal/wake (a request for this model will follow), GET /internal/catalogue, POST /internal/operation and POST /internal/hub (for operators),
-GET /timeline (duration of each step). A hint changes the site's state, so it must be signed like any hop if the network has a secret. It is never
-refused for lack of capacity; the response reports where the model's weights are.
+POST /internal/wake (a hint: a request for this model will follow), GET /internal/catalogue, POST /internal/operation and POST /internal/hub (for
+operators), GET /timeline (duration of each step). If the network has a secret, hints must be signed too, because they change the site's state. A hint
+is never refused for lack of capacity; the response reports where the model's weights are.
 """
 
 import msgspec
@@ -59,7 +59,7 @@ class Internal:
 
     async def wake(self, request: Request) -> Response:
         if self._needs_signature and not request.scope.get(GENUINE_HOP, False):
-            raise ApiError("forbidden", "a hint must be signed by one of the network's routers")
+            raise ApiError("forbidden", "the hint must be signed by one of the network's routers")
         name = await self._model(request)
         self._models.hint(name)
         return self._told(name)
@@ -69,7 +69,7 @@ class Internal:
         return json_response(msgspec.json.encode(await self._operator.catalogue()))
 
     async def operation(self, request: Request) -> Response:
-        """Unlike a hint this takes something away: never without a signature."""
+        """Run an operation. Unlike a hint it can remove data, so it always needs a signature."""
         _require_router(request)
         await self._operator.perform(await read_json(request, SiteOperation, MAX_BODY, "the body must be an operation"))
         return json_response(b"{}", 202)
@@ -84,7 +84,7 @@ class Internal:
         return json_response(msgspec.json.encode(list(self._recent.times)))
 
     async def _model(self, request: Request) -> str:
-        """Return the model's own name."""
+        """Return the own name of the model in a body. Raises ApiError."""
         hint = await read_json(request, WakeHint, MAX_BODY, 'the body must be {"model": NAME}')
         name = self._models.registry.resolve(hint.model)
         if name is None:

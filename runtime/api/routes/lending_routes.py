@@ -1,4 +1,4 @@
-"""Routes for other sites of the network that have prompts computed here (wire/hop/lending.py).
+"""Routes by which other sites have their prompts computed here (wire/hop/lending.py).
 
 Every request must be signed with the network's secret."""
 
@@ -36,8 +36,7 @@ class LendingRoutes:
     def __init__(self, lending: Lending, first_port: int) -> None:
         """Serve prompts of other sites.
 
-        `first_port` is where the site's first host serves blocks to them; the next hosts use the next ports.
-        """
+        `first_port` is the port where the site's first host serves blocks to them; the next hosts use the next ports."""
         self._lending = lending
         self._first_port = first_port
 

@@ -1,8 +1,6 @@
 """Ollama's paths: /api/chat, /api/generate, /api/embed, and information about models.
 
-dialects/ollama.py has their bodies.
-
-A stream goes to a router as events with resume points, and to a client as lines.
+dialects/ollama.py defines the bodies. A stream goes to a router as events with resume points, and to other clients as lines of JSON.
 """
 
 import asyncio
@@ -55,7 +53,7 @@ from pilotlight.wire.lines import as_lines
 from pilotlight.wire.sse import DONE, encode_event
 
 _objects = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NEVER = "0001-01-01T00:00:00Z"  # Go's zero time, Ollama's word for none
+_NEVER = "0001-01-01T00:00:00Z"  # Go's zero time, which Ollama sends for "never"
 
 
 def ollama_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
@@ -80,7 +78,7 @@ def ollama_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
 
 
 class _StreamedLines:
-    """An endpoint whose streams are lines for its clients, and events for routers."""
+    """An endpoint whose streams are lines of JSON, or events if the client is a router."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -90,7 +88,7 @@ class _StreamedLines:
 
 
 class OllamaEndpoint(Endpoint[ValidOllama]):
-    """Chats or completions; a request without a prompt wakes its model, and that is all that it asks for."""
+    """An endpoint for chats or completions; a request without a prompt only loads its model."""
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: str) -> None:
         _, asked = router_context(scope, raw)
@@ -113,9 +111,9 @@ class OllamaBuilder:
         self._models = generator.models.registry
 
     def events(self, delta: Delta, generation: Generation) -> bytes:
-        """Return a line for each part; the last one has the tokens' log-probabilities.
+        """Return a line for each part of the delta; the last line has the log-probabilities.
 
-        An end without further output adds no line.
+        A delta that only ends the answer gives no line.
         """
         messages = list(self._messages(delta))
         if not messages:
@@ -148,12 +146,12 @@ class OllamaBuilder:
                 yield OllamaMessage(tool_calls=(self._call(*next(calls)),))
 
     def _call(self, call: CallPart, arguments: str) -> OllamaCall:
-        """Return a call, without arguments that are not a JSON object, which clients of this API cannot read."""
+        """Return a tool call. Arguments that are not a JSON object become {}: this API has no other form."""
         try:
             _objects.decode(arguments)
         except (ValueError, RecursionError):
             arguments = "{}"
-        # A line ends at a line end, which in JSON can only be white space.
+        # Streams have one object a line. A line end in JSON can only be white space.
         written = msgspec.Raw(arguments.replace("\r", " ").replace("\n", " ").encode())
         call_id = call.id or f"call_{self._request.answer_name.item_id(0, call.position)}"
         return OllamaCall(call_id, CalledFunction(call.name, written, call.position))
@@ -194,7 +192,7 @@ def _embedded_one(request: ValidEmbedding, embeddings: PooledTexts) -> bytes:
 
 
 class OllamaModels:
-    """The site's models as Ollama describes them."""
+    """Information about the site's models, in Ollama's form."""
 
     def __init__(self, generator: Generator, limits: LimitsConfig) -> None:
         self._models = generator.models.registry
@@ -204,9 +202,9 @@ class OllamaModels:
         return json_response(orjson.dumps({"models": [self._listed(name) for name in self._names(request)]}))
 
     async def awake(self, request: Request) -> Response:
-        """Models that are on a device.
+        """List the models that are on a device.
 
-        None is put to sleep for its age, so they expire at no time that is known."""
+        Models do not expire after a fixed time, so the time of expiry is "never"."""
         names = [name for name in self._names(request) if self._models.residency(name) == "device"]
         models = [{**self._listed(name), "expires_at": _NEVER, **self._awake(name)} for name in names]
         return json_response(orjson.dumps({"models": models}))
@@ -235,12 +233,12 @@ class OllamaModels:
         return json_response(orjson.dumps(shown))
 
     async def pull(self, request: Request) -> Response:
-        """A model that is here needs no pulling; another one cannot be fetched by a request."""
+        """Report success for a model that the site has; a request cannot download others."""
         await self._asked(request)
         return json_response(b'{"status":"success"}\n')
 
     async def _asked(self, request: Request) -> str:
-        """Return the model that a request is about, by its own name. Raises ApiError."""
+        """Return the own name of the model in a request. Raises ApiError."""
         raw = await read_body(request.scope, request.receive, self._max_body_bytes)
         asked = parse_model(router_context(request.scope, raw)[1])
         name = self._models.resolve(plain_name(asked))
@@ -259,7 +257,7 @@ class OllamaModels:
         return {
             "name": name, "model": name, "modified_at": timestamp(self._models.created),
             "size": 0 if info is None else info.weights_bytes,
-            # A digest of its name and source: files are not read for a list.
+            # This digest covers the model's name and source, because a list should not have to read the model's files.
             "digest": hashlib.sha256(f"{name}\0{source}".encode()).hexdigest(),
             "details": self._details(name),
         }  # fmt: skip

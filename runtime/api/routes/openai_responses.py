@@ -1,6 +1,6 @@
-"""OpenAI's Responses: /v1/responses and the stored responses below it.
+"""OpenAI's Responses: /v1/responses and the paths of stored responses below it.
 
-A router of the network stores responses itself: its requests are only answered."""
+A router stores responses itself, so requests from routers are answered but not stored."""
 
 from functools import partial
 
@@ -21,7 +21,8 @@ from pilotlight.wire.errors import Dialect
 
 
 class ResponsesEndpoint:
-    """A pure ASGI application for all of these paths. Run `run()` as a task; call `close()` afterwards."""
+    """A pure ASGI application for all of these paths.
+    Run `run()` as a task while it serves, and call `close()` afterwards."""
 
     def __init__(self, generator: Generator, config: SiteConfig, access: Access) -> None:
         limits, kept = config.limits, config.responses
@@ -45,7 +46,7 @@ class ResponsesEndpoint:
         await app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that has all of its conversation."""
+        """Answer a request that includes its whole conversation."""
         app = self._count if scope["path"].endswith(f"/{INPUT_TOKENS}") else self._endpoint
         await app(scope, receive, send)
 

@@ -1,6 +1,6 @@
 """OpenAI's paths: chat completions, completions, embeddings and models.
 
-Under /ai/v1, /v1, and an account's path at Cloudflare. Knows paths and models; runtime/api/builders writes the answers.
+They are served under /ai/v1, /v1, and an account's path of Cloudflare's API. runtime/api/builders writes the answers.
 """
 
 from typing import Literal
@@ -110,5 +110,5 @@ class _ModelRoutes:
 
 
 def _adapted(model: ListedModel, adapter: str) -> ListedModel:
-    """Return a model's entry as that of one of its adapters."""
+    """Return the entry of a model's adapter in the list of models, made from the model's entry."""
     return replace(model, id=f"{model.id}{SEPARATOR}{adapter}", root=adapter, parent=model.id)

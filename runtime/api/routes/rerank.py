@@ -1,6 +1,6 @@
-"""Scores: /v1/rerank, /rerank, /v2/rerank, /v1/score, /v1/classify, and Workers AI's contexts.
+"""Scores: /v1/rerank, /rerank, /v2/rerank, /v1/score, /v1/classify, and `run` with contexts.
 
-In the forms of Jina, Cohere, text-embeddings-inference, vLLM, and Workers AI (`{"query": ..., "contexts": [...]}`).
+The forms are those of Jina, Cohere, text-embeddings-inference, vLLM, and Workers AI (`{"query": ..., "contexts": [...]}`).
 """
 
 import os
@@ -63,7 +63,7 @@ def scoring_routes(generator: Generator, limits: LimitsConfig) -> list[Route]:
 
 
 def ranked(request: ValidScoring, pooled: PooledTexts) -> list[tuple[int, float]]:
-    """Return the documents as (index, score), the best first, as many as are wanted."""
+    """Return the requested number of documents as (index, score), the best first."""
     scores = sorted(enumerate([score for (score,) in pooled.vectors]), key=lambda item: -item[1])
     return scores[: request.top_n]
 

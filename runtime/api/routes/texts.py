@@ -1,6 +1,6 @@
-"""Endpoints that answer all of a request's texts with one object: embeddings and scores.
+"""Endpoints that answer all texts of a request in one object: embeddings and scores.
 
-Never a stream."""
+They are never streamed."""
 
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -37,10 +37,9 @@ class TextsEndpoint(Generic[RequestT]):
         render: Render[RequestT],
         limits: LimitsConfig,
     ) -> None:
-        """Register a parser.
+        """Parse bodies by `parse`.
 
-        `parse` gets the body, a function that resolves a model's name, and the model if the path names it.
-        """
+        `parse` is called with the body, a function that resolves a model's name, and the model's name if the path has one."""
         self._resolve = generator.models.registry.resolve
         self._parse: Callable[..., RequestT] = partial(parse, strict=limits.strict_fields)
         self._compute: Compute[RequestT] = compute
@@ -51,7 +50,7 @@ class TextsEndpoint(Generic[RequestT]):
         await self.answer(await read_body(scope, receive, self._max_body_bytes), scope, receive, send)
 
     async def answer(self, raw: bytes, scope: Scope, receive: Receive, send: Send, *model: Any) -> None:
-        """Answer a request whose body has been read."""
+        """Answer a request whose body `raw` has been read. `model` is the name in the path, if any."""
         request = await parsed(self._parse, raw, self._resolve, *model)
         check_model(scope, request.requested_model)
         tenant = tenant_in(scope)

@@ -1,4 +1,4 @@
-"""The number of tokens of a request's prompt, by its model's template and tokenizer.
+"""The number of tokens of a request's prompt, after its model's template and tokenizer.
 
 The count is the same in every dialect."""
 
@@ -26,7 +26,7 @@ class TokenCount:
     def __init__(
         self, generator: Generator, parse: Callable[..., ValidGeneration], limits: LimitsConfig, **fields: Any
     ) -> None:
-        """Count tokens; `fields` are further fields of the answer."""
+        """`fields` are further fields of the response."""
         self._generator = generator
         self._parse = partial(parse, strict=limits.strict_fields)
         self._max_body_bytes = int(limits.max_body_mib * MIB)

@@ -1,7 +1,7 @@
 """Cloudflare Workers AI's paths: .../ai/run/{model}, lists of models, tasks and schemas, token checks.
 
-Generates as OpenAI's paths do, in other forms: an envelope around one object, or a stream of `{"response": ...}` whose last event has the usage. An
-answer requested as JSON is an object there; in a stream, or if it was cut short, it is text.
+They generate as OpenAI's paths do, but the response is an object in an envelope, or a stream of `{"response": ...}` whose last event has the usage.
+If JSON was requested, `response` is an object; in a stream, or if the answer was cut short, it is text.
 """
 
 import re
@@ -72,7 +72,7 @@ _BUSY = re.compile(rb"(?:^|&)rejectIfBusy=(?:true|1)(?:&|$)")
 
 
 def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Callable[[str], bool]) -> list[Route]:
-    """`is_busy` tells whether a request for a model would have to wait."""
+    """`is_busy` tells whether a request for a model would be queued or refused."""
     endpoints: dict[str, Endpoint[Any] | TextsEndpoint[Any] | DecisionEndpoint] = {
         "run": Endpoint(generator, Dialect.WORKERS_AI, parse_run, RunBuilder, limits),
         "response": Endpoint(generator, Dialect.WORKERS_AI, parse_response, run_responses, limits),
@@ -95,9 +95,9 @@ def workers_ai_routes(generator: Generator, limits: LimitsConfig, is_busy: Calla
 
 
 class _AsFunction:
-    """A model at a function's path: POST /fn/@org/model with its inputs.
+    """A model as a function: POST /fn/@org/model with its inputs.
 
-    For callers of functions, all of them one account."""
+    For clients that call functions; they all count as one account."""
 
     def __init__(self, endpoint: "_Run") -> None:
         self._endpoint = endpoint
@@ -108,7 +108,7 @@ class _AsFunction:
 
 
 class _Run:
-    """Run a model of any task; the body determines which."""
+    """Run a model of any task; the body determines the task."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class _Run:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if any(option in scope["query_string"] for option in _REFUSED_OPTIONS):
-            message = "queueRequest is for a router with a ledger, which keeps the queue; a site alone has none"
+            message = "queueRequest needs a router with a ledger; a site cannot queue requests for later"
             raise ApiError("unsupported_parameter", message, param="queueRequest")
         if _BUSY.search(scope["query_string"]) and self._is_busy(scope["path_params"]["model"]):
             message = "the model has no free capacity, and the request asked not to wait"
@@ -137,7 +137,7 @@ class _Run:
 def task_of(raw: bytes) -> Literal["run", "response", "embedding", "reranking", "decision"]:
     """Return the kind of a request's body: generation, Responses body, embeddings, scores or decisions.
 
-    The fields are only searched for as words first, because most bodies with these words have them in a message. Invalid JSON is refused later.
+    Most bodies have none of the distinguishing words, so they are not decoded here. Invalid JSON is refused later.
     """
     if not any(word in raw for word in (b'"text"', b'"input"', b'"contexts"', b'"questions"')):
         return "run"
@@ -157,7 +157,7 @@ def task_of(raw: bytes) -> Literal["run", "response", "embedding", "reranking", 
 
 
 class RunResponsesWriter(ResponsesWriter):
-    """A response in an envelope, as `run` gives one, with its text in one place."""
+    """Writer of a Responses object in the envelope of `run`, with all of its text in one field."""
 
     def _response(self, status: str, usage: Usage | None, finish_reason: FinishReason | None) -> dict[str, Any]:
         text = "".join(block.text for block in self.blocks if block.kind == "text")
@@ -197,9 +197,9 @@ class RunBuilder:
 
 
 class ModelCatalog:
-    """The site's models as cards, a page at a time.
+    """The site's models as cards, in pages.
 
-    `?search=` keeps names that contain it, `?task=` those of a task by its name or id."""
+    `?search=` selects names that contain it, `?task=` a task by its name or id."""
 
     def __init__(self, generator: Generator) -> None:
         self._models = generator.models.registry
@@ -232,7 +232,7 @@ class ModelCatalog:
         return json_response(_encoder.encode(Envelope(schemas)))
 
     def cards(self, search: str) -> list[ModelCard]:
-        """The models whose name, or one of whose aliases, contains `search`."""
+        """Return the cards of the models whose name, or one of whose aliases, contains `search`."""
         wanted = search.lower()
         return [
             self._card(config.name)
@@ -262,7 +262,7 @@ async def _tasks(request: Request) -> Response:
 
 
 async def _token(request: Request) -> Response:
-    """Confirm that a key is valid; invalid ones were refused earlier."""
+    """Confirm that the request's key is valid; the middleware refuses others."""
     key = bearer_token(header(request.scope, "authorization"))
     if not key:
         raise ApiError("unauthorized", "send the key to be verified as `Authorization: Bearer KEY`")
@@ -270,7 +270,7 @@ async def _token(request: Request) -> Response:
 
 
 def _results(delta: Delta) -> Iterator[TextResult]:
-    """Yield an event for each part; a call, which comes whole, is one."""
+    """Yield an event for each part of a delta; a tool call is a single event."""
     calls = iter(delta.calls)
     for part in delta.parts:
         if isinstance(part, TextPart):
@@ -285,12 +285,12 @@ def _call(call: CallPart, arguments: str) -> Call:
     """Return a call's arguments as an object, or as text if they are not valid JSON."""
     if not _is_json(arguments):
         arguments = msgspec.json.encode(arguments).decode()
-    # An event has one line; in JSON a line end can only be white space.
+    # An event has one line. A line end in JSON can only be white space.
     return Call(call.name, msgspec.Raw(arguments.replace("\r", " ").replace("\n", " ").encode()))
 
 
 def _is_json(text: str) -> bool:
-    """Tell whether a text is a whole document; a number in it may be one that Python has no float for."""
+    """Tell whether a text is one JSON document. Numbers that exceed a float are accepted."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except ValueError:

@@ -48,7 +48,7 @@ def list_keys(
 
 @keys.command("revoke")
 def revoke_key(name: KeyName, file: KeysFileOption) -> None:
-    """Refuse a key from the next SIGHUP on."""
+    """Revoke a key. Servers refuse it from their next SIGHUP on."""
     from pilotlight.runtime.cli.keys.key_files import revoke as run
 
     run(file, name)
@@ -60,7 +60,7 @@ def rotate_key(
     file: KeysFileOption,
     grace_hours: Annotated[float, typer.Option(min=0.0, help="Hours for which the previous key stays valid.")] = 24.0,
 ) -> None:
-    """Replace a key by a new one."""
+    """Replace a key by a new one; the previous key stays valid for a while."""
     from pilotlight.runtime.cli.keys.key_files import rotate as run
 
     run(file, name, grace_hours)

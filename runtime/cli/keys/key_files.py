@@ -1,4 +1,4 @@
-"""The output of `pilotlight keys`: the key on standard output, everything else on standard error."""
+"""The output of `pilotlight keys`: the key on standard output, all other text on standard error."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from pilotlight.sites.key_files import NewKey, add_key, keys_of, revoke_key, rotate_key
 
-_WHEN = "what serves by it takes that over at its next start, or at SIGHUP"
+_WHEN = "servers that use the file apply the change at their next start, or at SIGHUP"
 
 
 def create(new: NewKey, file: Path | None) -> None:
@@ -18,22 +18,22 @@ def create(new: NewKey, file: Path | None) -> None:
     if file is not None:
         print(f"{file} knows {new.name}; {_WHEN}. The key is shown only now:", file=sys.stderr)
     else:
-        print(f"Add this to the file that is to know it:\n\n{table}\nThe key is shown only now:", file=sys.stderr)
+        print(f"Add this to a router's or site's file:\n\n{table}\nThe key is shown only now:", file=sys.stderr)
     print(key)
 
 
 def rotate(file: Path, name: str, grace_h: float) -> None:
     """Print a new key that replaces another, which stays valid for a while. Raises ConfigError."""
     key = rotate_key(file, name, grace_h)
-    print(f"{file} knows {name} by a new key, and by the one before for {grace_h:g} h; {_WHEN}.", file=sys.stderr)
+    print(f"{file} knows {name} with a new key; the previous one is valid for {grace_h:g} h; {_WHEN}.", file=sys.stderr)
     print("The key is shown only now:", file=sys.stderr)
     print(key)
 
 
 def revoke(file: Path, name: str) -> None:
-    """Refuse a key from now on. Raises ConfigError."""
+    """Revoke a key. Raises ConfigError."""
     revoke_key(file, name)
-    print(f"{name} is refused by {file}; {_WHEN}.", file=sys.stderr)
+    print(f"{name} is revoked in {file}; {_WHEN}.", file=sys.stderr)
 
 
 def list_keys(file: Path, as_json: bool) -> None:

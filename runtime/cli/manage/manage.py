@@ -1,4 +1,4 @@
-"""`pilotlight manage`: requests to the management API, and their progress."""
+"""`pilotlight manage`: send requests to the management API, and show the progress of operations."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ POLL_S = 0.3
 
 
 class Manager:
-    """All methods raise CliError, with the sentence of a refusal."""
+    """A client for the management API. All methods raise CliError with the sentence of a refusal."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -41,7 +41,7 @@ class Manager:
             print(f"{site}: {reason}", file=sys.stderr)
 
     def search(self, words: str, site: str | None, as_json: bool) -> None:
-        """Print the hub's models that fit these words."""
+        """Search the Hugging Face hub for these words and print the models."""
         query = urlencode({"site": self._site(site), "words": words})
         found = self._api.get_json(f"/manage/hub?{query}")["models"]
         if as_json:
@@ -69,7 +69,7 @@ class Manager:
         print(f"{source} is at {site}")
 
     def run(self, site: str | None, fields: dict[str, Any]) -> None:
-        """Add a model, and return when it is awake."""
+        """Add a model, and wait until it is awake."""
         site = self._site(site)
         before = {name for name, _ in self._models(site)}
         self._operate(site, {"action": "run", **fields})
@@ -93,7 +93,7 @@ class Manager:
 
     def create_key(self, fields: dict[str, Any]) -> None:
         made = self._api.send("POST", "/manage/keys", json.dumps(fields).encode(), "")
-        print(f"{made['name']} is known at once. The key is shown only now:", file=sys.stderr)
+        print(f"{made['name']} is valid at once. The key is shown only now:", file=sys.stderr)
         print(made["key"])
 
     def revoke_key(self, name: str) -> None:
@@ -115,7 +115,7 @@ class Manager:
             print(f"{site}: {reason}", file=sys.stderr)
 
     def print_page(self, site: str | None, query: dict[str, Any], as_json: bool) -> None:
-        """Print a page of a database's table, or of a namespace's keys."""
+        """Print a page of a database's table, or of the keys in a namespace."""
         page = self._api.get_json(f"/manage/stores/{quote(self._site(site), safe='')}?{urlencode(query)}")
         if as_json:
             print(json.dumps(page, indent=2))
@@ -142,7 +142,7 @@ class Manager:
         found = self._catalogue()["sites"].get(site, {"downloads": []})["downloads"]
         ours: dict[str, Any] | None = next((each for each in found if each["source"] == source), None)
         if ours is None:
-            raise CliError(f"{site} no longer knows of the download: it was restarted. Start it again; it resumes.")
+            raise CliError(f"{site} was restarted and lost the download. Start it again; it resumes.")
         return ours
 
     def _models(self, site: str) -> list[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""`pilotlight manage`: names, options and help; the work is in manage.py, imported when it runs."""
+"""`pilotlight manage`: names, options and help. The work is in manage.py, imported when it runs."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ UrlOption = Annotated[str, typer.Option("--url", envvar="PILOTLIGHT_URL", help="
 SiteOption = Annotated[str | None, typer.Option("--site", help="Name of the site; not needed where there is only one.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ModelArgument = Annotated[str, typer.Argument(help="Name of a model that the site serves.")]
-SourceArgument = Annotated[str, typer.Argument(help="A source of the catalogue, or as `serve` takes it, at the site.")]
+SourceArgument = Annotated[str, typer.Argument(help="A source in the catalogue, or one that `serve` accepts.")]
 SiteArgument = Annotated[str, typer.Argument(help="Name of the site.")]
 
 
@@ -29,7 +29,7 @@ def _manager(url: str) -> "Manager":
 
 @manage.command("catalogue")
 def catalogue(as_json: JsonOption = False, url: UrlOption = DEFAULT_URL) -> None:
-    """List the models that each site serves or could serve, and what fits there."""
+    """List the models that each site serves or could serve, and whether they fit there."""
     _manager(url).print_catalogue(as_json)
 
 
@@ -55,15 +55,15 @@ def run(
     source: SourceArgument,
     site: SiteOption = None,
     name: Annotated[str, typer.Option(help="Name that requests use; by default the last part of the source.")] = "",
-    residency: Annotated[str, typer.Option(help="Where it sleeps: auto, host (memory) or disk.")] = "auto",
-    lossless: Annotated[str, typer.Option(help="bf16 weights in 12 bits: auto, off or always.")] = "auto",
+    residency: Annotated[str, typer.Option(help="Where its weights sleep: auto, host (memory) or disk.")] = "auto",
+    lossless: Annotated[str, typer.Option(help="Keep bf16 weights in 12 bits: auto, off or always.")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="Type of the KV cache: auto or fp8.")] = "auto",
-    context: Annotated[int | None, typer.Option(min=16, help="Tokens of a prompt and its answer together.")] = None,
-    sleep_after_s: Annotated[float | None, typer.Option(help="Time without use after which it sleeps.")] = None,
-    max_devices: Annotated[int | None, typer.Option(min=1, help="Devices that may answer for it at once.")] = None,
+    context: Annotated[int | None, typer.Option(min=16, help="Maximum tokens of a prompt and its answer.")] = None,
+    sleep_after_s: Annotated[float | None, typer.Option(help="Time without use after which the model sleeps.")] = None,
+    max_devices: Annotated[int | None, typer.Option(min=1, help="Maximum devices that serve it at once.")] = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Serve a further model at a site, which serves it after a restart too."""
+    """Add a model to a site. The site serves it after a restart too."""
     options = {"residency": residency, "lossless": lossless, "kv_dtype": kv_dtype}
     more = {"context_tokens": context, "sleep_after_s": sleep_after_s, "max_devices": max_devices}
     given = {key: value for key, value in more.items() if value is not None}
@@ -72,7 +72,7 @@ def run(
 
 @manage.command("remove")
 def remove(model: ModelArgument, site: SiteOption = None, url: UrlOption = DEFAULT_URL) -> None:
-    """Stop to serve a model that was added; its files stay."""
+    """Stop serving a model that was added; its files stay."""
     _manager(url).change(site, "remove", model)
 
 
@@ -84,13 +84,13 @@ def wake(model: ModelArgument, site: SiteOption = None, url: UrlOption = DEFAULT
 
 @manage.command("sleep")
 def sleep(model: ModelArgument, site: SiteOption = None, url: UrlOption = DEFAULT_URL) -> None:
-    """Take a model's weights off the devices."""
+    """Unload a model's weights from its devices."""
     _manager(url).change(site, "sleep", model)
 
 
 @manage.command("drain")
 def drain(site: SiteArgument, url: UrlOption = DEFAULT_URL) -> None:
-    """Send a site no further requests; open ones finish."""
+    """Drain a site: send it no further requests; open ones finish."""
     _manager(url).change(site, "drain")
 
 
@@ -114,7 +114,7 @@ def create_key(
     cost_per_day: Annotated[float | None, typer.Option(help="Limit of a new account.")] = None,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Make a key that is valid at once, and print it, once."""
+    """Make a key that is valid at once, and print it. It is shown only now."""
     fields = {
         "account": account, "expires_days": expires_days, "requests_per_min": requests_per_min,
         "tokens_per_min": tokens_per_min, "tokens_per_day": tokens_per_day, "cost_per_day": cost_per_day,
@@ -125,16 +125,16 @@ def create_key(
 
 @manage.command("revoke-key")
 def revoke_key(name: Annotated[str, typer.Argument(help="Name of the key.")], url: UrlOption = DEFAULT_URL) -> None:
-    """Refuse a key that `create-key` or the page has made, at once."""
+    """Revoke a key that `create-key` or the page has made. It is refused at once."""
     _manager(url).revoke_key(name)
 
 
 @manage.command("join-line")
 def join_line(
-    minutes: Annotated[float, typer.Option(min=1, max=1440, help="For which it is good, once.")] = 60.0,
+    minutes: Annotated[float, typer.Option(min=1, max=1440, help="Time in which the token can be used, once.")] = 60.0,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Print a line by which one more machine joins the network."""
+    """Print a command line with which one more machine joins the network."""
     _manager(url).print_join_line(minutes)
 
 
@@ -151,11 +151,11 @@ def read(
     site: SiteOption = None,
     table: Annotated[str, typer.Option(help="A table of the database; by default its first.")] = "",
     prefix: Annotated[str, typer.Option(help="Beginning of the keys of a namespace.")] = "",
-    after: Annotated[str, typer.Option(help="Where the page before ended, as it printed it.")] = "",
+    after: Annotated[str, typer.Option(help="Where to continue, as the previous page printed it.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=200, help="Rows.")] = 50,
     as_json: JsonOption = False,
     url: UrlOption = DEFAULT_URL,
 ) -> None:
-    """Read a page of a database's table or a namespace's keys. Nothing is changed."""
+    """Print a page of a database's table, or of the keys in a namespace."""
     query = {"kind": kind, "name": name, "table": table, "prefix": prefix, "after": after, "limit": limit}
     _manager(url).print_page(site, query, as_json)

@@ -18,7 +18,7 @@ def add_adapter(
     directory: Annotated[Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")],
     folder: FolderOption,
 ) -> None:
-    """Check an adapter and copy it into the folder: it is served from then on."""
+    """Check an adapter and copy it into the folder. It is served from then on."""
     from pilotlight.runtime.cli.models.adapter_folder import add as run
 
     run(name, directory, folder)
@@ -26,7 +26,7 @@ def add_adapter(
 
 @adapters.command("list")
 def list_adapters(folder: FolderOption) -> None:
-    """List the folder's adapters, their ranks and sizes."""
+    """List the adapters in the folder, with their ranks and sizes."""
     from pilotlight.runtime.cli.models.adapter_folder import show as run
 
     run(folder)

@@ -1,7 +1,7 @@
 """`pilotlight adapters`: the folder from which sites read adapters (`adapters_dir` of a model).
 
-An adapter is added completely or not at all. A site looks at the folder for every request, so it needs no notice. An adapter that is removed during
-an answer is already on the device, and the answer is finished.
+An adapter is added completely or not at all. A site looks into the folder at every request, so it needs no notice. An adapter that is removed during
+an answer is already on the device, so the answer can finish.
 """
 
 import shutil
@@ -17,7 +17,7 @@ from pilotlight.runtime.models.adapters import is_name
 
 
 def add(name: str, directory: Path, folder: Path) -> None:
-    """Copy an adapter into the folder. Raises CliError for a name or an adapter that a site would refuse."""
+    """Copy an adapter into the folder. Raises CliError if a site would refuse the name or the adapter."""
     _require_name(name)
     place = folder / name
     if place.exists():
@@ -40,7 +40,7 @@ def add(name: str, directory: Path, folder: Path) -> None:
 
 
 def show(folder: Path) -> None:
-    """List the folder's adapters, those too that a site would refuse, and why."""
+    """List the folder's adapters, including those that a site would refuse, with the reason."""
     if not folder.is_dir():
         raise CliError(f"there is no folder {folder}.")
     table = Table("adapter", "what it is")
@@ -55,7 +55,7 @@ def show(folder: Path) -> None:
 
 
 def remove(name: str, folder: Path) -> None:
-    """Remove an adapter: requests that name it from now on are refused."""
+    """Remove an adapter. Later requests that name it are refused."""
     _require_name(name)
     place = folder / name
     if not (place / CONFIG).is_file():
@@ -63,7 +63,7 @@ def remove(name: str, folder: Path) -> None:
     try:
         gone = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
         try:
-            place.rename(gone / name)  # at once: never half of it
+            place.rename(gone / name)  # a rename is atomic: the adapter is never half deleted
         finally:
             shutil.rmtree(gone, ignore_errors=True)
     except OSError as error:
@@ -83,7 +83,7 @@ def _described(directory: Path) -> AdapterDescription:
 def _require_name(name: str) -> None:
     if not is_name(name):
         raise CliError(
-            f"{name!r} is no adapter's name: letters, digits, '.', '_' and '-', 100 at most, a letter or digit first."
+            f"{name!r} is not a valid name: use at most 100 letters, digits, '.', '_' and '-', with a letter or digit first."
         )
 
 

@@ -1,6 +1,6 @@
 """`pilotlight pack`: find or download the model, start the packing process, and show its progress.
 
-This process does not load torch.
+Only the other process loads torch.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.fetching.listing import NAME, write_listing
 from pilotlight.runtime.models.sources import PREFIX, SourceError, directory_of, local_directory
 
-Show = Callable[[int, int], None]  # (bytes done, bytes in total)
+Show = Callable[[int, int], None]  # arguments: bytes done, bytes in total
 DTYPES = ("auto", "float32", "bfloat16")
 
 
@@ -38,7 +38,7 @@ def pack(model: str, dtype: str, out: Path | None, is_lossless: bool = False) ->
     mib = done["num_bytes"] / 2**20
     console.print(f"{done['path']} ({mib:.1f} MiB)", highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f'A site file names it as source = "{out.absolute()}", or, where a web server has the folder, as\n'
+        f'Use it in a site file as source = "{out.absolute()}", or, where a web server has the folder, as\n'
         f'source = "https://HOST/{out.name}#sha256={digest}".',
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def verify(directory: str) -> None:
 
 
 def fetched(model: str, bar: Progress) -> Path:
-    """Return the directory of a model, which is fetched if it must be. Raises CliError."""
+    """Return the directory of a model, after a download if necessary. Raises CliError."""
     try:
         return local_directory(model) or asyncio.run(directory_of(model, shown(bar, "fetching")))
     except SourceError as error:
@@ -62,7 +62,7 @@ def fetched(model: str, bar: Progress) -> Path:
 def work(module: str, arguments: list[str], show: Show) -> dict[str, Any]:
     """Run a process that reports its progress, and return its last report.
 
-    It ends with this process, its only reader."""
+    The process ends when this one ends."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""`pilotlight plan`: which devices a model fits on, computed from its config.json alone."""
+"""`pilotlight plan`: which devices a model fits on, computed only from its config.json."""
 
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
@@ -18,8 +18,8 @@ from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.hosts.devices import this_machine
 from pilotlight.runtime.models.sources import SourceError, local_directory
 
-_SHOWN = 5  # splits
-_WIDTH = 110  # columns of the terminal, at least
+_SHOWN = 5  # number of splits in the table
+_WIDTH = 110  # minimum width of the table in columns
 
 
 class PlanRequest(NamedTuple):
@@ -30,12 +30,12 @@ class PlanRequest(NamedTuple):
     context_length: int | None = None
     dtype: str = "auto"
     batch: int = 64
-    price_per_hour: float | None = None  # of one device
+    price_per_hour: float | None = None  # price of one device
     tp: int | None = None
     pp: int | None = None
     ep: int | None = None
     kv_dtype: str = "auto"
-    link_gbits: float | None = None  # a second, to another site
+    link_gbits: float | None = None  # Gbit/s to another site
     rtt_ms: float = 0.0
     is_lossless: bool = False
 
@@ -59,7 +59,7 @@ def plan(question: PlanRequest, as_json: bool = False) -> None:
             model = _in_12_bits(model, devices)
         if question.link_gbits is not None and question.link_gbits <= 0:
             raise CliError(
-                f"--link {question.link_gbits:g} moves nothing; say the gigabits a second of the way to the other site."
+                f"--link {question.link_gbits:g} must be greater than 0: give the bandwidth to the other site in Gbit/s."
             )
         found = make_plan(model, devices, Workload.of(model, question.context_length, question.batch), question.wanted)
     except (CheckpointError, SourceError) as error:
@@ -80,11 +80,11 @@ def plan(question: PlanRequest, as_json: bool = False) -> None:
 def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
     """Return the model with its matrices in 12 bits.
 
-    Raises CliError if a site would leave them as they are."""
+    Raises CliError if a site would not store them in 12 bits."""
     if not devices.device.is_cpu or model.dtype != "bfloat16" or model.quantization is not None:
         format = model.quantization.method if model.quantization else model.dtype
         raise CliError(
-            f"--lossless is for plain bfloat16 weights on a CPU, and this plan is of {format} on {devices}; leave it out, or say --dtype bfloat16 "
+            f"--lossless is for plain bfloat16 weights on a CPU, but this plan is for {format} on {devices}; leave it out, or say --dtype bfloat16 "
             "--devices cpu."
         )
     return model._replace(is_lossless=True)
@@ -93,7 +93,7 @@ def _in_12_bits(model: PlannedModel, devices: DeviceSet) -> PlannedModel:
 def _config_of(source: str) -> Path:
     """Return the directory or file that describes the model.
 
-    For a hub id this is its config.json, downloaded if it is not in the cache."""
+    For a hub id this is its config.json, downloaded unless it is in the cache."""
     path = Path(source).expanduser()
     if path.suffix == ".json" and path.is_file():
         return path
@@ -104,8 +104,8 @@ def _config_of(source: str) -> Path:
 
     try:
         return Path(hf_hub_download(source, "config.json"))
-    except Exception as error:  # of the hub's many exceptions; each names the error in the id or the connection
-        raise SourceError(f"the config.json of {source} cannot be had: {error}") from error
+    except Exception as error:  # the hub's library has many exceptions; each one's text names the problem
+        raise SourceError(f"the config.json of {source} cannot be downloaded: {error}") from error
 
 
 def _show(found: ModelPlan, told: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ def _show(found: ModelPlan, told: dict[str, Any]) -> None:
         name = f"tp {split['tp']} pp {split['pp']} ep {split['ep']}" + (f" dp {split['dp']}" if split["dp"] > 1 else "")
         table.add_row(name, *sizes, f"{split['total_kv_tokens']:,}", *paces, "-" if cost is None else f"{cost:.2f}")
     console.print(table)
-    console.print("Sizes in GiB, of the fullest rank.", highlight=False)
+    console.print("Sizes are in GiB, for the rank that needs most.", highlight=False)
     for split in found.splits[:_SHOWN]:
         console.print(f"- {split.parallelism}: {found.reason(split)}", highlight=False, soft_wrap=True)
     for refused in told["refused"][:_SHOWN]:

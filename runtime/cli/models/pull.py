@@ -1,4 +1,4 @@
-"""`pilotlight pull`: a model's files on this machine before it is served."""
+"""`pilotlight pull`: download a model's files to this machine before it is served."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from pilotlight.runtime.models.sources import SourceError, directory_of, local_d
 
 
 def pull(model: str) -> None:
-    """Download the model if it is not here, and print its directory. Raises CliError."""
+    """Download the model unless it is here, and print its directory. Raises CliError."""
     source = source_of(model)
     console = Console(stderr=True)
     try:

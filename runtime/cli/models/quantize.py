@@ -1,6 +1,6 @@
-"""`pilotlight quantize`: finds or downloads the model, and starts the process that rounds it.
+"""`pilotlight quantize`: find or download the model, and start the process that rounds it.
 
-This process does not load torch."""
+Only the other process loads torch."""
 
 from pathlib import Path
 

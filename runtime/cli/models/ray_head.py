@@ -1,7 +1,7 @@
 """The first node of a Ray cluster on this machine, for the duration of a command.
 
-Other machines join it and lend it devices. The node itself offers none: the caller assigns this machine's devices. Independent of the cluster's
-use.
+Other machines join it and lend it their devices. The node itself offers no devices, because the caller assigns this machine's. Independent of how the
+cluster is used.
 """
 
 import importlib.util
@@ -16,8 +16,8 @@ from typing import IO
 
 from pilotlight.runtime.cli.cli_error import CliError
 
-PORT = 6379  # where Ray's clusters are looked for
-_STORE_BYTES = 80 << 20  # about the least that Ray takes: nothing is kept there
+PORT = 6379  # default port of Ray clusters
+_STORE_BYTES = 80 << 20  # about Ray's minimum; nothing is stored there
 _START_S = 60.0
 _END_S = 10.0
 _LOOK_S = 0.1
@@ -25,9 +25,9 @@ _LOOK_S = 0.1
 
 @contextmanager
 def ray_head(address: str | None = None, port: int = PORT) -> Iterator[str]:
-    """Run a Ray head, and yield its HOST:PORT.
+    """Run a Ray head in a scope; its value is the head's HOST:PORT. Raises CliError.
 
-    `address` is this machine's, as other machines reach it. Raises CliError.
+    `address` is the one by which other machines reach this one.
     """
     if importlib.util.find_spec("ray") is None:
         raise CliError("Ray is not installed: pip install 'pilotlight-inference[cluster]'")
@@ -56,7 +56,7 @@ def ray_head(address: str | None = None, port: int = PORT) -> Iterator[str]:
 
 
 def own_address() -> str:
-    """Return this machine's address towards other machines; its loopback address without a route."""
+    """Return the address by which other machines reach this one; the loopback address without a route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an unassigned address; nothing is sent

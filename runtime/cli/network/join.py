@@ -1,7 +1,7 @@
 """`pilotlight join`: make this machine a site of a network by a token, and serve.
 
-The token contains the authority's fingerprint, so that no other server can pass for the router. The steps: authenticate the network, ask to join,
-write the files, serve.
+The token contains the fingerprint of the network's certificate authority, so that no other server can pose as the router. The steps: authenticate the
+network, ask to join, write the files, serve.
 """
 
 import http.client
@@ -61,7 +61,7 @@ ToldT = TypeVar("ToldT")
 
 
 class Wishes(NamedTuple):
-    """The options of the command line; missing values are detected or asked for."""
+    """The options of the command line. Missing values are detected, or asked for at a terminal."""
 
     name: str | None = None
     address: str | None = None
@@ -101,13 +101,13 @@ def join(url: str, token: str, folder: Path, wishes: Wishes) -> Path:
         atomic_files.write(path, _site_text(url, folder, name, address, place, wishes).encode())
     except OSError as error:
         raise CliError(f"{folder} cannot be written: {error.strerror}.") from None
-    load_site(path)  # check the written file by reading it
+    load_site(path)  # checks the written file
     print(f"{name} has joined {url}; its files are in {folder}.", file=sys.stderr)
     return path
 
 
 class _Router:
-    """The network's router, trusted once its authority is the token's."""
+    """A client for the network's router. It is trusted once its authority matches the token."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -115,10 +115,11 @@ class _Router:
             raise CliError(f"{url!r} is no https://HOST:PORT of a router.")
         self._url, self._host, self._port = url, parts.hostname, parts.port or 443
         self._context = ssl.create_default_context()
-        self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE  # until `face` has returned
+        # without verification until `face` has returned
+        self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
 
     def face(self, fingerprint: str) -> NetworkFace:
-        """Return the network's public data. Raises CliError if it is not the token's network."""
+        """Return the network's public data. Raises CliError if the authority does not match the token."""
         face = self._ask("GET", AUTHORITY_PATH, None, NetworkFace)
         try:
             found = fingerprint_of(face.authority.encode())
@@ -133,7 +134,7 @@ class _Router:
         return self._ask("POST", JOIN_PATH, msgspec.json.encode(asked), Joined)
 
     def own_address(self) -> str:
-        """Return the address by which this machine reaches the router, and by which the router will reach it."""
+        """Return this machine's address on the route to the router; the router uses it to reach the site."""
         with socket.create_connection((self._host, self._port), timeout=TIMEOUT_S) as connection:
             found: str = connection.getsockname()[0]
             return found
@@ -149,17 +150,17 @@ class _Router:
         finally:
             connection.close()
         if answer.status == 404:
-            raise CliError(f"{self._url} takes no machines: [join] of its router's file names no directory.")
+            raise CliError(f"{self._url} accepts no machines: [join] in its router's file names no directory.")
         try:
             if answer.status != 200:
                 raise CliError(f"{self._url}: {msgspec.json.decode(data)['error']['message']}.")
             return msgspec.json.decode(data, type=told)
         except (msgspec.MsgspecError, KeyError, TypeError):
-            raise CliError(f"{self._url} answered {answer.status} and nothing of ours: is it a router?") from None
+            raise CliError(f"{self._url} answered {answer.status} without a valid response: is it a router?") from None
 
 
 def _place(wishes: Wishes, router: Place) -> Place:
-    """Return this machine's location: the option, the answer at a terminal, or the router's location."""
+    """Return this machine's location: the options, the answers at a terminal, or the router's location."""
     if wishes.city is not None and wishes.latitude is not None and wishes.longitude is not None:
         return Place(wishes.city, wishes.latitude, wishes.longitude)
     city = wishes.city or _asked("City", router.city)
@@ -172,7 +173,7 @@ def _place(wishes: Wishes, router: Place) -> Place:
         try:
             found.append(float(answer))
         except ValueError:
-            raise CliError(f"{name} {answer!r} is no number of degrees.") from None
+            raise CliError(f"{name} {answer!r} is not a number of degrees.") from None
     return Place(city, *found)
 
 
@@ -198,12 +199,12 @@ def _site_text(url: str, folder: Path, name: str, address: str, place: Place, wi
 
 
 def _machine() -> str:
-    """Describe this machine's devices, as a comment for readers of the file."""
+    """Return a comment for the site's file that lists this machine's devices."""
     gpus, memory = installed_gpus() or (), available_bytes()
     has = [f"{os.cpu_count() or 1} CPUs", *([] if memory is None else [f"{gib(memory)} of memory available"])]
     return f"Found here: {', '.join([*has, *(gpu.name for gpu in gpus)])}."
 
 
 def serve(path: Path) -> None:
-    """Become the site."""
+    """Replace this process by the site."""
     os.execv(sys.executable, [sys.executable, "-m", "pilotlight.runtime", str(path)])

@@ -19,7 +19,7 @@ def init_network(
     city: Annotated[str, typer.Option(help="Where this machine stands.")] = "here",
     latitude: Annotated[float, typer.Option(min=-90, max=90)] = 0.0,
     longitude: Annotated[float, typer.Option(min=-180, max=180)] = 0.0,
-    minutes: Annotated[float, typer.Option(min=0.1, help="For which the first token is good.")] = 60.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time in which the first token can be used.")] = 60.0,
 ) -> None:
     """Create a network.
 
@@ -32,16 +32,16 @@ def init_network(
 @network.command("token")
 def make_token(
     folder: FolderArgument,
-    minutes: Annotated[float, typer.Option(min=0.1, help="For which it is good, once.")] = 60.0,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Time in which the token can be used, once.")] = 60.0,
 ) -> None:
-    """Print a line by which one more machine joins."""
+    """Print a command line with which one more machine joins."""
     from pilotlight.runtime.cli.network.network_folder import token
 
     token(folder, minutes)
 
 
 @network.command("revoke")
-def revoke_token(folder: FolderArgument, id: Annotated[str, typer.Argument(help="As `network list` has it.")]) -> None:
+def revoke_token(folder: FolderArgument, id: Annotated[str, typer.Argument(help="Id in `network list`.")]) -> None:
     """Refuse a token from now on."""
     from pilotlight.runtime.cli.network.network_folder import revoke
 
@@ -58,9 +58,9 @@ def list_network(folder: FolderArgument) -> None:
 
 @network.command("remove")
 def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help="Of the site.")]) -> None:
-    """Remove a site from the router's file.
+    """Remove a site from the router's file. Its open requests finish.
 
-    Its open requests finish. It still knows the secret: rotate that if the machine is lost."""
+    The machine still has the network's secret: rotate that if the machine is lost."""
     from pilotlight.runtime.cli.network.network_folder import remove
 
     remove(folder, name)
@@ -68,7 +68,8 @@ def remove_site(folder: FolderArgument, name: Annotated[str, typer.Argument(help
 
 @network.command("rotate-secret")
 def rotate_secret(folder: FolderArgument) -> None:
-    """Take the next of three steps that rotate the network's secret without refusing any process."""
+    """Take the next of three steps that rotate the network's secret.
+    At each step all processes accept each other."""
     from pilotlight.runtime.cli.network.network_folder import rotate
 
     rotate(folder)
@@ -76,7 +77,7 @@ def rotate_secret(folder: FolderArgument) -> None:
 
 @network.command("renew")
 def renew_certificate(folder: FolderArgument) -> None:
-    """Make a new certificate for the router, which takes it over by itself."""
+    """Make a new certificate for the router, which loads it by itself."""
     from pilotlight.runtime.cli.network.network_folder import renew
 
     renew(folder)

@@ -1,6 +1,6 @@
 """A network's folder: network.toml, authority, certificate, secret, tokens.
 
-Made once, changed by commands, read by the router."""
+`network init` makes it, other commands change it, and the router reads it."""
 
 import json
 import secrets
@@ -51,7 +51,7 @@ scopes = ["admin"]
 
 
 def init(folder: Path, host: str, port: int, place: tuple[str, float, float], minutes: float) -> None:
-    """Make a network's folder. Raises CliError if there is one."""
+    """Make a network's folder. Raises CliError if the folder has a network already."""
     folder = folder.expanduser().absolute()
     if (folder / "network.toml").exists() or (folder / "authority.pem").exists():
         raise CliError(f"{folder} holds a network already: `pilotlight network token {folder}` lets a machine join it.")
@@ -71,8 +71,8 @@ def init(folder: Path, host: str, port: int, place: tuple[str, float, float], mi
         atomic_files.write(folder / "network.toml", text.encode())
     except OSError as error:
         raise CliError(f"{folder} cannot hold a network: {error.strerror or error}.") from None
-    load_network(folder / "network.toml")  # check the written file by reading it
-    print(f"Made a network in {folder}. Its key, for you, is shown only now:", file=sys.stderr)
+    load_network(folder / "network.toml")  # checks the written file
+    print(f"Made a network in {folder}. Your admin key is shown only now:", file=sys.stderr)
     print(key)
     print(f"\nStart its router:\n  pilotlight router {folder}/network.toml", file=sys.stderr)
     _print_line(folder, port, minutes, authority)
@@ -91,7 +91,7 @@ def revoke(folder: Path, id: str) -> None:
 
 
 def show(folder: Path) -> None:
-    """Print sites and tokens."""
+    """Print the network's sites and tokens."""
     table = Table("site", "url", "city", box=None, header_style="bold")
     for site in load_network(folder / "network.toml").sites:
         table.add_row(site.name, site.url, site.place.city)
@@ -105,16 +105,15 @@ def show(folder: Path) -> None:
 def remove(folder: Path, name: str) -> None:
     remove_site(folder / "network.toml", name)
     print(
-        f"{name} is out of {folder}/network.toml: send the router SIGHUP (`systemctl reload pilotlight-router`).",
+        f"{name} is removed from {folder}/network.toml: send the router SIGHUP (`systemctl reload pilotlight-router`).",
         file=sys.stderr,
     )
 
 
 def rotate(folder: Path) -> None:
-    """Take the next of three steps that rotate the secret.
+    """Take the next of three steps that rotate the secret. Raises CliError.
 
-    At each step every process accepts all signatures in use: first the new secret is accepted, then it signs, then the old one is removed. Raises
-    CliError."""
+    First the new secret is accepted, then it signs, then the old one is removed. At each step every process accepts all signatures in use."""
     file = folder / "secret"
     try:
         known = file.read_text().strip().split(",")
@@ -122,11 +121,11 @@ def rotate(folder: Path) -> None:
     except OSError as error:
         raise CliError(f"{file} cannot be read: {error.strerror}.") from None
     if len(known) == 1:
-        kept, said = [*known, secrets.token_hex(SECRET_BYTES)], "believes a second secret"
+        kept, said = [*known, secrets.token_hex(SECRET_BYTES)], "accepts a second secret"
     elif marks == "believed":
-        kept, said = known[::-1], "signs by the new secret"
+        kept, said = known[::-1], "signs with the new secret"
     else:
-        kept, said = known[:1], "holds the new secret alone"
+        kept, said = known[:1], "has only the new secret"
     atomic_files.write(file, ",".join(kept).encode())
     atomic_files.write(folder / "rotation", b"believed" if len(known) == 1 else b"")
     following = "" if len(kept) == 1 else ", then run this again"

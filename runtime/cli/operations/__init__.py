@@ -1,1 +1,1 @@
-"""Commands for operators: backup, restore and diagnosis of a machine."""
+"""Commands for operators: backup and restore of a machine's state, and its diagnosis."""

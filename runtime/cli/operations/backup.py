@@ -1,8 +1,9 @@
 """`pilotlight backup` and `restore`: copy the state of a running router and its sites, and restore it.
 
-Databases are read by SQLite's backup API, each in one read transaction: the copy is consistent and has every write acknowledged before it started.
-Other files are read before the databases, and new ones again afterwards: the ledger contains everything that a meter counted at least once, and
-identifies each request by its id. A bucket's newest objects are opened while its index is locked, so each object in the index exists.
+Each database is read by SQLite's backup API in one read transaction: the copy is consistent and has every write that was acknowledged before it
+started. Other files are read before the databases, and new ones once more afterwards. Thus everything that a meter counted is in the ledger at least
+once, where each request's id identifies duplicates. A bucket's newest objects are opened while its index is locked, so each object in the index
+exists.
 """
 
 import fcntl
@@ -23,20 +24,20 @@ from pilotlight.runtime.cli.operations.state_roots import StateRoot
 from pilotlight.support import atomic_files
 
 MAGIC = b"SQLite format 3\0"
-R2_INDEX = "index.sqlite"  # names files beside it
+R2_INDEX = "index.sqlite"  # this index names files in its folder
 SIDE_FILES = ("-wal", "-shm", "-journal")
 BUSY_S = 30.0
 MOST_TRIES = 5
-MAX_OPEN_OBJECTS = 500  # of the 1,024 files that a process may open by default
+MAX_OPEN_OBJECTS = 500  # a process may open 1,024 files by default
 
 
 def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
-    """Take a snapshot; return a sentence about it.
+    """Make a snapshot; return a sentence about it. Raises CliError.
 
-    `keep`: so many of the newest, if not all. Raises CliError."""
+    `keep` is the number of newest snapshots to keep; None keeps all."""
     there = [root for root in roots if root.path.is_dir()]
     if not there:
-        raise CliError(f"there is no state at {', '.join(str(root.path) for root in roots)}: nothing was ever kept.")
+        raise CliError(f"there is no state at {', '.join(str(root.path) for root in roots)}: nothing to back up.")
     for root in there:
         _check_owner(root.path)
         if folder.absolute().is_relative_to(root.path):
@@ -62,16 +63,16 @@ def backup(folder: Path, roots: Sequence[StateRoot], keep: int | None) -> str:
 
 
 def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
-    """Put a snapshot's files in place; return a sentence.
+    """Restore a snapshot's files; return a sentence about them.
 
-    Raises CliError, before anything is written, for a root that is in use, is not empty, or is missing in the snapshot.
+    Raises CliError, before anything is written, if a root is in use, is not empty, or is missing in the snapshot.
     """
     backups = BackupFolder(folder)
     snapshot = backups.read(name)
     wanted = [root for root in roots if root.name in snapshot.roots]
     if not wanted:
         raise CliError(
-            f"the snapshot has {', '.join(snapshot.roots)}, and the files name {', '.join(root.name for root in roots)}."
+            f"the snapshot has {', '.join(snapshot.roots)}, but this machine's files name {', '.join(root.name for root in roots)}."
         )
     with ExitStack() as stack:
         for root in wanted:
@@ -85,7 +86,7 @@ def restore(folder: Path, roots: Sequence[StateRoot], name: str | None) -> str:
                 _restore_file(backups, root.path, file)
             atomic_files.sync_all(root.path)
     left = [each for each in snapshot.roots if each not in {root.name for root in wanted}]
-    more = f" Not asked for: {', '.join(left)}." if left else ""
+    more = f" Not restored, because no file names them: {', '.join(left)}." if left else ""
     return f"Restored {', '.join(root.name for root in wanted)} as of {snapshot.created}.{more}"
 
 
@@ -101,7 +102,7 @@ def _restore_file(backups: BackupFolder, root: Path, file: SavedFile) -> None:
 
 
 def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
-    """Store a root's files. Raises OSError, sqlite3.Error, CliError."""
+    """Store a root's files and return their entries. Raises OSError, sqlite3.Error, CliError."""
     plain: dict[Path, SavedFile] = {}
     _save_plain(backups, root, plain)
     databases = []
@@ -116,7 +117,7 @@ def _saved(backups: BackupFolder, root: StateRoot) -> list[SavedFile]:
 
 
 def _save_plain(backups: BackupFolder, root: StateRoot, saved: dict[Path, SavedFile]) -> None:
-    """Store files that are not databases and not stored yet.
+    """Store the files that are not databases and not stored yet.
 
     A file that disappears meanwhile is skipped.
     """
@@ -136,8 +137,8 @@ def _save_file(backups: BackupFolder, root: StateRoot, path: Path, file: BinaryI
 def _save_bucket(backups: BackupFolder, root: StateRoot, index: Path, plain: dict[Path, SavedFile]) -> SavedFile:
     """Store a bucket's index and the objects that it names. Raises OSError, sqlite3.Error, CliError.
 
-    An object's file is deleted after the write that takes it from the index. So the files that are not stored yet are opened while the index is
-    locked, together with a view of it; both are read after that, when others may write again.
+    An object's file is deleted only after the transaction that removes it from the index. So the files that are not stored yet are opened while the
+    index is locked, and a read view of the index starts then too. Both are read after the lock is released.
     """
     for _ in range(MOST_TRIES):
         with closing(_opened(index)) as view, ExitStack() as stack:
@@ -202,7 +203,7 @@ def _is_database(path: Path) -> bool:
 
 
 def _check_owner(path: Path) -> None:
-    """Raise CliError for another user's state.
+    """Raise CliError if the state belongs to another user.
 
     SQLite would leave files beside a database that its owner could not write."""
     owner = path.stat().st_uid
@@ -217,11 +218,11 @@ def _check_owner(path: Path) -> None:
 
 
 def _alone_in(path: Path) -> "closing[_Directory]":
-    """Create a directory and lock it against servers that would use it. Raises CliError."""
+    """Open a scope that holds a directory's lock against servers that would use it. Raises CliError."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise CliError(f"{path} cannot be made: {error.strerror}.") from None
+        raise CliError(f"{path} cannot be created: {error.strerror}.") from None
     _check_owner(path)
     directory = _Directory(path)
     try:

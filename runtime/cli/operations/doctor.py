@@ -1,6 +1,6 @@
 """`pilotlight doctor`: find problems of this machine that would stop a site, and how to fix them.
 
-Changes nothing."""
+It changes nothing."""
 
 import os
 import resource
@@ -24,7 +24,7 @@ GIB = 1 << 30
 LEAST_FILES = 4096
 LEAST_SHM = GIB
 LEAST_DISK = 5 * GIB
-CLONE_NEWUSER = 0x10000000  # sched.h
+CLONE_NEWUSER = 0x10000000  # from sched.h
 NTP_WITHIN_S = 2.0
 NTP_EPOCH_S = 2_208_988_800  # seconds from 1900 to 1970 (RFC 5905)
 CLOCK_MAY_DIFFER_S = 20.0  # signatures are valid for 60 s
@@ -41,11 +41,9 @@ class Finding(NamedTuple):
 def doctor(
     listens: Sequence[ListenConfig], roots: Sequence[StateRoot], time_server: str | None, console: Console | None = None
 ) -> bool:
-    """Print findings; return whether there are none.
+    """Print all findings; return whether none is a problem.
 
-    `time_server` is the reference for the clock, if any.
-
-    `time_server`: what the clock is compared with, if anything.
+    `time_server` is an NTP server to compare the clock with; None skips the check.
     """
     console = console or Console()
     signs = {"ok": "[green]ok[/]   ", "note": "[yellow]note[/] ", "wrong": "[red]wrong[/]"}
@@ -58,7 +56,7 @@ def doctor(
 
 
 def findings(listens: Sequence[ListenConfig], roots: Sequence[StateRoot], time_server: str | None) -> Iterator[Finding]:
-    """Yield each check, in the order of a start."""
+    """Yield the result of each check."""
     yield _python()
     yield _torch()
     yield _kernels()
@@ -90,16 +88,17 @@ def _torch() -> Finding:
 
 
 def _kernels() -> Finding:
-    """Run in a separate process, because a runtime does not import kernels."""
+    """Look for the compiled CPU kernels.
+    It uses another process, because a runtime does not import kernels."""
     code = "from pilotlight.kernels.cpu.build import find_library; print(find_library() or '')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         why = done.stderr.strip().rpartition("\n")[2].rpartition("BuildError: ")[2]
-        return Finding("note", "the CPU kernels cannot be compiled: a CPU computes by torch, more slowly", why)
+        return Finding("note", "the CPU kernels cannot be compiled: CPUs compute with torch, more slowly", why)
     if not done.stdout.strip():
-        mend = "the first site compiles them, or `python -m pilotlight.kernels.cpu.build`"
+        mend = "the first site compiles them, or run `python -m pilotlight.kernels.cpu.build`"
         return Finding("note", "the CPU kernels are not compiled yet", mend)
-    return Finding("ok", "the CPU kernels are there")
+    return Finding("ok", "the CPU kernels are compiled")
 
 
 def _gpu() -> Finding:
@@ -109,7 +108,7 @@ def _gpu() -> Finding:
     if shutil.which("lspci") is not None:
         listed = subprocess.run(["lspci"], capture_output=True, text=True, check=False).stdout
         if "NVIDIA" in listed and not os.path.exists("/proc/driver/nvidia/version"):
-            return Finding("wrong", "there is an NVIDIA device and no driver", "install NVIDIA's driver, and reboot")
+            return Finding("wrong", "there is an NVIDIA device but no driver", "install NVIDIA's driver, and reboot")
     return Finding("ok", "no GPU: models are computed on the CPU")
 
 
@@ -125,14 +124,14 @@ def shared_memory(found: os.statvfs_result | None) -> Finding:
 
 def open_files(hard_limit: int) -> Finding:
     if hard_limit != resource.RLIM_INFINITY and hard_limit < LEAST_FILES:
-        sentence = "each client and each site's answer is one: LimitNOFILE=1048576 in the unit, or limits.conf"
+        sentence = "each client and each response of a site needs one: LimitNOFILE=1048576 in the unit, or limits.conf"
         return Finding("wrong", f"a process may open {hard_limit} files", sentence)
-    shown = "as many as it likes" if hard_limit == resource.RLIM_INFINITY else hard_limit
+    shown = "any number of" if hard_limit == resource.RLIM_INFINITY else hard_limit
     return Finding("ok", f"a process may open {shown} files")
 
 
 def user_namespaces(try_it: Callable[[], str]) -> Finding:
-    """`try_it` returns why there are none, or nothing."""
+    """Check whether user namespaces are available. `try_it` returns the reason why not, or ""."""
     if not (why := try_it()):
         return Finding("ok", "functions can be isolated in namespaces (tier 2)")
     sentence = (
@@ -160,13 +159,13 @@ def port(host: str, number: int) -> Finding:
             sentence = "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, or a port above 1023"
             return Finding("wrong", f"port {number} on {host} needs privileges", sentence)
         except OSError as error:
-            sentence = f"`ss -ltnp 'sport = :{number}'` names who has it; a process of ours that runs already is one"
+            sentence = f"`ss -ltnp 'sport = :{number}'` shows its user, which may be a running Pilotlight"
             return Finding("note", f"port {number} on {host} cannot be had: {error.strerror}", sentence)
     return Finding("ok", f"port {number} on {host} is free")
 
 
 def disk(root: StateRoot) -> Finding:
-    """Judge the place of a root, which a start may have to make."""
+    """Check the directory of a state root, or the parent where it will be created."""
     there = next(path for path in (root.path, *root.path.parents) if path.exists())
     if not os.access(there, os.W_OK):
         return Finding(
@@ -190,13 +189,14 @@ def clock(ahead_s: float | None, server: str) -> Finding:
 
 
 def _clock_ahead_s(server: str) -> float | None:
-    """Ask by SNTP (RFC 5905): 48 bytes, of which the server's transmit time are the last eight."""
+    """Return the clock's lead in seconds by SNTP (RFC 5905); None without a response.
+    The last 8 of the response's 48 bytes are the server's transmit time."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
             asking.settimeout(NTP_WITHIN_S)
             asking.connect((server, 123))
             before = time.time()
-            asking.send(b"\x23" + bytes(47))  # version 4, client
+            asking.send(b"\x23" + bytes(47))  # version 4, mode client
             answer = asking.recv(48)
     except OSError:
         return None
@@ -209,7 +209,7 @@ def _clock_ahead_s(server: str) -> float | None:
 def listens_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[ListenConfig]:
     """Return the addresses on which the processes of these files listen.
 
-    Without files, those of `pilotlight up`. Raises ConfigError.
+    The default files are those of `pilotlight up`. Raises ConfigError.
     """
     from pilotlight.sites.network import NETWORK_FILE, load_network
     from pilotlight.sites.site import LOCAL, load_site

@@ -1,7 +1,7 @@
-"""A folder of backups: compressed chunks stored once each by SHA-256, and a JSON file per snapshot.
+"""A folder of backups: compressed chunks, stored once by SHA-256, and a JSON file per snapshot.
 
-The JSON file lists files by their chunks, so a snapshot costs only the changes since the previous one. Every chunk is verified by its digest. Knows
-bytes and digests; backup.py selects and reads the data.
+The JSON file lists files by their chunks, so a snapshot only adds what has changed since the previous one. Every chunk is verified by its digest.
+Independent of the meaning of the files; backup.py selects and reads them.
 """
 
 import hashlib
@@ -17,38 +17,38 @@ import zstandard
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.support import atomic_files
 
-CHUNK_BYTES = 1 << 20  # a few changed pages of a database cost one of these
+CHUNK_BYTES = 1 << 20  # if a few pages of a database change, a snapshot grows by a few of these
 FORMAT = 1
 
 
 class SavedFile(msgspec.Struct, frozen=True):
-    """A file of a snapshot."""
+    """A file in a snapshot."""
 
-    path: str  # relative to its root
+    path: str  # path relative to its root
     mode: int
     size: int
-    chunks: tuple[str, ...]  # SHA-256 of each MiB
+    chunks: tuple[str, ...]  # SHA-256 of each MiB in hex
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of one moment.
+    """The state at one moment.
 
-    `created` is its mark: all that was acknowledged before that is in the snapshot."""
+    It has every change that was acknowledged before `created`."""
 
     format: int
     created: str  # RFC 3339, UTC
-    version: str  # of Pilotlight
+    version: str  # version of Pilotlight
     roots: dict[str, tuple[SavedFile, ...]]
 
 
 class BackupFolder:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.num_written = 0  # bytes of chunks that were not there yet, compressed
+        self.num_written = 0  # compressed bytes of chunks that are new in the folder
         self._compressor, self._decompressor = zstandard.ZstdCompressor(3), zstandard.ZstdDecompressor()
 
     def make(self) -> None:
-        """Raises CliError for a folder that cannot be written."""
+        """Create the folders. Raises CliError if they cannot be written."""
         try:
             for name in ("chunks", "snapshots"):
                 (self.directory / name).mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -56,11 +56,11 @@ class BackupFolder:
             raise CliError(f"{self.directory} cannot hold backups: {error.strerror}.") from None
 
     def names(self) -> list[str]:
-        """Return the names of snapshots, the oldest first."""
+        """Return the names of the snapshots, the oldest first."""
         return sorted(path.stem for path in (self.directory / "snapshots").glob("*.json"))
 
     def read(self, name: str | None) -> Snapshot:
-        """Return a snapshot; without a name the newest. Raises CliError."""
+        """Return a snapshot; the newest if no name is given. Raises CliError."""
         names = self.names()
         if not names:
             raise CliError(f"{self.directory} holds no snapshot: `pilotlight backup {self.directory}` makes one.")
@@ -80,7 +80,7 @@ class BackupFolder:
         return found
 
     def write(self, snapshot: Snapshot) -> str:
-        """Keep a snapshot, whose chunks are all there; return its name."""
+        """Write the entry of a snapshot whose chunks are stored; return its name."""
         created = datetime.fromisoformat(snapshot.created).astimezone(UTC)
         name = f"{created:%Y%m%dT%H%M%S.%f}"[:-3] + "Z"
         data = msgspec.json.format(msgspec.json.encode(snapshot))
@@ -88,7 +88,7 @@ class BackupFolder:
         return name
 
     def add(self, file: BinaryIO) -> tuple[int, tuple[str, ...]]:
-        """Store a file's bytes, read to their end; return their number and the chunks' digests."""
+        """Store a file from its position to its end; return the number of bytes and the chunks' digests."""
         size, chunks = 0, []
         while data := file.read(CHUNK_BYTES):
             digest = hashlib.sha256(data).hexdigest()
@@ -102,7 +102,7 @@ class BackupFolder:
         return size, tuple(chunks)
 
     def content(self, file: SavedFile) -> Iterator[bytes]:
-        """Yield a file's chunks. Raises CliError if one is missing or damaged."""
+        """Yield the chunks of a file. Raises CliError if one is missing or damaged."""
         for digest in file.chunks:
             try:
                 data = self._decompressor.decompress(self._path(digest).read_bytes(), CHUNK_BYTES)
@@ -113,14 +113,14 @@ class BackupFolder:
             yield data
 
     def check_all_there(self, files: Iterable[SavedFile]) -> None:
-        """Raise CliError for a file of which a chunk is missing."""
+        """Raise CliError if a file's chunk is missing."""
         for file in files:
             for digest in file.chunks:
                 if not self._path(digest).exists():
                     raise CliError(f"{file.path} cannot be restored: chunk {digest} is missing from {self.directory}.")
 
     def forget_all_but(self, num_kept: int) -> None:
-        """Delete older snapshots, and the chunks that no other one has."""
+        """Delete all but the newest snapshots, and the chunks that only the deleted ones had."""
         for name in self.names()[:-num_kept]:
             (self.directory / "snapshots" / f"{name}.json").unlink()
         kept = {

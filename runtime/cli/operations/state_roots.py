@@ -1,7 +1,7 @@
-"""The directories of a router's and its sites' state, under the same names on every machine.
+"""The directories of a router's and its sites' state, which a backup copies.
 
-A backup copies them. Knows configuration files; backup.py knows the contents. Excluded are caches (models, compiled kernels, KV blocks), logs, and
-durable streams, which end minutes after they started.
+Their names are the same on every machine. Independent of their contents (backup.py). Excluded are caches (models, compiled kernels, KV blocks), logs,
+and durable streams, which end minutes after they started.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,29 +13,29 @@ from pilotlight.sites.config import router_state_directory
 from pilotlight.sites.network import NETWORK_FILE, NetworkConfig, load_network
 from pilotlight.sites.site import LOCAL, SiteConfig, load_site
 
-# Parts of a site's state that the next start makes again.
-TRANSIENT = ("scratch", "layers", "oci")
+TRANSIENT = ("scratch", "layers", "oci")  # folders of a site's state that its next start creates again
 
 
 class StateRoot(NamedTuple):
-    """A directory of state."""
+    """A directory with state."""
 
-    name: str  # such as router/ledger or ams1/state
+    name: str  # its name in backups, such as router/ledger or ams1/state
     path: Path
-    left_out: tuple[str, ...] = ()  # folders directly in it
+    left_out: tuple[str, ...] = ()  # excluded folders directly inside it
 
 
 def roots_of_files(network: Path | None, sites: Sequence[Path] | None) -> list[StateRoot]:
-    """Return the roots of a router's and sites' files; without any, of those that `pilotlight up` starts.
+    """Return the roots of a router's and sites' files. Raises ConfigError.
 
-    Raises ConfigError."""
+    The default files are those of `pilotlight up`."""
     if network is None and not sites:
         network, sites = NETWORK_FILE, sorted(LOCAL.glob("*.toml"))
     return state_roots(None if network is None else load_network(network), [load_site(path) for path in sites or ()])
 
 
 def state_roots(network: NetworkConfig | None, sites: Sequence[SiteConfig]) -> list[StateRoot]:
-    """Return the roots of a router, if any, and of sites. A directory inside another root is part of that."""
+    """Return the roots of a router, if any, and of sites.
+    A directory inside another root gets no entry."""
     found: list[StateRoot] = []
     for root in [
         *([] if network is None else _of_router(network)),

@@ -1,1 +1,1 @@
-"""Decisions: the probabilities of answers, by the parts that generate."""
+"""Decisions: the probabilities of given options, computed with the parts that generate."""

@@ -1,8 +1,8 @@
-"""A request for decisions, as a scope: its permit, its model, and branches of a token tree.
+"""A request for decisions as a scope: its permit, its model, and a tree of tokens.
 
-The state is the tree's root, each question a branch, its options the leaves. The first leaf computes the state, whose blocks are then cached for all
-others. For each other question one option is computed first, and its first position also scores the options of one token; the remaining options
-follow. An option's score is the sum of its tokens' log-probabilities, so it depends on its own question alone. Independent of dialects.
+The state is the root of the tree, each question is a branch, and its options are the leaves. The first leaf computes the state, whose blocks are then
+cached for all others. For each other question one option is computed first; that also gives the scores of all options of one token. The remaining
+options follow. An option's score is the sum of its tokens' log-probabilities, so it depends only on its own question. Independent of dialects.
 """
 
 import asyncio
@@ -23,19 +23,18 @@ from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.usage import ResourceUse
 
-# Leaves that the engine has at a time: as many as it takes into one batch.
-WINDOW = 64
-# Number of likeliest tokens reported for a leaf's first position. An option among them needs no leaf.
+WINDOW = 64  # leaves that are in the engine at a time: as many as fit into one batch
+# Number of likeliest tokens reported for a leaf's first position. A one-token option among them needs no leaf.
 TOP = 64
 
 
 class Decisions:
-    """An answer in the making, and then made.
+    """The result of a request, complete after `complete`.
 
-    Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
+    runtime/telemetry/metrics.py measures it like a generation."""
 
     def __init__(self, input_tokens: int) -> None:
-        self.probabilities: list[list[float]] = []  # of each question's options
+        self.probabilities: list[list[float]] = []  # for each question, one per option
         self.input_tokens = input_tokens
         self.cached_tokens = 0
         self.device_us = 0
@@ -43,7 +42,7 @@ class Decisions:
         self.delivered_tokens = 0
 
     def complete(self, probabilities: list[list[float]]) -> None:
-        """Set the result: the probabilities of each question's options."""
+        """Complete the result. `probabilities` has a list for each question, with one number per option."""
         self.probabilities, self.finish_reason = probabilities, "stop"
 
     @property
@@ -56,14 +55,14 @@ class Decisions:
 
 
 class Leaf(NamedTuple):
-    """An option behind its question."""
+    """An option of a question."""
 
     question: int
     option: int
 
 
 class AskedQuestion:
-    """A question as tokens, and the known scores of its options."""
+    """A question as tokens, with the scores of its options as far as they are known."""
 
     def __init__(self, prompt: EncodedPrompt, options: Sequence[tuple[int, ...]]) -> None:
         self.prompt = prompt
@@ -72,7 +71,7 @@ class AskedQuestion:
 
     @property
     def first(self) -> int:
-        """The option to compute first: the longest one, because no other option's result includes its score."""
+        """The option to compute first: the longest one, because no other computation gives its score."""
         return max(range(len(self.options)), key=lambda i: len(self.options[i]))
 
     @property
@@ -80,7 +79,7 @@ class AskedQuestion:
         return [i for i, known in enumerate(self.scores) if known is None]
 
     def learn(self, option: int, reported: Sequence[TokenLogprobs]) -> None:
-        """Store an option's log-probabilities, and the one-token options' scores of its first position."""
+        """Store an option's score, and those of one-token options that its first position reports."""
         self.scores[option] = math.fsum(each.logprob for each in reported)
         first = {self.options[option][0]: reported[0].logprob, **dict(reported[0].top)}
         for i, tokens in enumerate(self.options):
@@ -97,7 +96,7 @@ class AskedQuestion:
 
 
 class Decider:
-    """Decisions by the parts that generate."""
+    """Computes decisions with the parts that generate."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -135,7 +134,7 @@ class Decider:
     async def _asked(self, model: AwakeModel, request: ValidDecision, question: Question) -> AskedQuestion:
         """Return a question and its options as tokens.
 
-        Raises ApiError for a model that would think before it answers."""
+        Raises ApiError if the model would reason before it answers."""
         prompt = await encode(model, request, request.asked(question), self._generator.images)
         if model.text.answers.thinking_after(prompt.token_ids) is Thinking.OPEN:
             sentence = f"{request.requested_model!r} begins each answer with its thoughts, which its template cannot turn off: ask another model"
@@ -149,7 +148,7 @@ class Decider:
             )
             raise ApiError("context_length_exceeded", sentence, param=request.prompt_field)
         if any(a != b and b[: len(a)] == a for a in options for b in options) and model.info.eos_token_ids:
-            # An option that is a prefix of another is distinguished by its end.
+            # The end tag distinguishes an option from one that starts with the same text.
             options = [(*tokens, model.info.eos_token_ids[0]) for tokens in options]
         return AskedQuestion(prompt, options)
 
@@ -200,7 +199,7 @@ class Decider:
 
 
 async def _all(compute: Callable[[Leaf], Awaitable[None]], leaves: Sequence[Leaf]) -> None:
-    """Compute leaves, WINDOW of them at a time."""
+    """Run `compute` on all leaves, WINDOW of them at a time."""
 
     async def work(rest: Iterator[Leaf]) -> None:
         for leaf in rest:
@@ -211,11 +210,11 @@ async def _all(compute: Callable[[Leaf], Awaitable[None]], leaves: Sequence[Leaf
         async with asyncio.TaskGroup() as group:
             for _ in range(min(WINDOW, len(leaves))):
                 group.create_task(work(rest))
-    except BaseExceptionGroup as failed:  # the first error is enough
+    except BaseExceptionGroup as failed:  # raise the first error only
         raise failed.exceptions[0] from None
 
 
 def _num_shared(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many tokens all prompts begin with."""
-    least, most = min(prompts), max(prompts)  # of all, these differ first
+    """Return the length of the prompts' common prefix in tokens."""
+    least, most = min(prompts), max(prompts)  # the common prefix of these two is that of all
     return next((i for i, (a, b) in enumerate(zip(least, most, strict=False)) if a != b), min(len(least), len(most)))

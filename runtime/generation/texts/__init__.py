@@ -1,1 +1,1 @@
-"""Requests whose answer is a vector or a score of each of their texts: nothing is generated."""
+"""Requests for a vector or scores of each text. Nothing is generated."""

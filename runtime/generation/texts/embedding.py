@@ -1,6 +1,6 @@
-"""Embeddings of a request's texts.
+"""Embeddings of a request's texts, with their prompts and `dimensions`.
 
-Knows prompts, and what `dimensions` does to a vector; independent of HTTP and dialects.
+Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Embedder:
         self._pooler = TextPooler(generator)
 
     async def embed(self, request: ValidEmbedding, tenant: Tenant) -> PooledTexts:
-        """Return a vector of each text. Raises ApiError."""
+        """Return a vector for each text. Raises ApiError."""
 
         async def encode(model: AwakeModel) -> list[EncodedText]:
             self._check(request, model)
@@ -39,7 +39,7 @@ class Embedder:
         return await self._pooler.pool(request, tenant, encode, shorten)
 
     def _check(self, request: ValidEmbedding, model: AwakeModel) -> None:
-        """Raise ApiError for a model that makes no embeddings, or smaller ones than are wanted."""
+        """Raise ApiError if the model makes no embeddings, or has fewer dimensions than requested."""
         refuse_adapter(self._pooler, request)
         if model.info.pooling is None or model.info.labels:
             known = ", ".join(map(repr, self._pooler.models.registry.embedding_models())) or "none"
@@ -57,7 +57,7 @@ class Embedder:
 
 
 async def _encode(model: AwakeModel, request: ValidEmbedding) -> list[EncodedText]:
-    """Return every text's token ids. Raises ApiError for a text that the model does not take."""
+    """Return every text's token ids. Raises ApiError for a text that the model cannot process."""
     characters = sum(len(text) for text in request.inputs if isinstance(text, str))
     prompt = named_prompt(model, request.prompt_name)
 
@@ -70,7 +70,7 @@ async def _encode(model: AwakeModel, request: ValidEmbedding) -> list[EncodedTex
 
 
 def named_prompt(model: AwakeModel, name: str | None) -> str:
-    """Return the prompt of this name that the checkpoint has; None names its default. Raises ApiError."""
+    """Return the checkpoint's prompt of this name, or its default for None. Raises ApiError."""
     if name is None:
         return model.info.text_prompt
     prompts = dict(model.info.prompts)
@@ -82,7 +82,8 @@ def named_prompt(model: AwakeModel, name: str | None) -> str:
 
 
 def _encode_one(model: AwakeModel, prompt: str, text: EmbeddingInput, where: str) -> tuple[int, ...]:
-    """`prompt` is not put before token ids: it would stand before their BOS."""
+    """Return the token ids of a prompt and text.
+    A text that was sent as token ids gets no prompt, because it starts with its own BOS token."""
     tokenizer = model.text.tokenizer
     token_ids = tokenizer.encode(prompt + text, add_special_tokens=True) if isinstance(text, str) else text
     check_tokens(model, token_ids, where, "shorten or split it")
@@ -90,9 +91,9 @@ def _encode_one(model: AwakeModel, prompt: str, text: EmbeddingInput, where: str
 
 
 def _shortened(vector: Vector, dimensions: int | None) -> Vector:
-    """Return the first numbers of a vector, rescaled to length 1.
+    """Return the first `dimensions` numbers of a vector, rescaled to length 1.
 
-    Models trained for it (Matryoshka) put the most informative numbers first."""
+    Models trained for this (Matryoshka) put the most informative numbers first."""
     if dimensions is None or dimensions == len(vector):
         return vector
     kept = vector[:dimensions]

@@ -1,8 +1,7 @@
 """Chat templates that join a query and a document for a reranker trained on chats (Qwen3-Reranker).
 
-Query and document are messages of these two roles, with an instruction as the system's. The template is rendered once with placeholders for the
-texts, and each pair is built from the pieces around them: otherwise the template, a program, would run once for every document. Independent of
-tokens.
+Query and document are messages with these roles; the instruction is the system message. The template is rendered once with placeholders, and each
+pair is built from the pieces between them: otherwise the template, a program, would run for every document. Independent of tokens.
 """
 
 import asyncio
@@ -20,20 +19,21 @@ if TYPE_CHECKING:
 
 _ROLES = ("system", "query", "document")
 _PROBES = tuple([{role: f"{role}{number}probe" for role in _ROLES} for number in (271828, 314159)])
-# The form of Qwen/Qwen3-Reranker's model card, for checkpoints from before its template had these roles: vLLM calls them so.
+# Key in config.json (named by vLLM) of Qwen3-Reranker checkpoints whose template does not have these roles yet. For them the form in Qwen's model
+# card is used.
 _QWEN3 = "is_original_qwen3_reranker"
 _QWEN3_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 
 
 class PairPieces(NamedTuple):
-    """The text round the places of instruction, query and document."""
+    """The text around the places of instruction, query and document."""
 
-    pieces: tuple[str, ...]  # one more than places
-    places: tuple[str, ...]  # roles, in order
-    strips: bool  # the template takes spaces off the ends of a text
+    pieces: tuple[str, ...]  # one more than `places`
+    places: tuple[str, ...]  # role for each place
+    strips: bool  # the template removes spaces around a text
 
     def text(self, filled: Mapping[str, str]) -> str:
-        """Return the text of a pair. `filled`: each role's."""
+        """Return the text of a pair. `filled` has a text for each role."""
         parts = [self.pieces[0]]
         for role, piece in zip(self.places, self.pieces[1:], strict=True):
             parts += (filled[role].strip() if self.strips else filled[role], piece)
@@ -54,9 +54,9 @@ _QWEN3_PIECES: Final = PairPieces(
 
 
 class PairTemplate:
-    """The pair templates of one model.
+    """The templates for pairs of one model.
 
-    Each of its two forms, with an instruction and without, is determined once, at its first use.
+    It has one form with an instruction and one without. Each is determined at its first use.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class PairTemplate:
         may_be_used: bool = True,
         is_qwen3: bool = False,
     ) -> None:
-        """`variables`: that the template is rendered with.
+        """`variables` are passed to the template.
 
-        `is_required`: the checkpoint has its texts go through the template; `may_be_used`: it does not say that they do not. `is_qwen3`: they go
-        through the model card's in its place."""
+        `is_required`: the checkpoint demands that its texts are rendered by the template. `may_be_used`: the checkpoint does not exclude this.
+        `is_qwen3`: the form in Qwen's model card replaces the template."""
         self.is_required = is_required
         self.may_be_used = may_be_used
         self._rendering = rendering
@@ -85,7 +85,7 @@ class PairTemplate:
 
     @classmethod
     def of_checkpoint(cls, directory: Path, rendering: "Rendering", *, has_template: bool) -> "PairTemplate":
-        """Raises TokenizerError."""
+        """Read the settings of a checkpoint. Raises TokenizerError."""
         sentences = read_sentence_config(directory)
         calls, kinds = sentences.get("processing_kwargs") or {}, sentences.get("modality_config") or {}
         variables = calls.get("chat_template") if isinstance(calls, dict) else None
@@ -99,7 +99,7 @@ class PairTemplate:
         )
 
     async def pieces(self, *, with_instruction: bool) -> PairPieces | None:
-        """Return how a pair is written; None if the template has no place for one of the texts."""
+        """Return the pieces of a pair's text; None if the template omits one of the texts."""
         if self._is_qwen3:
             return _QWEN3_PIECES if with_instruction else _without_instruction(_QWEN3_PIECES)
         if not self._has_template:
@@ -110,7 +110,7 @@ class PairTemplate:
         return self._found[with_instruction]
 
     async def _find(self, roles: tuple[str, ...]) -> PairPieces | None:
-        """Return the pieces round the texts of two conversations of probes, if they are the same."""
+        """Render two conversations of placeholders; return their pieces if both have the same, else None."""
         spaced = [{role: f" {probes[role]} " for role in roles} for probes in _PROBES]
         for as_parts in (False, True):
             first, second = [await self._rendered(probes, as_parts) for probes in spaced]
@@ -120,7 +120,7 @@ class PairTemplate:
         return None
 
     async def _rendered(self, contents: Mapping[str, str], as_parts: bool) -> str | None:
-        """Return the text of a conversation of these roles; None if the template refuses it."""
+        """Return the text of a conversation with a message for each role; None if the template refuses it."""
         messages = [
             {"role": role, "content": [{"type": "text", "text": content}] if as_parts else content}
             for role, content in contents.items()
@@ -135,13 +135,13 @@ class PairTemplate:
 
 
 def _without_instruction(pieces: PairPieces) -> PairPieces:
-    """Return the model card's form with the instruction that it takes by itself."""
+    """Return the form for pairs without an instruction: it contains the default one of Qwen's model card."""
     begin, query, *rest = pieces.pieces
     return PairPieces((f"{begin}{_QWEN3_INSTRUCTION}{query}", *rest), pieces.places[1:], pieces.strips)
 
 
 def _cut(text: str, probes: Mapping[str, str]) -> PairPieces | None:
-    """Return the pieces of a text round its probes; None if not each is there once."""
+    """Split a text at its placeholders; return None unless each occurs exactly once."""
     strips = any(probe not in text for probe in probes.values())
     wanted = {role: probe.strip() if strips else probe for role, probe in probes.items()}
     if any(text.count(probe) != 1 for probe in wanted.values()):

@@ -1,6 +1,6 @@
 """The texts of a request as a scope: permit, model, tokens, engine batches, and vectors in order.
 
-Shared by embeddings and scores; independent of the use of a vector, HTTP and dialects.
+Embeddings and scores share it. Independent of the use of a vector, HTTP and dialects.
 """
 
 import asyncio
@@ -18,23 +18,23 @@ from pilotlight.wire.credentials import Tenant
 from pilotlight.wire.errors import ApiError
 from pilotlight.wire.hop.usage import ResourceUse
 
-# Texts of one request that the engine has at a time: enough to fill its batches, few enough to leave room for others in its queue.
+# Texts of one request that are in the engine at a time: enough to fill its batches, and few enough to leave room in its queue for others.
 WINDOW = 64
 
 Vector = tuple[float, ...]
 
 
 class EncodedText(NamedTuple):
-    """A text, or two that are one to the model, as tokens."""
+    """A text, or a pair of texts that the model takes as one, as tokens."""
 
     token_ids: tuple[int, ...]
     second_from: int = 0  # start of the second text; 0 if there is one text, or the model does not distinguish them
 
 
 class PooledTexts:
-    """An answer in the making, and then made.
+    """The result of a request, complete after `finish`.
 
-    Its clock is watched as a generation's is (runtime/telemetry/metrics.py)."""
+    runtime/telemetry/metrics.py measures it like a generation."""
 
     def __init__(self, texts: list[EncodedText], pooling: Pooling) -> None:
         self.pooling = pooling
@@ -53,7 +53,7 @@ class PooledTexts:
 
 
 class TextPooler:
-    """Vectors by the parts that generate."""
+    """Computes vectors with the parts that generate."""
 
     def __init__(self, generator: Generator) -> None:
         self.models = generator.models
@@ -99,7 +99,7 @@ class TextPooler:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(WINDOW, len(submits))):
                     group.create_task(work(numbers))
-        except BaseExceptionGroup as failed:  # the first error is enough
+        except BaseExceptionGroup as failed:  # raise the first error only
             raise failed.exceptions[0] from None
         return vectors
 
@@ -115,14 +115,14 @@ class TextPooler:
 
 
 def refuse_adapter(pooler: TextPooler, request: TextRequest) -> None:
-    """Raise ApiError for a request that names one: adapters change models that generate."""
+    """Raise ApiError if the request names an adapter: adapters only change models that generate."""
     if pooler.models.adapters.named_in(request.requested_model, request.model) is not None:
-        sentence = f"adapters make no embeddings and no scores; ask for {request.model!r}"
+        sentence = f"adapters support neither embeddings nor scores; use {request.model!r}"
         raise ApiError("invalid_request", sentence, param="model")
 
 
 def check_tokens(model: AwakeModel, token_ids: tuple[int, ...], where: str, remedy: str) -> None:
-    """Raise ApiError if the model does not take these tokens.
+    """Raise ApiError if the model cannot process these tokens.
 
     `where` is the client's name for the text; `remedy` is the advice for a text that is too long.
     """
@@ -138,9 +138,9 @@ def check_tokens(model: AwakeModel, token_ids: tuple[int, ...], where: str, reme
 
 
 def _most_at_once(texts: list[EncodedText]) -> int:
-    """Return the most tokens of a request that the engine holds at once.
+    """Return the largest number of tokens that the request can have in the engine at once.
 
-    Requests with thousands of texts are accepted without causing refusals of others."""
+    Only these are reserved, so requests with thousands of texts do not cause refusals of others."""
     return sum(sorted(len(text.token_ids) for text in texts)[-WINDOW:])
 
 

@@ -1,6 +1,6 @@
-"""Scores of documents by a query, of pairs of texts, and of the classes of texts.
+"""Scores of documents for a query, of pairs of texts, and of the classes of texts.
 
-Knows how two texts become one to a model, and what its logits are turned into; independent of HTTP and dialects.
+It knows how a model joins two texts, and how logits become scores. Independent of HTTP and dialects.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ class Scorer:
         self._pooler = TextPooler(generator)
 
     def labels(self, model: str) -> tuple[str, ...]:
-        """Return the classes of a model that has been loaded."""
+        """Return the classes of a loaded model."""
         info = self._pooler.models.registry.info(model)
         return info.labels if info is not None else ()
 
     async def score(self, request: ValidScoring, tenant: Tenant) -> PooledTexts:
-        """Return the scores of each text, one for each class. Raises ApiError."""
+        """Return the scores of each text, one per class. Raises ApiError."""
 
         async def encode(model: AwakeModel) -> list[EncodedText]:
             self._check(request, model)
@@ -49,7 +49,7 @@ class Scorer:
         return await self._pooler.pool(request, tenant, encode, activate)
 
     def _check(self, request: ValidScoring, model: AwakeModel) -> None:
-        """Raise ApiError for a model that has no such scores."""
+        """Raise ApiError if the model does not compute such scores."""
         refuse_adapter(self._pooler, request)
         labels = model.info.labels
         if not labels:
@@ -66,13 +66,10 @@ class Scorer:
 
 
 class _Encoder:
-    """The texts of one request in a model's form."""
+    """Encodes the texts of one request as the model expects them."""
 
     def __init__(self, request: ValidScoring, model: AwakeModel, pieces: PairPieces | None) -> None:
-        """Score pairs.
-
-        `pieces` come from a model's template for pairs; None if its tokenizer joins them.
-        """
+        """`pieces` come from the model's template for pairs; None if its tokenizer joins pairs."""
         self._request = request
         self._model = model
         self._tokenizer: Tokenizer = model.text.tokenizer
@@ -116,9 +113,9 @@ class _Encoder:
 
 
 async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None:
-    """Return how the model's template writes a pair.
+    """Return the pieces of the model's template for pairs; None if its tokenizer joins pairs.
 
-    Raises ApiError for an instruction that it has no place for, and for a model that cannot do without a template."""
+    Raises ApiError for an instruction without a place in the template, and for a template without the roles that the model needs."""
     if request.texts[0].second is None:
         if request.instruction is not None:
             raise ApiError(
@@ -127,13 +124,12 @@ async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None
         return None
     pairs, pieces = model.text.pairs, None
     needs_template = model.info.answers_by_token or pairs.is_required
-    if (
-        needs_template or pairs.may_be_used
-    ):  # as sentence-transformers from version 6 on, which takes any template that has both roles
+    # like sentence-transformers since version 6, which uses any template that has both roles
+    if needs_template or pairs.may_be_used:
         is_instructed = request.instruction is not None or bool(model.info.text_prompt)
         pieces = await pairs.pieces(with_instruction=is_instructed)
         if pieces is None and request.instruction is None and is_instructed:
-            pieces = await pairs.pieces(with_instruction=False)  # the template leaves out the checkpoint's own prompt
+            pieces = await pairs.pieces(with_instruction=False)  # no place for the checkpoint's own instruction
     if pieces is None and request.instruction is not None:
         message = (
             f"instruction: {request.requested_model!r} has no place for one; leave it out, or put it into the query"
@@ -141,15 +137,15 @@ async def _pieces(request: ValidScoring, model: AwakeModel) -> PairPieces | None
         raise ApiError("invalid_request", message, param="instruction")
     if pieces is None and needs_template:
         message = (
-            f"{request.requested_model!r} is asked by its chat template, which has no place for messages of the roles query and document: "
-            "put a chat_template.jinja that has beside the weights"
+            f"{request.requested_model!r} needs a chat template, and its own has no place for messages of the roles query and document: "
+            "put a chat_template.jinja with these roles beside the weights"
         )
         raise ApiError("model_load_failed", message, param="model")
     return pieces
 
 
 def activated(logits: Vector, kind: Activation) -> Vector:
-    """Return the scores of a text's classes."""
+    """Return the scores of a text's classes from their logits."""
     if kind == "sigmoid":
         return tuple([_sigmoid(x) for x in logits])
     if kind == "softmax":
@@ -163,5 +159,5 @@ def activated(logits: Vector, kind: Activation) -> Vector:
 def _sigmoid(x: float) -> float:
     if x >= 0:
         return 1.0 / (1.0 + math.exp(-x))
-    power = math.exp(x)  # of a positive number it could be too large
+    power = math.exp(x)  # exp of a large positive number would overflow
     return power / (1.0 + power)

@@ -1,4 +1,4 @@
-"""A router's data beside its client's request: a site accepts all of it on a genuine hop, and none from other senders."""
+"""The data that a router adds to its client's request: a site uses it on a genuine hop, and ignores it from other senders."""
 
 import json
 from typing import Any
@@ -85,7 +85,7 @@ OPEN, ENDED = Delivered((1,)), Delivered((1,), "stop")
         ((), 1, False, ""),
         ((OPEN,), 1, True, ""),
         ((OPEN, ENDED), 2, True, ""),
-        ((ENDED,), 2, True, ""),  # nothing of the second one has arrived
+        ((ENDED,), 2, True, ""),  # nothing of the second choice has arrived
         ((OPEN, OPEN), 1, True, "2 choices were delivered of 1"),
         ((OPEN,), 1, False, "only a stream can be continued"),
         ((ENDED,), 1, True, "all of this answer was delivered"),

@@ -1,4 +1,4 @@
-"""Input of a conversation on the terminal besides messages: commands, several lines, Ctrl-C."""
+"""Input of a terminal conversation other than messages: commands, several lines, Ctrl-C."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from pilotlight.runtime.cli.cli_error import CliError
 
 
 class FakeApi(Api):
-    """An API that answers with the last word of the message, and records requests; "stop me" is interrupted."""
+    """An API that answers with the last word of the message and records requests. The message "stop me" raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""A server process that a command started: its log persists, and its end is reported."""
+"""A server process that a command started: its log is kept, and the reason of its end is reported."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`pilotlight serve` with degrees of parallelism: devices of one host, and how these share the model."""
+"""`pilotlight serve` with parallelism: the devices of a host, and how they share the model."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_devices_with_sequences_of_their_own_are_a_group() -> None:
     [
         ({"dp": 2}, "--dp spreads whole experts over its devices: give --expert-parallel as well."),
         ({"expert_parallel": True}, "among the devices of --tp or --dp: give either more than one."),
-        ({"redundant_experts": 2}, "--redundant-experts are copies beside --expert-parallel: give that as well."),
+        ({"redundant_experts": 2}, "--redundant-experts needs --expert-parallel: give that as well."),
         ({"dp": 2, "expert_parallel": True, "num_prefill": 1, "num_decode": 1}, "drop either."),
     ],
 )

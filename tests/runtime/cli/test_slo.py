@@ -1,4 +1,4 @@
-"""`pilotlight slo`: the state of objectives, for people and for programs."""
+"""`pilotlight slo`: the state of objectives, as a table and as JSON."""
 
 import json
 

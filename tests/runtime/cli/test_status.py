@@ -1,4 +1,4 @@
-"""`pilotlight status` about models: their places, and why one is unavailable."""
+"""`pilotlight status` for models: where their weights are, and why one is unavailable."""
 
 from typing import Any
 

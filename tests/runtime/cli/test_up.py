@@ -1,4 +1,4 @@
-"""Servers that `pilotlight up` keeps alive."""
+"""Servers that `pilotlight up` restarts when they end."""
 
 import io
 import time

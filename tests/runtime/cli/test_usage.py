@@ -1,4 +1,4 @@
-"""`pilotlight usage`: a router's ledger, for people and for programs."""
+"""`pilotlight usage`: a router's ledger as a table, JSON and CSV."""
 
 import json
 

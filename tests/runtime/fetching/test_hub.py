@@ -1,4 +1,4 @@
-"""A search on the hub, in a separate process, with a stand-in of the hub on loopback."""
+"""A search on the hub in a separate process, with a fake hub on loopback."""
 
 import json
 import socket
@@ -29,7 +29,7 @@ FOUND = [
 
 @contextmanager
 def hub_at(body: bytes, status: int = 200) -> Iterator[tuple[str, list[str]]]:
-    """A server that gives one answer to everything: its URL, and the paths of its requests."""
+    """Run a server with the same response to every request; return its URL, and the list of requested paths."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -81,7 +81,7 @@ async def test_a_hub_that_refuses_or_answers_nonsense_is_a_sentence(monkeypatch:
 
 async def test_a_hub_that_cannot_be_reached_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]  # closed a moment later
+        port = listener.getsockname()[1]  # nothing listens here after this scope
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
     with pytest.raises(FetchError, match=r"the hub cannot be searched|did not answer"):
         await searched("llama")

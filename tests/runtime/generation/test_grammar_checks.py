@@ -1,4 +1,4 @@
-"""Accounts whose grammars wait for each other, and cached results."""
+"""Grammars of several accounts wait for their checks, and results are cached."""
 
 import asyncio
 from concurrent.futures import Future
@@ -19,7 +19,7 @@ EMBER = GrammarVocabulary(Path("/models/ember"), 2048, (0,))
 
 
 class FakePool:
-    """Child processes that end a job when a test does it."""
+    """A fake pool, whose jobs end when a test ends them."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Future[Any]] = {}

@@ -1,4 +1,4 @@
-"""Addresses from which images may be fetched, and those that redirect elsewhere."""
+"""Addresses from which images may be fetched, and redirects to other addresses."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -10,7 +10,7 @@ from pilotlight.runtime.generation.image_fetching import BadImageError, ImageFet
 
 
 class World:
-    """An egress with scripted answers by URL: (status, location or body)."""
+    """A fake egress with a response for each URL: (status, location or body)."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
@@ -23,7 +23,7 @@ class World:
         return
 
     async def fetch(self, frame: frames.FetchEvent, body: object) -> StreamingReply:
-        assert frame.options == {"redirect": "manual"}, "each redirect is judged before it is followed"
+        assert frame.options == {"redirect": "manual"}, "each redirect is checked before it is followed"
         self.asked.append(frame.url)
         status, told = self.answers[frame.url.rpartition("/")[2]]
         headers = [["location", told]] if isinstance(told, str) else []
@@ -49,8 +49,8 @@ async def test_a_file_is_fetched_through_redirects_within_the_allowed_hosts() ->
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("https://other.example/a", "'other.example', from where this site fetches nothing"),
-        ("https://images.example.evil.example/a", "from where this site fetches nothing"),
+        ("https://other.example/a", "'other.example', which is not in images.allowed_hosts"),
+        ("https://images.example.evil.example/a", "which is not in images.allowed_hosts"),
         ("https://images.example@evil.example/a", "'evil.example'"),
         ("https://images.example/away", "'evil.example'"),
         ("https://images.example/plain", "not https:"),

@@ -1,4 +1,4 @@
-"""Images in requests of every dialect, up to the engine: its inputs, and refusals with their words."""
+"""Images in requests of every dialect: the inputs of the engine, and the errors."""
 
 import asyncio
 import hashlib
@@ -176,7 +176,7 @@ BAD = {
     "percents": ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "is no data: URL with base64"),
     "a file": ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "must be an https: URL, or a data: URL"),
     "plain http": ({"type": "image_url", "image_url": {"url": "http://example.com/a.png"}}, "must be an https: URL"),
-    "a URL": ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "this site fetches none"),
+    "a URL": ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "this site fetches no images"),
     "no URL": ({"type": "image_url", "image_url": {}}, "must be an https: URL"),
     "audio": ({"type": "input_audio", "input_audio": {}}, "parts of type 'input_audio' are not supported"),
 }  # fmt: skip
@@ -223,7 +223,7 @@ async def test_an_image_that_ends_its_decoder_is_refused_and_ends_nothing_else(
 ) -> None:
     assert (
         await call(site.app, CHAT, chat(part(RED), TEXT))
-    ).status == 200  # a child process loads its libraries before memory is short
+    ).status == 200  # the child process loads its libraries before memory becomes scarce
     with monkeypatch.context() as small:
         small.setattr(images, "BYTES", 8 << 20)  # less than a large picture needs
         answer = await call(site.app, CHAT, chat(part(picture(3000, 2000)), TEXT))
@@ -245,7 +245,7 @@ async def test_fetched_images_are_bounded_in_time_and_all_together(monkeypatch: 
     assert [image.data for image in images] == [RED, RED]
     assert asked == [1 << 19, (1 << 19) - len(RED)]
     monkeypatch.setattr("pilotlight.runtime.generation.images.FETCH_S", 0.01)
-    with pytest.raises(ApiError, match=r"image 2 of 2 was not there after 0\.01 s"):
+    with pytest.raises(ApiError, match=r"image 2 of 2 did not arrive within 0\.01 s"):
         await reader.read([ImagePart("https://a/1"), ImagePart("https://a/slow")], "messages")
 
 

@@ -1,4 +1,4 @@
-"""The pure middle: tokens to deltas, for any grouping of arrivals."""
+"""Tokens to deltas: the result does not depend on how the tokens are grouped into outputs."""
 
 import random
 import sys
@@ -207,7 +207,7 @@ def test_outputs_that_are_cut_between_any_two_tokens_give_the_same_answer(finish
 
 @pytest.mark.parametrize("text", ['<tool_call>{"name": "f", "arguments": {"a": "', "so \n", "\u00e9", "<tool_call>\n"])
 def test_the_work_for_a_token_does_not_grow_with_what_is_held_back(text: str) -> None:
-    """Work is counted in lines, not seconds: an open call, white space before one, a character without an end."""
+    """Work is measured in executed lines, not seconds, for an open call, white space before one, and a character without an end."""
 
     def lines_for(num_tokens: int) -> int:
         made, count = processor(tools=True), 0
@@ -235,7 +235,7 @@ def test_the_work_for_a_token_does_not_grow_with_what_is_held_back(text: str) ->
 
 def test_an_answer_of_tokens_that_the_library_decodes_does_not_depend_on_how_it_came() -> None:
     backend = byte_tokenizer()
-    backend.decoder = None  # the library then joins tokens by spaces
+    backend.decoder = None  # the library then joins tokens with spaces
     tokenizer = Tokenizer.from_json(backend.to_str(), {})
     tokens = (*ids("abcd"), EOS)
 
@@ -276,7 +276,7 @@ def test_a_token_behind_bytes_that_are_no_character_has_the_offset_of_its_own_te
 
 
 def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_later_and_begins_earlier() -> None:
-    """The text comes in one delta or in many."""
+    """The result is the same for one delta and for many."""
     for chunks in (["a bcd e"], list("a bcd e")):
         matcher = StopMatcher(("a bcd e", "c"))
         shown = [matcher.push(chunk) for chunk in chunks]
@@ -285,8 +285,8 @@ def test_a_stop_string_ends_the_text_where_it_begins_though_another_is_complete_
 
 
 def test_the_end_token_in_the_middle_of_an_output_is_text_like_any_other() -> None:
-    """An engine with ignore_eos samples it in mid-answer: only as the last token, and as the reason, is it the end."""
-    end = 7  # a token with text, which is the end token of this answer
+    """An engine with ignore_eos may sample it in the middle. It ends the answer only as the last token of an output with finish reason "stop"."""
+    end = 7  # this token has text, and is the end token of this answer
     made = OutputProcessor(raw_parser(TOKENIZER), hidden_token_ids=frozenset({end}))
     made.push(TokenOutput("s", (end,)))
     made.push(TokenOutput("s", (end, *ids("a"), end), finish_reason="stop"))
@@ -330,7 +330,7 @@ def test_a_processor_that_knows_the_shown_text_continues_with_the_next_character
     num_carried = other.resume(pushed)
     assert num_carried == sum(len(delta.tokens) for delta in first)
     left = (*ids(text), EOS)[len(pushed) :]
-    groups = [(token,) for token in left] or [()]  # an output may contain only the reason
+    groups = [(token,) for token in left] or [()]  # the last output may contain only the finish reason
     again = run(other, [left] if in_one else groups)
     assert joined(again).parts == joined(rest).parts
     assert again[-1].finish_reason == rest[-1].finish_reason
@@ -358,7 +358,7 @@ def test_tokens_that_were_shown_and_are_computed_again_show_nothing_a_second_tim
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_an_answer_that_ends_before_what_was_shown_of_it_has_diverged(reason: Any) -> None:
-    """A site with a shorter context does this."""
+    """This happens at a site with a shorter context."""
     made = processor()
     made.resume(ids("ab"), again=ids("cd"))
     with pytest.raises(DivergedError, match="ended where token"):

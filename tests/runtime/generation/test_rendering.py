@@ -1,4 +1,4 @@
-"""Conversations to texts, outside the event loop and outside the process if that may take long."""
+"""Rendering of conversations: outside the event loop, and in a child process unless the template is trusted."""
 
 import asyncio
 import threading
@@ -38,13 +38,13 @@ def made(source: str, *, is_trusted: bool = False) -> Rendering:
 
 @pytest.fixture(autouse=True)
 def _without_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a busy machine from ending work that only a limit of CPU time may end."""
+    """Raise the time limits, so that a busy machine ends only the work whose CPU time is limited."""
     monkeypatch.setattr(guarded_pool, "SLACK", 1000.0)
 
 
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Record for each conversation that is rendered in this process, whether it is in the event loop's thread."""
+    """Record for each conversation that this process renders whether it is rendered in the event loop's thread."""
     here, seen, original = threading.get_ident(), [], ChatTemplate.render
 
     def noting(self: ChatTemplate, *arguments: Any, **named: Any) -> str:
@@ -238,10 +238,11 @@ async def test_a_site_whose_template_loops_answers_all_else(
         assert (await call(site.app, "/livez")).status == 200
         assert (await call(site.app, "/v1/completions", {"model": "tiny", "prompt": "Once"})).status == 200
         assert not any(chat.done() for chat in chats)
-        assert await made("{{ messages[0].content }}").text(SAID, is_short=True) == "Hi"  # another model's
+        # the template of another model
+        assert await made("{{ messages[0].content }}").text(SAID, is_short=True) == "Hi"
         for answer in await asyncio.gather(*chats):
             assert (answer.status, answer.json["error"]["code"]) == (400, "invalid_request")
-            assert "was ended over this conversation" in answer.json["error"]["message"]
+            assert "was stopped while it rendered this conversation" in answer.json["error"]["message"]
 
 
 @pytest.mark.process

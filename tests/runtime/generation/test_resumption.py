@@ -1,4 +1,4 @@
-"""A stream from another site continues here as if it had never been cut, at any place (I3, I8); only a router may request that."""
+"""A stream from another site continues here at any place without a visible difference (I3, I8). Only routers may request this."""
 
 import json
 import time
@@ -88,7 +88,7 @@ CALLED = {
 
 
 def sample(texts: tuple[str, ...]) -> Any:
-    """An engine whose choice i generates text i: its outputs depend only on position, seed and delivered tokens."""
+    """An engine whose choice i generates text i. Its outputs depend only on position, seed and delivered tokens."""
 
     def answer(submit: Submit) -> Iterable[Step]:
         choice = submit.sampling.seed - NAME.seed
@@ -133,14 +133,14 @@ async def stream(site: Site, path: str, body: dict[str, Any], delivery: bytes = 
 
 
 def relayed(log: DeliveryLog, events: list[Event]) -> bytes:
-    """Return the bytes for a router's client of a site's stream."""
+    """Return the bytes that a router sends to its client for a site's stream."""
     relay = StreamRelay(log, is_resumable=True)
     told = [each for event in events for each in relay.feed(event.raw)]
     return b"".join(each.data for each in told if isinstance(each, Forward))
 
 
 def told(client: bytes) -> dict[str, Any]:
-    """Return all that a client learns of an answer, however it is split into events."""
+    """Return all content that a client gets of an answer, however it is split into events."""
     names: set[Any] = set()
     answer: dict[str, Any] = {"usage": None, "choices": {}}
     events = EventDecoder().feed(client)
@@ -168,7 +168,7 @@ def told(client: bytes) -> dict[str, Any]:
 
 
 def _add_call(calls: list[Any], item: dict[str, Any]) -> None:
-    """Add a delta of a call; in Workers AI's dialect it is all of one."""
+    """Add a delta with a part of a call. In Workers AI's dialect a call is a single delta."""
     if "index" not in item:
         calls.append(item)
     elif item["index"] == len(calls):
@@ -223,7 +223,7 @@ async def test_an_answer_of_blocks_continues_wherever_it_was_cut(
 
 
 def told_blocks(client: bytes) -> list[dict[str, Any]]:
-    """Return the events, neighbouring deltas as one; where they are numbered, the numbers have no gap."""
+    """Return the events with adjacent deltas merged. Check that event numbers, if any, have no gap."""
     told: list[dict[str, Any]] = []
     numbers: list[int] = []
     for event in EventDecoder().feed(client):
@@ -259,13 +259,13 @@ async def assert_goes_on(
     read: Callable[[bytes], Any] = told,
     **tables: Any,
 ) -> None:
-    """Cut a stream after each of its events, and compare the client's text with the whole one."""
+    """Cut a stream after each of its events, continue it, and compare the client's text with that of the uncut stream."""
     async with make_site(hop_secret=SECRET, **tables) as site:
         site.engine.answer = sample(texts)
         events = await stream(site, path, body)
         undisturbed = read(relayed(DeliveryLog(), events))
         cuts = 0
-        for length in range(len(events)):  # bytes without a whole event change nothing
+        for length in range(len(events)):  # an incomplete event at the end changes nothing
             log = DeliveryLog()
             client = relayed(log, events[:length])
             client += relayed(log, await stream(site, path, body, log.delivery()))
@@ -319,7 +319,7 @@ async def test_the_answers_name_and_random_numbers_come_from_the_router_unless_t
 async def test_a_client_that_asks_the_site_itself_sees_no_marks(make_site: SiteMaker) -> None:
     async with make_site(hop_secret=SECRET) as site:
         signed = {HOP: signature(SECRET, CHAT, json.dumps(ASKED).encode()), "x-request-id": "r1"}
-        for headers in ({}, signed):  # a router that does not request resume points gets none
+        for headers in ({}, signed):  # a router that does not ask for resume points gets none
             answer = await call(site.app, CHAT, ASKED, **headers)
             assert "x-pilotlight-marks" not in answer.headers
             assert b":pl" not in answer.body
@@ -407,7 +407,7 @@ async def test_an_engine_that_takes_another_way_is_noticed_where_tokens_come_aga
         site.engine.answer = sample(("ab  X",))
         body = {**ASKED, "tools": TOOLS, "logprobs": True}
         delivery = encode_delivery(Delivery((Delivered(ids("ab\tL")),)))
-        # white space that was held back there can no longer be known here: the L made it text
+        # the first site held the tab back until the L made it text, so this site cannot compare it
         answer = await call(site.app, CHAT, body=delivery + json.dumps(body).encode(), **hop(CHAT, body, delivery))
         assert answer.status == 200
         held = encode_delivery(Delivery((Delivered(ids("abz\t")),)))

@@ -13,7 +13,7 @@ from tests.asgi import eventually
 
 
 class Server:
-    """A server that sends three of ten bytes, and the rest or a failure when permitted."""
+    """A fake download of ten bytes: it reports three, and waits until a test lets it end or fail."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -57,7 +57,7 @@ async def test_a_cancelled_one_makes_room_and_the_rest_end_with_the_site() -> No
     downloads = Downloads(server.fetch, lambda source: None)
     for i in range(MAX_RUNNING):
         downloads.start(f"org/{i}")
-    with pytest.raises(ApiError, match="under way"):
+    with pytest.raises(ApiError, match="in progress: wait"):
         downloads.start("org/more")
     await asyncio.sleep(0)
     downloads.cancel("org/0")

@@ -51,7 +51,7 @@ def ask(model: str) -> dict[str, Any]:
 @pytest.fixture
 def tables(tmp_path: Path) -> dict[str, Any]:
     offered = write_model_directory(tmp_path / "offered" / "second")
-    shutil.copy(EMBEDDED / "ember" / "config.json", offered)  # it can be planned
+    shutil.copy(EMBEDDED / "ember" / "config.json", offered)  # enough for a plan
     folders = {"directories": [str(tmp_path / "offered")], "state_dir": str(tmp_path / "state")}
     return {"hop_secret": SECRET, "catalogue": folders}
 

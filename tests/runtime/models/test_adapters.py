@@ -35,7 +35,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def models(model_directory: Path, written: Path, tmp_path: Path) -> list[dict[str, Any]]:
-    """Make a model with an adapter from its file, and a directory of others."""
+    """Make a model with an adapter in its file, and a directory of other adapters."""
     (tmp_path / "more").mkdir()
     shutil.copytree(written / "fr", tmp_path / "more" / "fr")
     table = {"name": "tiny", "source": str(model_directory), "aliases": ["@test/tiny", "tiny:latest"]}
@@ -157,7 +157,7 @@ async def test_an_account_asks_for_the_adapters_that_are_open_to_it(
 async def test_embeddings_have_no_adapters(make_site: SiteMaker, models: list[dict[str, Any]]) -> None:
     async with make_site(models=models) as site:
         answer = await call(site.app, "/v1/embeddings", {"model": "tiny:de", "input": "Hi"})
-        assert "adapters make no embeddings" in answer.json["error"]["message"]
+        assert "adapters support neither embeddings" in answer.json["error"]["message"]
 
 
 async def test_an_adapter_that_a_file_names_is_looked_at_before_the_site_starts(

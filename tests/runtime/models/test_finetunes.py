@@ -1,4 +1,4 @@
-"""Adapters that accounts upload: their owners, accepted files, and their names in requests."""
+"""Adapters that accounts upload: their owners, the accepted files, and their names in requests."""
 
 import errno
 import io
@@ -111,8 +111,8 @@ async def test_another_account_learns_nothing_of_it(make_site: SiteMaker, tables
         assert (await put(site, id, *next(iter(adapter_files().items())), key=BOB)).status == 404
         removed = await call(site.app, f"{PATH}/{id}", method="DELETE", authorization=BOB)
         assert (removed.status, why(removed)) == (404, f"there is no fine-tune {id!r}")
-        assert await upload(site, "tone", BOB) != id, "a name is an account's own"
-        # A router's account header counts, whichever key its client has; others' headers do not.
+        assert await upload(site, "tone", BOB) != id, "names are separate for each account"
+        # The account header of a router counts, whichever key its client has. Other clients' headers do not count.
         of_acme = {"authorization": ANN, "x-pilotlight-account": "acme"}
         routed = await call(site.app, PATH, **of_acme, **signed(path=PATH, method="GET"))
         assert routed.json["result"] == []
@@ -208,8 +208,8 @@ async def test_an_adapter_that_cannot_be_used_is_refused_by_name_and_not_kept(
                 break
         assert (refused.status, words in why(refused)) == (400, True), refused.body
         assert str(tmp_path) not in why(refused)
-        assert len(list((tmp_path / "kept" / "ams1").iterdir())) == 2, "nothing is left of the try"
-        for each in adapter_files().items():  # the same fine-tune accepts better files
+        assert len(list((tmp_path / "kept" / "ams1").iterdir())) == 2, "the failed upload leaves nothing"
+        for each in adapter_files().items():  # the same fine-tune accepts valid files afterwards
             assert (await put(site, id, *each)).status == 200
         assert (await ask(site, lora="tone")).status == 200
 
@@ -274,11 +274,11 @@ async def test_a_full_disk_is_named_and_keeps_what_there_was(
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "copyfileobj", full)
             refused = await put(site, id, *weights)
-            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be kept: this site's disk is full")
+            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be stored: this site's disk is full")
         with monkeypatch.context() as patch:
             patch.setattr(UploadFile, "write", full)
             refused = await put(site, id, *weights)
-            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be kept: this site's disk is full")
+            assert (refused.status, why(refused)) == (429, "the fine-tune cannot be stored: this site's disk is full")
         assert (await put(site, id, *weights)).status == 200
         assert (await ask(site, lora="tone")).status == 200
 
@@ -294,7 +294,7 @@ async def test_so_many_files_come_in_at_once(
         slow._incoming.get_nowait()
         content = form(adapter_files()[WEIGHTS], WEIGHTS)
         slow._incoming.put_nowait({"type": "http.request", "body": content[:99], "more_body": True})
-        while (refused := await put(site, id, "other", b"")).status == 400:  # the slow one has not arrived yet
+        while (refused := await put(site, id, "other", b"")).status == 400:  # the slow upload has not arrived yet
             pass
         assert (refused.status, "files are being uploaded" in why(refused)) == (429, True)
         slow._incoming.put_nowait({"type": "http.request", "body": content[99:], "more_body": False})
@@ -360,7 +360,7 @@ def test_a_store_finds_again_what_it_had_and_clears_what_was_half_done(tmp_path:
     store.remove(store.create("o", "", "tiny", "gone", "").id)
     store.remove("elsewhere")
     (tmp_path / ".half").mkdir()
-    (tmp_path / "other").mkdir()  # another owner's
+    (tmp_path / "other").mkdir()  # the folder of another owner
     old = tmp_path / "removed" / "old"
     old.touch()
     os.utime(old, (0, time.time() - 40 * 86400))
@@ -372,7 +372,7 @@ def test_a_store_finds_again_what_it_had_and_clears_what_was_half_done(tmp_path:
 
 
 class SlowFile(io.BytesIO):
-    """A file on a disk that takes its time, until it is released."""
+    """A file on a slow disk: reading blocks until the test releases it."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -385,7 +385,7 @@ class SlowFile(io.BytesIO):
 
 
 def test_storing_a_file_delays_no_request_for_another(tmp_path: Path) -> None:
-    """Requests find their adapters on the site's event loop."""
+    """Requests look up their adapters in the site's event loop."""
     store, base = FinetuneStore(tmp_path, FinetunesConfig()), {}
     old = store.create("ann", "", "tiny", "old", "")
     file = SlowFile(adapter_files()[CONFIG])
@@ -405,7 +405,7 @@ def test_storing_a_file_delays_no_request_for_another(tmp_path: Path) -> None:
 
 
 def test_what_no_other_site_can_have_leaves_nothing_when_it_is_removed(tmp_path: Path) -> None:
-    """An account may create and remove as many as it likes."""
+    """Thus an account may create and remove any number of adapters."""
     store = FinetuneStore(tmp_path, FinetunesConfig())
     store.remove(store.create("ann", "", "tiny", "begun", "").id)
     assert store.everything().removed == ()

@@ -1,4 +1,4 @@
-"""A site's prefix digests as published, and as a router reads them: whole at first, changes after that."""
+"""A site's prefix digests as published, and as a router decodes them: complete at first, and then only changes."""
 
 import random
 
@@ -48,7 +48,7 @@ def test_routers_know_what_a_site_holds_whatever_answers_are_lost_or_late_and_wh
         backend.answered(decode_status(encode_status(told)), float(sequence))
         if late and draw.random() < 0.5:
             other, older = late.pop(0)
-            if older.processes == told.processes:  # an edition of a dead process may equal one of a new process
+            if older.processes == told.processes:  # the edition of a dead process may equal one of a new process
                 other.answered(older, float(sequence))
         if backend.published.digests:
             assert backend.view().prefixes == frozenset().union(*held.values())

@@ -15,7 +15,7 @@ from pilotlight.runtime.telemetry.metrics import Metrics
 from pilotlight.wire.chat import Usage
 from pilotlight.wire.hop.status import LenderStatus, ModelStatus
 
-OBSERVED = {  # and, for each, its start: NAME_created
+OBSERVED = {  # each has a second metric with its start: NAME_created
     "vllm:time_to_first_token_seconds": ("histogram", {"model_name"}),
     "vllm:inter_token_latency_seconds": ("histogram", {"model_name"}),
     "vllm:e2e_request_latency_seconds": ("histogram", {"model_name"}),
@@ -79,7 +79,7 @@ class Answer:
 
 
 def placement(model: str) -> Placement:
-    """Return the placement of a prompt that the answering host computes."""
+    """Return the placement of a prompt that the answering host computes itself."""
     return cast(Placement, SimpleNamespace(prefill=None, replica=SimpleNamespace(model=model)))
 
 
@@ -136,7 +136,7 @@ def test_what_was_observed_is_read_back_from_the_text() -> None:
         for sample in family.samples
     }
     assert samples["pilotlight_requests_total", *sorted((name, "stop"))] == 1
-    assert samples["vllm:generation_tokens_total", name] == 2  # one of three was another site's
+    assert samples["vllm:generation_tokens_total", name] == 2  # another site generated one of the three
     assert samples["vllm:time_to_first_token_seconds_count", name] == 1
     assert samples["vllm:inter_token_latency_seconds_count", name] == 1
     assert samples["pilotlight_wake_ms_bucket", *sorted((name, "disk", "5.0"))] == 0

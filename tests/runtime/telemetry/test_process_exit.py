@@ -15,7 +15,7 @@ from pilotlight.runtime.telemetry.process_exit import ending, oom_kills
         (3, 0, 0, "exited with status 3"),
         (-signal.SIGSEGV, 0, 1, "was ended by SIGSEGV"),
         (-signal.SIGKILL, 4, 4, "was ended by SIGKILL"),
-        (-signal.SIGKILL, 4, 5, "was ended by SIGKILL: out of memory, says the kernel"),
+        (-signal.SIGKILL, 4, 5, "was ended by SIGKILL: out of memory, by the kernel's OOM killer"),
         (-signal.SIGKILL, None, 5, "was ended by SIGKILL"),
         (-signal.SIGKILL, 4, None, "was ended by SIGKILL"),
         (-40, 0, 0, "was ended by signal 40"),

@@ -1,4 +1,4 @@
-"""The phases of the newest generations."""
+"""The phases of recent generations."""
 
 import time
 from typing import Any

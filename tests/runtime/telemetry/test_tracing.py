@@ -1,4 +1,4 @@
-"""A site's spans: in the router's trace, a generation with its phases, a function's invocation with its generations."""
+"""A site's spans: a request in the router's trace, a generation with its phases, a function's invocation with its generations."""
 
 import sys
 from itertools import pairwise
@@ -68,7 +68,7 @@ async def test_a_refusal_has_its_word_and_no_phases_beyond_admission(make_site: 
         async with make_site(telemetry={"otlp": receiver.url}) as site:
             refused = await call(site.app, "/v1/chat/completions", {**CHAT, "model": "nope"})
             assert refused.status == 404
-            assert (await call(site.app, "/readyz")).status == 200  # it belongs to no client
+            assert (await call(site.app, "/readyz")).status == 200  # not a client's request
         (span,) = receiver.spans
         assert attributes(span)["error.type"] == "model_not_found"
 

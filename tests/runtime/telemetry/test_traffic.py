@@ -1,4 +1,4 @@
-"""A site's published traffic: rates that follow it, and digests that follow the cache, never across tenants (I4)."""
+"""A site's published traffic: arrival rates, and digests that follow the cache and never mix tenants (I4)."""
 
 import pytest
 from hypothesis import given
@@ -52,9 +52,8 @@ def test_the_least_recently_used_goes_first_and_a_tail_before_what_it_hangs_on()
 def test_what_the_engine_no_longer_finds_is_no_longer_published() -> None:
     held = HeldPrefixes()
     held.note([(2, 200), (1, 100)], 200, 0, KV)
-    held.note(
-        [(3, 300), (2, 200), (1, 100)], 300, 0, KV
-    )  # nothing was found: it had been evicted, and is computed again
+    # nothing was found in the cache, so the prefix was evicted and is computed again
+    held.note([(3, 300), (2, 200), (1, 100)], 300, 0, KV)
     assert published(held) == {1, 2, 3}
     held._correct([(4, 400), (3, 300)], 400, int(BELIEVED_SHARE * 300) - 1)
     assert 3 not in {*held._segments}

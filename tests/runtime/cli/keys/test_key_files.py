@@ -1,4 +1,4 @@
-"""`pilotlight keys`, and their use by `serve`."""
+"""`pilotlight keys`, and the use of these keys by `serve`."""
 
 import hashlib
 import json
@@ -26,7 +26,8 @@ def test_a_key_is_shown_once_and_its_digest_is_appended_to_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "network.toml"
-    file.write_text('# mine\n[door]\nrequire_key = true\n[[accounts]]\nname = "acme"')  # without a line end
+    # without a line end at the end of the file
+    file.write_text('# mine\n[door]\nrequire_key = true\n[[accounts]]\nname = "acme"')
     create(NewKey("alice"), file)
     create(NewKey("root", ("admin",), "acme", 30.0), file)
     alice, root = capsys.readouterr().out.split()

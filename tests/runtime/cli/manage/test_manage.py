@@ -1,4 +1,4 @@
-"""`pilotlight manage`, as it is typed, against an API that is scripted."""
+"""`pilotlight manage`: typed commands against a scripted API."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ MODEL = {
 
 
 class ScriptedApi:
-    """A stand-in for the client: it answers by path, records requests, and changes as a network would, a step at each look."""
+    """A fake of the API client: it answers by path, records requests, and makes one step of progress at each query."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str, Any]] = []
@@ -57,7 +57,7 @@ Typed = Callable[..., tuple[str, str]]
 
 @pytest.fixture
 def typed() -> Typed:
-    """Type a command; return its output, and its messages on stderr."""
+    """Run a command; return its standard output and standard error."""
 
     def typed(*words: str) -> tuple[str, str]:
         result = CliRunner().invoke(commands, words)
@@ -108,7 +108,7 @@ def test_a_pull_is_followed_to_its_end(api: ScriptedApi, typed: Typed) -> None:
     [
         (download("failed", 3, "the disk is full"), "the disk is full"),
         (download("cancelled", 3), "the download was cancelled"),
-        ({"sites": {"ams1": {"models": [], "downloads": []}}}, "it was restarted. Start it again; it resumes"),
+        ({"sites": {"ams1": {"models": [], "downloads": []}}}, "was restarted and lost the download. Start it again"),
     ],
 )
 def test_a_pull_that_ends_otherwise_says_why(

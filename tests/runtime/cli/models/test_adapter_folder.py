@@ -1,4 +1,4 @@
-"""The adapters commands as a person runs them: an added adapter is one that a site reads; others are refused."""
+"""The adapters commands as a user runs them: a site reads an added adapter, and invalid ones are refused."""
 
 import shutil
 import stat
@@ -53,7 +53,7 @@ def test_what_a_site_would_refuse_is_not_added(adapter: Path, tmp_path: Path) ->
     shutil.copytree(adapter, pickled)
     (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
     for name, directory, words in (
-        ("../up", adapter, "is no adapter's name"),
+        ("../up", adapter, "is not a valid name"),
         ("tone", pickled, "a pickled file may run any code"),
         ("tone", tmp_path / "nowhere", "cannot be used as an adapter"),
     ):

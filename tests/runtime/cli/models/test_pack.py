@@ -1,4 +1,4 @@
-"""The pack command as a person runs it."""
+"""The pack command as a user runs it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`pilotlight plan`: tables for people, JSON for programs, one sentence for models that cannot be planned."""
+"""`pilotlight plan`: tables, JSON, and one sentence for models that cannot be planned."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_a_link_publishes_from_which_queue_on_anothers_prefill_is_worth_it(capsy
     move_s, compute_s = slow["prompt_bytes"] / 1.25e6, 2048 / slow["computed_tokens_per_s"]
     assert slow["borrow_from_s"] == pytest.approx(0.020 + move_s - compute_s), "most of it is not hidden"
     assert fast["borrow_from_s"] == pytest.approx(0.020 + fast["prompt_bytes"] / 1.25e12 / 4), (
-        "the last 512 tokens alone"
+        "only the last 512 tokens"
     )
     assert slow["route_from_s"] == fast["route_from_s"] == 0.020
     assert "slower than they are computed" in slow["reason"]
@@ -92,7 +92,7 @@ def test_a_link_publishes_from_which_queue_on_anothers_prefill_is_worth_it(capsy
     ("question", "sentence"),
     [
         ({"devices": "many"}, "'many' names no devices"),
-        ({"link_gbits": 0.0}, "--link 0 moves nothing"),
+        ({"link_gbits": 0.0}, "--link 0 must be greater than 0"),
         (
             {"devices": "8xh100", "tp": 3},
             "tp is 3, and the model has 40 heads and 8 key-value heads; tp may be 1, 2, 4, 8, 40",

@@ -1,4 +1,4 @@
-"""The pull command as a person runs it."""
+"""The pull command as a user runs it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The quantize command as a person runs it."""
+"""The quantize command as a user runs it."""
 
 from pathlib import Path
 

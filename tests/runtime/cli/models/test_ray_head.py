@@ -1,4 +1,4 @@
-"""`serve --ray start` runs the first node of a Ray cluster, and ends it."""
+"""`serve --ray start` runs the first node of a Ray cluster, and stops it at its end."""
 
 import socket
 
@@ -8,7 +8,7 @@ import pytest
 from pilotlight.runtime.cli.cli_error import CliError
 from pilotlight.runtime.cli.models.ray_head import own_address, ray_head
 
-LOOPBACK = "127.0.0.2"  # Ray replaces its own machine's loopback address by one that others can reach
+LOOPBACK = "127.0.0.2"  # Ray replaces 127.0.0.1 by an address that other machines can reach
 
 
 def listens(address: str) -> bool:

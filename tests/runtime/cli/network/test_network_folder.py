@@ -66,7 +66,7 @@ def test_a_secret_is_rotated_in_three_steps_without_a_refusal(folder: Path) -> N
         seen.append(file.read_text())
     assert len(seen[3]) == 64
     assert seen[3] != seen[0]
-    for before, after in itertools.pairwise(seen):  # while some are restarted and others are not
+    for before, after in itertools.pairwise(seen):  # some processes have restarted with the new file, others not
         for signer, believer in ((before, after), (after, before)):
             assert hop_is_genuine(sign_hop(signer, 0.0, HOP), believer, 0.0, HOP)
     assert not hop_is_genuine(sign_hop(seen[0], 0.0, HOP), seen[3], 0.0, HOP)

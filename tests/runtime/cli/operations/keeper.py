@@ -1,4 +1,4 @@
-"""A function that writes to every kind of storage on request, and returns the content."""
+"""A function that on request writes to every kind of storage, or returns the content of all."""
 
 from urllib.parse import urlparse
 

@@ -1,4 +1,4 @@
-"""Backups of a running system: every write that was acknowledged before the mark is in the copy, and nothing is torn."""
+"""Backups of a running system: the copy is consistent and has every write that was acknowledged before the backup started."""
 
 import json
 import os
@@ -114,7 +114,7 @@ class Writers:
                 number, self._next = self._next, self._next + 1
             ask(f"{self._url}/write/{number}")
             self.acknowledged[number] = time.time()
-            ask(f"{self._url}/replace/{number % 10}")  # an object whose file changes constantly
+            ask(f"{self._url}/replace/{number % 10}")  # the file of this object changes constantly
 
 
 def test_what_was_acknowledged_before_the_mark_is_there_elsewhere_and_nothing_is_torn(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_ledger_that_is_written_meanwhile_is_whole(tmp_path: Path) -> None:
 
 
 class Bucket:
-    """A bucket's index and files, one object of which a thread replaces as fast as it can."""
+    """A bucket's index and files. A thread replaces one of its objects as fast as it can."""
 
     def __init__(self, root: Path) -> None:
         self.path = root / "bindings" / "r2" / "bucket"
@@ -294,7 +294,7 @@ def test_what_cannot_be_restored_is_said_before_anything_is_written(state: State
     backup(folder, [state], None)
     with pytest.raises(CliError, match=r"is not empty \(bindings\): move it away"):
         restore(folder, [state], None)
-    with pytest.raises(CliError, match=r"the snapshot has ams1/state, and the files name iad1/state"):
+    with pytest.raises(CliError, match=r"the snapshot has ams1/state, but this machine's files name iad1/state"):
         restore(folder, [StateRoot("iad1/state", new)], None)
     with pytest.raises(CliError, match="holds no snapshot yesterday; it has 2"):
         restore(folder, [elsewhere(state, new)], "yesterday")
@@ -345,7 +345,7 @@ def test_a_router_and_sites_name_all_that_outlives_them(tmp_path: Path, monkeypa
         "router/deployments": tmp_path / "pilotlight/router",
         "router/ledger": tmp_path / "ledger",
         "router/responses": tmp_path / "pilotlight/router-1",
-        "ams1/state": tmp_path / "pilotlight/ams1",  # kept responses are inside
+        "ams1/state": tmp_path / "pilotlight/ams1",  # includes the stored responses
         "ams1/finetunes": tmp_path / "tunes/ams1",
         "ams1/adapters/ember": tmp_path / "adapters",
     }

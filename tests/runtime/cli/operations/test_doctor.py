@@ -1,4 +1,4 @@
-"""`pilotlight doctor` on a machine: each fault by its name, with its remedy."""
+"""`pilotlight doctor`: each problem of a machine is reported with its remedy."""
 
 import os
 import resource
