@@ -494,7 +494,7 @@ class DeploymentApi:
         results = await self._ask_sites(home, TRY_PATH, encode(Try(name, version)), TRY_TIMEOUT_S)
         if not results and home:
             sentence = (
-                f"{name} runs only at {home}, where its data is, and that site is not healthy or accepts no deployed functions; "
+                f"{name} runs only at {home}, because its data is there, and that site is not healthy or accepts no deployed functions; "
                 "use --home to name another site, where it starts without its data"
             )
             raise ApiError("no_site_available", sentence)

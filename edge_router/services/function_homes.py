@@ -40,7 +40,7 @@ def home_of(deployment: Deployment, new: NewVersion, known: Mapping[str, Deploym
             home = _usual(known, sites)
     for site, name in called.items():
         if site != home:
-            sentence = f"{deployment.name} calls {name}, which runs only at {site}, where its data is: deploy with --home {site}"
+            sentence = f"{deployment.name} calls {name}, which runs only at {site}, because its data is there: deploy with --home {site}"
             raise ApiError("invalid_request", sentence)
     return home
 

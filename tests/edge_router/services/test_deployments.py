@@ -365,7 +365,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("more", keeps_data=True) == ("iad1", ["iad1"]), "the site with most data"
         assert await deploy("notes", keeps_data=True) == ("iad1", ["iad1"]), "the home does not change"
         assert await deploy("notes") == ("iad1", ["iad1"]), "older versions have their data there"
-        told = "own calls notes, which runs only at iad1, where its data is: deploy with --home iad1"
+        told = "own calls notes, which runs only at iad1, because its data is there: deploy with --home iad1"
         assert await deploy("own", home="ams1", services=["notes"]) == (told, [])
         for name in ("sin1", "nowhere"):
             told = f"{name!r} is not a healthy site that accepts deployed functions and may have their data; choose one of: ams1, iad1"
@@ -373,7 +373,7 @@ async def test_a_function_that_keeps_data_runs_at_one_site_and_so_does_who_calls
         assert await deploy("own", keeps_data=True, home="") == ("", ["ams1", "iad1"]), "the author asked for no home"
         second.state = "unhealthy"
         told, tried = await deploy("notes", keeps_data=True)
-        assert told.startswith("notes runs only at iad1, where its data is, and that site is not healthy")
+        assert told.startswith("notes runs only at iad1, because its data is there, and that site is not healthy")
         assert tried == []
         assert await deploy("notes", keeps_data=True, home="ams1") == ("ams1", ["ams1"])
         body = json.dumps({"expected_revision": await revision("notes")}).encode()
