@@ -226,7 +226,7 @@ def changed(
         ("draft", {"vocab_size": 2047}, "vocabulary of 2047 tokens, but the model has 2048"),
         ("draft", {"architectures": ["Unheard"]}, "names architecture Unheard"),
         ("draft", {"hidden_size": 130, "head_dim": 64}, "but config.json makes it"),
-        ("eagle3", {"vocab_size": 32000}, "vocabulary of 32000 tokens, but the model has 2048"),
+        ("eagle3", {"vocab_size": 32000}, "vocabulary of 32000 tokens, and the model one of 2048"),
         ("eagle3", {"target_hidden_size": 4096}, "hidden states of 4096 numbers, and the model's have 256"),
         ("eagle3", {"draft_vocab_size": 321}, "config.json makes it"),
         ("eagle3", {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [3, 2, 1]}}, "they must be 3 layers, rising"),

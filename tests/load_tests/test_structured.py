@@ -18,7 +18,7 @@ def test_every_schema_that_is_an_object_is_taken_once(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkout_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="is no checkout of JSON Schema's test suite"):
+    with pytest.raises(SystemExit, match="it is not a checkout of JSON Schema's test suite"):
         suite_schemas(tmp_path)
 
 

@@ -241,6 +241,6 @@ def test_tables_of_a_later_version_are_refused_and_stay_as_they_are(tmp_path: Pa
         create(connection, "CREATE TABLE t (n INTEGER)")
         connection.execute("PRAGMA user_version = 2")
         for open_it in (lambda: create(connection, "CREATE TABLE s (n INTEGER)"), lambda: claim_version(connection)):
-            with pytest.raises(DatabaseError, match="have version 2, and this Pilotlight knows 1: a later one"):
+            with pytest.raises(DatabaseError, match="have version 2, and this Pilotlight knows 1: a later version"):
                 open_it()
         assert [row[0] for row in connection.execute("SELECT name FROM sqlite_master")] == ["t"]

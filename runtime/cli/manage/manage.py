@@ -139,7 +139,12 @@ class Manager:
         return found
 
     def _download(self, site: str, source: str) -> dict[str, Any]:
-        found = self._catalogue()["sites"].get(site, {"downloads": []})["downloads"]
+        catalogue = self._catalogue()
+        if (reason := catalogue["unread"].get(site)) is not None:
+            raise CliError(
+                f"The progress at {site} cannot be read ({reason}). The download may continue: start it again to see."
+            )
+        found = catalogue["sites"].get(site, {"downloads": []})["downloads"]
         ours: dict[str, Any] | None = next((each for each in found if each["source"] == source), None)
         if ours is None:
             raise CliError(f"{site} was restarted and lost the download. Start it again; it resumes.")

@@ -33,7 +33,7 @@ DAMAGED = {
     "another format": (b"PK\x03\x04 and more", "is not a GGUF file: it does not begin with GGUF"),
     "version 1": (header(version=1), "of version 1; supported are 2 and 3"),
     "big-endian": (header(version=3 << 24), "for big-endian machines"),
-    "only the magic": (b"GGUF", "claims 4 bytes, and 0 are left"),
+    "only the magic": (b"GGUF", "claims 4 bytes, but 0 are left"),
     "endless keys": (header(num_keys=ENDLESS), f"claims {ENDLESS} keys of metadata"),
     "an endless key": (header([struct.pack("<Q", ENDLESS)]), f"a key of metadata claims {ENDLESS} bytes"),
     "an endless text": (header([text("k") + struct.pack("<IQ", 8, ENDLESS)]), f"k claims {ENDLESS} bytes"),

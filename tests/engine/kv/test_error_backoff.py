@@ -22,7 +22,7 @@ def test_errors_in_a_row_are_followed_by_pauses_that_double_up_to_a_bound(caplog
         assert not backoff.is_exhausted
         assert backoff.is_trying
     assert backoff.num_errors == 9
-    assert caplog.text.count("the disk is no longer read after 3 consecutive errors, the last: input/output") == 1
+    assert caplog.text.count("the disk is no longer read after 3 consecutive errors; the last error: input/output") == 1
 
 
 def test_one_success_ends_the_row_and_is_reported_if_there_were_pauses(caplog: pytest.LogCaptureFixture) -> None:

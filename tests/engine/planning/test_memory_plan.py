@@ -172,7 +172,7 @@ def test_a_split_that_does_not_divide_names_those_that_would() -> None:
         make_plan(model, devices, workload, Parallelism(tp=3))
     with pytest.raises(CheckpointError, match=r"ep is 3, and the model has 16 experts; ep may be 2, 4, 8, 16"):
         make_plan(model, devices, workload, Parallelism(ep=3))
-    with pytest.raises(CheckpointError, match=r"pp is 49, and the model has 48 layers"):
+    with pytest.raises(CheckpointError, match=r"pp is 49, but the model has 48 layers"):
         make_plan(model, parse_devices("49xh200", never), workload, Parallelism(pp=49))
     with pytest.raises(CheckpointError, match=r"tp 8, pp 2, ep 1 needs 16 devices; 8xh200 are given"):
         make_plan(model, devices, workload, Parallelism(tp=8, pp=2))
