@@ -620,6 +620,9 @@ def main() -> int:
                 seed=options.seed,
             )
         )
+        if result["errors"]:
+            (site,) = network.site_urls
+            print(network.log(site), file=sys.stderr)
     print(json.dumps({**result, "errors": len(result["errors"])}))
     for error in result["errors"][:50]:
         print(error)
