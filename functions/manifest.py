@@ -68,7 +68,7 @@ class Manifest:
     subrequests: int | None = None
     compatibility_date: str = ""
     compatibility_flags: tuple[str, ...] = ()
-    model_aliases: Mapping[str, str] = field(default_factory=dict)  # model names for development: alias -> model
+    model_aliases: Mapping[str, str] = field(default_factory=dict)  # of the AI binding: alias -> model
     ignored: tuple[str, ...] = ()  # keys without an effect here
     log_sampling: float = 1.0  # share of invocations that the site's log keeps
     tail_consumers: tuple[str, ...] = ()  # functions that get this one's invocations
@@ -318,7 +318,9 @@ def _bindings(section: ManifestSection, directory: Path, path: Path) -> Iterator
     for name, value in section.vars.items():
         yield BindingDeclaration("var", name, {"value": value})
     if section.ai is not None:
-        yield BindingDeclaration("ai", section.ai.binding, {})
+        yield BindingDeclaration(
+            "ai", section.ai.binding, {"aliases": section.ai.aliases} if section.ai.aliases else {}
+        )
     for kind, table in section.named_bindings():
         options = _options(table, "binding", "remote")
         yield BindingDeclaration(kind, table.binding, _of_environment(options, "service", path))

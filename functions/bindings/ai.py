@@ -6,13 +6,14 @@ immediate refusal (`rejectIfBusy`), and batches that are answered later.
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
 from msgspec import Meta
+from msgspec.structs import replace
 
 from pilotlight.functions.bindings.ai_batches import Batches
 from pilotlight.functions.bindings.binding import Binding, BindingError, Declaration, Services, method
@@ -96,9 +97,11 @@ class AI(Binding):
         batches: Batches | None,
         sleep: Sleep = asyncio.sleep,
         memory: ResponseMemory | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
         """Open the binding.
-        Without `batches` nothing can be queued. `memory` caches responses of calls with `cache_ttl`."""
+        Without `batches` nothing can be queued. `memory` caches responses of calls with `cache_ttl`. `aliases` are names of models; each stands for another
+        model if this site serves none of its name."""
         assert services.inference is not None, "checked when it was opened"
         self._inference = services.inference
         self._account = f"function-{name_of(services.function)}"
@@ -106,6 +109,7 @@ class AI(Binding):
         self._sleep = sleep
         self._batches = batches
         self._memory = memory or ResponseMemory()
+        self._aliases = aliases or {}
         if batches is not None:
             batches.serve(self._result_of)
 
@@ -113,13 +117,16 @@ class AI(Binding):
     def open(cls, declaration: Declaration, state_dir: Path, services: Services) -> "AI":
         if services.inference is None:
             raise BindingError(f"{declaration.name}: the site has no models; add a [[models]] table to its file")
-        return cls(services, Batches.open(state_dir, services), memory=ResponseMemory.of(state_dir, services))
+        batches, memory = Batches.open(state_dir, services), ResponseMemory.of(state_dir, services)
+        return cls(services, batches, memory=memory, aliases=declaration.options.get("aliases"))
 
     @method
     async def run(self, request: Run) -> Any:
         """Run a model; return {status, headers} and the body, either as `body` or as a stream."""
         if not request.model.isprintable():
             raise _refusal(400, 5007, "no model has such a name")
+        if request.model in self._aliases and not self._inference.serves(request.model):
+            request = replace(request, model=self._aliases[request.model])
         if request.reject_if_busy and self._inference.is_busy(request.model):
             raise _refusal(BUSY_STATUS, CAPACITY, "the model is busy, and the call asked not to wait")
         if request.queue and self._batches is not None:

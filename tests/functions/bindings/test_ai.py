@@ -50,6 +50,18 @@ async def test_a_call_gives_the_result_without_its_envelope(site: Site, ai: AI) 
     assert site.engine.submits[0].prompt_token_ids == ids("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
+async def test_an_alias_of_the_manifest_stands_for_a_model_where_the_site_has_none_of_its_name(
+    site: Site,  # noqa: F811
+    wire: Wire,
+) -> None:
+    aliases = {"@cf/meta/llama-3.1-8b-instruct": MODEL, MODEL: "@test/another"}
+    face = (await wire(("ai", "AI", {"aliases": aliases}), inference=SiteInference(site.app.site))).env["AI"]
+    for name in aliases:
+        assert (await face.run(name, INTERACTIVE)).response == "Hello, world"
+    with pytest.raises(Exception, match="no model named '@cf/other'"):
+        await face.run("@cf/other", INTERACTIVE)
+
+
 async def test_inputs_may_be_keywords(site: Site, ai: AI) -> None:  # noqa: F811
     await ai.run(MODEL, prompt="Hi", max_tokens=7)
     assert site.engine.submits[0].sampling.max_tokens == 7
