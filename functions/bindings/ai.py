@@ -100,8 +100,8 @@ class AI(Binding):
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         """Open the binding.
-        Without `batches` nothing can be queued. `memory` caches responses of calls with `cache_ttl`. `aliases` are names of models; each stands for another
-        model if this site serves none of its name."""
+        Without `batches` nothing can be queued. `memory` caches responses of calls with `cache_ttl`. `aliases`: names of models, each with
+        the model to run if this site serves none of that name."""
         assert services.inference is not None, "checked when it was opened"
         self._inference = services.inference
         self._account = f"function-{name_of(services.function)}"
