@@ -118,7 +118,7 @@ def kv_bytes_per_token(config: DenseConfig, dtype: torch.dtype) -> int:
 def prefill_flops(config: DenseConfig, tokens: int) -> float:
     """Return the operations of a prompt's matrix products.
 
-    These are 2 per weight and token, 4 per head element and pair of causal attention, halved, and one row of logits.
+    These are 2 per weight and token, 2 per head element and pair of tokens (half of 4, as attention is causal), and one row of logits.
     """
     per_token = weight_bytes(config, torch.uint8) - config.vocab_size * config.hidden_size
     attention = 2 * config.num_layers * config.num_heads * config.head_dim * tokens * tokens

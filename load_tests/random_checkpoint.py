@@ -65,7 +65,7 @@ def ember_vocab() -> int:
 def add_tokenizer(directory: Path) -> None:
     """Add Ember's tokenizer.
 
-    It has fewer tokens than larger vocabularies: the other ids have no text.
+    Ids of a larger vocabulary than Ember's have no text.
     """
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(EMBER / name, directory / name)

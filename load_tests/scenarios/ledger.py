@@ -303,7 +303,7 @@ def pid_of(network: LocalNetwork, target: str, rng: random.Random) -> int:
 
 
 def wait_until_well(network: LocalNetwork, killed: int) -> None:
-    """Wait until new processes of the router and all its sites answer, not the killed one."""
+    """Wait until the router and all its sites are ready, and none of their processes is the killed one."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with suppress(OSError, KeyError, TypeError, urllib.error.URLError):
