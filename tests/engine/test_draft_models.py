@@ -156,7 +156,7 @@ def reference_guesses(token_ids: list[int], num: int) -> list[int]:
         for _ in range(num):
             before = torch.cat(
                 (torch.zeros(1, features.shape[1]), features)
-            )  # for each token those of the previous one
+            )  # for each token the features of the previous token
             embedded, length = network.embed_tokens(torch.tensor(tokens)), len(tokens)
             x = torch.cat(
                 (norm(embedded, "midlayer.input_layernorm.weight"), norm(before, "midlayer.hidden_norm.weight")), -1

@@ -219,7 +219,7 @@ def test_a_result_from_before_a_preemption_counts_for_nothing_after_it() -> None
     engine.step()
     (sequence,) = engine.scheduler.running
     assert engine.scheduler.preemption.preempt_youngest(keep_oldest=False)
-    engine.step()  # starts again, and gets the late result of its earlier chunk
+    engine.step()  # the sequence starts again, and gets the late result of its earlier chunk
     assert (sequence.num_computed_tokens, sequence.num_completed_tokens, sequence.prompt_logprobs) == (8, 0, [])
     heard = drain(engine, [])["a"]
     assert heard.token_ids == expected_tokens(prompt, 3)
