@@ -49,8 +49,7 @@ MANIFEST = 'name = "greeter"\nmain = "entry.py"\n[[kv_namespaces]]\nbinding = "K
 
 
 async def started(site: Site) -> None:
-    """Enter the functions' context.
-    These tests call the site without a socket, so no server does so."""
+    """Wait until the site follows its router's deployments."""
     served = site.app.functions.served
     await eventually(lambda: served.deployed is not None and served.deployed._task is not None)
 
