@@ -16,7 +16,7 @@ __all__ = ["entries", "even", "fast", "make_pair"]
 
 
 class Twins:
-    """Two hosts that answer with the same text. Those of the given devices die once, after this many tokens of a sequence."""
+    """Launchers for two devices, whose hosts answer with the same text. A device's first host dies after `first` or `second` tokens, if set."""
 
     def __init__(self, first: int | None = None, second: int | None = None) -> None:
         self.mortals = [Mortal(first), Mortal(second)]

@@ -250,7 +250,7 @@ async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(
         models.hint(model)
     await eventually(lambda: sum(replica.holds_memory for replica in replicas(small)) == 2)
     third = start(small.app, CHAT, ask("c"))
-    # it only waits for notifications now
+    # the request for c only waits for notifications now
     await eventually(lambda: any(replica.is_yielding for replica in replicas(small)))
     await asyncio.sleep(0)
     gate.set()
