@@ -174,7 +174,7 @@ def router_app(
     allowed: frozenset[str] | None = None,
     **tables: Any,
 ) -> Starlette:
-    """Return a router.
+    """Return an application with a router's routes of deployments only.
 
     `allowed` are the sites for accounts' data; `tables` are additional tables of the router's file.
     """
