@@ -43,7 +43,7 @@ WARM_UPS, REPEATS, LEAST_REPEATS = (
     3,
 )
 DECODE_CONTEXT = 512  # tokens cached per sequence while decode is timed
-SERVED_STEPS = 24  # timed steps of an engine; as many untimed ones run first, to record graphs
+SERVED_STEPS = 24  # timed steps of an engine; half as many untimed ones run first, to record graphs
 
 
 def llama_shape(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, vocab: int) -> DenseConfig:

@@ -249,9 +249,7 @@ class Rollout:
         self._session = session
         self._folder = folder
         self._kills = kills
-        self._began: list[
-            tuple[int, float]
-        ] = []  # each version with the time at which its deploy or the rollback to it was requested
+        self._began: list[tuple[int, float]] = []  # each version with the time at which the change to it was requested
         self._done_s: list[float] = []
         self._revision = 0
         self.num_interrupted = 0  # changes interrupted by a kill

@@ -41,7 +41,7 @@ DATABASE_AWAY_S = 1.0  # the longest time for which the database is down
 MAX_TOKENS = 32
 FUNCTION = "asks"
 NUM_FUNCTION_CLIENTS = 2
-ASKED_WITHIN_S = 4.0  # time for each site to get its first request, from which on it records functions' usage
+ASKED_WITHIN_S = 4.0  # time for each site to get a first request; after that it records functions' usage
 COLLECTED_S = 30.0  # limit until the sites' records are in the ledger
 SOURCE = """
 import json

@@ -18,7 +18,7 @@ LLAMA_8B: dict[str, Any] = {
 
 class Published(NamedTuple):
     engine: str
-    sequences: int  # concurrent sequences, the default of these engines
+    sequences: int  # concurrent sequences: the engine's default
     tokens_per_s: float
     source: str
 
