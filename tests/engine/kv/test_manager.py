@@ -158,7 +158,7 @@ def fetched(
     assert sequence.num_registered_blocks == 0
     assert [sequence.tables[group].blocks[place] for place, group in prefix.missing] == fresh
     if is_spoilt:
-        made.pool.generations[fresh[1]] += 1  # as if it had been handed out again
+        made.pool.generations[fresh[1]] += 1  # as if the block had been handed out again
     made.manager.end_fetch(sequence, prefix, num_arrived)
     return made, sequence, prefix
 
@@ -203,7 +203,7 @@ def test_what_is_seen_of_full_blocks_is_swapped_out_under_its_names() -> None:
     assert names == [*made.names(4)[:3], made.names(4)[3], made.names(4, 1)[3]]
     assert blocks == [*sequence.tables[0].blocks[:4], sequence.tables[1].blocks[3]]
     assert num_tokens == 16
-    made.pool.generations[blocks[1]] += 1  # as if it had been handed out again
+    made.pool.generations[blocks[1]] += 1  # as if the block had been handed out again
     made.manager.swap_out(sequence)
     assert names[1] not in made.tiers.swapped[0]
     assert len(made.tiers.swapped[0]) == 4
