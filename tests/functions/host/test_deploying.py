@@ -264,7 +264,7 @@ async def test_of_two_versions_that_were_tried_with_one_store_the_first_that_is_
     served = network.site.app.functions.served
     network.write("one", manifest=MANIFEST.replace("greeter", "squatter"))
     with monkeypatch.context() as late:
-        late.setattr(served, "claim", lambda pool: None)  # both are accepted before the claim of either
+        late.setattr(served, "claim", lambda pool: None)  # both versions are accepted without a claim of the store
         await network.deploy()
         network.write("one")
         await network.deploy()
