@@ -107,7 +107,7 @@ async def test_a_model_with_open_requests_is_waited_for(small: Site) -> None:
     small.engine.script = says("Hi")
     third = start(small.app, CHAT, ask("c"))
     await eventually(lambda: small.app.site.models.states["c"].detail == "waiting for room on the device")
-    await asyncio.sleep(0.15)  # longer than its longest wait
+    await asyncio.sleep(0.15)  # longer than YIELD_AFTER_S, after which the other models must yield
     assert sorted(small.engine.loaded) == ["a", "b"], "no model was put to sleep"
     gate.set()
     assert (await third.done()).status == 200
