@@ -1,6 +1,6 @@
 """The catalogue's entries from logits to tokens: penalties, masks, sampling, log-probabilities.
 
-In fp32.
+All of them compute in fp32.
 """
 
 from collections.abc import Callable, Sequence

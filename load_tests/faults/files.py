@@ -1,4 +1,4 @@
-"""Fault rows: files that are damaged while a site is down, and read by its next process."""
+"""Fault rows: files that are damaged before a site's next process starts and reads them."""
 
 import os
 import random

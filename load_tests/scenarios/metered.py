@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def added(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return what each router adds at the median, by task and time."""
+    """Return the time that each router adds at the median, by task and kind of time."""
     found: dict[str, dict[str, float]] = {}
     for line in rows:
         for kind in next(kinds for word, kinds in TIMES.items() if word in line["task"]):
