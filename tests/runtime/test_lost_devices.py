@@ -80,7 +80,7 @@ async def test_a_lost_spare_copy_is_not_missed(even: Pair) -> None:
 
 
 async def test_a_device_whose_hosts_do_not_live_is_done_without(make_site: SiteMaker) -> None:
-    """The model starts to wake there. It has no requests, and wakes on the other device instead."""
+    """The model, which has no requests yet, starts to wake on the broken device, and then wakes on the other one."""
     broken, sound = FakeLauncher(), FakeLauncher()
     broken.failures = [OSError("no more processes")] * 100
     async with make_site(launcher=broken, further=[sound], engine=TWO, wait=False) as site:

@@ -235,7 +235,7 @@ async def test_what_a_load_waits_for_is_said_by_readyz_and_status(make_site: Sit
 
 
 async def test_a_waiter_for_room_learns_at_once_that_another_model_did_not_wake(small: Site) -> None:
-    """It does not wait for the end of another request, nor for its own next check, which may be late."""
+    """The waiting request wakes neither at the end of another request nor at its own next check, which may be late."""
     gate, load_model = asyncio.Event(), small.engine.load_model
 
     async def damaged(spec: ModelSpec, on_progress: Any = None) -> Any:
