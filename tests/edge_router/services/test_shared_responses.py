@@ -1,4 +1,4 @@
-"""Routers that share stored responses in a real PostgreSQL: each reads the others' and fails those of a dead router."""
+"""Routers that share stored responses in a real PostgreSQL: each reads those of the others, and marks those of a dead router as failed."""
 
 import asyncio
 import json
